@@ -1,1 +1,4 @@
-"""The core: tall-and-skinny products and the device they run on. It knows nothing of applications or files."""
+"""The core: tall-and-skinny matrix products, and the GPUs and arrays that they need.
+
+Applications, file formats and the command line are never here.
+"""

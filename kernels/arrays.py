@@ -1,6 +1,6 @@
-"""Arrays of every library, seen as NumPy or CuPy without a copy, and given back in the library they came from.
+"""Array interoperability: zero-copy views of any library's arrays in NumPy or CuPy, and conversion back.
 
-An array's home is found by the type in hand, and its library is imported only then (as einops does).
+The type of an array identifies its library, which is imported only when such an array occurs (as in einops).
 """
 
 from functools import cache
@@ -10,6 +10,7 @@ import numpy as np
 
 __all__ = [
     "DeviceMatrix",
+    "address",
     "as_array",
     "device_matrix",
     "gapless",
@@ -20,23 +21,23 @@ __all__ = [
     "to_host",
 ]
 
-# DLPack's numbers for the memory that an array lies in (DLDeviceType).
+# DLPack's device types (DLDeviceType).
 _DLPACK_CPU = 1
 _DLPACK_CUDA = 2
 
 
 def kind_of(obj: Any) -> str | None:
-    """Return the library whose array `obj` is: "numpy", "cupy", "torch", "cuda", "dlpack", "frame", or None.
+    """Return the kind of array of `obj`: "numpy", "cupy", "torch", "cuda", "dlpack", "frame", or None.
 
-    "cuda" is any other object with ``__cuda_array_interface__``; "dlpack" any other one with ``__dlpack__``; "frame"
-    a pandas or polars data frame.
+    "cuda" is any other object with ``__cuda_array_interface__``, "dlpack" any other object with ``__dlpack__``, and
+    "frame" a pandas or polars data frame.
 
     Raises
     ------
     TypeError
-        If it is a polars LazyFrame, which has no rows yet.
+        If `obj` is a polars LazyFrame, which has no rows yet.
     """
-    kind: Any = type(obj)  # which mypy does not take for hashable
+    kind: Any = type(obj)  # mypy does not accept `type[Any]` as hashable
     known = _kind_of_type(kind)
     if known is not None:
         return known
@@ -49,7 +50,7 @@ def kind_of(obj: Any) -> str | None:
 
 @cache
 def _kind_of_type(kind: Any) -> str | None:
-    """Return the kind of all objects of a type, or None where it takes the object to tell."""
+    """Return the kind of all objects of a type, or None if it depends on the object."""
     library = kind.__module__.partition(".")[0]
     if issubclass(kind, np.ndarray):
         return "numpy"
@@ -65,10 +66,10 @@ def _kind_of_type(kind: Any) -> str | None:
 
 
 def refuse_masked(obj: Any, subject: str = "the array") -> None:
-    """Raise ValueError for a masked array, and for a list or an array of objects that holds one, however deep.
+    """Raise ValueError for a masked array, and for a list or an object array that contains one at any depth.
 
-    Libraries read the numbers under a mask as if it were not there. An array that masks nothing is refused as well:
-    code that is right for it would be wrong for the next.
+    Libraries ignore masks and read the numbers under them. A masked array without masked elements is refused too:
+    the same code would be wrong for the next array.
     """
     if isinstance(obj, np.ma.MaskedArray):
         raise ValueError(f"{subject} is masked; expected a number everywhere: fill the gaps with X.filled(value)")
@@ -88,18 +89,18 @@ def as_array(obj: Any) -> Any:
     Parameters
     ----------
     obj : array of any library
-        NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, or a pandas or polars frame (whose
-        columns are gathered into one array, a copy; missing values of nullable columns become NaN).
+        NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, or a pandas or polars frame. The
+        columns of a frame are copied into one array; missing values of nullable columns become NaN.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        CuPy exactly when the data lies on a GPU.
+        A CuPy array exactly if the data is on a GPU.
 
     Raises
     ------
     TypeError
-        If `obj` is an array of no known kind, or lies on a device that is neither the CPU nor an NVIDIA GPU.
+        If `obj` has no known kind, or is on a device other than the CPU or an NVIDIA GPU.
     ValueError
         If `obj` is a masked array: its mask would be lost.
     """
@@ -108,7 +109,7 @@ def as_array(obj: Any) -> Any:
         return obj
     if kind == "numpy":
         refuse_masked(obj)
-        return np.asarray(obj)  # a subclass (np.matrix, np.memmap) answers slices with its own kind
+        return np.asarray(obj)  # slices of a subclass (np.matrix, np.memmap) would have its type
     if kind == "torch":
         obj = obj.detach()
     if kind == "frame":
@@ -118,7 +119,7 @@ def as_array(obj: Any) -> Any:
 
         if (typestr := obj.__cuda_array_interface__["typestr"]).startswith(">"):
             raise TypeError(
-                f"{type(obj).__name__} holds {typestr} on a GPU; expected little-endian numbers: convert it"
+                f"{type(obj).__name__} holds {typestr} on a GPU; expected little-endian numbers: convert the array"
             )
         return cupy.asarray(obj)
     if kind in ("torch", "dlpack"):
@@ -131,7 +132,7 @@ def as_array(obj: Any) -> Any:
             with cupy.cuda.Device(index):
                 return cupy.from_dlpack(obj)
         raise TypeError(
-            f"{type(obj).__name__} lies on DLPack device type {device_type}: move it to the CPU or an NVIDIA GPU"
+            f"{type(obj).__name__} is on DLPack device type {device_type}: move it to the CPU or an NVIDIA GPU"
         )
     raise TypeError(
         f"expected an array of NumPy, CuPy or torch, one with DLPack or __cuda_array_interface__, or a data frame; "
@@ -140,10 +141,9 @@ def as_array(obj: Any) -> Any:
 
 
 def _from_frame(frame: Any) -> np.ndarray:
-    """Gather the columns of a frame, in the narrowest type that holds them all if all are numbers; bool counts as such.
+    """Copy the columns of a frame into one array of their common numeric dtype; bool counts as numeric.
 
-    The libraries themselves give Python objects for pandas' nullable and Arrow-backed columns, and for bools beside
-    numbers.
+    pandas itself returns Python objects for nullable and Arrow-backed columns, and for frames with bools and numbers.
     """
     if type(frame).__module__.startswith("polars"):
         import polars as pl
@@ -164,7 +164,7 @@ def _from_frame(frame: Any) -> np.ndarray:
 
 def _from_host_dlpack(obj: Any) -> np.ndarray:
     if "bfloat16" in str(getattr(obj, "dtype", "")) and kind_of(obj) == "torch":
-        # NumPy's DLPack reader knows no bfloat16; the same bits pass as 16-bit integers.
+        # NumPy's DLPack reader does not support bfloat16; the same bits pass as 16-bit integers.
         import ml_dtypes
         import torch
 
@@ -173,7 +173,7 @@ def _from_host_dlpack(obj: Any) -> np.ndarray:
 
 
 def gpu_index(obj: Any) -> int | None:
-    """Return the number of the GPU that `obj` lies on, or None where it lies in host memory or is no array."""
+    """Return the number of the GPU that holds `obj`, or None if `obj` is in host memory or is not an array."""
     kind = kind_of(obj)
     if kind == "cupy":
         return int(obj.device.id)
@@ -187,16 +187,21 @@ def gpu_index(obj: Any) -> int | None:
     return None
 
 
+def address(array: Any) -> int:
+    """Return where the memory of a NumPy or CuPy array begins."""
+    return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
+
+
 def to_host(array: Any) -> np.ndarray:
-    """Return a `numpy.ndarray` with the elements of a NumPy or CuPy array, copied only if it lies on a GPU."""
+    """Return a NumPy or CuPy array as a `numpy.ndarray`, copied only if it is on a GPU."""
     return array if isinstance(array, np.ndarray) else array.get()
 
 
 def like(array: Any, template: Any) -> Any:
-    """Give a NumPy or CuPy `array` back as the kind that `template` is.
+    """Convert a NumPy or CuPy `array` to the kind and device of `template`.
 
-    A torch tensor on the same device for a torch tensor, a CuPy array for anything else on a GPU, else NumPy. A
-    template that is no array (a matrix read in blocks, a list) leaves a host array as it is.
+    A torch template gives a torch tensor on its device. Any other template on a GPU gives a CuPy array. All others,
+    such as a list or a matrix read in blocks, give a NumPy array.
     """
     index = gpu_index(template)
     if index is None:
@@ -214,7 +219,7 @@ def like(array: Any, template: Any) -> Any:
 
 
 class DeviceMatrix(NamedTuple):
-    """A matrix in the memory of a GPU: what a kernel's launch needs of it, whichever library it belongs to.
+    """A matrix in GPU memory, described for kernel launches independently of the library that owns it.
 
     Attributes
     ----------
@@ -222,12 +227,12 @@ class DeviceMatrix(NamedTuple):
     shape, strides : tuple of int
         Strides in bytes.
     dtype : str
-        The name of its dtype, such as ``"bfloat16"``.
+        The name of the dtype, such as ``"bfloat16"``.
     itemsize : int
     device : int
-        The number of its GPU.
+        The number of the GPU.
     owner : object
-        What keeps the memory alive.
+        The object that keeps the memory alive.
     """
 
     pointer: int
@@ -245,11 +250,11 @@ class DeviceMatrix(NamedTuple):
 
     @property
     def stand_in(self) -> "DeviceMatrix":
-        """A matrix that lies like this one: as it, but for its address beyond what alignment tells, and no memory."""
+        """A matrix without memory and with the same layout and alignment, as a key for plans and launches."""
         return self._replace(pointer=self.pointer % 16, owner=None)
 
     def overlaps(self, other: "DeviceMatrix") -> bool:
-        """Whether an element of the one is an element of the other."""
+        """Return whether the two matrices share an element."""
         if self.device != other.device or self._end <= other.pointer or other._end <= self.pointer:
             return False
         return np.shares_memory(self._addresses(), other._addresses())
@@ -261,7 +266,7 @@ class DeviceMatrix(NamedTuple):
         return self.pointer + last + self.itemsize if rows and columns else self.pointer
 
     def _addresses(self) -> np.ndarray:
-        """Return a NumPy array of the same addresses, whose elements must not be touched."""
+        """Return a NumPy array with the same addresses; its elements must not be accessed."""
         interface = {
             "version": 3,
             "data": (self.pointer, True),
@@ -273,19 +278,19 @@ class DeviceMatrix(NamedTuple):
 
 
 def gapless(shape: tuple[int, int], dtype: str, itemsize: int, *, by_rows: bool) -> DeviceMatrix:
-    """Describe a row- or column-major matrix that has no gaps and no memory: what a plan is made for, ahead of one."""
+    """Describe a row- or column-major matrix without gaps and without memory, to plan a product before it exists."""
     rows, columns = shape
     strides = (columns * itemsize, itemsize) if by_rows else (itemsize, rows * itemsize)
     return DeviceMatrix(0, shape, strides, dtype, itemsize, 0, None)
 
 
 def device_matrix(name: str, obj: Any) -> DeviceMatrix:
-    """View an array that lies on a GPU, without a copy.
+    """View an array on a GPU as a `DeviceMatrix`, without a copy.
 
     Raises
     ------
     ValueError
-        If it is no matrix; says so of `name`.
+        If the array is not two-dimensional; the message uses `name`.
     """
     if kind_of(obj) == "torch":
         shape, itemsize = tuple(obj.shape), obj.element_size()
@@ -303,5 +308,5 @@ def device_matrix(name: str, obj: Any) -> DeviceMatrix:
 
 @cache
 def _name(dtype: Any) -> str:
-    """Return the name of a dtype of NumPy or torch, which both would make anew every time."""
+    """Return the name of a NumPy or torch dtype; cached, because both libraries build it on every access."""
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")

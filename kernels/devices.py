@@ -1,7 +1,4 @@
-"""Which processor does the work: `cuda` or `cpu`, found from the data in hand and from the machine.
-
-Nothing here imports CuPy unless a GPU is asked for or a driver is present, so that a machine without one pays nothing.
-"""
+"""Device selection: `cpu` or `cuda:i`, from the user's request, the location of the data and the machine's GPUs."""
 
 import importlib.util
 import os
@@ -21,7 +18,7 @@ __all__ = [
 
 
 class NoDeviceError(RuntimeError):
-    """A GPU was asked for and there is none that this process can use."""
+    """A GPU was requested, and this process can use none."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +34,7 @@ class InstalledGpu:
         For example ``"9.0"``.
     multiprocessors : int
     memory : int
-        Bytes in all.
+        Bytes of memory.
     l2 : int
         Bytes of level-2 cache.
     """
@@ -56,25 +53,25 @@ class InstalledGpu:
 
 @dataclass(frozen=True)
 class Choice:
-    """The device chosen for a piece of work, and the reason in one sentence."""
+    """The selected device, and the reason in one sentence."""
 
     device: str
     reason: str
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the work runs on a GPU."""
+        """Whether the device is a GPU."""
         return self.device.startswith("cuda")
 
     @property
     def index(self) -> int:
-        """The number of the GPU; an error on the CPU."""
+        """The number of the GPU; raises ValueError on the CPU."""
         return int(self.device.removeprefix("cuda:"))
 
 
 @cache
 def _probe() -> tuple[tuple[InstalledGpu, ...], str]:
-    """Return the GPUs that CuPy can use, and why there is none where there is none."""
+    """Return the GPUs that CuPy can use, and the reason if there are none."""
     if importlib.util.find_spec("cupy") is None:
         return (), "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
     import cupy
@@ -100,36 +97,36 @@ def _probe() -> tuple[tuple[InstalledGpu, ...], str]:
 
 
 def gpus() -> tuple[InstalledGpu, ...]:
-    """Return the GPUs that this process can use; empty where there is none."""
+    """Return the GPUs that this process can use, or an empty tuple."""
     return _probe()[0]
 
 
 def why_no_gpu() -> str:
-    """Return why `gpus` is empty, in one line; the empty string where it is not."""
+    """Return in one line why `gpus` is empty, or the empty string if it is not."""
     return _probe()[1]
 
 
 def choose_device(request: str = "auto", *, resident: int | None = None) -> Choice:
-    """Choose where the work runs.
+    """Select the device.
 
     Parameters
     ----------
     request : {"auto", "cpu", "cuda", "cuda:i"}
-        What the user asked for.
+        The user's request.
     resident : int, optional
-        The GPU on which the data already lies.
+        The GPU that already holds the data.
 
     Returns
     -------
     Choice
-        `auto` follows the data to its GPU, else takes the first GPU there is, else the CPU.
+        `auto` selects the GPU that holds the data, else the first GPU, else the CPU.
 
     Raises
     ------
     ValueError
-        If `request` is none of the four forms.
+        If `request` has none of the four forms.
     NoDeviceError
-        If a GPU is asked for that this process cannot use.
+        If this process cannot use the requested GPU.
     """
     if request == "cpu":
         return Choice("cpu", "the CPU was asked for")
@@ -151,5 +148,5 @@ def choose_device(request: str = "auto", *, resident: int | None = None) -> Choi
 
 
 def available_cores() -> int:
-    """Return how many of the machine's cores this process may run on."""
+    """Return the number of cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

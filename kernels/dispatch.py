@@ -11,6 +11,7 @@ from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch
+from tsapps.kernels.runtime.machine import Machine
 from tsapps.kernels.simt_gemm import tsm2l_columns, tsm2l_rows, tsm2r_columns, tsmttsm_small
 
 __all__ = ["compile_any", "prepare"]
@@ -23,13 +24,14 @@ _LAUNCHERS: dict[str, Callable[..., ProductLaunch]] = {
     ColumnsPlan.kernel_name: tsm2l_columns,
     SplitPlan.kernel_name: tsm2r_columns,
     SmallTsmttsmPlan.kernel_name: tsmttsm_small,
-    LibraryAlgorithm.kernel_name: cublas.algorithm,
 }
 
 
-def prepare(plan: AnyPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+def prepare(plan: AnyPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
     """Return what computes a product by the plan's kernel; arguments as for `storing_gemm`."""
-    return _LAUNCHERS[plan.kernel_name](plan, problem, C)
+    if isinstance(plan, LibraryAlgorithm):
+        return cublas.algorithm(plan, problem, C)
+    return _LAUNCHERS[plan.kernel_name](plan, problem, C, machine)
 
 
 def compile_any(plan: AnyPlan, arch: str) -> Resources:

@@ -1,121 +1,113 @@
-"""Tensor-core products with any epilogue: a plan bound to a problem.
-
-Everything here is launched on CuPy's current stream.
-"""
+"""Tensor-core products with any epilogue: a plan bound to a problem and a machine."""
 
 from collections.abc import Iterable
-from functools import cache
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.arrays import DeviceMatrix, address
+from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
-from tsapps.kernels.jit.kernel import Kernel
 from tsapps.kernels.plan.mma import STORE_HEADER, MmaPlan
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import DependentLaunch, ProductLaunch
-from tsapps.kernels.runtime.workspace import workspace
+from tsapps.kernels.runtime.launch import ProductLaunch, structure
+from tsapps.kernels.runtime.machine import Launch, Machine
 
-__all__ = ["Gemm", "blocks_of", "compiled_plan", "storing_gemm"]
+__all__ = ["Gemm", "blocks_of", "compiled_plan", "store_epilogue", "storing_gemm"]
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
+# The arguments of a kernel: A, B, the sizes, the workspace's sums and counts, the epilogue.
+_A, _B, _SUMS, _COUNTS, _EPILOGUE = 0, 1, 3, 4, 5
 
 
-def _source_of(plan: MmaPlan, epilogue: str = "", header: str = "") -> tuple[str, str]:
-    """Return the source of a plan's kernel, and its name expression.
-
-    `epilogue` is the class of an app's own, and `header` where it is; else it is the plan's, which stores C.
-    """
-    source = f'#include "{plan.header}"\n#include "{header or STORE_HEADER}"\n{plan.struct()}\n'
-    return source, f"{plan.function}<Plan, {epilogue or plan.epilogue()}>"
+def store_epilogue(plan: MmaPlan) -> Epilogue:
+    """Return the epilogue by which a plan's kernel stores C."""
+    fields = [(name, "i8") for name in ("rows", "columns", "regular")]
+    scalars = [(name, np.dtype(plan.sum_dtype)) for name in ("alpha", "beta")]
+    return Epilogue(STORE_HEADER, plan.epilogue(), np.dtype([("C", "u8"), *fields, *scalars]))
 
 
-def compiled_plan(plan: MmaPlan, arch: str, epilogue: str = "", header: str = "") -> tuple[Cubin, str]:
+def _source_of(plan: MmaPlan, epilogue: Epilogue) -> tuple[str, str]:
+    """Return the source of a plan's kernel with an epilogue, and its name expression."""
+    source = f'#include "{plan.header}"\n#include "{epilogue.header}"\n{plan.struct()}\n'
+    return source, f"{plan.function}<Plan, {epilogue.name}>"
+
+
+def compiled_plan(plan: MmaPlan, arch: str, epilogue: Epilogue | None = None) -> tuple[Cubin, str]:
     """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU.
 
-    `epilogue` and `header` as for `_source_of`.
+    The epilogue is by default that which stores C.
     """
-    source, name = _source_of(plan, epilogue, header)
+    source, name = _source_of(plan, epilogue or store_epilogue(plan))
     return build(source, [name], arch), name
 
 
-@cache
-def _planned_kernel(plan: MmaPlan, device: int, epilogue: str = "", header: str = "") -> Kernel:
-    """Return the kernel of a plan, for a GPU."""
-    source, name = _source_of(plan, epilogue, header)
-    kernel = Kernel(source, [name], name, device)
-    kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
-    return kernel
-
-
-def blocks_of(plan: MmaPlan, problem: Problem, device: int) -> int:
-    """Return how many blocks a plan is launched with."""
+def blocks_of(plan: MmaPlan, problem: Problem, multiprocessors: int) -> int:
+    """Return the number of blocks that a plan's kernel is launched with."""
     m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
-    return min(-(-plan.units(m, k, w) // plan.teams), live(device).multiprocessors * plan.blocks)
+    return min(-(-plan.units(m, k, w) // plan.teams), multiprocessors * plan.blocks)
 
 
 class Gemm:
-    """A plan's kernel with an epilogue, for products that lie alike.
-
-    Products are given by the addresses of A and B, and by the epilogue as a NumPy structure.
+    """A plan's kernel with an epilogue, for products of one layout.
 
     Parameters
     ----------
     plan : MmaPlan
         Made for `problem`.
     problem : Problem
-    device : int
-    epilogue, header : str
-        As for `compiled_plan`.
+    machine : Machine
+    epilogue : Epilogue
     """
 
-    def __init__(self, plan: MmaPlan, problem: Problem, device: int, epilogue: str = "", header: str = "") -> None:
+    def __init__(self, plan: MmaPlan, problem: Problem, machine: Machine, epilogue: Epilogue) -> None:
         total = np.dtype(plan.sum_dtype)
         m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
-        self._device, self._grid, self._block = device, (blocks_of(plan, problem, device),), (plan.threads,)
-        self._sums, self._counts = 2 * self._grid[0] * plan.tile_sums * total.itemsize, 3 * self._grid[0]
+        blocks = blocks_of(plan, problem, machine.gpu.multiprocessors)
+        self._machine, self._grid, self._block = machine, (blocks,), (plan.threads,)
+        self._sums_bytes, self._counts = 2 * blocks * plan.tile_sums * total.itemsize, 3 * blocks
         self._shared_bytes = plan.shared_bytes
-        self._a = np.array((0, problem.a.leading * plan.fold, m, k, problem.a.size(problem.m, problem.k)), _SOURCE)
-        self._b = np.array((0, problem.b.leading * plan.fold, w, k, problem.b.size(problem.w, problem.k)), _SOURCE)
+        a_size, b_size = problem.a.size(problem.m, problem.k), problem.b.size(problem.w, problem.k)
+        self._a = np.array((0, problem.a.leading * plan.fold, m, k, a_size), _SOURCE)
+        self._b = np.array((0, problem.b.leading * plan.fold, w, k, b_size), _SOURCE)
         self._work = np.array((m, w, k), _WORK)[()]
-        self._kernel = _planned_kernel(plan, device, epilogue, header)
+        source, name = _source_of(plan, epilogue)
+        (self._kernel,) = machine.kernels(source, name)
+        self._kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
 
     def __call__(self, A: int, B: int, epilogue: Any) -> None:
-        """Compute one product on the current stream."""
+        """Compute one product on the current stream, of the addresses of A and B and the epilogue's structure."""
         arguments = self._arguments(A, B, self._workspace(), epilogue)
         self._kernel(self._grid, self._block, arguments, shared_mem=self._shared_bytes)
 
-    def packed(self, A: int, B: int, epilogue: Any) -> DependentLaunch:
+    def bind(self, A: int, B: int, epilogue: Any) -> Launch:
         """Return the launch of the same product again and again, on the stream that is current now."""
-        return self._overlapping(A, B, self._workspace(), epilogue)
+        return self._bound(A, B, self._workspace(), epilogue)
 
-    def unbound(self, epilogue: Any) -> DependentLaunch:
-        """Return the launch of products that `run` tells it of; what is an address in the epilogue may be any."""
-        return self._overlapping(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
+    def unbound(self, epilogue: Any) -> Launch:
+        """Return a launch for `run`, which sets its addresses; those in the epilogue's structure may be any."""
+        return self._bound(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
 
-    def run(self, launch: DependentLaunch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
-        """Compute one product by a launch from `unbound`; not by several threads at a time.
+    def run(self, launch: Launch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
+        """Compute one product by a launch of `unbound`; not by several threads at a time.
 
-        `epilogue` tells which words of eight bytes of the epilogue are which addresses.
+        `epilogue` holds pairs of a word of eight bytes of the epilogue's structure, by its index, and an address.
         """
         held = self._workspace()  # until it is launched
-        # The places of `_arguments`.
-        for place, address in ((0, A), (1, B), (3, held[0].data.ptr), (4, held[1].data.ptr)):
-            launch.change(place, address)
-        for word, address in epilogue:
-            launch.change(5, address, word)
+        for place, value in ((_A, A), (_B, B), (_SUMS, address(held[0])), (_COUNTS, address(held[1]))):
+            launch.change(place, value)
+        for word, value in epilogue:
+            launch.change(_EPILOGUE, value, word)
         launch()
 
     def _workspace(self) -> tuple[Any, Any]:
-        return workspace(self._device, self._sums, self._counts)
+        return self._machine.workspace(self._sums_bytes, self._counts)
 
-    def _overlapping(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> DependentLaunch:
+    def _bound(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> Launch:
         arguments = self._arguments(A, B, workspace, epilogue)
-        return DependentLaunch(self._kernel, self._grid, self._block, arguments, self._shared_bytes)
+        return self._machine.bind(self._kernel, self._grid, self._block, arguments, self._shared_bytes)
 
     def _arguments(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> tuple[Any, ...]:
         a, b = self._a.copy(), self._b.copy()  # as other threads may be launching the same
@@ -123,7 +115,7 @@ class Gemm:
         return a[()], b[()], self._work, *workspace, epilogue
 
 
-def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
     """Return what computes a product by gemm_mma.cuh, or by gemm_wgmma.cuh.
 
     Parameters
@@ -132,18 +124,19 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix) -> ProductLau
         Made for `problem`.
     problem : Problem
     C : DeviceMatrix of shape (m, w)
-        The result, or one that lies like it: of the same strides, and aligned alike.
+        The result, or one of the same strides and alignment.
+    machine : Machine
     """
-    total = np.dtype(plan.sum_dtype)
     rows, columns = (stride // C.itemsize for stride in C.strides)
-    fields = ("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)
-    store = np.array((0, rows, columns, _regular(plan, problem), 0, 0), [*fields])
-    multiply = Gemm(plan, problem, C.device)
+    epilogue = store_epilogue(plan)
+    regular = _regular(plan, problem)
+    store = structure(epilogue.arguments, C=0, rows=rows, columns=columns, regular=regular, alpha=0, beta=0)
+    multiply = Gemm(plan, problem, machine, epilogue)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         store_here = store.copy()  # as other threads may be launching the same
         store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
-        multiply(A, B, store_here[()])
+        multiply(A, B, store_here)
 
     return launch
 

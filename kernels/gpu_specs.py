@@ -1,7 +1,7 @@
-"""What a GPU can do, as data: the record that the performance model and the plans are computed from.
+"""GPU specifications: sizes, rates and latencies, the input of the performance model and of the plans.
 
-Two sources: `KNOWN` holds the vendor's published rates of a few GPUs, so that a model can be asked about a machine that
-is not there; `live` reads the GPU at hand through CuPy. A GPU at hand that is known takes its published rates.
+`KNOWN` holds published specifications of a few GPUs, so that models and plans work without them. `live` reads an
+installed GPU through CuPy; if the GPU is known, its rates are the published ones.
 """
 
 import re
@@ -15,13 +15,13 @@ __all__ = ["KNOWN", "GpuSpec", "file_name_of", "find", "from_attributes", "live"
 
 
 def file_name_of(device_name: str) -> str:
-    """Return what files of a device are called, without an ending: "NVIDIA H200" is nvidia-h200."""
+    """Return the file name of a device, without a suffix: nvidia-h200 for "NVIDIA H200"."""
     return "-".join(device_name.lower().split())
 
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """One GPU: its sizes, its rates and its latencies.
+    """The sizes, rates and latencies of one GPU.
 
     Attributes
     ----------
@@ -30,26 +30,26 @@ class GpuSpec:
         For example ``"9.0"``.
     multiprocessors : int
     registers : int
-        32-bit registers of a multiprocessor.
+        32-bit registers per multiprocessor.
     shared_memory : int
-        Bytes of shared memory of a multiprocessor.
+        Bytes of shared memory per multiprocessor.
     shared_memory_per_block : int
-        Bytes that one block may have at most, having opted in.
+        The most bytes of shared memory that a block may have, with opt-in.
     max_threads : int
-        Threads resident on a multiprocessor.
+        The most threads resident on a multiprocessor.
     clock_hz : float
-        The boost clock; of the K40c the base clock, at which its peaks are published.
+        The boost clock; for the K40c the base clock, at which its peaks are published.
     bandwidth : float
-        Peak of the device's memory in bytes/s.
+        Peak memory bandwidth in bytes/s.
     l2 : int
         Bytes of level-2 cache.
     peaks : tuple of (str, float)
-        flop/s by unit, a fused multiply-add being two: ``"float64"`` and ``"float32"`` are the ordinary units;
-        ``"float64_tensor"``, ``"tf32"``, ``"float16"`` and ``"bfloat16"`` the tensor units, dense, where there are any.
+        Peak flop/s by unit; a fused multiply-add counts as two. ``"float64"`` and ``"float32"`` are the ordinary
+        units; ``"float64_tensor"``, ``"tf32"``, ``"float16"`` and ``"bfloat16"`` are tensor cores, without sparsity.
     memory_latency : int
-        Cycles from a load to its use, missing every cache, on an idle memory.
+        Cycles of a load that misses all caches, with idle memory.
     compute_latency : tuple of (str, int)
-        Cycles from one fused multiply-add to the next that depends on it, by dtype.
+        Cycles between dependent fused multiply-adds, by dtype.
     """
 
     name: str
@@ -67,11 +67,11 @@ class GpuSpec:
     compute_latency: tuple[tuple[str, int], ...]
 
     def peak(self, unit: str) -> float:
-        """Return the peak of a unit in flop/s; ValueError where the device has no such unit."""
+        """Return the peak of a unit in flop/s; raise ValueError if the device has no such unit."""
         return _entry(self.peaks, unit, f"{self.name} has no peak for unit")
 
     def fma_latency(self, dtype: str) -> int:
-        """Return the cycles of a dependent fused multiply-add; ValueError for a dtype with none recorded."""
+        """Return the cycles of a dependent fused multiply-add; raise ValueError for an unknown dtype."""
         return int(_entry(self.compute_latency, dtype, f"{self.name} has no latency for dtype"))
 
 
@@ -86,15 +86,16 @@ def _latencies(float32: int, float64: int) -> tuple[tuple[str, int], ...]:
     return (("float32", float32), ("float64", float64))
 
 
-# Sizes and rates are the vendor's: data sheets and architecture white papers; sizes that those leave out (registers,
-# shared memory, resident threads) are of the CUDA C++ Programming Guide's table of compute capabilities.
+# Sizes and rates are from the vendor's data sheets and architecture white papers. Sizes missing there (registers,
+# shared memory, resident threads) are from the table of compute capabilities in the CUDA C++ Programming Guide.
 #
 # Latencies are measured. Kepler to Volta: Arafa, Badawy, Chennupati, Santhi, Eidenbenz, "Instructions' latencies
 # characterization for NVIDIA GPGPUs" (arXiv:1905.08778), global memory and dependent fma/dfma. A100 and H100, global
 # memory: Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture via microbenchmarking"
-# (arXiv:2402.13499), rounded. The fma of A100 and later is taken to be Volta's; the H200 to be the H100's.
+# (arXiv:2402.13499), rounded. Assumed: the fma latency of A100 and later is Volta's, and the H200's latencies are the
+# H100's.
 _RECORDS = (
-    # 15 SMs of 192 + 64 units. Both peaks are at the base clock, 745 MHz, and not at the 875 MHz of its boost.
+    # 15 SMs of 192 + 64 units. Both peaks are at the base clock of 745 MHz, not at the boost clock of 875 MHz.
     GpuSpec(
         "K40c", "3.5", 15, 65_536, 48 << 10, 48 << 10, 2048, 745e6, 288e9, 1536 << 10,
         (("float64", 1.43e12), ("float32", 4.29e12)), 331, _latencies(9, 10),
@@ -104,7 +105,7 @@ _RECORDS = (
         "M40", "5.2", 24, 65_536, 96 << 10, 48 << 10, 2048, 1114e6, 288e9, 3 << 20,
         (("float64", 0.2139e12), ("float32", 6.844e12)), 379, _latencies(6, 48),
     ),
-    # The PCIe card of 16 GB. Its float16 is packed in the ordinary units, which is no tensor unit.
+    # PCIe, 16 GB. Ordinary units compute its packed float16, so there is no tensor peak.
     GpuSpec(
         "P100", "6.0", 56, 65_536, 64 << 10, 48 << 10, 2048, 1303e6, 732e9, 4 << 20,
         (("float64", 4.7e12), ("float32", 9.3e12)), 482, _latencies(6, 8),
@@ -122,7 +123,7 @@ _RECORDS = (
             ("tf32", 156e12), ("float16", 312e12), ("bfloat16", 312e12),
         ), 466, _latencies(4, 8),
     ),
-    # SXM5, 80 GB. The tensor peaks are the dense ones: half of what the data sheet prints, which counts sparsity.
+    # SXM5, 80 GB. Tensor peaks are without sparsity: half the numbers of the data sheet.
     GpuSpec(
         "H100", "9.0", 132, 65_536, 228 << 10, 227 << 10, 2048, 1980e6, 3350e9, 50 << 20,
         (
@@ -134,12 +135,12 @@ _RECORDS = (
 
 #: The published records, by the short name.
 KNOWN: Mapping[str, GpuSpec] = MappingProxyType(
-    # The H200 is the H100's processor with another memory; its level-2 cache is what the driver reports.
+    # The H200 has the H100's processor with other memory. Its level-2 cache size is the one that the driver reports.
     {d.name: d for d in (*_RECORDS, replace(_RECORDS[-1], name="H200", bandwidth=4800e9, l2=60 << 20))}
 )
 
-# What CUDA calls each of them. A form of the same GPU with other clocks or another memory (PCIe, NVL, 40 GB, a MIG
-# slice) is another device, and not found.
+# The names that CUDA reports for them. Variants of a GPU with other clocks or other memory (PCIe, NVL, 40 GB, a MIG
+# slice) are different devices and do not match.
 _CALLED = {
     "K40c": r"",
     "M40": r"( 24GB)?",
@@ -150,9 +151,9 @@ _CALLED = {
     "H200": r"",
 }
 
-# Fused multiply-adds a cycle of one multiprocessor, by compute capability: "Arithmetic Instructions" of the CUDA C++
-# Programming Guide; of the tensor units, the architecture white papers. Consumer chips' tensor rates depend on the
-# product, and are left out.
+# Fused multiply-adds per cycle and multiprocessor, by compute capability. Sources: "Arithmetic Instructions" of the
+# CUDA C++ Programming Guide; for tensor cores, the architecture white papers. Tensor rates of consumer GPUs depend on
+# the product and are omitted.
 _FMA_UNITS: dict[str, dict[str, int]] = {
     "3.5": {"float64": 64, "float32": 192},
     "3.7": {"float64": 64, "float32": 192},
@@ -172,22 +173,22 @@ _FMA_UNITS: dict[str, dict[str, int]] = {
     "10.0": {"float64": 64, "float32": 128},
     "12.0": {"float64": 2, "float32": 128},
 }
-# The measured latencies of the known GPU of the same generation; of the newest known one for what came after.
+# The known GPU whose measured latencies serve each generation; later generations use those of the H100.
 _GENERATIONS = {3: "K40c", 5: "M40", 6: "P100", 7: "V100", 8: "A100", 9: "H100"}
 
 
 def find(name: str) -> GpuSpec | None:
-    """Find the published record of a GPU.
+    """Find the published specification of a GPU.
 
     Parameters
     ----------
     name : str
-        As CUDA reports it, for example ``"NVIDIA A100-SXM4-80GB"``, or the short name; in any case.
+        The name from CUDA, for example ``"NVIDIA A100-SXM4-80GB"``, or the short name. Case does not matter.
 
     Returns
     -------
     GpuSpec or None
-        None where the name is of no known GPU, a form of one with other rates included.
+        None if the GPU is unknown, or is a variant of a known GPU with other rates.
     """
     for short, rest in _CALLED.items():
         if re.fullmatch(rf"(NVIDIA )?(Tesla )?{short}{rest}", name.strip(), re.IGNORECASE):
@@ -196,28 +197,28 @@ def find(name: str) -> GpuSpec | None:
 
 
 def measured_alike(name: str) -> str | None:
-    """Return the GPU whose measured picks serve one of this name, too: it has the same multiprocessors, if not as many.
+    """Return the GPU whose tuning table also serves the GPU `name`: one with the same kind of multiprocessors.
 
     Parameters
     ----------
     name : str
-        As CUDA reports it.
+        The name from CUDA.
 
     Returns
     -------
     str or None
-        The H200 for others of its generation (H100 and GH200 in every form, H800, H20); else None.
+        The H200 for other GPUs of its generation (all variants of H100 and GH200, H800, H20); else None.
     """
     return "NVIDIA H200" if re.fullmatch(r"NVIDIA G?H[1-9]\d+( .*)?", name) and name != "NVIDIA H200" else None
 
 
 def from_attributes(attributes: Mapping[str, Any]) -> GpuSpec:
-    """Make the record of a GPU from what CUDA reports of it; pure.
+    """Build the specification of a GPU from CUDA's device properties. Pure.
 
     Parameters
     ----------
     attributes : mapping
-        The fields of CUDA's ``cudaDeviceProp`` by their names there: ``name`` (bytes or str), ``major``, ``minor``,
+        The fields of CUDA's ``cudaDeviceProp`` by name: ``name`` (bytes or str), ``major``, ``minor``,
         ``multiProcessorCount``, ``regsPerMultiprocessor``, ``sharedMemPerMultiprocessor``, ``sharedMemPerBlockOptin``
         (bytes), ``maxThreadsPerMultiProcessor``, ``l2CacheSize`` (bytes), ``clockRate``, ``memoryClockRate`` (kHz)
         and ``memoryBusWidth`` (bits).
@@ -225,14 +226,14 @@ def from_attributes(attributes: Mapping[str, Any]) -> GpuSpec:
     Returns
     -------
     GpuSpec
-        Sizes as reported. The rates of a known GPU (`find`) as published; of another, bandwidth = 2 · memory clock ·
-        bus width / 8 and peak = 2 · units · multiprocessors · clock, with no peaks where the units of its compute
-        capability are not known. The latencies are those measured on a GPU of its generation.
+        Sizes are the reported ones. Rates of a known GPU (`find`) are the published ones. Other GPUs get bandwidth =
+        2 · memory clock · bus width / 8 and peak = 2 · units · multiprocessors · clock, or no peaks if the units of
+        their compute capability are unknown. Latencies are those measured on a GPU of the same generation.
 
     Raises
     ------
     ValueError
-        If an attribute is missing, or a clock or the bus width is not positive and the GPU is not a known one.
+        If an attribute is missing, or if a clock or the bus width of an unknown GPU is not positive.
     """
     try:
         name = attributes["name"]
@@ -247,7 +248,7 @@ def from_attributes(attributes: Mapping[str, Any]) -> GpuSpec:
             if min(rates.values()) <= 0:
                 raise ValueError(f"{name} reports {rates}; expected positive clocks and bus width")
             clock = rates["clockRate"] * 1e3
-            # Two transfers a clock: every memory of a GPU since GDDR3 has been of double data rate.
+            # Two transfers per clock: all GPU memory since GDDR3 is double data rate.
             bandwidth = 2 * rates["memoryClockRate"] * 1e3 * rates["memoryBusWidth"] / 8
             units = _FMA_UNITS.get(capability, {})
             peaks = tuple((unit, 2 * each * multiprocessors * clock) for unit, each in units.items())
@@ -273,7 +274,7 @@ def from_attributes(attributes: Mapping[str, Any]) -> GpuSpec:
 
 @cache
 def live(index: int = 0) -> GpuSpec:
-    """Read one GPU of this machine through CuPy.
+    """Read the specification of an installed GPU through CuPy.
 
     Parameters
     ----------
@@ -283,18 +284,19 @@ def live(index: int = 0) -> GpuSpec:
     Returns
     -------
     GpuSpec
-        As `from_attributes` makes it.
+        The result of `from_attributes`.
 
     Raises
     ------
     ImportError
         If CuPy is not installed.
     cupy.cuda.runtime.CUDARuntimeError
-        If there is no such GPU.
+        If the GPU does not exist.
     """
     from cupy.cuda import runtime
 
-    # CUDA 13 took the clocks out of the properties; as attributes (of these numbers, in driver_types.h) they stay.
+    # CUDA 13 removed the clocks from the properties. They remain device attributes, with these numbers in
+    # driver_types.h.
     numbers = {"clockRate": 13, "memoryClockRate": 36, "memoryBusWidth": 37}
     rates = {key: runtime.deviceGetAttribute(number, index) for key, number in numbers.items()}
     return from_attributes({**runtime.getDeviceProperties(index), **rates})

@@ -18,6 +18,7 @@ from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.plan.user_table import of_version, on_change, user_table
 from tsapps.kernels.problem import ITEMSIZE, Layout, Lies, Problem
 from tsapps.kernels.runtime.launch import ProductLaunch
+from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["gram", "matmul", "on_stream", "oriented", "planned", "prepared", "problem_of"]
 
@@ -244,7 +245,7 @@ def _prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, gram: bool) -> 
     if isinstance(found, str):
         _layout("out", c, depth=1)
         return cublas.gemm(a, b, c)
-    return prepare(found, problem, c)
+    return prepare(found, problem, c, cuda_machine(c.device))
 
 
 on_change(_prepared.cache_clear)

@@ -1,33 +1,33 @@
-"""What is to be multiplied: shapes, dtypes and how the operands lie in memory. No arrays, no devices."""
+"""Description of a matrix product: sizes, dtype and memory layouts, without arrays or devices."""
 
 from dataclasses import dataclass
 from typing import Literal
 
 __all__ = ["ITEMSIZE", "NARROW", "Layout", "Lies", "Problem", "Shape"]
 
-#: Bytes of an element, by the name of its dtype.
+#: Bytes per element, by the name of the dtype.
 ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
-#: How a result lies, in the words of `Problem`.
+#: The memory layout of a result; `Problem` defines the values.
 Lies = Literal["packed", "rows", "aligned columns", "columns", "any"]
-#: TSM2R: m and k large, w small. TSM2L: only m large. TSMTTSM: only k, the dimension that is summed over, large.
+#: TSM2R: m and k large, w small. TSM2L: only m large. TSMTTSM: only k, the dimension of the sum, large.
 Shape = Literal["tsm2r", "tsm2l", "tsmttsm", "other"]
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How one operand lies in memory.
+    """The memory layout of one operand.
 
     Attributes
     ----------
     along_depth : bool
-        Whether its contiguous lines run along the dimension that is summed over: a row-major A, a column-major B.
+        Whether its contiguous lines run along the depth, the dimension of the sum: a row-major A, a column-major B.
     leading : int
-        Elements from one line to the next.
+        Elements from the start of one line to the start of the next.
     alignment : int
-        Bytes; the greatest of 16, 8, 4, 2 that divides the address of every line.
+        In bytes: the greatest of 16, 8, 4, 2 that divides the address of every line.
     base_alignment : int
-        Likewise of the first element alone.
+        In bytes: the greatest of these that divides the address of the first element.
     """
 
     along_depth: bool
@@ -36,7 +36,7 @@ class Layout:
     base_alignment: int
 
     def size(self, outer: int, depth: int) -> int:
-        """Return the elements from the first to the last of an operand of these sizes."""
+        """Return the number of elements from the first to the last, gaps included, for an operand of these sizes."""
         lines, length = (outer, depth) if self.along_depth else (depth, outer)
         return (lines - 1) * self.leading + length
 
@@ -53,9 +53,13 @@ class Problem:
     gram : bool
         Whether B is Aᵀ in the same memory.
     c : {"packed", "rows", "aligned columns", "columns", "any"}
-        How C lies: row-major without gaps from a multiple of 16 bytes on; row-major, every row from a multiple of 8
-        bytes on, or of two elements if those are more; with contiguous columns, each from a multiple of 16 bytes on, or
-        not; or with any strides.
+        The memory layout of C:
+
+        - packed: row-major without gaps, aligned to 16 bytes;
+        - rows: row-major, each row aligned to 8 bytes or to two elements, whichever is more;
+        - aligned columns: contiguous columns, each aligned to 16 bytes;
+        - columns: contiguous columns of any alignment;
+        - any: any strides.
     """
 
     m: int
@@ -69,12 +73,12 @@ class Problem:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Bytes per element."""
         return ITEMSIZE[self.dtype]
 
     @property
     def shape(self) -> Shape:
-        """Which of the three shapes this is; the narrow side is at most `NARROW`."""
+        """The shape class; a narrow dimension is at most `NARROW`."""
         if self.w > NARROW:
             return "other"
         if self.m <= NARROW:
@@ -83,20 +87,20 @@ class Problem:
 
     @property
     def c_by_rows(self) -> bool:
-        """Whether C is row-major, or neither row- nor column-major."""
+        """Whether C has no contiguous columns: it is row-major or has other strides."""
         return self.c not in ("aligned columns", "columns")
 
     @property
     def bytes(self) -> int:
-        """Bytes of every operand and of the result, once."""
+        """Bytes of all operands and the result, each counted once."""
         operands = self.m * self.k + (0 if self.gram else self.k * self.w)
         return (operands + self.m * self.w) * self.itemsize
 
     @property
     def flops(self) -> int:
-        """Multiplications and additions."""
+        """The number of multiplications and additions."""
         return 2 * self.m * self.k * self.w
 
 
-#: The widest product that is called narrow.
+#: The largest dimension that counts as narrow.
 NARROW = 64

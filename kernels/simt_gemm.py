@@ -1,14 +1,14 @@
-"""Products without tensor cores: the kernels of tsm2/simt, launched on CuPy's current stream."""
+"""Products without tensor cores: the kernels of tsm2/simt, launched on the current stream."""
+
+from typing import Any
 
 import numpy as np
 
 from tsapps.kernels.arrays import DeviceMatrix
-from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.kernel import load_from_header
-from tsapps.kernels.plan.simt import ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
+from tsapps.kernels.plan.simt import ColumnsPlan, RowsPlan, SimtPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch
-from tsapps.kernels.runtime.workspace import workspace
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["tsm2l_columns", "tsm2l_rows", "tsm2r_columns", "tsmttsm_small"]
 
@@ -18,20 +18,30 @@ __all__ = ["tsm2l_columns", "tsm2l_rows", "tsm2r_columns", "tsmttsm_small"]
 _ROWS_BLOCKS, _COLUMNS_BLOCKS = 64, 16
 
 
+def _kernel(plan: SimtPlan, machine: Machine) -> Any:
+    (kernel,) = machine.kernels(f'#include "{plan.header}"\n', plan.kernel())
+    return kernel
+
+
 def _b_strides(problem: Problem) -> tuple[np.int64, np.int64]:
     along, leading = problem.b.along_depth, problem.b.leading
     return np.int64(1 if along else leading), np.int64(leading if along else 1)
 
 
-def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+def tsm2l_rows(
+    plan: RowsPlan | WidePlan,
+    problem: Problem,
+    C: DeviceMatrix,  # noqa: ARG001 (C is without gaps)
+    machine: Machine,
+) -> ProductLaunch:
     """Return what computes a product by tsm2l_rows.cuh, or by tsm2l_wide.cuh; arguments as for `gemm.storing_gemm`."""
     total = np.dtype(plan.sum_dtype).type
     blocks = -(-problem.m // (plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows))
-    grid, block = (max(1, min(blocks, live(C.device).multiprocessors * _ROWS_BLOCKS)),), (plan.threads,)
+    grid, block = (max(1, min(blocks, machine.gpu.multiprocessors * _ROWS_BLOCKS)),), (plan.threads,)
     strides, m, kernel = (
         _b_strides(problem),
         np.int64(problem.m),
-        load_from_header(plan.header, plan.kernel(), C.device),
+        _kernel(plan, machine),
     )
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
@@ -40,16 +50,16 @@ def tsm2l_rows(plan: RowsPlan | WidePlan, problem: Problem, C: DeviceMatrix) -> 
     return launch
 
 
-def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
     """Return what computes a product by simt/tsm2l_columns.cuh; arguments as for `gemm.storing_gemm`."""
     total = np.dtype(plan.sum_dtype).type
     blocks = -(-problem.m // (16 // C.itemsize * plan.threads))
-    grid, block = (min(blocks, live(C.device).multiprocessors * _COLUMNS_BLOCKS),), (plan.threads,)
+    grid, block = (min(blocks, machine.gpu.multiprocessors * _COLUMNS_BLOCKS),), (plan.threads,)
     lda, ldc = np.int64(problem.a.leading), np.int64(C.strides[1] // C.itemsize)
     strides, m, kernel = (
         _b_strides(problem),
         np.int64(problem.m),
-        load_from_header(plan.header, plan.kernel(), C.device),
+        _kernel(plan, machine),
     )
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
@@ -62,9 +72,9 @@ def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix) -> Produ
 # --- tsm2r_columns.cuh ---------------------------------------------------------------------------------------------
 
 
-def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
     """Return what computes a product by simt/tsm2r_columns.cuh; arguments as for `gemm.storing_gemm`."""
-    device, size, total = C.device, C.itemsize, np.dtype(plan.sum_dtype)
+    size, total = C.itemsize, np.dtype(plan.sum_dtype)
     tiles = -(-problem.m // (plan.threads * 16 // size)), -(-problem.w // plan.width)
     grid, block = (tiles[0], plan.splits, tiles[1]), (plan.threads,)
     counts = tiles[0] * tiles[1] if plan.splits > 1 else 0
@@ -74,12 +84,12 @@ def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> Product
     store = np.array((0, rows, columns, 0, 0), [*fields])
     lda, strides = np.int64(problem.a.leading), _b_strides(problem)
     sizes = np.int64(problem.m), np.int64(problem.k), np.int32(problem.w), np.int64(plan.per_split)
-    kernel = load_from_header(plan.header, plan.kernel(), device)
+    kernel = _kernel(plan, machine)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         store_here = store.copy()
         store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
-        held = workspace(device, sums, counts)
+        held = machine.workspace(sums, counts)
         kernel(grid, block, (np.uint64(A), lda, np.uint64(B), *strides, *sizes, *held, store_here[()]))
 
     return launch
@@ -90,18 +100,18 @@ def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix) -> Product
 _SMALL_BLOCKS = 4  # a multiprocessor
 
 
-def tsmttsm_small(plan: SmallTsmttsmPlan, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
+def tsmttsm_small(plan: SmallTsmttsmPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
     """Return what computes a product by simt/tsmttsm_small.cuh; arguments as for `gemm.storing_gemm`."""
-    device, total = C.device, np.dtype(plan.sum_dtype)
+    total = np.dtype(plan.sum_dtype)
     blocks = -(-problem.k // (plan.depth * plan.threads))
-    grid, block = (min(blocks, live(device).multiprocessors * _SMALL_BLOCKS),), (plan.threads,)
-    sums, kernel = grid[0] * plan.m * plan.w * total.itemsize, load_from_header(plan.header, plan.kernel(), device)
+    grid, block = (min(blocks, machine.gpu.multiprocessors * _SMALL_BLOCKS),), (plan.threads,)
+    sums, kernel = grid[0] * plan.m * plan.w * total.itemsize, _kernel(plan, machine)
     lda, ldb, k = np.int64(problem.a.leading), np.int64(problem.b.leading), np.int64(problem.k)
     strides = tuple(np.int64(stride // C.itemsize) for stride in C.strides)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
         pointers = np.uint64(A), lda, np.uint64(B), ldb, np.uint64(C)
-        held = workspace(device, sums, 1)
+        held = machine.workspace(sums, 1)
         kernel(grid, block, (*pointers, *strides, k, *held, total.type(alpha), total.type(beta)))
 
     return launch

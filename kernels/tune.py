@@ -1,7 +1,7 @@
-"""A table of picks for the GPU at hand: candidate plans, each checked and measured, beside the library.
+"""Autotuning: measures candidate plans and cuBLAS on a GPU, and yields the rows of a tuning table.
 
-The tables that come with tsapps (kernels/tuned/) were measured alike on the GPUs that they are named after,
-and thinned out.
+Each plan is checked against cuBLAS before it is timed. The tables that ship with tsapps (kernels/plan/tuned/) were
+measured the same way on the GPUs in their names; redundant rows were then removed.
 """
 
 import multiprocessing
@@ -40,16 +40,26 @@ from tsapps.kernels.plan.select import (
 from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.plan.user_table import user_path, user_table, write_table
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Problem
+from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["CELLS", "Cell", "own_cell", "promising", "tune", "user_path", "user_table", "write_table"]
 
-#: The library is called, or another of its algorithms, where it is faster by more than this.
+#: The speedup above which cuBLAS, or another algorithm of cublasLt, replaces the choice before it.
 LEAST_GAIN = 1.02
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One product to find a pick for; A's lines run along the depth or across it, and B's the other way."""
+    """One product to tune.
+
+    Attributes
+    ----------
+    shape : {"tsm2r", "tsm2l", "tsmttsm"}
+    dtype : str
+    m, k, w : int
+    along : bool
+        Whether A is row-major: its lines run along the depth. The lines of B then run across it, and vice versa.
+    """
 
     shape: str
     dtype: str
@@ -63,7 +73,7 @@ class Cell:
         return f"{self.shape} {self.dtype} {self.m:,} × {self.k:,} × {self.w}, A {order}-major"
 
     def _by_rows(self) -> tuple[bool, bool, bool]:
-        """Whether A, B and C are row-major: C as A is, but for "tsmttsm", whose C is small."""
+        """Return whether A, B and C are row-major. C has A's order, except for "tsmttsm", where C is small."""
         small = self.shape == "tsmttsm"
         return self.along, not self.along if small else self.along, self.along or small
 
@@ -90,7 +100,7 @@ class Cell:
 
 
 def _cells() -> Iterable[Cell]:
-    """Yield the products that a table is made of: up to about 2 GB each."""
+    """Yield the products of a full table, up to about 2 GB each."""
     pairs = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (33, 33), (64, 64), (4, 16), (16, 4), (32, 4), (64, 16))
     for dtype, size in (("float64", 8), ("float32", 4), ("float16", 2)):
         for along in (True, False):
@@ -100,7 +110,7 @@ def _cells() -> Iterable[Cell]:
                 long = min(20_000_000, (2 << 30) // (size * (k + w)) // 1000 * 1000)
                 yield Cell("tsm2l", dtype, long, k, w, along)
             for m, w in pairs:
-                if w <= m:  # else the operands change roles
+                if w <= m:  # otherwise the operands swap roles
                     yield Cell(
                         "tsmttsm", dtype, m, min(20_000_000, (2 << 30) // (size * (m + w)) // 1000 * 1000), w, along
                     )
@@ -110,11 +120,11 @@ CELLS = tuple(_cells())
 
 
 def own_cell(m: int, k: int, w: int, dtype: str, *, along: bool) -> Cell:
-    """Return the cell of one product of the user's own; ValueError where it has no narrow side, or A has it."""
+    """Return the cell of one product of the user; raise ValueError if w is more than m or `NARROW`."""
     if w > m:
         raise ValueError(f"C is {m:,} × {w:,}; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged")
     if w > NARROW:
-        raise ValueError(f"C is {m:,} × {w:,}; expected w ≤ {NARROW}: wider products are always the library's")
+        raise ValueError(f"C is {m:,} × {w:,}; expected w ≤ {NARROW}: cuBLAS computes all wider products")
     return Cell("tsmttsm" if m <= NARROW else "tsm2l" if k <= NARROW else "tsm2r", dtype, m, k, w, along)
 
 
@@ -126,46 +136,50 @@ def tune(
     architectures: Sequence[str] = (),
     report: Callable[[str], None] = print,
 ) -> Iterator[dict[str, Any]]:
-    """Measure the most promising plans of each cell on a GPU, and yield a table's row as soon as a cell is done.
+    """Measure the most promising plans of each cell on a GPU, and yield a table row as soon as a cell is done.
 
     Parameters
     ----------
     cells : iterable of Cell
     most : int
-        Candidates a cell, the first by `predict`; algorithms of the library come on top.
+        Candidates per cell, the fastest by `predict`. Algorithms of cublasLt are measured in addition.
     index : int
-        The GPU.
+        Number of the GPU.
     architectures : sequence of str
-        Others on which a pick must not spill registers either, such as ``"sm_80"``.
+        Further architectures for which a plan must compile without register spills, such as ``"sm_80"``.
     report : callable
-        Told in one line of what begins and of every cell that is done.
+        Called with one line of progress before each batch of compilations and after each cell.
 
     Yields
     ------
     dict
-        Of a cell its key, the pick or that the library was faster, the milliseconds of both, and which of the library's
-        algorithms was faster than both, if one was. A cell whose operands do not fit in the GPU's memory, or none of
-        whose plans compiles without spills, is left out with a warning.
+        The key of the cell, the fastest plan or that cuBLAS was faster, and the milliseconds of both. If an algorithm
+        of cublasLt was faster than both, the row names it.
+
+    Warns
+    -----
+    UserWarning
+        If a cell is skipped: its operands do not fit in GPU memory, or all its plans spill registers.
 
     Raises
     ------
     ValueError
-        If no kernel of ours runs any of the cells on this GPU.
+        If tsapps has no kernel for any of the cells on this GPU.
     RuntimeError
-        If a plan's result differs from the library's by more than rounding.
+        If a plan's result differs from that of cuBLAS by more than rounding.
     """
     device, kinds = live(index), (architecture(index), *architectures)
     cells = list(cells)
     waiting = [(cell, plans) for cell in cells if (plans := promising(cell.problem(), device, most))]
     if len(waiting) < len(cells):
-        report(f"{len(cells) - len(waiting)} of {len(cells)} products are the library's on {device.name}")
+        report(f"{len(cells) - len(waiting)} of {len(cells)} products run only by cuBLAS on {device.name}")
     if not waiting:
         raise ValueError(
-            f"{device.name} (compute capability {device.compute_capability}) runs none of these products by a kernel "
-            "of ours; expected compute capability 8.0 or later: cuBLAS is called without a table"
+            f"no kernel of tsapps runs these products on {device.name} (compute capability "
+            f"{device.compute_capability}); expected 8.0 or later: cuBLAS computes them, there is nothing to tune"
         )
-    # Compiling takes longest, and would disturb the clock: a few cells at a time, enough for every core, then they are
-    # measured.
+    # Compilation dominates the time and would disturb the measurements. So each batch is compiled first, with enough
+    # cells to occupy all cores, and measured afterwards.
     at_once = max(1, 8 * available_cores() // most)
     with _compilers() as pool:
         for first in range(0, len(waiting), at_once):
@@ -176,19 +190,19 @@ def tune(
             for cell, its_plans in batch:
                 kept = [plan for plan in its_plans if sound[plan]]
                 if not kept:
-                    warnings.warn(f"{cell} is left out: no plan fits {device.name} without spills", stacklevel=2)
+                    warnings.warn(f"skipped {cell}: all its plans spill registers on {device.name}", stacklevel=2)
                     continue
                 try:
                     row = _measured(cell, kept, device, index, report)
                 except MemoryError as error:
-                    warnings.warn(f"{cell} is left out: {error}", stacklevel=2)
+                    warnings.warn(f"skipped {cell}: {error}", stacklevel=2)
                     continue
                 yield row
 
 
 @contextmanager
 def _compilers() -> Iterator[Executor]:
-    """Lend processes to compile in, which end at once when the work is given up."""
+    """Provide a pool of compiler processes; on exit, cancel what has not started and end them."""
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(available_cores(), spawn, initializer=_begin_compiling)
     try:
@@ -198,20 +212,20 @@ def _compilers() -> Iterator[Executor]:
 
 
 def _begin_compiling() -> None:
-    """Make a process one of `_compilers`: Ctrl-C is for the process that waits for them, and so is every message."""
+    """Initialize a compiler process: the parent process handles Ctrl-C and prints all messages."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     compiler.PATIENCE_SECONDS = inf
 
 
 def _is_sound(architectures: Sequence[str], plan: AnyPlan) -> bool:
-    """Whether a plan compiles without spills."""
+    """Return whether a plan compiles without register spills for all architectures."""
     return all(compile_any(plan, arch).spill_stores == 0 for arch in architectures)
 
 
 def _measured(
     cell: Cell, plans: Sequence[AnyPlan], device: GpuSpec, index: int, report: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Return a table's row for one cell, measured on a GPU."""
+    """Measure one cell on a GPU, and return its table row."""
     import cupy
 
     with cupy.cuda.Device(index):
@@ -220,7 +234,7 @@ def _measured(
 
 
 def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[[str], None]) -> dict[str, Any]:
-    """Return a table's row for one cell, measured on the current GPU."""
+    """Measure one cell on the current GPU, and return its table row."""
     A, B, C = cell.operands()
     a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
     problem = cell.problem()
@@ -229,27 +243,27 @@ def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[
     call()
     expected = C.astype("f8")
     library_ms = _milliseconds(call, flush)
-    # What one rounding of the result and sums of k products in any order may differ by, for operands around 1.
+    # The allowed difference: one rounding of the result, and sums of k products in any order, for operands near 1.
     allowed = float(np.finfo(A.dtype).eps) * (256 * cell.k**0.5 + 4 * cell.k)
     found: dict[AnyPlan, float] = {}
     for plan in (*plans, *library_algorithms(problem)):
         C.fill(float("nan"))
         try:
-            call = partial(prepare(plan, problem, c), *operands)
+            call = partial(prepare(plan, problem, c, cuda_machine(c.device)), *operands)
             call()
-        except LibraryError:  # not every algorithm that is offered runs, and none may be for a mix of orders
+        except LibraryError:  # some algorithms that cublasLt offers fail to run, or it offers none for these orders
             continue
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise RuntimeError(f"{plan} gives a wrong result for {cell}")
         found[plan] = _milliseconds(call, flush)
     row = _row(problem, found, library_ms)
     gbs, fastest = problem.bytes / 1e6, row.get(ALGORITHM, {}).get("ms", library_ms)
-    report(f"{cell}: {gbs / row['ms']:.0f} GB/s of {len(plans)} plans, the library {gbs / fastest:.0f}")
+    report(f"{cell}: {gbs / row['ms']:.0f} GB/s, the best of {len(plans)} plans; cuBLAS {gbs / fastest:.0f} GB/s")
     return row
 
 
 def _row(problem: Problem, milliseconds: Mapping[AnyPlan, float], library_ms: float) -> dict[str, Any]:
-    """Return a table's row of what the plans of a problem took."""
+    """Return the table row for a problem from the milliseconds of its plans and of cuBLAS."""
     order = sorted(milliseconds, key=milliseconds.__getitem__)
     best = next(plan for plan in order if not isinstance(plan, LibraryAlgorithm))
     algorithm = next((plan for plan in order if isinstance(plan, LibraryAlgorithm)), None)
@@ -269,7 +283,10 @@ def _row(problem: Problem, milliseconds: Mapping[AnyPlan, float], library_ms: fl
 
 
 def _milliseconds(call: Callable[[], Any], flush: Any) -> float:
-    """Return the median milliseconds of a call that is queued behind a read of more than the level-2 cache holds."""
+    """Return the median milliseconds of a call with a cold level-2 cache.
+
+    Each call is queued behind a read of `flush`, which is larger than that cache.
+    """
     import cupy
 
     start, stop, times = cupy.cuda.Event(), cupy.cuda.Event(), []

@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import tomllib
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -30,6 +30,8 @@ _LITERAL = re.compile(r"``(?:.|\n)+?``|(?<=::\n\n)( +)\S.*(?:\n+\1.*)*")
 _BAR = re.compile(r"(?<![\w|)\]])\|(?=[^\s|])")
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*["<]([^">]+\.cuh)[">]', re.MULTILINE)
 _KERNEL_PATH = re.compile(r"(?:kernels|apps)/[\w/]+\.cuh")
+# The docstring of a Python class that stands for a C++ class of the same name.
+_MIRROR = re.compile(r"C\+\+ (?:class|enum) of ([\w/]+\.cuh)")
 _PART = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _SCOPE_OR_CLASS = re.compile(
     r"(?P<namespace>\bnamespace\b[^{;=]*\{|\bextern\s*\{)|(?P<open>\{)|(?P<close>\})"
@@ -276,15 +278,31 @@ def classes(root: Path, path: str) -> list[str]:
     return found
 
 
+def is_mirror(root: Path, path: str, name: str, others: list[str]) -> bool:
+    """Tell whether a Python class says that it is the C++ class of one of the other files that have its name."""
+    if not path.endswith(".py"):
+        return False
+    of_name = [node for node in tree(root / path).body if isinstance(node, ast.ClassDef) and node.name == name]
+    headers = [header for node in of_name for header in _MIRROR.findall(ast.get_docstring(node) or "")]
+    return any(f"/{other}".endswith(f"/{header}") for other in others for header in headers)
+
+
 def repeated_classes(root: Path) -> dict[str, int]:
-    """Return the class names that occur more than once in a package, Python and C++ together, with their counts."""
-    counts = Counter(
-        f"{package} {name}"
-        for package in NAMESPACES
-        for path in files(root, ".py", ".cuh", tops=(package,))
-        for name in classes(root, path)
-    )
-    return {name: count for name, count in sorted(counts.items()) if count > 1}
+    """Return the class names that occur more than once in a package, Python and C++ together, with their counts.
+
+    A Python class does not count if its docstring says ``C++ class of update/sums.cuh``, or ``C++ enum of …``, and that
+    file has a class of its name.
+    """
+    places = defaultdict(list)
+    for package in NAMESPACES:
+        for path in files(root, ".py", ".cuh", tops=(package,)):
+            for name in classes(root, path):
+                places[f"{package} {name}"].append(path)
+    counts = {
+        name: sum(not is_mirror(root, path, name.split()[1], paths) for path in paths)
+        for name, paths in sorted(places.items())
+    }
+    return {name: count for name, count in counts.items() if count > 1}
 
 
 # Packaging and documents

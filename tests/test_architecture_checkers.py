@@ -218,6 +218,26 @@ void f() { struct Last {}; }
     assert architecture.repeated_classes(root) == {"apps/kmeans Rows": 2, "apps/kmeans Sums": 2}
 
 
+@pytest.mark.parametrize(
+    ("docstring", "counted"),
+    [
+        ("The C++ class of assign/rows.cuh, packed.", False),
+        ("The C++ enum of rows.cuh.", False),
+        ("Rows; see the\n    C++ class of apps/kmeans/assign/rows.cuh.", False),
+        ("The C++ class of sign/rows.cuh.", True),
+        ("The C++ class of assign/other.cuh.", True),
+        ("Reads rows; see assign/rows.cuh.", True),
+    ],
+)
+def test_mirrors_are_no_repeated_classes(make, docstring, counted):
+    rows = f'class Rows:\n    """{docstring}"""\n'
+    files = {"apps/kmeans/assign/rows.cuh": "struct Rows {};", "apps/kmeans/assign/other.cuh": "struct Other {};"}
+    root = make(files | {"apps/kmeans/data/rows.py": rows})
+    assert architecture.repeated_classes(root) == ({"apps/kmeans Rows": 2} if counted else {})
+    root = make({"apps/kmeans/update/rows.cuh": "struct Rows {};"})
+    assert architecture.repeated_classes(root) == {"apps/kmeans Rows": 3 if counted else 2}
+
+
 def test_packages_and_their_data(make):
     project = """[tool.setuptools]
 packages = ["tsapps", "tsapps.kernels", "tsapps.kernels.plan"]

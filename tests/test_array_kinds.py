@@ -23,6 +23,7 @@ from tsapps.apps.kmeans.data.rows import UnitRows
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.kernels.arrays import as_array
 from tsapps.kernels.devices import Choice
+from tsapps.kernels.runtime import machine
 
 K = 3
 RNG = np.random.default_rng(40)
@@ -117,13 +118,13 @@ def copied(array):
 
 
 class StandInEngine(HostEngine):
-    def __init__(self, source, dtype, sample_weight, index, options):
+    def __init__(self, source, dtype, sample_weight, machine, options):
         for _, block in (source.source if isinstance(source, UnitRows) else source).blocks(10):
             copied(block)
         if sample_weight is not None:
             copied(sample_weight)
         super().__init__(source, dtype, sample_weight)
-        self.data.device = f"cuda:{index}"
+        self.data.device = f"cuda:{machine.index}"
 
 
 def stand_in_batches(array, k, first, *_):
@@ -143,6 +144,7 @@ def device(request, monkeypatch):
         "engines.device_engine": SimpleNamespace(DeviceEngine=StandInEngine),
         "batched.gpu": SimpleNamespace(fit_on_gpu=stand_in_batches),
     }
+    monkeypatch.setattr(machine, "cuda_machine", lambda index: SimpleNamespace(index=index))
     for name, module in stand_ins.items():
         monkeypatch.setitem(sys.modules, f"tsapps.apps.kmeans.{name}", module)
     return "cuda"

@@ -1,7 +1,9 @@
-"""Structures that Python packs for kernels: offsets and sizes of fields match the C++ members of the same names."""
+"""Structures that Python packs for kernels: offsets and sizes of fields match the C++ members of the same names.
+
+Sizes of C++ classes that Python only makes room for match, too.
+"""
 
 from functools import cache
-from itertools import product
 
 import numpy as np
 import pytest
@@ -9,17 +11,30 @@ from host_cuda import harness
 
 from tsapps.apps.abft.at_rest.gpu.plan import TASK
 from tsapps.apps.abft.product import plan as abft
-from tsapps.apps.kmeans.assign.plan import ARGMIN, STREAMED_ARGMIN
+from tsapps.apps.abft.product.plan import detect_epilogue, row_sums_epilogue
+from tsapps.apps.kmeans.assign.plan import (
+    AMBIGUOUS_BYTES,
+    AMBIGUOUS_LARGE_K_BYTES,
+    ARGMIN,
+    REASSIGNMENT_BYTES,
+    STREAMED_ARGMIN,
+)
 from tsapps.apps.kmeans.batched.plan import BATCH, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS
 from tsapps.apps.kmeans.init.plan import COPY
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES
-from tsapps.apps.kmeans.small_d.plan import PRODUCTS
+from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
 from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
 from tsapps.kernels.plan.accumulation_order import ORDER
 
+EPILOGUES = [
+    *(detect_epilogue("float64", 16, lies) for lies in ("packed", "columns", "any")),
+    *(detect_epilogue("float32", 16, lies) for lies in ("packed", "columns", "any")),
+    *(detect_epilogue("float16", 16, lies) for lies in ("packed", "columns", "any")),
+    *(row_sums_epilogue(dtype) for dtype in ("float64", "float32")),
+]
 STRUCTURES = {
     "abft::Task<double>": ("apps/abft/at_rest/gpu/tile_pipeline.cuh", TASK),
     "abft::Matrix<float>": ("apps/abft/product/row_checksums.cuh", abft.MATRIX),
@@ -27,22 +42,18 @@ STRUCTURES = {
     "abft::Counts": ("apps/abft/product/detect.cuh", abft.COUNTS),
     "abft::FlaggedRow": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROW),
     "abft::FlaggedRows": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROWS),
-    "abft::StoreRowSums<float>": ("apps/abft/product/detect.cuh", abft.ROW_SUMS),
     "abft::RowBounds": ("apps/abft/product/row_checksums.cuh", abft.ROW_BOUNDS),
     "abft::ElementBounds": ("apps/abft/product/locate.cuh", abft.ELEMENT_BOUNDS),
     "abft::RecheckArgs<double>": ("apps/abft/product/locate.cuh", abft.RECHECK_ARGS),
     "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
-    **{
-        abft.epilogue_name(dtype, 16, lies): ("apps/abft/product/detect.cuh", abft.epilogue_dtype(dtype))
-        for dtype, lies in product(("float64", "float32", "float16"), ("packed", "columns", "any"))
-    },
+    **{one.name: (one.header, one.arguments) for one in EPILOGUES},
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
     "kmeans::StreamedArgminEpilogue<128, 4, true>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
     "kmeans::ArgminEpilogueBounded": ("apps/kmeans/bounds/assign.cuh", BOUNDED),
     "kmeans::BoundsState": ("apps/kmeans/bounds/state.cuh", BOUNDS_STATE),
     "kmeans::DriftArgs": ("apps/kmeans/bounds/state.cuh", DRIFT),
     "kmeans::RowBounds": ("apps/kmeans/small_d/iteration_bounded.cuh", ROW_BOUNDS),
-    "kmeans::Rows<float, float>": ("apps/kmeans/assign/rescore.cuh", ROWS),
+    "kmeans::CenteredRows<float, float>": ("apps/kmeans/assign/rescore.cuh", ROWS),
     "kmeans::RunningSums<2>": ("apps/kmeans/protect/freivalds.cuh", RUNNING_SUMS),
     "kmeans::Copy": ("apps/kmeans/init/copy_pipeline.cuh", COPY),
     "kmeans::Checked<int>": ("apps/kmeans/protect/check_iteration.cuh", CHECKED),
@@ -55,6 +66,13 @@ STRUCTURES = {
     "batched::Batch<float>": ("apps/kmeans/batched/problem.cuh", BATCH),
     "batched::PlusPlusArgs": ("apps/kmeans/batched/init.cuh", PLUSPLUS_ARGS),
     "tsm2::Order": ("kernels/tsm2/emulated_gemm.cuh", ORDER),
+}
+
+SIZES = {
+    "kmeans::AmbiguousRow": ("apps/kmeans/assign/small_k.cuh", AMBIGUOUS_BYTES),
+    "kmeans::Reassignment": ("apps/kmeans/assign/large_k.cuh", REASSIGNMENT_BYTES),
+    "kmeans::AmbiguousLargeK": ("apps/kmeans/assign/large_k.cuh", AMBIGUOUS_LARGE_K_BYTES),
+    "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }
 
 
@@ -72,7 +90,10 @@ def leaves(dtype, path="", offset=0):
 @cache
 def library():
     """Return a compiled library with the size of every structure and the offset and size of its members."""
-    parts = [f'#include "{header}"\n' for header in dict.fromkeys(header for header, _ in STRUCTURES.values())]
+    headers = dict.fromkeys(header for header, _ in (*STRUCTURES.values(), *SIZES.values()))
+    parts = [f'#include "{header}"\n' for header in headers]
+    sizes = ", ".join(f"sizeof({name})" for name in SIZES)
+    parts.append(f'extern "C" void sizes(long long* to) {{ for (long long size : {{{sizes}}}) *to++ = size; }}\n')
     for number, (name, (_, dtype)) in enumerate(STRUCTURES.items()):
         members = "".join(
             f"  *to++ = (char*)&one->{path} - (char*)one; *to++ = sizeof one->{path};\n" for path, *_ in leaves(dtype)
@@ -84,6 +105,12 @@ def library():
             f"  *to++ = sizeof({name});\n{members}}}\n"
         )
     return harness.build("".join(parts))
+
+
+def test_sizes():
+    found = np.zeros(len(SIZES), np.int64)
+    library().call("sizes", found)
+    assert dict(zip(SIZES, found.tolist(), strict=True)) == {name: size for name, (_, size) in SIZES.items()}
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

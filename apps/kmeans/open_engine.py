@@ -214,9 +214,10 @@ def open_engine(
         else:
             from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
             from tsapps.apps.kmeans.engines.select_step import Options
+            from tsapps.kernels.runtime.machine import cuda_machine
 
             options = Options(engine != "cublas", engine == "fused", precision, bounds)
-            made = DeviceEngine(rows, dtype, weights, choice.index, options)
+            made = DeviceEngine(rows, dtype, weights, cuda_machine(choice.index), options)
         made.over = over
         return made
 

@@ -23,9 +23,10 @@ from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
     TUNED,
-    epilogue_name,
+    detect_epilogue,
     with_row_sums,
 )
+from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gemm import compiled_plan
 from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, live
 from tsapps.kernels.jit.compiler import architecture
@@ -37,7 +38,6 @@ from tsapps.kernels.problem import ITEMSIZE, Problem
 from tsapps.kernels.system.strict_json import read_json
 from tsapps.kernels.tune import Cell
 
-_HEADER = "apps/abft/product/detect.cuh"
 # Number of gemm_mma.cuh plans per product.
 _MOST = 12
 _WIDTHS = (1, 2, 4, 8, 16, 24, 32, 40, 48, 56, 64)
@@ -64,9 +64,9 @@ def plans_of(problem: Problem, device: GpuSpec) -> list[MmaPlan]:
     return list(dict.fromkeys(filter(None, (with_row_sums(one, device) for one in some))))
 
 
-def is_sound(arch: str, wanted: tuple[MmaPlan, str]) -> bool:
+def is_sound(arch: str, wanted: tuple[MmaPlan, Epilogue]) -> bool:
     """Return whether a plan compiles with its epilogue and almost no register spills."""
-    cubin, name = compiled_plan(wanted[0], arch, wanted[1], _HEADER)
+    cubin, name = compiled_plan(wanted[0], arch, wanted[1])
     return cubin.resources[name].spill_stores <= MOST_SPILLED
 
 
@@ -113,7 +113,7 @@ def main() -> int:
         if cell.shape not in (options.shape or [cell.shape]) or cell.w not in (options.w or [cell.w]):
             continue
         problem = cell.problem()
-        jobs.append((cell, plans_of(problem, device), epilogue_name(cell.dtype, cell.w, problem.c)))
+        jobs.append((cell, plans_of(problem, device), detect_epilogue(cell.dtype, cell.w, problem.c)))
     wanted = list(dict.fromkeys((plan, epilogue) for _, plans, epilogue in jobs for plan in plans))
     with ProcessPoolExecutor(None, multiprocessing.get_context("spawn")) as pool:
         sound = dict(zip(wanted, pool.map(partial(is_sound, arch), wanted, chunksize=4), strict=True))

@@ -108,13 +108,11 @@ class BatchedTsapps(Batched):
         self.given = centers.astype(np.float32)  # on the same device, as for the other libraries
         self._open: dict[int, Any] = {}
 
-    def _machine(self) -> tuple[Any, Any]:
-        """Return the machine that runs kernels, and its description."""
-        from tsapps.apps.kmeans.batched.gpu import Gpu
-        from tsapps.kernels.gpu_specs import live
+    def _machine(self) -> Any:
+        """Return the machine that runs kernels."""
+        from tsapps.kernels.runtime.machine import cuda_machine
 
-        index = int(self.X.device.id)
-        return Gpu(index), live(index)
+        return cuda_machine(int(self.X.device.id))
 
     def _batch(self, iterations: int) -> Any:
         """Return a batch that holds X for a fit of `iterations`, without labels."""
@@ -122,8 +120,8 @@ class BatchedTsapps(Batched):
         from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
 
         if iterations not in self._open:
-            machine, device = self._machine()
-            plan = batch_plan(*self.X.shape[1:], self.k, device)
+            machine = self._machine()
+            plan = batch_plan(*self.X.shape[1:], self.k, machine.gpu)
             if plan is None:
                 raise ValueError("no batched kernel supports this shape: TSKMeans would fit the problems one by one")
             self._open = {iterations: BatchedLloyd(machine, self.X, self.k, plan, max_iter=iterations, tol=0)}

@@ -1,1 +1,4 @@
-"""Vendor libraries: cuBLAS, cublasLt, and the BLAS of NumPy."""
+"""Vendor libraries: cuBLAS and cublasLt on a GPU, NumPy's BLAS and its threads on the CPU.
+
+The kernels of tsapps are never here.
+"""

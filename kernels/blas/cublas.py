@@ -1,4 +1,4 @@
-"""The libraries' products: cuBLAS and cublasLt, called where one is faster, or where no kernel of ours applies."""
+"""Products by cuBLAS and cublasLt, for problems where they are faster or where tsapps has no kernel."""
 
 import ctypes
 from functools import cache
@@ -18,12 +18,12 @@ __all__ = ["algorithm", "gemm"]
 
 _TRANSPOSED, _PLAIN = 1, 0
 _DEFAULT_ALGORITHM = -1
-# cublasMath_t: no TF32, and no sums of halves in halves.
+# cublasMath_t: no TF32, and no 16-bit accumulation of 16-bit products.
 _MATH = 16
 
 
 def _column_major(X: DeviceMatrix) -> tuple[bool, int]:
-    """Return whether a row-major or column-major matrix is column-major, and its leading dimension."""
+    """Return whether a row- or column-major matrix is column-major, and its leading dimension."""
     (rows, columns), size = X.shape, X.itemsize
     if X.strides[0] == size and (columns == 1 or X.strides[1] >= rows * size):
         return True, X.strides[1] // size if columns > 1 else rows
@@ -31,22 +31,22 @@ def _column_major(X: DeviceMatrix) -> tuple[bool, int]:
 
 
 def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix) -> ProductLaunch:
-    """Return what computes a product by cublasGemmEx on CuPy's current stream.
+    """Return a function that computes a product by cublasGemmEx on CuPy's current stream.
 
     Parameters
     ----------
     A, B, out : DeviceMatrix of shapes (m, k), (k, n), (m, n)
-        Each row- or column-major, of one dtype: float64, float32, float16 or bfloat16; or matrices that lie like them.
+        Each row- or column-major, of one dtype: float64, float32, float16 or bfloat16. Only their layouts are used.
 
     Returns
     -------
     callable
-        Of the addresses of A, B and out, and of alpha and beta: out ← alpha · A · B + beta · out.
+        Its arguments are the addresses of A, B and out, alpha and beta; it computes out ← alpha · A · B + beta · out.
     """
     cublas = _cublas()
     from cupy.cuda import device
 
-    # A row-major result is the column-major one of the transposed product.
+    # A row-major result is the column-major result of the transposed product.
     swapped = not _column_major(out)[0]
     first, second, result = (B.transposed, A.transposed, out.transposed) if swapped else (A, B, out)
     (plain, lda), (second_plain, ldb), ldc = _column_major(first), _column_major(second), _column_major(result)[1]
@@ -78,24 +78,24 @@ def _cublas() -> Any:
     return cublas
 
 
-# cublasLtReductionScheme_t: partial sums of halves are added up in float32.
+# cublasLtReductionScheme_t: partial sums are reduced in the compute type, so in float32 for 16-bit matrices.
 _IN_COMPUTE_TYPE = 2
 
 
 def algorithm(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> ProductLaunch:
-    """Return what computes a product by an algorithm of cublasLt on CuPy's current stream.
+    """Return a function that computes a product by an algorithm of cublasLt on CuPy's current stream.
 
     Parameters
     ----------
     plan : LibraryAlgorithm
     problem : Problem
     C : DeviceMatrix of shape (m, w)
-        The result, or one that lies like it.
+        The result, or a matrix with its layout.
 
     Raises
     ------
     LibraryError
-        If cublasLt offers nothing for the product.
+        If cublasLt offers no algorithm for the product.
     """
     import cupy
 
@@ -119,7 +119,7 @@ def algorithm(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> Prod
 
 
 def _described(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> Product:
-    """Return a product as cublasLt is told of it."""
+    """Return the description of a product for cublasLt."""
     m, k, w = problem.m, problem.k, problem.w
     by_columns, leading = _column_major(C)
     own = Product(

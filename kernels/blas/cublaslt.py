@@ -1,6 +1,6 @@
-"""cublasLt by ctypes: products as it is told of them, and its algorithms by rank.
+"""cublasLt by ctypes: descriptions of products, and algorithms by their heuristic rank.
 
-The numbers are those of `cublasLt.h`, `cublas_api.h` and `library_types.h`; they are the same in CUDA 12 and 13.
+Constants are those of `cublasLt.h`, `cublas_api.h` and `library_types.h`; they are the same in CUDA 12 and 13.
 """
 
 import ctypes
@@ -17,11 +17,11 @@ from typing import Any
 __all__ = ["ALIGNMENT", "COL", "ROW", "WORKSPACE", "HeuristicResult", "LibraryError", "LtProduct", "Matrix", "Product"]
 __all__ += ["TYPES", "call", "find", "of_device", "version"]
 
-#: What an algorithm may use, how it is aligned, and how many algorithms are asked for.
+#: Bytes of workspace that an algorithm may use, the alignment of the workspace, and the algorithms to request.
 WORKSPACE, ALIGNMENT, MOST_ALGOS = 64 << 20, 256, 64
 
-#: By dtype, cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta: float64 in
-#: float64, all else in float32, never in TF32.
+#: cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta, by dtype. float64 computes
+#: in float64, all other types in float32, never in TF32.
 TYPES = {"float64": (1, 70, 1), "float32": (0, 68, 0), "float16": (2, 68, 0), "bfloat16": (14, 68, 0)}
 COL, ROW = 0, 1  # cublasLtOrder_t
 LAYOUT_ORDER, DESC_TRANSA, DESC_TRANSB = 1, 3, 4
@@ -31,7 +31,7 @@ STATUS |= {13: "EXECUTION_FAILED", 14: "INTERNAL_ERROR", 15: "NOT_SUPPORTED", 16
 
 
 class LibraryError(RuntimeError):
-    """A call of cuBLAS or cublasLt that did not return CUBLAS_STATUS_SUCCESS."""
+    """A call to cuBLAS or cublasLt failed."""
 
 
 class HeuristicResult(ctypes.Structure):
@@ -45,7 +45,7 @@ class HeuristicResult(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in memory: `ld` elements lie between two columns (order COL) or two rows (order ROW)."""
+    """A matrix in memory; `ld` is the distance in elements between columns (order COL) or rows (order ROW)."""
 
     ptr: int
     rows: int
@@ -56,13 +56,13 @@ class Matrix:
 
     @property
     def transposed(self) -> "Matrix":
-        """The same memory, read as the transposed matrix."""
+        """The transposed matrix in the same memory."""
         return Matrix(self.ptr, self.cols, self.rows, COL + ROW - self.order, self.ld, self.owner)
 
 
 @dataclass(frozen=True)
 class Product:
-    """out = op(first) · op(second), where op transposes what is said to be transposed."""
+    """The product out = op(first) · op(second); op transposes if `trans_first` or `trans_second` is set."""
 
     first: Matrix
     trans_first: bool
@@ -71,7 +71,7 @@ class Product:
     out: Matrix
 
     def column_major(self) -> "Product":
-        """Return the same product with each matrix column-major: a row-major one is its column-major transposed."""
+        """Return the same product with column-major matrices; a row-major matrix becomes its transpose."""
         first, second, out = (self.first, self.trans_first), (self.second, self.trans_second), self.out
         if out.order == ROW:
             first, second, out = (second[0], not second[1]), (first[0], not first[1]), out.transposed
@@ -80,7 +80,7 @@ class Product:
 
 
 def find(stem: str) -> ctypes.CDLL:
-    """Load lib<stem>: the copy that CuPy has loaded, else a wheel's, else what the system's linker finds."""
+    """Load lib<stem>: the copy that CuPy has loaded, else one from a wheel, else one that the system's linker finds."""
     maps = Path("/proc/self/maps")
     mapped = re.findall(rf"/.*/lib{stem}\.so[.\d]*$", maps.read_text() if maps.exists() else "", re.MULTILINE)
     folders = [Path(entry) / "nvidia" / name / "lib" for entry in sys.path for name in ("cu13", "cublas")]
@@ -89,22 +89,22 @@ def find(stem: str) -> ctypes.CDLL:
         with suppress(OSError):
             return ctypes.CDLL(path)
     raise OSError(
-        f"found no lib{stem}.so: CuPy has loaded none, nvidia/cu13/lib and nvidia/cublas/lib on sys.path hold none "
-        "that loads, and the system's linker knows none; pip install 'cupy-cuda13x[ctk]' brings it"
+        f"found no lib{stem}.so: CuPy has not loaded it, nvidia/cu13/lib and nvidia/cublas/lib on sys.path have no "
+        "usable copy, and the system's linker finds none; install it with pip install 'cupy-cuda13x[ctk]'"
     )
 
 
 def call(library: Any, name: str, *arguments: Any) -> None:
-    """Call a function of a library; raise LibraryError unless it returns CUBLAS_STATUS_SUCCESS."""
+    """Call a function of cuBLAS or cublasLt; raise LibraryError unless it returns CUBLAS_STATUS_SUCCESS."""
     if status := getattr(library, name)(*arguments):
         raise LibraryError(f"{name} returned CUBLAS_STATUS_{STATUS.get(status, status)}")
 
 
 @cache
 def version() -> int | None:
-    """Return the version of cublasLt, as cublasLtGetVersion says it; None where there is none."""
+    """Return the version of cublasLt from cublasLtGetVersion, or None if there is no cublasLt."""
     with suppress(ImportError):
-        import cupy.cuda.cublas  # noqa: F401, as CuPy may know best where it is
+        import cupy.cuda.cublas  # noqa: F401, because CuPy may find the library where we would not
     try:
         get = find("cublasLt").cublasLtGetVersion
     except OSError:
@@ -115,14 +115,14 @@ def version() -> int | None:
 
 @cache
 def of_device(_device: int) -> tuple[ctypes.CDLL, c_void_p]:
-    """Return cublasLt, and a handle on the current device, kept as long as the process."""
+    """Return cublasLt and its handle for the current device; cached for the life of the process."""
     library, handle = find("cublasLt"), c_void_p()
     call(library, "cublasLtCreate", ctypes.byref(handle))
     return library, handle
 
 
 def _descriptor(library: Any, what: str, arguments: tuple[Any, ...], attributes: dict[int, Any]) -> c_void_p:
-    """Return one of cublasLt's descriptors with its attributes set, destroyed with the last reference to it."""
+    """Create a cublasLt descriptor with these attributes; it is destroyed with the last reference to it."""
     made = c_void_p()
     call(library, f"cublasLt{what}Create", ctypes.byref(made), *arguments)
     weakref.finalize(made, getattr(library, f"cublasLt{what}Destroy"), c_void_p(made.value))
@@ -133,7 +133,7 @@ def _descriptor(library: Any, what: str, arguments: tuple[Any, ...], attributes:
 
 
 class LtProduct:
-    """A product as cublasLt is told of it.
+    """The cublasLt descriptors of a product.
 
     Parameters
     ----------
@@ -143,7 +143,7 @@ class LtProduct:
     data, compute, scale : int
         cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta.
     reductions : int
-        How partial sums may be added up (cublasLtReductionScheme_t), a mask; all ways if not given.
+        Mask of allowed reductions of partial sums (cublasLtReductionScheme_t); all if not given.
     """
 
     def __init__(
@@ -156,17 +156,17 @@ class LtProduct:
         preferences: dict[int, Any] = {PREF_WORKSPACE: c_uint64(WORKSPACE)}
         if reductions is not None:
             preferences[PREF_REDUCTIONS] = c_uint32(reductions)
-        # The matrix that is added to the product, times zero, is `out` as well.
+        # The matrix C that cublasLt adds, scaled by beta, is `out` as well.
         matrices = product.first, product.second, product.out, product.out
         for preference, one in zip(PREF_ALIGNMENTS, matrices, strict=True):
             sizes = c_int(data), c_uint64(one.rows), c_uint64(one.cols), c_int64(one.ld)
             self.layouts.append(_descriptor(library, "MatrixLayout", sizes, {LAYOUT_ORDER: c_int32(one.order)}))
-            # The greatest power of two that divides the address: the default claims 256 of any.
+            # The greatest power of two that divides the address: the default would claim 256 for any address.
             preferences[preference] = c_uint32(min(one.ptr & -one.ptr, ALIGNMENT))
         self.preference = _descriptor(library, "MatmulPreference", (), preferences)
 
     def algorithms(self, handle: c_void_p) -> list[tuple[int, Any, int]]:
-        """Return the algorithms that the heuristics offer, each once, with their ranks and bytes of workspace."""
+        """Return the heuristics' algorithms without duplicates, as (rank, algorithm, bytes of workspace)."""
         results, count = (HeuristicResult * MOST_ALGOS)(), c_int()
         given = self.operation, *self.layouts, self.preference, c_int(MOST_ALGOS), results, ctypes.byref(count)
         call(self.library, "cublasLtMatmulAlgoGetHeuristic", handle, *given)
@@ -185,9 +185,10 @@ class LtProduct:
         workspace: tuple[int, int],
         stream: int,
     ) -> None:
-        """Enqueue the product of matrices at addresses, as alpha times it plus beta times what is there.
+        """Enqueue out ← alpha · op(first) · op(second) + beta · out.
 
-        `workspace` is an address and bytes.
+        `pointers` are the addresses of first, second and out, `scalars` are alpha and beta, and `workspace` is an
+        address and a number of bytes.
         """
         (a, b, c, d), (first, second, out) = self.layouts, map(c_void_p, pointers)
         alpha, beta = map(ctypes.byref, scalars)

@@ -1,10 +1,10 @@
-"""The same products on the CPU, by NumPy and its BLAS."""
+"""Matrix products on the CPU by NumPy and its BLAS."""
 
 import numpy as np
 
 __all__ = ["gram", "matmul"]
 
-# Halves are multiplied in float32, this many bytes of them widened at a time.
+# 16-bit matrices are widened to float32 in blocks of this many bytes.
 _BLOCK_BYTES = 64 << 20
 
 
@@ -14,7 +14,7 @@ def matmul(A: np.ndarray, B: np.ndarray, out: np.ndarray, alpha: float, beta: fl
     Parameters
     ----------
     A, B, out : numpy.ndarray of shapes (m, k), (k, w), (m, w)
-        Of one dtype: float64, float32, float16 or bfloat16.
+        All of one dtype: float64, float32, float16 or bfloat16.
     alpha, beta : float
         With beta = 0, `out` is not read.
     """

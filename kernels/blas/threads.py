@@ -1,7 +1,7 @@
-"""Threads of BLAS and OpenMP: how many there are is the process's own, and is left as it was.
+"""Thread counts of BLAS: temporary limits that are safe when several threads set them at once.
 
-Limits that calls set by themselves end in the order that threads end in: the last may put back what another had set.
-Here calls are counted: the first to come keeps the numbers of threads, and the last to go puts them back.
+If each call restored the count that it found, concurrent calls could restore each other's limit. Instead calls are
+counted: the first saves the process's counts, and the last restores them.
 """
 
 import os
@@ -19,12 +19,12 @@ __all__ = ["is_forked", "one_blas_thread", "threads_kept"]
 
 @lru_cache(maxsize=1)
 def _libraries(modules: int) -> list[Any]:  # noqa: ARG001
-    """Return the BLAS libraries of this process; they are looked for again when more `modules` have been imported."""
+    """Return the BLAS libraries of this process; a new number of imported `modules` triggers a new search."""
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
 class _Keeper:
-    """Keeps the numbers of threads of the BLAS libraries while any call needs them kept."""
+    """Saves the thread counts of the BLAS libraries while calls are active, and restores them afterwards."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -35,7 +35,7 @@ class _Keeper:
     def enter(self, limit: int | None) -> None:
         with self._lock:
             libraries = _libraries(len(sys.modules))
-            for library in libraries:  # some may have been loaded since the first call came
+            for library in libraries:  # some may have been loaded since the first call
                 self._kept.setdefault(library.filepath, (library, library.num_threads))
             self._calls += 1
             if limit is not None:
@@ -49,7 +49,7 @@ class _Keeper:
                 self._put_back()
 
     def begin_forked(self) -> None:
-        """Put back what calls of other threads have set, which a forked process does not have."""
+        """Restore the counts in a forked process, which lacks the threads whose calls changed them."""
         self.forked = True
         self._lock = threading.Lock()
         if self._calls:
@@ -70,16 +70,16 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_forked() -> bool:
-    """Tell whether this process was forked after this module was imported.
+    """Return whether this process was forked after the import of this module.
 
-    GNU's OpenMP waits for ever there, for threads that only the parent has, if the parent had any.
+    In such a process GNU OpenMP can wait forever for threads that exist only in the parent.
     """
     return _keeper.forked
 
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Within the block, whoever limits the threads of BLAS leaves them as they were before it."""
+    """Restore the thread counts of BLAS when the block ends, whatever code in it changes them."""
     _keeper.enter(None)
     try:
         yield
@@ -89,10 +89,10 @@ def threads_kept() -> Iterator[None]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Within the block, BLAS works on the calling thread alone.
+    """Limit BLAS to the calling thread within the block.
 
-    Products that are small, or of many threads at once, lose more by waiting for each other than threads gain: on two
-    cores that six others wanted, too, sums of 512 MiB took 18 s by two threads, and 0.8 s by one.
+    Small products, and products of many threads at once, lose more by synchronization than threads gain. On two cores
+    shared with six other processes, sums of 512 MiB took 18 s with two threads and 0.8 s with one.
     """
     _keeper.enter(1)
     try:

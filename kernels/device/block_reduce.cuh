@@ -1,4 +1,4 @@
-// Several numbers of each thread of a block, put together: for kernels of centers, of which there are few.
+// Block-wide reduction of several doubles per thread in a fixed order: for the kernels that update cluster centers.
 #pragma once
 #include "kernels/device/simt.cuh"
 
@@ -11,8 +11,8 @@ struct Doubles {
   double at[count];
 };
 
-// `op` (of which number, and two of them) over the threads of a block, in an order that is always the same; for all of
-// them.
+// Reduces each of `count` numbers over the threads of a block and returns the results to all threads. `op(i, x, y)`
+// combines two values of number i. The order is always the same, so the result has the same bits on every run.
 template <int count, typename Op>
 __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op) {
   __shared__ Doubles<count> of_warp[kCenterThreads / 32];
@@ -27,7 +27,7 @@ __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op)
     for (int i = 0; i < count; ++i) other.at[i] = simt::shuffle_xor(mine.at[i], bits);
     take(other);
   }
-  __syncthreads();  // what was here has been read
+  __syncthreads();  // all have read the previous content
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   mine = of_warp[0];

@@ -1,4 +1,4 @@
-// An element as the type that it is summed in, and a sum as an element; of 16-bit elements two sums as a register.
+// Conversion between the element type of a matrix and its accumulator type, and packing of two 16-bit elements.
 #pragma once
 #include "kernels/device/simt.cuh"
 #if !defined(TSA_HIP)

@@ -1,23 +1,23 @@
-// What SIMT kernels stand on, so that they hold no inline PTX, no warp size and no `_sync` shuffle themselves and
-// compile for CUDA (nvcc, and NVRTC without a header directory), for HIP (wavefronts of 64 included) and for the CPU
-// (TSA_HOST).
+// Portable SIMT primitives: warps, shuffles, vector loads and stores for CUDA, HIP and the CPU. Kernels that use them
+// contain no inline PTX, warp size or `_sync` shuffle. They compile with nvcc, with NVRTC without a header directory,
+// for HIP (including 64-lane wavefronts) and for the CPU (TSA_HOST).
 //
-//   simt::warp_size                 lanes that run together
-//   simt::lane()                    this thread's, in blocks of one dimension
+//   simt::warp_size                 lanes of a warp
+//   simt::lane()                    this thread's lane, in one-dimensional blocks
 //   simt::shuffle, _xor, _down, _up another lane's value; every lane of the warp takes part
 //   simt::sync_warp()               orders a warp's accesses to shared memory
 //   simt::warp_sum(x)               the sum over the warp, the same bits in every lane
-//   simt::Vector<T, N>              N elements, moved by one instruction where they are 4, 8 or 16 bytes
-//   simt::load_streaming            a Vector that is read once: it should not displace what others will read again
-//   simt::store_streaming           likewise, written once
-//   simt::load_from_other_block     an element that another block wrote: past the multiprocessor's own cache
-//   simt::dynamic_shared<T>()       the shared memory that the launch gives the block
-//   simt::kept(x)                   x, in a register from here on: all lanes take part
-//   simt::last_to_arrive(…)         whether this block is the last of some that hand over what they wrote
-//   SIMT_BLOCK(threads)             before `void`: a kernel's threads a block, where it helps the compiler to know.
-//                                   Told, ptxas spills a few registers to fit one more block on an SM; not told, AMD's
-//                                   compiler makes do with the registers that 1024 threads would have, and spills many
-//   SIMT_RESIDENT(threads, blocks)  likewise, always told, with the blocks that an SM of CUDA's is to hold at a time
+//   simt::Vector<T, N>              N elements; one instruction moves 4, 8 or 16 bytes
+//   simt::load_streaming            loads a Vector that is read once, with a hint to evict it from the caches first
+//   simt::store_streaming           stores a Vector that is not read again soon, with the same hint
+//   simt::load_from_other_block     loads an element that another block wrote; bypasses the L1 cache
+//   simt::dynamic_shared<T>()       the block's dynamic shared memory
+//   simt::kept(x)                   forces x into a register; all lanes take part
+//   simt::last_to_arrive(…)         whether this block is the last of several to publish its writes
+//   SIMT_BLOCK(threads)             before `void`: declares the block size on HIP only. With it, ptxas spills a few
+//                                   registers to fit one more block on a multiprocessor. Without it, AMD's compiler
+//                                   assumes 1024 threads and spills many
+//   SIMT_RESIDENT(threads, blocks)  declares the block size, and on CUDA the blocks that a multiprocessor holds at once
 #pragma once
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #define TSA_HIP 1
@@ -56,7 +56,7 @@ __device__ __forceinline__ T shuffle_up(T value, int delta) {
   return __shfl_up(value, delta);
 }
 __device__ __forceinline__ void sync_warp() {
-  // A wavefront runs in lockstep; what is left is to keep the compiler from moving accesses across.
+  // A wavefront runs in lockstep; only the compiler must not move accesses across this point.
   __builtin_amdgcn_fence(__ATOMIC_ACQ_REL, "wavefront");
   __builtin_amdgcn_wave_barrier();
 }
@@ -86,13 +86,14 @@ __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 
 #endif
 
-// Where registers are scarce, the compiler computes anew in every turn of a loop what follows from the thread's number
-// alone, a dozen instructions for an address. It does not know that this is the lane's own value.
+// Forces a value that depends only on the thread index into a register. Where registers are scarce, the compiler
+// recomputes such values in every iteration, up to a dozen instructions per address. A shuffle from the lane itself
+// hides this dependence from the compiler.
 template <typename T>
 __device__ __forceinline__ T kept(T value) {
   return shuffle(value, (int)threadIdx.x % warp_size);
 }
-// The same of a pointer to shared memory.
+// The same for a pointer to shared memory.
 template <typename T>
 __device__ __forceinline__ T* kept_shared(T* at) {
 #if defined(TSA_HOST) || defined(TSA_HIP)
@@ -118,7 +119,7 @@ struct alignas(N * sizeof(T)) Vector {
   __device__ __forceinline__ const T& operator[](int i) const { return at[i]; }
 };
 
-// The same bits as another type of as many.
+// Reinterprets the bits of a value as another type of the same size.
 template <typename To, typename From>
 __device__ __forceinline__ To bits_of(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -127,7 +128,7 @@ __device__ __forceinline__ To bits_of(const From& from) {
   return to;
 }
 
-// The machine's type of a Vector's size.
+// The built-in vector type with the size of a Vector.
 template <int bytes>
 struct Word;
 template <>
@@ -143,7 +144,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// `from` is a multiple of N·sizeof(T).
+// `from` is aligned to N·sizeof(T) bytes.
 template <int N, typename T>
 __device__ __forceinline__ Vector<T, N> load_streaming(const T* from) {
 #if defined(TSA_HIP)
@@ -191,9 +192,9 @@ __device__ __forceinline__ T* dynamic_shared() {
 #endif
 }
 
-// True in every thread of the block that arrives as the last of `expected`; what the others wrote before is then
-// visible. `arrived` is zero before the first, and zero again afterwards. All threads take part that `sync` is a
-// barrier of, of them the block's first.
+// True in every thread of the block that is the last of `expected` blocks to arrive; the writes of the other blocks are
+// then visible to it. The counter `arrived` is zero before the first arrival and zero again after the last. `sync` is a
+// barrier; all its threads take part, including thread 0 of the block.
 template <typename Sync>
 __device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected, Sync sync) {
   __shared__ bool last;

@@ -1,5 +1,5 @@
-// Elements of a row as they are read: kWide of them in as few registers as they have bytes for. Elements of 16 bits
-// that were taken apart where they are read would each take a register until they are used.
+// Packed loads: kWide consecutive elements of a row in as few registers as their bytes need. 16-bit elements that were
+// unpacked on load would occupy one register each until they are used.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -17,7 +17,7 @@ struct Packed {
   using Bits = typename Word<kWide*(int)sizeof(T)>::type;
   Bits bits;
 
-  // From a multiple of so many bytes, once: what others will read again stays in the caches.
+  // Loads from an aligned address, with a hint to evict first: data that is read again stays in the caches.
   __device__ __forceinline__ void load(const T* from) { bits = __ldcs(reinterpret_cast<const Bits*>(from)); }
 
   __device__ __forceinline__ simt::Vector<T, kWide> elements() const {

@@ -1,18 +1,18 @@
-// A warp's rows that are not done, in shared memory: of whichever of its tiles.
+// Warp queue: unfinished rows of a warp, from any of its tiles, collected in shared memory.
 //
-// Why it is fast: few rows of a tile are not done, and they take many instructions. They are settled when there is one
-// for each lane of a warp.
+// Why it is fast: only a few rows of a tile need the extra, expensive work. The warp collects such rows and processes
+// 32 of them at once, one per lane.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// Between two settlings no more than kTile rows come, or (kTile 0) 32 if all are settled. If `keeps`, registers hold
-// what places are computed from (simt::kept).
+// At most kTile rows are added between two calls that process the queue; with kTile 0, add_while processes 32 at a
+// time. `keeps` holds the address operands in registers (simt::kept).
 template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:
-  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // of a warp
+  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // per warp
 
   __device__ explicit Queue(void* items)
       : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), below_((1u << threadIdx.x % 32) - 1),
@@ -20,15 +20,15 @@ class Queue {
     if (keeps) items_ = simt::kept_shared(items_), below_ = simt::kept(below_);
   }
 
-  // By all lanes: each adds its item if it is wanted.
+  // Adds the item of each lane with `wanted`. All lanes call it.
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (wanted) items_[waiting_ + __popc(all & below_)] = item;
     waiting_ += __popc(all);
   }
 
-  // The same, an item a turn, for as long as any lane's `wanted` is not zero: `fill` writes one and changes it. `all`
-  // are the lanes that begin with one. Whenever 32 wait they are settled.
+  // Adds one item per lane and iteration, as long as any lane's `wanted` is nonzero: `fill` writes an item and updates
+  // `wanted`. `all` is the mask of the lanes that start with an item. Processes the queue whenever it holds 32 items.
   template <typename Fill, typename Settle>
   __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill, Settle settle) {
 #pragma unroll 1
@@ -40,8 +40,8 @@ class Queue {
     }
   }
 
-  // Calls `settle` of up to 32 items and their number, by all lanes, if `least` of them wait, and tells whether they
-  // did. It may write where the items are.
+  // Calls `settle(items, count)` with all lanes for up to 32 items if the queue holds at least `least`, and returns
+  // whether it did. `settle` may overwrite the items.
   template <typename Settle>
   __device__ __forceinline__ bool take(unsigned least, Settle settle) {
     if (waiting_ < least) return false;
@@ -49,11 +49,11 @@ class Queue {
     waiting_ -= taken;
     __syncwarp();
     settle(items_ + waiting_, (int)taken);
-    __syncwarp();  // what was there has been read
+    __syncwarp();  // all lanes have read the items
     return true;
   }
 
-  // Likewise, until fewer wait.
+  // Repeats `take` until the queue holds fewer than `least` items.
   template <typename Settle>
   __device__ __forceinline__ void drain(unsigned least, Settle settle) {
     while (take(least, settle)) {

@@ -1,1 +1,4 @@
-"""Kernels compiled by NVRTC, and kept between processes."""
+"""Compilation by NVRTC: the compiler, the disk cache of machine code, and background compilation.
+
+Kernel source and the choice of a kernel are never here.
+"""

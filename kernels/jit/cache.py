@@ -1,8 +1,8 @@
-"""The disk cache of compiled kernels: machine code, and what the compiler said of it.
+"""Disk cache of compiled kernels: machine code, and the compiler's report on registers and memory.
 
-An entry's key is a digest of all that the kernel is compiled from (`entry_of`). An entry is written whole or not at
-all, so that processes that compile the same kernel at the same time do not disturb each other. It holds a digest of its
-content; an entry that is damaged or that others may have written is compiled again. Where the cache cannot be written,
+The key of an entry is a digest of everything that determines the machine code (`entry_of`). Entries are written
+atomically, so that processes can compile the same kernel at the same time. An entry contains a digest of its content;
+an entry that is damaged, or that another user may have written, is compiled again. If the cache cannot be written,
 compiled kernels last as long as the process.
 """
 
@@ -21,18 +21,18 @@ __all__ = ["Cubin", "Resources", "entry_of", "load", "store"]
 
 @dataclass(frozen=True)
 class Resources:
-    """What one kernel takes.
+    """Resources of one kernel, from the compiler's report.
 
     Attributes
     ----------
     registers : int
-        A thread.
+        Registers per thread.
     shared : int
-        Static bytes a block.
+        Static shared memory per block, in bytes.
     stack, spill_stores, spill_loads : int
-        Bytes a thread in local memory.
+        Local memory per thread, in bytes.
     waits : bool
-        Whether the compiler had to wait for products of a warpgroup that the source leaves under way.
+        Whether the compiler inserted waits for wgmma products that the source leaves in flight.
     """
 
     registers: int
@@ -50,13 +50,13 @@ class Cubin:
     Attributes
     ----------
     path : pathlib.Path
-        In the cache.
+        Its file in the cache.
     names : dict of str to str
-        The mangled name of each kernel that was asked for.
+        Mangled names, by name expression.
     resources : dict of str to Resources
-        Of each kernel that was asked for.
+        Resources, by name expression.
     seconds : float
-        What compiling took when it was done.
+        The duration of the compilation.
     """
 
     path: Path
@@ -65,28 +65,28 @@ class Cubin:
     seconds: float
 
 
-#: What could not be written to the cache, by its entry.
+#: Compiled kernels that could not be written to the cache, by entry.
 _not_kept: dict[Path, Cubin] = {}
 
 
 def entry_of(parts: Iterable[str]) -> Path:
-    """Return the path of the entry for all that a kernel is compiled from, whether it is there or not."""
+    """Return the path of the cache entry for these inputs of a compilation; it need not exist."""
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return _folder() / f"{digest}.json"
 
 
 def load(entry: Path) -> Cubin | None:
-    """Return what was compiled for an entry; None if that was nothing, or is not as this user wrote it."""
+    """Return the machine code of an entry, or None if the entry does not exist, is damaged, or is not trusted."""
     return _read(entry) or _not_kept.get(entry)
 
 
 def store(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> Cubin:
-    """Write an entry of the cache, or else a file that lasts as long as the process; return it with its place."""
+    """Write an entry to the cache or, if that fails, to a directory of this process; return it with its path."""
     try:
         _write(entry, cubin, code, flags)
         return cubin
     except OSError as error:
-        warn_once(f"{entry.parent}: cannot be written ({error.strerror}): compiled kernels are not kept")
+        warn_once(f"{entry.parent}: cannot be written ({error.strerror}): compiled kernels are not cached")
     cubin = replace(cubin, path=process_directory() / cubin.path.name)
     write_cached(cubin.path, code)
     _not_kept[entry] = cubin
@@ -94,16 +94,16 @@ def store(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> Cubin
 
 
 def _folder() -> Path:
-    """Return where compiled kernels are kept."""
+    """Return the directory of compiled kernels."""
     try:
         return cache_directory() / "cubin"
     except OSError as error:
-        warn_once(f"compiled kernels are not kept: {error.strerror}")
+        warn_once(f"compiled kernels are not cached: {error.strerror}")
         return process_directory()
 
 
 def _read(entry: Path) -> Cubin | None:
-    """Return what the cache holds; None if it holds nothing, or anything but what this user wrote, to compile it."""
+    """Return an entry of the cache, or None if it does not exist, is damaged, or is not trusted."""
     path = entry.with_suffix(".cubin")
     try:
         found, code = parse_json(read_cached(entry)), read_cached(path)
@@ -119,14 +119,14 @@ def _read(entry: Path) -> Cubin | None:
 
 
 def _digest(description: dict[str, Any], code: bytes) -> str:
-    """Return the digest of an entry of the cache: machine code, and what is said of it."""
+    """Return the digest of an entry: its description and its machine code."""
     digest = hashlib.sha256(json.dumps(description, sort_keys=True).encode())
     digest.update(code)
     return digest.hexdigest()
 
 
 def _write(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> None:
-    """Write an entry, the description last: where it is, the code is."""
+    """Write an entry, the description last, so that a description implies that its code exists."""
     write_cached(cubin.path, code)
     resources = {kernel: asdict(used) for kernel, used in cubin.resources.items()}
     description = {"names": cubin.names, "resources": resources, "seconds": cubin.seconds, "flags": list(flags)}

@@ -1,10 +1,10 @@
-"""From a kernel's source to machine code by NVRTC.
+"""NVRTC compilation of kernel source to machine code, through the disk cache.
 
-Compiling needs CuPy and NVRTC (they come with the extras cuda12 and cuda13) but no GPU and no driver, so that every
-kernel is compiled for every architecture wherever the tests run.
+Compilation needs CuPy and NVRTC (extras cuda12 and cuda13) but no GPU and no driver. So tests can compile every kernel
+for every architecture on any machine.
 
-The key of what is compiled is the source, every header that it includes (and those include), the flags, the compiler's
-version and the architecture: editing a header never gives a stale kernel.
+The cache key covers the source, all headers that it includes directly or indirectly, the flags, the compiler version
+and the architecture. A changed header therefore never yields a stale kernel.
 """
 
 import re
@@ -19,29 +19,29 @@ from tsapps.kernels.system.printable import one_line
 
 __all__ = ["architecture", "build", "headers_of"]
 
-#: Root of what `#include "…"` names: the directory that holds kernels/ and apps/ where they are installed.
+#: The root of `#include "…"` paths: the directory that holds kernels/ and apps/.
 INCLUDE_ROOT = Path(__file__).resolve().parents[2]
 
-# Flags of every kernel. -v puts registers and spills into the log, which `Resources` reads.
+# Flags of every kernel. -v writes registers and spills to the log, from which `_usage` reads them.
 _FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-# What ptxas -v says of one kernel: its mangled name, then spills, then registers and shared memory.
+# The report of ptxas -v on one kernel: its mangled name, then spills, then registers and shared memory.
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-# And before all that, of wgmma: "are serialized due to", "wait_group is injected".
+# Warnings on wgmma, before all reports: "are serialized due to", "wait_group is injected".
 _WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
-# A compile that takes longer than this is announced: the user waits for it once.
+# A longer compilation is reported, so that the user knows why the first call is slow.
 PATIENCE_SECONDS = 1.0
 
 
 def headers_of(source: str, root: Path = INCLUDE_ROOT) -> dict[str, str]:
-    """Return the text of every file that `source` includes by ``#include "…"``, by its path under `root`.
+    """Return all files that `source` includes by ``#include "…"``, directly or not, as {path under `root`: text}.
 
     Raises
     ------
     FileNotFoundError
-        If an included file is not there.
+        If an included file does not exist.
     """
     found: dict[str, str] = {}
     waiting = _INCLUDE.findall(source)
@@ -54,16 +54,16 @@ def headers_of(source: str, root: Path = INCLUDE_ROOT) -> dict[str, str]:
 
 
 def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str] = ()) -> Cubin:
-    """Compile a source for one architecture, or take the result from the cache.
+    """Compile a source for one architecture, or load the result from the cache.
 
     Parameters
     ----------
     source : str
-        CUDA C++; its ``#include "…"`` are found under `INCLUDE_ROOT`.
+        CUDA C++; ``#include "…"`` paths are relative to `INCLUDE_ROOT`.
     kernels : sequence of str
-        Name expressions of the kernels, such as ``"nearest<float>"``.
+        C++ name expressions of the kernels, such as ``"nearest<float>"``.
     arch : str
-        Such as ``"sm_90a"``.
+        The architecture, such as ``"sm_90a"``.
     flags : sequence of str
         Further NVRTC flags.
 
@@ -74,7 +74,7 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
     Raises
     ------
     RuntimeError
-        If the source does not compile; says the compiler's first error.
+        If the source does not compile; the message has the compiler's first error.
     """
     from cupy.cuda import nvrtc
 
@@ -87,9 +87,9 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
 
 @cache
 def _no_cache() -> tuple[str, ...]:
-    """Return the flag that keeps NVRTC from answering out of a cache of its own, without the report on registers.
+    """Return the flag that disables NVRTC's own cache, whose results lack the report on registers.
 
-    Compilers before CUDA 12.9 or so have neither the cache nor the flag.
+    Compilers before about CUDA 12.9 have neither the cache nor the flag.
     """
     from cupy.cuda import nvrtc
 
@@ -131,20 +131,20 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
     found = store(entry, Cubin(entry.with_suffix(".cubin"), names, resources, seconds), cubin, flags)
     if seconds > PATIENCE_SECONDS:
         print(
-            f"tsapps: compiled a kernel in {seconds:.1f} s; it is kept in {one_line(found.path.parent)}",
+            f"tsapps: compiled a kernel in {seconds:.1f} s and saved it in {one_line(found.path.parent)}",
             file=sys.stderr,
         )
     return found
 
 
 def _usage(log: str) -> dict[str, Resources]:
-    """Read what ptxas says of every kernel, by its mangled name."""
+    """Parse the report of ptxas into the resources of each kernel, by mangled name."""
     found, waiting = {}, _WAITS.findall(log)
     pieces = _ENTRY.split(log)[1:]
     for name, text in zip(pieces[::2], pieces[1::2], strict=True):
         spills, used = _SPILLS.search(text), _USED.search(text)
         if spills is None or used is None:
-            raise RuntimeError(f"the compiler's report on {name} has another form than expected: {text[:200]!r}")
+            raise RuntimeError(f"cannot parse the compiler's report on {name}: {text[:200]!r}")
         stack, stores, loads = map(int, spills.groups())
         found[name] = Resources(int(used[1]), int(used[2] or 0), stack, stores, loads, name in waiting)
     return found
@@ -152,7 +152,7 @@ def _usage(log: str) -> dict[str, Resources]:
 
 @cache
 def architecture(device: int) -> str:
-    """Return the architecture to compile for on a GPU, with its own instructions where it has such: ``"sm_90a"``."""
+    """Return the compile architecture of a GPU, including architecture-specific instructions: ``"sm_90a"``."""
     import cupy
 
     capability = cupy.cuda.Device(device).compute_capability

@@ -10,7 +10,7 @@ from typing import Any
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import architecture, build
 
-__all__ = ["Kernel", "compile_header", "function", "load_from_header"]
+__all__ = ["Kernel", "compile_header", "kernel_of"]
 
 
 class Kernel:
@@ -85,21 +85,12 @@ def _compilers() -> ThreadPoolExecutor:
 
 
 @cache
-def function(path: Path, kernels: tuple[str, ...], kernel: str, device: int) -> Kernel:
-    """Return a kernel of the source file at `path`, for GPU `device`."""
-    return Kernel(path.read_text(encoding="utf-8"), kernels, kernel, device)
+def kernel_of(source: Path | str, kernels: tuple[str, ...], kernel: str, device: int) -> Kernel:
+    """Return a kernel of a source file, or of a source text, for GPU `device`; `kernels` are compiled together."""
+    text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
+    return Kernel(text, kernels, kernel, device)
 
 
 def compile_header(header: str, name: str, arch: str) -> Cubin:
     """Compile one kernel of a header, by its name expression, for an architecture; needs no GPU."""
     return build(f'#include "{header}"\n', [name], arch)
-
-
-@cache
-def load_from_header(header: str, name: str, device: int) -> Any:
-    """Return one kernel of a header, by its name expression, compiled and loaded on a GPU: a `cupy.RawKernel`."""
-    import cupy
-
-    cubin = compile_header(header, name, architecture(device))
-    with cupy.cuda.Device(device):
-        return cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[name])

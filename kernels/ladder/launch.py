@@ -1,16 +1,18 @@
 """Launches TSM2 as published: V0 to V3 of tsm2_paper.cuh."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.jit.kernel import load_from_header
+from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["PAPER_KERNELS", "tsm2_paper"]
 
 #: TSM2 as published: its steps, by name.
 PAPER_KERNELS = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
 
+_SOURCE = Path(__file__).with_name("tsm2_paper.cuh")
 _SCALARS = {"float32": "float", "float64": "double"}
 
 
@@ -44,7 +46,8 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
     C = cupy.empty((m, w), A.dtype, order="F")
     name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
     sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
-    load_from_header("kernels/ladder/tsm2_paper.cuh", name, A.device.id)((-(-m // t1),), (t1,), (A, B, C, *sizes))
+    (kernel,) = cuda_machine(A.device.id).kernels(_SOURCE, name)
+    kernel((-(-m // t1),), (t1,), (A, B, C, *sizes))
     return C
 
 

@@ -1,14 +1,15 @@
-// TSM2 as published (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS '19):
-// four kernels for C = A·B, each one step beyond the one before. The kernels of tsm2/ are measured against them.
+// TSM2 as published (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS '19): C
+// = A·B by four kernels, each one step beyond the one before. They are the baseline of the kernels in tsm2/.
 //
-// Shapes: A (m × k) is large both ways, B (k × w) and C (m × w) are skinny, w ≪ k. All column-major: element (r, c) of
-// A is A[r + c·lda]. A block of t1 threads owns t1 rows of A and C; thread i owns row i and goes along it.
+// Shapes: A (m × k) is large in both dimensions, B (k × w) and C (m × w) are skinny, w ≪ k. All are column-major:
+// element (r, c) of A is A[r + c·lda]. A block of t1 threads owns t1 rows of A and C; thread i processes row i from
+// left to right.
 //
 //                                              p   p + t2
 //                                          ┌───┬───┬───┐
 //                                        j ├ ─ ┼───┼ ─ ┤
-//                                          │   │▒▒▒│   │  the tile of B (t1 × t2) that
-//                                          │   │▒▒▒│   │  a block has in shared memory
+//                                          │   │▒▒▒│   │  the tile of B (t1 × t2)
+//                                          │   │▒▒▒│   │  in the block's shared memory
 //                       B (k × w)   j + t1 ├ ─ ┼───┼ ─ ┤
 //                                          └───┴───┴───┘
 //                     l  l + t3
@@ -16,50 +17,52 @@
 //      │              │  │              │  │   │   │   │
 //      ├──────────────┼──┼──────────────┤  ├───┼───┼───┤
 //      │ thread 0     │▒▒│              │  │   │▒▒▒│   │
-//      │ thread 1     │▒▒│ ──▸          │  │   │▒▒▒│   │  t2 sums a thread, in registers
+//      │ thread 1     │▒▒│ ──▸          │  │   │▒▒▒│   │  t2 sums per thread, in registers
 //      │ …            │▒▒│              │  │   │▒▒▒│   │
 //      ├──────────────┼──┼──────────────┤  ├───┼───┼───┤
 //      │              │  │              │  │   │   │   │
 //      └──────────────┴──┴──────────────┘  └───┴───┴───┘
 //        A (m × k)                           C (m × w)
 //
-// Threads of a warp own neighbouring rows, so that in every column of A they read neighbouring addresses: coalesced,
-// with nothing to rearrange. What is left is to read A as seldom as can be, and never to wait for it:
+// Why it is fast: threads of a warp own neighbouring rows, so their reads of every column of A are coalesced. Each
+// version reads A or B less often, or hides the latency of these reads:
 //
 //   V0  inner product   C[i, c] = Σₗ A[i, l]·B[l, c], one column c after the other. Reads A w times.
-//   V1  outer product   Goes along the row once for t2 columns: each element of A is loaded once and meets t2 elements
-//                       of B; the t2 sums stay in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of B from
-//                       global memory, one address a warp, which uses 4 or 8 of the 32 bytes that such a read moves.
-//   V2  + shared B      The block loads a t1 × t2 tile of B together, a row a thread: neighbouring threads read
-//                       neighbouring addresses. B is read from global memory once a block, not once a thread. In shared
-//                       memory the tile is column-major too: storing it, neighbouring threads hit neighbouring banks;
-//                       using it, all threads read the same element, a broadcast. Neither has a bank conflict.
-//   V3  + prefetch      In V2 a thread stands still from each load to its use. Here nextA (t3 elements of the row)
-//                       and nextB (one row of the next tile) are being loaded into registers while currA and currB are
-//                       multiplied. The multiplications need nothing that is under way.
+//   V1  outer product   Processes the row once for t2 columns: each element of A is loaded once and multiplies t2
+//                       elements of B; the t2 sums stay in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of
+//                       B from global memory, one address per warp, which uses 4 or 8 of the 32 bytes of a sector.
+//   V2  + shared B      The block loads a t1 × t2 tile of B together, one row per thread: neighbouring threads read
+//                       neighbouring addresses. B is read from global memory once per block, not once per thread. In
+//                       shared memory the tile is column-major too. When it is stored, neighbouring threads write to
+//                       neighbouring banks; when it is used, all threads read one element, a broadcast. Neither has
+//                       bank conflicts.
+//   V3  + prefetch      In V2 a thread stalls from each load to its use. V3 loads nextA (t3 elements of the row) and
+//                       nextB (one row of the next tile) into registers while it multiplies currA and currB. The
+//                       multiplications do not depend on loads in flight.
 //
-// t1 decides how many threads share a tile of B; t2 how often A is read and, with t2 sums and t2 prefetched elements,
-// how many registers a thread takes; t3 how many loads of A a thread has under way. The paper picks t2 and t3 by a
-// model of bandwidth, latency and occupancy, and t1 by trying.
+// t1 is the number of threads that share a tile of B. t2 determines how often A is read and, with t2 sums and t2
+// prefetched elements, the registers per thread. t3 is the number of loads of A in flight per thread. The paper selects
+// t2 and t3 by a model of bandwidth, latency and occupancy, and t1 by trial.
 //
-// Any m, k, w ≥ 1. A thread past the last row repeats it, because all must reach the barriers, and writes nothing. Past
-// the last column of A, and past the edges of B, zeros are used; C is not written past its last column.
+// Any m, k, w ≥ 1. A thread beyond the last row recomputes the last row, because all threads must reach the barriers,
+// and writes nothing. Beyond the last column of A and the edges of B, zeros are used. C is not written beyond its last
+// column.
 //
-// Launch: ⌈m / t1⌉ blocks of t1 threads, no dynamic shared memory; t1·t2·sizeof(T) ≤ 48 KB. All loops but those over t2
-// and t3 are kept rolled, as in the paper: unrolled, they would take more registers than the model counts.
+// Launch: ⌈m / t1⌉ blocks of t1 threads, no dynamic shared memory; t1·t2·sizeof(T) ≤ 48 KB. Only loops over t2 and t3
+// are unrolled, as in the paper: unrolling others would take more registers than the model counts.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace tsm2 {
 
-// a = the next t3 elements of a row of A; `rest` elements of the row are left.
+// a ← the next t3 elements of a row of A, of which `rest` elements remain; zeros beyond them.
 template <typename T, int t3>
 __device__ __forceinline__ void load_row(T (&a)[t3], const T* from, long long lda, int rest) {
 #pragma unroll
   for (int b = 0; b < t3; ++b, from += lda) a[b] = b < rest ? *from : T(0);
 }
 
-// b = elements (row, p … p + t2 − 1) of B.
+// b ← elements (row, p … p + t2 − 1) of B; zeros outside B.
 template <typename T, int t2>
 __device__ __forceinline__ void load_tile(T (&b)[t2], const T* B, long long ldb, long long row, long long k, int p,
                                           int w) {
@@ -69,14 +72,14 @@ __device__ __forceinline__ void load_tile(T (&b)[t2], const T* B, long long ldb,
   for (int a = 0; a < t2; ++a, from += ldb) b[a] = a < columns ? *from : T(0);
 }
 
-// This thread's row of the tile in shared memory.
+// Stores this thread's row of the tile in shared memory.
 template <int t1, typename T, int t2>
 __device__ __forceinline__ void store_tile(T (&tile)[t1 * t2], const T (&b)[t2]) {
 #pragma unroll
   for (int a = 0; a < t2; ++a) tile[threadIdx.x + a * t1] = b[a];
 }
 
-// c += a · (rows l … l + t3 − 1 of the tile).
+// c ← c + a · (rows l … l + t3 − 1 of the tile).
 template <int t1, typename T, int t2, int t3>
 __device__ __forceinline__ void multiply(T (&c)[t2], const T (&a)[t3], const T (&tile)[t1 * t2], int l) {
 #pragma unroll
@@ -86,7 +89,7 @@ __device__ __forceinline__ void multiply(T (&c)[t2], const T (&a)[t3], const T (
   }
 }
 
-// Columns p … p + t2 − 1 of this thread's row of C.
+// Stores columns p … p + t2 − 1 of this thread's row of C.
 template <typename T, int t2>
 __device__ __forceinline__ void store_sums(T* C, long long ldc, long long row, long long m, int p, int w,
                                            const T (&c)[t2]) {
@@ -98,7 +101,7 @@ __device__ __forceinline__ void store_sums(T* C, long long ldc, long long row, l
   }
 }
 
-// What every kernel takes. (A structure would hide from the compiler that nothing else points to A, B and C.)
+// The parameters of every kernel. A structure would hide from the compiler that nothing else points to A, B and C.
 #define TSM2_PARAMETERS                                                                                                \
   const T *__restrict__ A, const T *__restrict__ B, T *__restrict__ C, long long m, long long k, int w, long long lda, \
       long long ldb, long long ldc
@@ -147,7 +150,7 @@ __global__ SIMT_BLOCK(t1) void tsm2_v2(TSM2_PARAMETERS) {
     T currC[t2] = {};
 #pragma unroll 1
     for (long long j = 0; j < k; j += t1) {
-      __syncthreads();  // all have used the tile before
+      __syncthreads();  // all threads have used the previous tile
       T mine[t2];
       load_tile(mine, B, ldb, j + threadIdx.x, k, p, w);
       store_tile<t1>(currB, mine);
@@ -176,12 +179,12 @@ __global__ SIMT_BLOCK(t1) void tsm2_v3(TSM2_PARAMETERS) {
     T currC[t2] = {}, currA[t3], nextA[t3], nextB[t2];
     load_row(currA, from, lda, k < t3 ? (int)k : t3);
     load_tile(nextB, B, ldb, threadIdx.x, k, p, w);
-    store_tile<t1>(currB, nextB);  // all have used the last tile of the columns before: see the end of the loop over j
+    store_tile<t1>(currB, nextB);  // the barrier at the end of the loop over j precedes: the previous tile is used up
 #pragma unroll 1
     for (long long j = 0; j < k; j += t1) {
       __syncthreads();  // the tile is whole
       load_tile(nextB, B, ldb, j + t1 + threadIdx.x, k, p, w);
-      // Of the row from column j on, as far as this tile and the first step of the next one reach.
+      // The elements of the row from column j to the first step of the next tile.
       const int rest = k - j < t1 + t3 ? (int)(k - j) : t1 + t3;
 #pragma unroll 1
       for (int l = 0; l < t1 && l < rest; l += t3) {
@@ -191,7 +194,7 @@ __global__ SIMT_BLOCK(t1) void tsm2_v3(TSM2_PARAMETERS) {
 #pragma unroll
         for (int b = 0; b < t3; ++b) currA[b] = nextA[b];
       }
-      __syncthreads();  // all have used the tile
+      __syncthreads();  // all threads have used the tile
       store_tile<t1>(currB, nextB);
     }
     store_sums(C, ldc, row, m, p, w, currC);

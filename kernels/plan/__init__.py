@@ -1,1 +1,4 @@
-"""Which kernel computes a product and with which parameters, from sizes alone. Nothing here needs a GPU."""
+"""Selection of a kernel and its parameters from problem sizes, layouts and GPU specifications.
+
+Arrays, CuPy and launches are never here: all functions run without a GPU.
+"""

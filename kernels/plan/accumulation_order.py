@@ -1,4 +1,4 @@
-"""In which order a plan's kernel adds up the products of an element: what emulated_gemm.cuh follows. Pure."""
+"""Accumulation order of a plan's kernel, the input of the bit-exact emulation in emulated_gemm.cuh. Pure."""
 
 from typing import Any
 
@@ -14,22 +14,22 @@ ORDER = np.dtype(
     [(name, "i8") for name in ("units", "tile_units", "tile_rows", "depth", "k")]
     + [(name, "i4") for name in ("blocks", "splits", "stride", "interval", "products", "by_steps")]
 )
-#: The order of sums of which nobody knows it.
+#: An unknown order.
 UNKNOWN = np.zeros((), ORDER)[()]
 
 
 def order_of(plan: MmaPlan, problem: Problem, blocks: int) -> Any:
-    """Return the C++ class `Order` of a product by a plan on tensor cores that is launched with some blocks.
+    """Return the accumulation order, as the C++ class `Order`, of a tensor-core plan launched with `blocks` blocks.
 
     Raises
     ------
     ValueError
-        If it is not known: a tile has not all of C's columns, or lines are folded.
+        If the order is unknown: a tile does not have all columns of C, or lines are folded.
     """
     if plan.tile_n < problem.w or plan.fold > 1:
         raise ValueError(f"the plan has tiles of {plan.tile_n} columns and a fold of {plan.fold}; expected all, and 1")
     by_steps = isinstance(plan, WgmmaPlan)
-    # Of a warpgroup, a job of float32; a pair is two words.
+    # In wgmma plans of float32, the interval is a job; a pair is two words.
     interval = plan.interval
     if isinstance(plan, WgmmaPlan):
         interval = 2 * plan.job_pairs if plan.dtype == "float32" else 0
@@ -43,7 +43,7 @@ def order_of(plan: MmaPlan, problem: Problem, blocks: int) -> Any:
 
 
 def one_after_another(k: int) -> Any:
-    """Return the C++ class `Order` of sums that nobody shares: of k products, as many at once as an instruction has."""
+    """Return the order, as the C++ class `Order`, of k products summed by one warp, one instruction after another."""
     order, depth = np.zeros((), ORDER), 16
     order["units"] = order["tile_units"] = -(-k // depth)
     order["tile_rows"], order["depth"], order["k"] = 2**62, depth, k

@@ -1,6 +1,7 @@
-"""How long a warp takes to read an operand's words from shared memory: operand.cuh's addresses, and their banks. Pure.
+"""Shared-memory bank conflicts of an operand layout: the cost of a warp's reads in operand.cuh. Pure.
 
-Shared memory answers 32 banks of 4 bytes at a time: a read takes as many turns as one bank has different words of it.
+Shared memory has 32 banks of 4 bytes. A read takes as many turns as the most different words that it needs from one
+bank.
 """
 
 from collections import defaultdict
@@ -8,43 +9,43 @@ from functools import cache
 
 __all__ = ["STRIDES", "turns"]
 
-#: Strides in which depths can be dealt to lanes.
+#: Strides with which depths can be distributed over lanes.
 STRIDES = (1, 2, 4, 8)
 _BANKS, _BANK_BYTES = 32, 4
 
 
 @cache
 def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, stride: int) -> float:
-    """Return how long a warp takes to read the words of 16 outer indices and two words of each lane's depths.
+    """Return the cost of one fragment read of a warp: 16 outer indices, two words per lane.
 
     Parameters
     ----------
     size : int
-        Bytes of an element.
+        Bytes per element.
     along_depth : bool
         Whether the operand's lines run along the depth.
     outer, depth : int
-        Of a tile.
+        Sizes of a tile.
     packed : bool
-        Whether its lines follow each other without a gap.
+        Whether the lines have no gaps.
     stride : int
-        In which depths are dealt to lanes.
+        The stride with which depths are distributed over lanes.
 
     Returns
     -------
     float
-        Turns of shared memory, and a quarter more for each instruction that reads.
+        Turns of shared memory, plus a quarter for each load instruction.
     """
     per_word, line = 2 if size == 2 else 1, (depth if along_depth else outer) * size
     whole = line % 16 == 0 and (along_depth or (size == 2 and depth % 8 == 0))
     if size < 8 and stride == 1 and whole:
         return 4 + 0.25  # one ldmatrix
     words = -(-depth // per_word)
-    in_blocks = words // (4 * stride) * stride  # of a lane, dealt by the stride; the others one by one
+    in_blocks = words // (4 * stride) * stride  # words per lane distributed by the stride; the others one by one
     rest = -(-(words - 4 * in_blocks) // 4)
     firsts = [4 * (in_blocks + i) * per_word for i in range(rest)]
     found = [_turns_of_a_word(size, along_depth, line, (at, per_word, depth), packed, stride) for at in firsts]
-    if in_blocks:  # which are all alike
+    if in_blocks:  # all these words cost the same
         found += [_turns_of_a_word(size, along_depth, line, (0, per_word * stride, depth), packed, stride)] * in_blocks
     return 4 * sum(found) / len(found)
 
@@ -52,9 +53,12 @@ def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, st
 def _turns_of_a_word(
     size: int, along_depth: bool, line: int, depths: tuple[int, int, int], packed: bool, stride: int
 ) -> float:
-    """Return the turns for one word of every lane; lane t begins at first + t · step of the `depths`."""
+    """Return the turns for one word of every lane; the word of lane t begins at depth first + t · step.
+
+    `depths` is (first, step, depth of the tile).
+    """
     first, step, depth = depths
-    # Halves that are not beside each other at a multiple of four bytes come one at a time.
+    # Two 16-bit elements need two reads, unless they are adjacent and aligned to four bytes.
     reads = 2 if size == 2 and (not along_depth or line % 4) else 1
     found = 0.0
     for half in range(reads):
@@ -69,12 +73,12 @@ def _turns_of_a_word(
             for one in range(word, word + max(1, size // _BANK_BYTES)):
                 banks[one % _BANKS].add(one)
         found += max(map(len, banks.values()), default=0) + 0.25
-    # 32 lanes of eight bytes are two turns at the least.
+    # 32 lanes of eight bytes take at least two turns.
     return max(found, 2.25 if size == 8 else 0)
 
 
 def _rotation(size: int, along_depth: bool, line: int, row: int, stride: int) -> int:
-    """Return by how many bytes, as an exclusive or, a line is rotated: Operand::rotation."""
+    """Return the byte offset that permutes a line by exclusive or, as Operand::rotation does."""
     eight = size == 2 or (along_depth and size == 4)
     apart = 1 if eight or along_depth else stride
     period = 1

@@ -1,4 +1,4 @@
-"""The plans that a device can run for a problem. Pure."""
+"""Candidate plans: all that a device can run for a problem and that are worth trying. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,58 +11,58 @@ from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = ["RESERVED", "candidates", "fits", "foldable", "most_registers", "registers", "stage_bytes"]
 
-#: Shared memory that the system keeps of every block.
+#: Bytes of shared memory per block that CUDA reserves.
 RESERVED = 1024
-# What tells a block that it is the last to arrive, with its alignment.
+# Bytes of static shared memory: the flag of simt::last_to_arrive, with its alignment.
 _STATIC = 128
-# Tensor-core instructions that the kernel is made of came with compute capability 8.0; those of warpgroups are of 9.0.
+# The tensor-core instructions of gemm_mma.cuh need compute capability 8.0 or later; wgmma needs exactly 9.0.
 _LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
-# Depth up to which float32 is multiplied in six products.
+# The largest k at which float32 takes six tf32 products.
 _SMALL = 4
-# Columns, rows of a TSMTTSM, and depth of a TSM2L up to which warpgroups have nothing to gain.
+# Warpgroups gain nothing up to this number of columns, of rows of a TSMTTSM, and this k of a TSM2L.
 _NARROW_FOR_WARPGROUPS, _SMALL_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
-# Registers of a multiplier of gemm_wgmma.cuh beside its sums and words of A.
+# Registers per consumer thread of gemm_wgmma.cuh, apart from its sums and words of A.
 _CONSUMERS_OTHER = 24
-# Registers of a thread beside its sums, by bytes of an element; and of an SM, and how many a thread may have.
+# Registers per thread apart from its sums, by bytes per element; registers per multiprocessor; the most per thread.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
 
 def stage_bytes(plan: MmaPlan) -> int:
-    """Return the bytes of A in a stage."""
+    """Return the bytes of A per stage."""
     return plan.tile_m * plan.depth * ITEMSIZE[plan.dtype]
 
 
 def registers(plan: MmaPlan) -> int:
-    """Return about how many registers a thread needs: its sums, and those of the stretch that is being added up."""
+    """Estimate the registers per thread: all sums, those of the current accumulation interval, and a constant."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
     sums = 4 * -(-rows // 16) * (-(-columns // 8) + plan.row_sums)
     if isinstance(plan, WgmmaPlan):
-        # float64 takes two registers, and has two words of A; others have those of two jobs, which float32 takes in two
-        # parts and adds up alone.
+        # float64 takes two registers per number, and two words of A. Other types hold the words of two jobs; float32
+        # holds them in two parts, with separate sums per job.
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
         return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
-    # float64 takes two registers; float32 holds a stretch's sums too.
+    # float64 takes two registers per sum; float32 also holds the sums of the interval.
     times = 2 if plan.dtype == "float64" or plan.interval else 1
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
 def most_registers(plan: MmaPlan) -> int:
-    """Return how many registers a thread may have, for a multiprocessor to hold the plan's blocks."""
+    """Return the most registers per thread with which a multiprocessor can hold the plan's blocks."""
     return min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
 
 
 def fits(plan: MmaPlan, device: GpuSpec) -> bool:
-    """Whether a multiprocessor of the device holds the plan's blocks."""
+    """Return whether a multiprocessor of the device can hold the plan's blocks."""
     shared = plan.shared_bytes + _STATIC
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
     most = most_registers(plan)
     if isinstance(plan, WgmmaPlan):
-        equal, loading, most = plan.registers
-        if not (loading <= equal <= most and plan.has_whole_jobs):
+        at_launch, of_producer, most = plan.registers
+        if not (of_producer <= at_launch <= most and plan.has_whole_jobs):
             return False
     return (
-        # A B that is kept arrives where the ring will be.
+        # A B that stays is first copied to the memory of the pipeline.
         kept <= plan.teams * plan.stages * stage_bytes(plan)
         and shared <= device.shared_memory_per_block
         and plan.blocks * (shared + RESERVED) <= device.shared_memory
@@ -72,7 +72,7 @@ def fits(plan: MmaPlan, device: GpuSpec) -> bool:
 
 
 def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
-    """Return every plan worth trying, as instances for the problem's layouts; none where no kernel of ours applies."""
+    """Return all plans worth trying, instantiated for the problem's layouts; empty if tsapps has no kernel for it."""
     generators = {"tsm2r": _tsm2r, "tsm2l": _tsm2l, "tsmttsm": _tsmttsm}
     shape = problem.shape
     tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY
@@ -92,25 +92,25 @@ def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
 
 
 def _interval(problem: Problem) -> int:
-    """Return how many words the tensor cores may add up before a rounded addition.
+    """Return the accumulation interval: words that the tensor cores accumulate before a rounded addition.
 
-    They truncate. Of float32 that would show; of halves it is far below the rounding of the result.
+    Tensor cores truncate. That error is visible in float32, but far below the rounding of a 16-bit result.
     """
     return 8 if problem.dtype == "float32" else 0
 
 
 def _products(problem: Problem) -> int:
-    """Return of how many tf32 products one of float32 is made.
+    """Return the number of tf32 products per float32 product.
 
-    Three leave an error of up to 4·2⁻²⁴ in each product. Sums of a few products round less than twice that in plain
-    float32, and get six.
+    Three leave an error of up to 4·2⁻²⁴ per product. A sum of few products in plain float32 has less than twice that
+    rounding error, so small k takes six.
     """
     return 6 if problem.dtype == "float32" and problem.k <= _SMALL else 3
 
 
 def _tsm2r(problem: Problem) -> Iterator[MmaPlan]:
-    """Yield plans of a tile of many rows, B beside A in every stage."""
-    # Bytes of a line of A in a stage where lines run along the depth; and of its tile's rows, and warps m, n and k.
+    """Yield plans for TSM2R: tiles of many rows, with A and B in every stage."""
+    # Shapes are (bytes of depth per stage, (rows of a tile, warps_m, warps_n, warps_k)).
     wide = ((128, 4, 1, 1), (256, 8, 1, 1), (64, 4, 1, 1), (128, 8, 1, 1), (256, 16, 1, 1))
     wider = ((128, 4, 2, 1), (256, 8, 2, 1), (256, 4, 2, 1), (64, 2, 2, 1), (128, 2, 2, 1), (128, 2, 4, 1))
     if problem.a.along_depth:
@@ -129,18 +129,18 @@ def _tsm2r(problem: Problem) -> Iterator[MmaPlan]:
 
 
 def _of_tile(problem: Problem, tile_m: int, w: int, depth: int, warps: tuple[int, int, int]) -> MmaPlan:
-    """Return a plan of a tile with w columns, whose rows, columns and depth so many warps share."""
+    """Return a plan of tiles of w columns; `warps` is (warps_m, warps_n, warps_k)."""
     warps_m, warps_n, warps_k = warps
     tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
     return MmaPlan(problem.dtype, tile_m, tile_n, depth, warps_m, warps_n, warps_k, interval=_interval(problem))
 
 
 def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
-    """Yield plans of warpgroups, where there are products enough for them."""
+    """Yield plans of gemm_wgmma.cuh, for products with enough arithmetic to gain from it."""
     if problem.w <= _NARROW_FOR_WARPGROUPS:
         return
     if problem.shape == "tsm2r":
-        # Tall tiles, whose rows two warpgroups share. For float64, one that loads may do.
+        # Tall tiles, whose rows two consumer warpgroups share. For float64, one producer may suffice.
         every_producers = (1, 2) if problem.dtype == "float64" else (2,)
         for tile_m, line_bytes, stages, loaders in product((128, 256), (256, 128, 64), (3, 4, 6), every_producers):
             yield WgmmaPlan(
@@ -153,7 +153,7 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
                 loaders=loaders,
             )
     if problem.shape == "tsm2l" and problem.k > _SHALLOW_FOR_WARPGROUPS:
-        # Tiles of whole rows, B kept.
+        # Tiles of whole rows; B stays.
         for (multiplying, blocks), rows, stages, job_pairs in product(_GROUPS, (64, 128), (3, 4), (2, 4)):
             yield WgmmaPlan(
                 problem.dtype,
@@ -169,7 +169,7 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
                 job_pairs=job_pairs,
             )
     if problem.shape == "tsmttsm" and problem.m > _SMALL_FOR_WARPGROUPS:
-        # One tile, whose depth blocks and warpgroups share.
+        # One tile; blocks and warpgroups share its depth.
         depths, groups = (16, 32, 64, 128), ((1, 1, 2), (2, 2, 1))
         jobs = (2,) if problem.dtype == "float64" else (2, 4)
         for depth, stages, (splits, loaders, blocks), job_pairs in product(depths, (3, 4, 6, 8), groups, jobs):
@@ -188,20 +188,21 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
             )
 
 
-# Warpgroups that multiply, of a block that keeps B; and blocks a multiprocessor.
+# For plans whose B stays: (consumer warpgroups, blocks per multiprocessor).
 _GROUPS = ((1, 2), (2, 1), (3, 1))
-# Teams, or warps of the one team, of a block that keeps B; and blocks a multiprocessor.
+# For plans whose B stays: (teams, blocks per multiprocessor), and (warps of the one team, blocks per multiprocessor).
 _TEAMS = ((8, 1), (12, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 3))
 _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
 
 
 def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
-    """Yield plans of tiles of whole rows, B kept in shared memory.
+    """Yield plans for TSM2L: tiles of whole rows, with B in shared memory.
 
-    A tile is a warp's own; or, as long lines are better read by several, a block's where lines run across the depth.
+    A tile belongs to one warp. If lines of A run across the depth, it may belong to a block: several warps read long
+    lines better.
     """
     row = problem.k * problem.itemsize
-    # Of what is mostly written, less need be on its way.
+    # The more of the traffic is writes, the fewer bytes of A must be in flight.
     least = 24_576 * problem.k / (problem.k + problem.w)
     shapes = [
         (rows, 1, teams, blocks, stages)
@@ -226,13 +227,13 @@ def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
             blocks=blocks,
             keep_b=True,
             products=_products(problem),
-            # Few products are summed: truncation would show beside a plain sum's few roundings.
+            # Sums are short, so truncation would be visible next to the few roundings of an ordinary sum.
             interval=_interval(problem) // 2,
         )
 
 
 def _tsmttsm(problem: Problem) -> Iterator[MmaPlan]:
-    """Yield plans of one tile, whose depth blocks and warps share."""
+    """Yield plans for TSMTTSM: one tile, with its depth shared by blocks and warps."""
     fold = foldable(problem)
     m, w = problem.m * fold, problem.w * fold
     line = (m + (0 if problem.gram else w)) * problem.itemsize
@@ -250,9 +251,9 @@ def _tsmttsm(problem: Problem) -> Iterator[MmaPlan]:
 
 
 def foldable(problem: Problem) -> int:
-    """Return how many lines of both operands of a TSMTTSM can be taken as one, to fill the tensor cores' 16 × 8 blocks.
+    """Return the fold of a TSMTTSM: the number of lines of A and B to treat as one, to fill 16 × 8 tensor-core blocks.
 
-    Taken so, A and B have fold times the columns, and the product's diagonal blocks add up to the one that is wanted.
+    Folded operands have fold times the columns. The result is the sum of the diagonal blocks of their product.
     """
     across = not problem.a.along_depth and not problem.b.along_depth
     packed = problem.a.leading == problem.m and problem.b.leading == problem.w

@@ -1,4 +1,4 @@
-"""Plans of the tensor-core kernels, and their instances for a problem's layouts. Pure."""
+"""Plans of the tensor-core kernels: template parameters, shared memory, and instantiation for a problem. Pure."""
 
 from dataclasses import dataclass, replace
 from math import gcd
@@ -8,29 +8,39 @@ from typing import ClassVar, TypeVar
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
-__all__ = ["ELEMENT", "STORE_HEADER", "SUM", "KernelPlan", "LibraryAlgorithm", "MmaPlan", "WgmmaPlan", "instantiate"]
+__all__ = [
+    "ELEMENT",
+    "OWN_EPILOGUE",
+    "STORE_HEADER",
+    "SUM",
+    "KernelPlan",
+    "LibraryAlgorithm",
+    "MmaPlan",
+    "WgmmaPlan",
+    "instantiate",
+]
 
-#: What an element is called in C++, and what it is summed in.
+#: The C++ types of an element and of its accumulator, by dtype.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
-#: The header of the epilogues that store C.
-STORE_HEADER = "kernels/tsm2/store.cuh"
-# Bytes that the level-2 cache prefetches at a time, and up to which it is told to keep a B that many tiles read.
+#: The header of the epilogues that store C; what stands for the epilogue of an application in a plan.
+STORE_HEADER, OWN_EPILOGUE = "kernels/tsm2/store.cuh", "own"
+# Bytes that the level-2 cache prefetches at a time, and the largest B that is marked to be evicted last.
 _PREFETCHED, _STAYING = 256, 16 << 20
-# Registers of a thread of gemm_wgmma.cuh that loads, by how many warpgroups do.
-_LOADING = {1: 88, 2: 64}
+# Registers per thread of a producer in gemm_wgmma.cuh, by the number of producer warpgroups.
+_PRODUCER_REGISTERS = {1: 88, 2: 64}
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """How a kernel of ours is instantiated for a dtype: in C++ it is named as its file is.
+    """Template parameters of a kernel; the C++ function has the name of its file.
 
     Attributes
     ----------
     kernel_name : str
-        The kernel in tables of tuned configurations.
+        The name of the kernel in tuning tables.
     header : str
-        Its file.
+        The file of the kernel.
     dtype : str
     """
 
@@ -46,40 +56,47 @@ class KernelPlan:
 
     @property
     def sum_dtype(self) -> str:
-        """The dtype that products are summed in."""
+        """The accumulator dtype."""
         return "float64" if SUM[self.dtype] == "double" else "float32"
 
 
 @dataclass(frozen=True)
 class MmaPlan(KernelPlan):
-    """How gemm_mma.cuh is instantiated; the names are those of its comments.
+    """Template parameters of gemm_mma.cuh, whose header explains the terms.
 
     Attributes
     ----------
     tile_m, tile_n, depth : int
-        Rows and columns of C in a tile; what a stage adds of the sum over k.
+        Rows and columns of C in a tile; the part of the sum over k in one stage.
     warps_m, warps_n, warps_k : int
-        Warps that share rows, columns and depth of a tile: a team.
+        Warps of a team: the numbers that share the rows, columns and depth of a tile.
     teams : int
-        A block.
+        Teams per block.
     stages : int
-        Of the ring.
+        Stages of the pipeline.
     blocks : int
-        A multiprocessor.
+        Blocks per multiprocessor.
     keep_b : bool
         Whether all of B stays in shared memory.
     prepare_b : bool
-        Whether the warps share the work of taking each stage's B apart.
+        Whether the warps split each stage's B into tf32 parts once, together.
+    gram : bool
+        Whether B is Aᵀ, so that a stage holds only A.
     products : {3, 6}
-        tf32 products of one of float32.
-    stretch : int
-        Words a lane that are summed in the tensor cores before a rounded addition; 0 is never.
+        tf32 products per float32 product.
+    interval : int
+        Words per lane that the tensor cores accumulate before a rounded addition; 0: all of them.
     fold : int
-        Lines of packed operands that are taken as one.
-    store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded"}
-        The epilogue; store.cuh says which is for which C.
+        Lines of packed operands that are treated as one line.
+    stride : int
+        The stride with which depths are distributed over lanes, chosen against bank conflicts.
+    a_along, b_along, a_unit, b_unit, a_packed, b_packed, a_prefetches, b_prefetches, b_stays
+        Template parameters of the operands in operand.cuh.
+    store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded", OWN_EPILOGUE}
+        The epilogue that stores C; store.cuh describes the layout of C for each. An application's own epilogue takes no
+        shared memory.
     row_sums : bool
-        Whether an app's own epilogue takes sums of A's rows, too (weighted_row_sums.cuh); of plans with `warps_n` 1.
+        Whether an application's epilogue takes weighted sums of A's rows (weighted_row_sums.cuh); needs `warps_n` 1.
     """
 
     kernel_name: ClassVar[str] = "tall_skinny"
@@ -115,21 +132,21 @@ class MmaPlan(KernelPlan):
 
     @property
     def shares_parts(self) -> bool:
-        """Whether B is taken apart once for all warps."""
+        """Whether B is split into parts once for all warps."""
         return self.keep_b or self.prepare_b
 
     @property
     def warps(self) -> int:
-        """Warps a team."""
+        """Warps per team."""
         return self.warps_m * self.warps_n * self.warps_k
 
     @property
     def threads(self) -> int:
-        """Threads a block."""
+        """Threads per block."""
         return 32 * self.warps * self.teams
 
     def struct(self) -> str:
-        """Return the plan as the C++ class that the kernel is instantiated with."""
+        """Return the plan as the C++ class that instantiates the kernel."""
         element = ELEMENT[self.dtype]
 
         def operand(along: bool, outer: int, unit: int, *properties: bool) -> str:
@@ -183,13 +200,13 @@ class MmaPlan(KernelPlan):
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block; the kernel's own arithmetic."""
+        """Bytes of shared memory per block, computed as in the kernel."""
         pipeline_bytes = self._pipeline_bytes + ((1 + self._streams_b) * self._parts if self.shares_parts else 0)
         row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8) + self.row_sums
-        sums = self.warps_m * self.warps_n * self.teams * self._handed_over(row_blocks)
-        handed_over = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
+        sums = self.warps_m * self.warps_n * self.teams * self._staging_bytes(row_blocks)
+        split_sums = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
         return (
-            pipeline_bytes + max(sums, handed_over if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
+            pipeline_bytes + max(sums, split_sums if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
         )
 
     @property
@@ -198,12 +215,12 @@ class MmaPlan(KernelPlan):
 
     @property
     def _row_blocks(self) -> int:
-        """Blocks of 16 rows that a warp has."""
+        """Blocks of 16 rows per warp."""
         return -(-self.tile_m // self.warps_m // 16)
 
     @property
     def _pipeline_bytes(self) -> int:
-        """Bytes of all stages."""
+        """Bytes of the stages of all teams."""
 
         def tile(outer: int) -> int:
             return -(-outer * self.depth * ITEMSIZE[self.dtype] // 128) * 128
@@ -213,7 +230,7 @@ class MmaPlan(KernelPlan):
 
     @property
     def _weights(self) -> int:
-        """Bytes of the weights of rows that a stage has, or that stay (RowWeights)."""
+        """Bytes of the row weights of a stage, or of those that stay (RowWeights)."""
         return -(-(self.depth + 8) * self._sum_bytes // 128) * 128 if self.row_sums else 0
 
     @property
@@ -222,12 +239,12 @@ class MmaPlan(KernelPlan):
 
     @property
     def _parts(self) -> int:
-        """Bytes of a unit's B as parts."""
+        """Bytes of the parts of one unit's B."""
         part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
         return -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
 
-    def _handed_over(self, row_blocks: int) -> int:
-        """Return the bytes of the sums that a warp of so many blocks of 16 rows hands to the epilogue at once."""
+    def _staging_bytes(self, row_blocks: int) -> int:
+        """Return the bytes of epilogue staging of a warp with so many blocks of 16 rows (EpilogueStaging)."""
         if self.store == "StoreLines":
             size = ITEMSIZE[self.dtype]
             return 16 * (16 * min(row_blocks, 8 // size) * size + 16)
@@ -242,32 +259,32 @@ class MmaPlan(KernelPlan):
 
     @property
     def _words(self) -> int:
-        """Words of a fragment that a lane goes through in a stage."""
+        """Fragment words per lane and stage."""
         total = -(-self.depth // self.warps_k // (2 if ITEMSIZE[self.dtype] == 2 else 1))
         in_blocks = total // (4 * self.stride) * self.stride
         return in_blocks + -(-(total - 4 * in_blocks) // 4)
 
     @property
     def tile_sums(self) -> int:
-        """Sums of one tile in the workspace."""
+        """Partial sums of one tile in the workspace."""
         rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
         return self.warps_m * self.warps_n * 32 * 4 * -(-rows // 16) * (-(-columns // 8) + self.row_sums)
 
     def units(self, m: int, k: int, w: int) -> int:
-        """Return how many units a product of this size has."""
+        """Return the number of work units of a product of this size."""
         return -(-m // self.tile_m) * -(-w // self.tile_n) * -(-k // self.depth)
 
 
 @dataclass(frozen=True)
 class WgmmaPlan(MmaPlan):
-    """How gemm_wgmma.cuh is instantiated: `warps_m` · `warps_k` warps multiply.
+    """Template parameters of gemm_wgmma.cuh: `warps_m` · `warps_k` warps are consumers.
 
     Attributes
     ----------
     loaders : {1, 2}
-        Warpgroups that load.
+        Producer warpgroups.
     job_pairs : {1, 2, 4}
-        Pairs of words that are multiplied together.
+        Pairs of words per job.
     """
 
     loaders: int = 2
@@ -279,22 +296,23 @@ class WgmmaPlan(MmaPlan):
 
     @property
     def threads(self) -> int:
-        """Threads a block."""
+        """Threads per block."""
         return 32 * self.warps + 128 * self.loaders
 
     @property
     def shared_bytes(self) -> int:
-        """Shared memory of a block; the kernel's own arithmetic."""
-        handed_over = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
+        """Bytes of shared memory per block, computed as in the kernel."""
+        split_sums = (self.warps_k - 1) * self.tile_sums * self._sum_bytes
         parts = (1 if self.keep_b else 2) * self.warps_k * self._parts + (self._weights if self.keep_b else 0)
-        return self._pipeline_bytes + parts + self.warps_m * self._handed_over(1) + handed_over
+        return self._pipeline_bytes + parts + self.warps_m * self._staging_bytes(1) + split_sums
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Registers of a thread: as it begins, of a loader, of a multiplier, as in the kernel."""
-        groups, loading = self.warps // 4, _LOADING[self.loaders]
-        equal = 512 // self.blocks // (groups + self.loaders) // 8 * 8
-        return equal, loading, min(240, ((groups + self.loaders) * equal - self.loaders * loading) // groups // 8 * 8)
+        """Registers per thread at launch, of a producer and of a consumer, computed as in the kernel."""
+        groups, of_producer = self.warps // 4, _PRODUCER_REGISTERS[self.loaders]
+        at_launch = 512 // self.blocks // (groups + self.loaders) // 8 * 8
+        of_consumer = ((groups + self.loaders) * at_launch - self.loaders * of_producer) // groups // 8 * 8
+        return at_launch, of_producer, min(240, of_consumer)
 
     @property
     def _integers(self) -> dict[str, int]:
@@ -302,7 +320,7 @@ class WgmmaPlan(MmaPlan):
 
     @property
     def has_whole_jobs(self) -> bool:
-        """Whether a unit is whole instructions and, but for float64, whole jobs; the kernel's own conditions."""
+        """Whether a unit is whole instructions and, except for float64, whole jobs, as the kernel requires."""
         pairs, rest = divmod(self._words, 2)
         return rest == 0 and (self.dtype == "float64" or pairs % self.job_pairs == 0)
 
@@ -314,9 +332,9 @@ class LibraryAlgorithm:
     Attributes
     ----------
     rank : int
-        Among those that its heuristics offer, from 1 on; where they are fewer, the last is taken.
+        Its rank in the list from cublasLt's heuristics, from 1 on. If the list is shorter, its last algorithm runs.
     own_orders : bool
-        Whether it is told of row-major matrices as such; else of the same product of column-major ones.
+        Whether cublasLt gets row-major matrices as row-major; otherwise it gets the equivalent column-major product.
     """
 
     kernel_name: ClassVar[str] = "cublaslt"
@@ -329,12 +347,12 @@ _AnyPlan = TypeVar("_AnyPlan", bound=MmaPlan)
 
 
 def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
-    """Fill in what follows from the operands' layouts: units of copy, packing, caching, the stride of depths.
+    """Return the plan with the parameters that follow from the problem's layouts: copies, caching, stride, epilogue.
 
     Raises
     ------
     ValueError
-        If an operand's lines are not even aligned to an element of it.
+        If an operand's lines are not aligned to its elements.
     """
     size, fold = problem.itemsize, plan.fold
     sides = ((problem.a, plan.tile_m, problem.m * fold), (problem.b, plan.tile_n, problem.w * fold))
@@ -345,18 +363,18 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
         line_bytes, leading = length * size, layout.leading * fold
         alignment = layout.alignment if fold == 1 else gcd(layout.base_alignment, leading * size)
         unit = gcd(alignment, line_bytes, 16)
-        # Whole lines without a gap are one piece, whatever their length.
+        # Whole lines without gaps are one contiguous piece of any line length.
         packed = unit < 16 and leading == length == whole and lines * line_bytes % 16 == 0
         if packed:
             unit = layout.base_alignment
         if unit < size:
-            raise ValueError(f"an operand of {problem.dtype} lies at a multiple of {unit} bytes only")
+            raise ValueError(f"an operand is aligned to {unit} bytes; expected {size}, the size of {problem.dtype}")
         prefetches = layout.along_depth and line_bytes < _PREFETCHED and whole > length
         filled.append((layout.along_depth, unit, packed, prefetches))
     (a_along, a_unit, a_packed, a_prefetches), (b_along, b_unit, b_packed, b_prefetches) = filled
     streamed = not (plan.keep_b or plan.gram)
     b_stays = streamed and problem.m > plan.tile_m and problem.k * problem.w * size <= _STAYING
-    # B is read by every warp of a tile's rows, unless its parts are made once.
+    # Every warp of a tile's rows reads B, unless B is split once for all.
     reads_of_b = 0 if plan.keep_b else plan.tile_n * (1 if plan.shares_parts else plan.warps_m)
 
     def cost(stride: int) -> float:
@@ -380,7 +398,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
 
 
 def _store(plan: MmaPlan, problem: Problem) -> str:
-    """Return the epilogue for the problem's C."""
+    """Return the epilogue for the layout of C."""
     if plan.fold > 1:
         return "StoreFolded"
     if problem.c in ("aligned columns", "columns"):

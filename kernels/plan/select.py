@@ -1,9 +1,9 @@
-"""The choice of a kernel for a product: a pure function of the problem and of the device.
+"""Kernel selection for a product: a pure function of the problem, the device and a tuning table.
 
-candidates.py lists the plans that a device can run for a problem; `plan` takes one of them. Where a table of measured
-picks for the device is given (kernels/tuned/, or the user's own made by ``tsapps tune``), it decides, and it also knows
-where the library was faster. Else `predict` does: Little's law for the bytes on their way, and the instructions and
-tensor-core products of a stage.
+candidates.py lists the plans that a device can run for a problem; `plan` selects one of them. If a row of a tuning
+table applies, it decides, and may select cuBLAS. Shipped tables are in kernels/plan/tuned/; ``tsapps tune`` writes the
+user's. Without a row, `predict` decides: it models memory by Little's law for bytes in flight, and arithmetic by the
+instructions and tensor-core products of a stage.
 """
 
 from collections import Counter
@@ -38,25 +38,25 @@ __all__ = [
     "tuned_table",
 ]
 
-#: What `plan` returns where cuBLAS is to be called.
+#: The result of `plan` if cuBLAS computes the product.
 LIBRARY = "library"
 
 _TUNED = Path(__file__).resolve().parent / "tuned"
-# How many plans of the same tile and warps are worth measuring.
+# The most plans with the same tile and warps that are worth measuring.
 _ALIKE = 2
-# Algorithms of the library that are worth measuring, for each way to put a product.
+# Algorithms of cublasLt that are worth measuring, for each of the two forms of a product.
 _RANKS = 8
-# k · w up to which, without a table, a kernel that has no tensor cores to feed is taken where there is one.
+# The largest k · w at which, without a table row, a kernel without tensor cores is preferred.
 _SIMPLE = 128
 
 
 def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
-    """Return about how many seconds a plan takes, as the memory, the schedulers or the tensor cores bound it.
+    """Predict the seconds of a plan, as bounded by memory, instruction issue or tensor cores.
 
     Parameters
     ----------
     plan : MmaPlan
-        Of `candidates`.
+        One of `candidates`.
     problem : Problem
     device : GpuSpec
 
@@ -66,22 +66,22 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
 
     Notes
     -----
-    Of a stage, every warp issues its copies, its reads of fragments, what makes tf32 parts of them, products and
-    rounded additions. Bytes on their way are those of all stages but one; Little's law says how many keep the memory
-    busy. A barrier each stage leaves the warps waiting for one latency of shared memory and tensor cores, which other
-    blocks fill. The constants that are no rates were fitted to 600 plans on an H200.
+    Per stage, every warp issues copies, fragment reads, splits into tf32 parts, products and rounded additions. All
+    stages except one are in flight; Little's law gives the bytes that keep the memory busy. After the barrier of a
+    stage, warps wait for one latency of shared memory and tensor cores, which other blocks hide. Constants other than
+    rates were fitted to 600 plans on an H200.
     """
     size = problem.itemsize
     m, w, k = problem.m * plan.fold, problem.w * plan.fold, -(-problem.k // plan.fold)
     units = plan.units(m, k, w)
-    together = plan.blocks * plan.teams  # tiles that a multiprocessor works on
+    together = plan.blocks * plan.teams  # tiles in progress per multiprocessor
     resident = device.multiprocessors * together
-    rounds = -(-units // min(units, resident))  # of stages, in the busiest team
+    rounds = -(-units // min(units, resident))  # stages of the busiest team
     stage = plan.depth * (plan.tile_m + (0 if plan.keep_b or plan.gram else plan.tile_n)) * size
     out = plan.tile_m * plan.tile_n * size * plan.depth / max(k, plan.depth)
     need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
-    on_their_way = together * (plan.stages - 1) * stage
-    memory = (stage + out) * resident / (device.bandwidth * min(1.0, on_their_way / need))
+    in_flight = together * (plan.stages - 1) * stage
+    memory = (stage + out) * resident / (device.bandwidth * min(1.0, in_flight / need))
     words = {8: 1, 4: 1, 2: 2}[size]
     row_blocks, column_blocks = -(-plan.tile_m // plan.warps_m // 16), -(-plan.tile_n // plan.warps_n // 8)
     pairs = plan.depth / plan.warps_k / (8 * words)
@@ -96,7 +96,7 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     epilogue = 6 * row_blocks * column_blocks * warps * plan.depth / max(k, plan.depth)
     preparing = pairs * b_words * plan.warps_n * (parts + 2) if plan.prepare_b else 0
     issue = together * (warps * (pairs * per_pair + 60) + preparing + copies + epilogue) / 4
-    # Cycles of a multiprocessor's tensor cores for one product, from its rate: 2·16·8·(8·words) flops.
+    # The tensor-core cycles per instruction follow from the peak rate: an instruction is 2·16·8·(8·words) flops.
     unit = {8: "float64_tensor", 4: "tf32", 2: problem.dtype}[size]
     flops = 2 * 16 * 8 * 8 * words
     try:
@@ -106,19 +106,19 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     tensor = together * warps * pairs * products * flops / rate
     waiting = 2500 / together
     busiest = max(issue, tensor)
-    # Loads, issue and tensor cores overlap, but for about a fifth.
+    # Loads, issue and tensor cores overlap, except for about a fifth.
     return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
 def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> AnyPlan | str:
-    """Choose how a product is computed.
+    """Select the plan of a product.
 
     Parameters
     ----------
     problem : Problem
     device : GpuSpec
     table : sequence of mappings, optional
-        Measured picks; those that come with tsapps for this device, if not given.
+        A tuning table; the shipped table of this device if not given.
 
     Returns
     -------
@@ -141,13 +141,16 @@ def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] |
     if configuration["kernel"] == LIBRARY:
         return LIBRARY
     alike = [one for one in found if one.kernel_name == configuration["kernel"]]
-    if not alike:  # a kernel for other layouts than the problem's
+    if not alike:  # the row's kernel does not support the layout of this problem
         return min(found, key=lambda one: _seconds(one, problem, device))
     return min(alike, key=lambda one: (_unlike(one, configuration), _seconds(one, problem, device)))
 
 
 def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
-    """Return the plans that are worth measuring: at most so many, the fastest by `predict`, and unlike each other."""
+    """Return the plans worth measuring: at most `most`, the fastest by `predict`, with few of the same tile and warps.
+
+    Plans without a prediction are always among them.
+    """
     found: list[AnyPlan] = []
     alike: Counter[tuple[int, ...]] = Counter()
     for one in sorted(candidates(problem, device), key=lambda one: _seconds(one, problem, device)):
@@ -161,21 +164,21 @@ def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
 
 
 def library_algorithms(problem: Problem) -> list[LibraryAlgorithm]:
-    """Return the library's algorithms that are worth measuring."""
+    """Return the cublasLt algorithms worth measuring."""
     if problem.c == "any":
         return []
     return [LibraryAlgorithm(rank, own) for own in (False, True) for rank in range(1, _RANKS + 1)]
 
 
 def _seconds(plan: AnyPlan, problem: Problem, device: GpuSpec) -> float:
-    """Return `predict` of a plan, with those that it does not know after all others."""
+    """Return the predicted seconds of a plan; infinite for plans that `predict` does not support."""
     return predict(plan, problem, device) if type(plan) is MmaPlan else inf
 
 
-#: What tells one row of a table from another: `k` and `w` are the largest that its pick is for, `m` and `depth` the
-#: problem's own m and k that it was measured with.
+#: The key of a table row. `k` and `w` are the largest that the row applies to; `m` and `depth` are the m and k of the
+#: measured product.
 KEY = ("shape", "dtype", "along", "k", "w", "m", "depth", "c_by_rows")
-#: What a row says of its pick, by the kernel's name; `stage` is the bytes of A in one.
+#: The plan parameters in a row, by kernel name; `stage` is the bytes of A per stage.
 PICKED: Mapping[str, tuple[str, ...]] = {
     MmaPlan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
     WgmmaPlan.kernel_name: ("tile_m", "warps_m", "warps_k", "loaders", "job_pairs", "stages", "blocks", "stage"),
@@ -186,16 +189,16 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     SmallTsmttsmPlan.kernel_name: (),
     LIBRARY: (),
 }
-#: Where a row says which of the library's algorithms was faster still, or nothing else, and what it says of it. That
-#: holds for the dtype and the sizes that it was measured at alone: for all others, the library ranks them anew.
+#: The field of a row that names a faster cublasLt algorithm, and the fields of that algorithm. It applies only to the
+#: dtype and sizes at which it was measured: cublasLt ranks algorithms per size. A row may have no other plan.
 ALGORITHM = "algorithm"
 RANKED = ("rank", "own_orders")
-#: What of it says which version of cublasLt ranked it so (`cublaslt.version`).
+#: The field of an algorithm with the version of cublasLt that ranked it (`cublaslt.version`).
 VERSION = "version"
 
 
 def key_of(problem: Problem) -> dict[str, Any]:
-    """Return what tells the row of a table that is made for a problem."""
+    """Return the key of the table row for a problem."""
     shape = problem.shape
     short = {"tsmttsm": problem.m, "tsm2l": problem.k}.get(shape, NARROW)
     sizes = {"k": short, "w": problem.w, "m": problem.m, "depth": problem.k}
@@ -204,7 +207,7 @@ def key_of(problem: Problem) -> dict[str, Any]:
 
 
 def configuration_of(plan: AnyPlan | str) -> dict[str, Any]:
-    """Return what a row says of a plan, or of `LIBRARY`."""
+    """Return the fields of a row that describe a plan, an algorithm or `LIBRARY`."""
     if isinstance(plan, LibraryAlgorithm):
         return {ALGORITHM: {name: getattr(plan, name) for name in RANKED}}
     if isinstance(plan, str):
@@ -217,14 +220,17 @@ def _parameter(plan: AnyPlan, name: str) -> int | bool:
 
 
 def _unlike(plan: AnyPlan, configuration: Mapping[str, Any]) -> tuple[int, float]:
-    """Return how far a plan is from a table's row, whose k and w may be larger."""
+    """Return the distance of a plan from the configuration of a row: differing parameters, then the stage's size.
+
+    The row may be for a larger k and w, so no plan need match it exactly.
+    """
     names = PICKED[plan.kernel_name]
     different = sum(_parameter(plan, name) != configuration[name] for name in names if name != "stage")
     return different, abs(log2(_parameter(plan, "stage") / configuration["stage"])) if "stage" in names else 0.0
 
 
 def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryAlgorithm | None:
-    """Return the library's algorithm that was fastest for the very problem, if one was."""
+    """Return the cublasLt algorithm in the table for exactly this problem, or None."""
     if problem.gram or not _lies_as_measured(problem):
         return None
     own = key_of(problem)
@@ -233,7 +239,7 @@ def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryA
 
 
 def _lies_as_measured(problem: Problem) -> bool:
-    """Whether all is aligned, both operands have no gaps, and they lie in the orders of a table's (tune.py)."""
+    """Return whether the operands are aligned, without gaps, and in the orders that tune.py measures."""
     a, b = problem.a, problem.b
     across = problem.w == 1 or (a.along_depth == b.along_depth) == (problem.shape == "tsmttsm")
     lengths = ((a, problem.m), (b, problem.w))
@@ -245,11 +251,10 @@ def _lies_as_measured(problem: Problem) -> bool:
 def _look_up(
     table: Sequence[Mapping[str, Any]], problem: Problem, *, by_warpgroups: bool = True
 ) -> Mapping[str, Any] | None:
-    """Return the table's row with a pick, for the smallest k and w that hold the problem's, of the nearest sizes.
+    """Return the row of the smallest k and w that cover the problem's and, among those, of the nearest m and depth.
 
-    That the library was faster says nothing of another k or w, nor of a C that lies otherwise, as that of the
-    transposed product: these may take it five times as long. Nor does it that warpgroups were, of a k that they do not
-    take.
+    A row for cuBLAS applies only to the same k, w and order of C: others may take cuBLAS five times as long. A row for
+    warpgroups applies only with `by_warpgroups`, if they support the problem.
     """
     own = key_of(problem)
     if problem.dtype == "bfloat16":
@@ -275,10 +280,9 @@ def _look_up(
 
 @cache
 def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, Any], ...]:
-    """Return the picks measured on a device of this name, of a folder's tables: none where there is no table.
+    """Return the shipped tuning table of a device, completed by that of a `measured_alike` device.
 
-    What they leave out, those of a device that is `measured_alike` say, less which of the library's algorithms was the
-    fastest there: the library is left to choose.
+    Rows of the other device keep their plans, but not its cublasLt algorithms: cublasLt itself then selects one.
     """
     path = folder / f"{file_name_of(device_name)}.json"
     own = tuple(read_json(path)) if path.exists() else ()
@@ -291,11 +295,11 @@ def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, A
 
 
 def completed(rows: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return a table's rows, and those of another for what they leave out."""
+    """Return the rows of a table, and those of another table whose keys the first does not have."""
     keys = {key_of_row(row) for row in rows}
     return [*rows, *(row for row in others if key_of_row(row) not in keys)]
 
 
 def key_of_row(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return what tells a table's row from its others."""
+    """Return the key of a table row."""
     return tuple(row[name] for name in KEY)

@@ -1,4 +1,4 @@
-"""The kernels without tensor cores: which products they are for, and how they are instantiated. Pure."""
+"""Plans of the kernels without tensor cores: their template parameters and the products that they serve. Pure."""
 
 from dataclasses import dataclass
 from math import gcd, lcm
@@ -23,15 +23,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class SimtPlan(KernelPlan):
-    """How a kernel of tsm2/simt is instantiated: for a dtype, and with the template arguments of its own class."""
+    """Template parameters of a kernel in tsm2/simt."""
 
     @property
     def _template_arguments(self) -> tuple[int | str, ...]:
-        """What the kernel is instantiated with behind the types of an element and of a sum."""
+        """The template arguments after the types of an element and of its accumulator."""
         raise NotImplementedError
 
     def kernel(self) -> str:
-        """Return the kernel's name expression."""
+        """Return the C++ name expression of the kernel instance."""
         given = ELEMENT[self.dtype], SUM[self.dtype], *self._template_arguments
         arguments = (str(one).lower() if isinstance(one, bool) else str(one) for one in given)
         return f"{self.function}<{', '.join(arguments)}>"
@@ -45,18 +45,18 @@ class _Tsm2lPlan(SimtPlan):
 
 @dataclass(frozen=True)
 class RowsPlan(_Tsm2lPlan):
-    """How simt/tsm2l_rows.cuh is instantiated.
+    """Template parameters of simt/tsm2l_rows.cuh.
 
     Attributes
     ----------
     dtype : str
     k, w : int
     rows : int
-        Of a thread's piece of A.
+        Rows of A per piece.
     ahead : int
-        Pieces that a thread has on their way.
+        Pieces in flight per thread.
     threads : int
-        A block.
+        Threads per block.
     """
 
     kernel_name: ClassVar[str] = "tsm2l_rows"
@@ -73,7 +73,7 @@ class RowsPlan(_Tsm2lPlan):
 
 @dataclass(frozen=True)
 class WidePlan(_Tsm2lPlan):
-    """How simt/tsm2l_wide.cuh is instantiated.
+    """Template parameters of simt/tsm2l_wide.cuh.
 
     Attributes
     ----------
@@ -90,13 +90,13 @@ class WidePlan(_Tsm2lPlan):
 
     @property
     def threads(self) -> int:
-        """Threads a block: at most 256, whose vectors are whole rows of C."""
+        """Threads per block: the most up to 256 whose vectors cover whole rows of C."""
         vectors = self.w // gcd(self.w, 16 // ITEMSIZE[self.dtype])
         return 256 // vectors * vectors
 
     @property
     def rows(self) -> int:
-        """Rows of C that a block has at a time."""
+        """Rows of C per block and step."""
         return self.threads * (16 // ITEMSIZE[self.dtype]) // self.w
 
     @property
@@ -106,18 +106,18 @@ class WidePlan(_Tsm2lPlan):
 
 @dataclass(frozen=True)
 class ColumnsPlan(_Tsm2lPlan):
-    """How simt/tsm2l_columns.cuh is instantiated.
+    """Template parameters of simt/tsm2l_columns.cuh.
 
     Attributes
     ----------
     dtype : str
     k, w : int
     ahead : int
-        Columns of A at a time, where rows of C are kept.
+        Columns of A loaded at a time, if rows of C stay in registers.
     threads : int
-        A block.
+        Threads per block.
     streams : bool
-        Whether C is stored as what nobody will read soon.
+        Whether stores of C have a hint that it is not read soon.
     """
 
     kernel_name: ClassVar[str] = "tsm2l_columns"
@@ -134,23 +134,23 @@ class ColumnsPlan(_Tsm2lPlan):
 
 @dataclass(frozen=True)
 class SplitPlan(SimtPlan):
-    """How simt/tsm2r_columns.cuh is instantiated and launched.
+    """Template and launch parameters of simt/tsm2r_columns.cuh.
 
     Attributes
     ----------
     dtype : str
     width : int
-        Columns of C at a time.
+        Columns of C per block.
     unroll : int
-        Columns of A a step.
+        Columns of A per step.
     threads : int
-        A block.
+        Threads per block.
     blocks : int
-        A multiprocessor is to hold at a time.
+        Blocks that a multiprocessor should hold at once.
     vector : bool
         Whether A is read 16 bytes at a time.
     splits, per_split : int
-        Parts of k, and columns of A in each.
+        The number of splits of k, and the columns of A in each.
     """
 
     kernel_name: ClassVar[str] = "tsm2r_columns"
@@ -170,9 +170,10 @@ class SplitPlan(SimtPlan):
         return self.width, self.unroll, self.threads, self.blocks, self.vector, store
 
 
-# (unroll, threads, blocks a multiprocessor) by bytes of an element and width: of four and eight bytes, the fastest of
-# 106 instances on an H200 at n = 10,240 and 30,720, but for (8, 8), whose fifth block spills. The compiler is told the
-# blocks, and the tests hold its registers against them. Wider products leave it too few: tensor cores are faster.
+# (unroll, threads, blocks per multiprocessor) by (bytes per element, width). For four and eight bytes, these are the
+# fastest of 106 instances on an H200 at n = 10,240 and 30,720. Exception: (8, 8), where a fifth block would spill. The
+# number of blocks is given to the compiler, and tests compare the registers with it. Wider products leave too few
+# registers; tensor cores are faster there.
 SPLIT_INSTANCES = {
     (2, 1): (8, 128, 5),
     (2, 2): (8, 128, 4),
@@ -186,14 +187,14 @@ SPLIT_INSTANCES = {
     (8, 8): (4, 128, 4),
 }
 _WIDEST_SPLIT = {2: 4, 4: 4, 8: 8}
-# Splits are whole tiles of B, and no shorter than this: a split costs a round of partial sums.
+# A split is a whole number of tiles of B, and at least this many: each split writes and reads partial sums once.
 _TILE, _LEAST_TILES = 64, 4
 
 
 def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
-    """Plan simt/tsm2r_columns.cuh for a product with lines of A across the depth.
+    """Return the plan of simt/tsm2r_columns.cuh for a product whose A has lines across the depth.
 
-    k is split so that the blocks fill the GPU once: a second, partly filled wave cost up to a tenth at n = 10,240.
+    k is split so that the blocks fill the GPU once. A second, partly filled wave cost up to 10 % at n = 10,240.
     """
     size = problem.itemsize
     width = min(one for itemsize, one in SPLIT_INSTANCES if itemsize == size and problem.w <= one)
@@ -202,14 +203,14 @@ def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
     splits = max(1, min(multiprocessors * blocks // tiles, problem.k // (_TILE * _LEAST_TILES), 65_535))
     per_split = -(-problem.k // splits // _TILE) * _TILE
     vector = problem.a.alignment == 16
-    # One element at a time takes more registers, which are worth more there than blocks that hide each other's waits.
+    # Loads of one element need more registers; these gain more than a higher occupancy.
     resident = blocks if vector else 1
     return SplitPlan(problem.dtype, width, unroll, threads, resident, vector, -(-problem.k // per_split), per_split)
 
 
 @dataclass(frozen=True)
 class SmallTsmttsmPlan(SimtPlan):
-    """How simt/tsmttsm_small.cuh is instantiated.
+    """Template parameters of simt/tsmttsm_small.cuh.
 
     Attributes
     ----------
@@ -218,9 +219,9 @@ class SmallTsmttsmPlan(SimtPlan):
     along : bool
         Whether the lines of both operands run along the depth.
     depth : int
-        Of a piece.
+        Depths per piece.
     threads : int
-        A block.
+        Threads per block.
     """
 
     kernel_name: ClassVar[str] = "tsmttsm_few"
@@ -238,7 +239,7 @@ class SmallTsmttsmPlan(SimtPlan):
 
 
 def small_tsmttsm_plan(problem: Problem) -> SmallTsmttsmPlan | None:
-    """Return the plan of simt/tsmttsm_small.cuh, or None where the problem is none for it."""
+    """Return the plan of simt/tsmttsm_small.cuh, or None if that kernel does not support the problem."""
     a, b, m, w, size = problem.a, problem.b, problem.m, problem.w, problem.itemsize
     if problem.shape != "tsmttsm" or m * w > _MOST_SUMS[size] or a.along_depth != b.along_depth:
         return None
@@ -254,12 +255,12 @@ def small_tsmttsm_plan(problem: Problem) -> SmallTsmttsmPlan | None:
     return SmallTsmttsmPlan(problem.dtype, m, w, a.along_depth, depth)
 
 
-#: How a kernel of ours is instantiated, or which of the library's algorithms runs.
+#: A plan of any kernel, or an algorithm of cublasLt.
 AnyPlan = MmaPlan | SimtPlan | LibraryAlgorithm
 
 
 def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
-    """Return the plans of the kernels without tensor cores, the most promising first; none where they do not apply."""
+    """Return the plans of the kernels without tensor cores, the most promising first; empty if none applies."""
     small = small_tsmttsm_plan(problem)
     if small is not None:
         return [small]
@@ -269,7 +270,7 @@ def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
         return [split_plan(problem, multiprocessors)]
     if problem.shape != "tsm2l":
         return []
-    kept = 16 // size * (2 if size == 8 else 1)  # registers of a vector
+    kept = 16 // size * (2 if size == 8 else 1)  # registers per vector
     if a.along_depth and a.leading == k and a.base_alignment == 16 and problem.c == "packed":
         if k * w > _MOST_OF_B:
             wide = k <= _MOST_OF_WIDE and w * size >= 16 and k * kept <= _MOST_OF_B
@@ -283,9 +284,9 @@ def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
     return []
 
 
-# Elements of B that a thread of tsm2l_rows or tsm2l_wide keeps, and depths of the latter's.
+# tsm2l_rows and tsm2l_wide: the most elements of B per thread. tsm2l_wide: the largest k.
 _MOST_OF_B, _MOST_OF_WIDE = 64, 8
-# Registers of A or of C that a thread of tsm2l_columns keeps, of 128 in a block and of 512.
+# tsm2l_columns: the most registers per thread for A or C, with 128 and with 512 threads per block.
 _MOST_KEPT, _KEPT_BY_MANY = 132, 64
-# Sums of a thread of tsmttsm_small, by bytes of an element, and vectors that it loads at a time.
+# tsmttsm_small: the most sums per thread by bytes per element, and the most vectors loaded at a time.
 _MOST_SUMS, _MOST_VECTORS = {8: 32, 4: 64, 2: 64}, 20

@@ -1,36 +1,36 @@
 """The performance model of TSM2 (Algorithm 5), and the roofline that no kernel beats.
 
-C (m × w) = A (m × k) · B (k × w), A large and w narrow. In TSM2 a thread owns a row: it keeps t2 sums of C, fetches t3
-elements of A at a time, and t1 threads make a block, which holds t1 × t2 of B in shared memory. So A is read ⌈w/t2⌉
-times, and the model asks which (t1, t2, t3) keep enough loads or operations in flight to saturate the one unit that
-bounds the product. With s the bytes of an element, P the peak and BW the bandwidth::
+C (m × w) = A (m × k) · B (k × w), A large and w small. In TSM2 a thread owns a row: it keeps t2 sums of C and loads t3
+elements of A at a time. A block of t1 threads holds t1 × t2 of B in shared memory. So A is read ⌈w/t2⌉ times. The model
+finds the (t1, t2, t3) that keep enough loads or operations in flight to saturate the unit that bounds the product. With
+s the bytes per element, P the peak and BW the bandwidth::
 
-    registers a thread    R = c + (3·t2 + 2·t3) · s/4      next and current B, sums of C; next and current A
-    shared memory         S = t2·s                         bytes a thread
+    registers             R = c + (3·t2 + 2·t3) · s/4      per thread: next and current B, sums; next and current A
+    shared memory         S = t2·s                         bytes per thread
     occupancy             Occ = min(threads, registers/R, shared memory/S), a multiple of t1
     memory                Util = min(1, Occ·t3·s / (latency·BW/SMs))        Little's law
     arithmetic            Util = min(1, Occ·t2·t3 / (latency·P/SMs))
-    threshold             t2* = P·s/BW                     where t2·t3/P = t3·s/BW
+    threshold             t2* = P·s/BW                     solves t2·t3/P = t3·s/BW
     f_mem = ⌈w/t2⌉·m·k·s / (BW·Util)    f_comp = m·k·w / (P·Util)
 
 Source: Chen et al., "TSM2: Optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS 2019, sections 3.6.2
-and 3.6.3, Algorithm 5; the formulas are rebuilt from the text.
+and 3.6.3, Algorithm 5. The formulas are reconstructed from the text.
 
-Two ways of counting. A peak counts a fused multiply-add as two operations; the paper's thresholds (K40c 40, M40 6,
-P100 50 in float64) come out only if the product's work counts it as one. ``flops_per_fma=1``, the default, is the
-paper's; with ``flops_per_fma=2`` the thresholds halve to the physical crossover (20, 3, 25), and no prediction is below
-the roofline of its arithmetic.
+Two conventions of counting. A peak counts a fused multiply-add as two operations. The paper's thresholds (K40c 40,
+M40 6, P100 50 in float64) follow only if the work of the product counts it as one. ``flops_per_fma=1``, the default, is
+the paper's convention. With ``flops_per_fma=2`` the thresholds halve to the physical crossover (20, 3, 25), and no
+prediction is below the roofline of its arithmetic.
 
-What this gives of the paper's picks, as (t2, t3, t1) in float64 at w = 16, and what it does not:
+Comparison with the paper's choices, as (t2, t3, t1) in float64 at w = 16:
 
-- K40c, 16, 4, 128: `choose` returns 16, 3, 128. t2 = w at all the paper's w; but the memory is saturated from t3 = 3 on
-  (at w = 2 and 4 from 1, at w = 8 from 2). 4 would take a latency of 358 to 476 cycles, and 331 are measured.
+- K40c, 16, 4, 128: `choose` returns 16, 3, 128. t2 = w at all w of the paper. But the memory is saturated from t3 = 3
+  on (at w = 2 and 4 from 1, at w = 8 from 2). t3 = 4 needs a latency of 358 to 476 cycles; the measured one is 331.
 - M40, 8, 4, 256: `choose` returns 8, 1, 128, bound by arithmetic, which every t3 saturates.
-- P100, 4, 4, 128: `choose` returns 16, 2, 256. No c and no latency make it 4: fewer columns at a time leave room for
-  more threads, but never for so many more as there are more passes over A. That pick has a reason outside of the model.
+- P100, 4, 4, 128: `choose` returns 16, 2, 256. No c and no latency give t2 = 4: fewer columns at a time leave room for
+  more threads, but not for enough to make up for more passes over A. That choice has a reason outside the model.
 
-The paper's picks for the K40c and the M40 are predicted as fast as those of `choose`, that for the P100 four times as
-slow. Given the paper's t2 and t3, `block_threads` returns its t1 on all three.
+The model predicts the paper's choices for the K40c and the M40 as fast as those of `choose`, that for the P100 four
+times as slow. Given the paper's t2 and t3, `block_threads` returns the paper's t1 on all three.
 """
 
 from collections.abc import Callable
@@ -59,16 +59,16 @@ __all__ = [
     "threshold",
 ]
 
-#: c, the registers of a thread apart from its tiles: pointers, sizes, counters. The paper measures it and does not
-#: print it. Calibrated, one value for every device: with 12 to 16, and no other, `block_threads` returns the paper's
-#: t1 for its (t2, t3) at w = 16 on all three of its GPUs; with 15 and 16 on the K40c at w = 2 and 4 too, not at w = 8.
+#: c, the registers per thread apart from the tiles: pointers, sizes, counters. The paper measures c but does not print
+#: it. Calibrated, one value for all devices: exactly with 12 to 16, `block_threads` returns the paper's t1 for its
+#: (t2, t3) at w = 16 on all three GPUs; with 15 and 16 also on the K40c at w = 2 and 4, but not at w = 8.
 SETUP_REGISTERS = 16
-#: A thread can have no more: an instruction names a register in eight bits, and one of the names is zero.
+#: The most registers per thread: instructions encode a register in eight bits, and one code is the constant zero.
 MAX_REGISTERS = 255
-#: The t1 considered. Of fewer threads than 128 not every multiprocessor holds as many as it can: 16 blocks are the most
-#: on the oldest of the GPUs. More than 1024 is no block.
+#: The t1 considered. Blocks below 128 threads cannot fill every multiprocessor: the oldest GPU holds at most 16 blocks.
+#: A block has at most 1024 threads.
 BLOCKS = (128, 256, 512, 1024)
-#: The largest t3 considered; the sums of C have the better use for more registers.
+#: The largest t3 considered; further registers serve better as sums of C.
 T3_MAX = 8
 _WARP = 32
 _ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -83,7 +83,7 @@ class Prediction:
 
 
 def _itemsize(dtype: Any, *, arithmetic: bool = True) -> tuple[str, int]:
-    """Return the name of a dtype and its bytes; with `arithmetic`, of those that the model knows."""
+    """Return the name and the bytes of a dtype; with `arithmetic`, only dtypes of the performance model are valid."""
     known = ("float64", "float32") if arithmetic else tuple(_ITEMSIZES)
     try:
         name = dtype if isinstance(dtype, str) and dtype in _ITEMSIZES else np.dtype(dtype).name
@@ -107,7 +107,7 @@ def _check_convention(flops_per_fma: int) -> None:
         raise ValueError(f"flops_per_fma is {flops_per_fma!r}; expected 1 (the paper's count) or 2 (the peak's)")
 
 
-# The continuous forms, for the descent too: t2 and t3 may be any positive numbers.
+# Continuous forms, for gradient descent too: t2 and t3 may be any positive numbers.
 
 
 def _registers(itemsize: int, t2: float, t3: float) -> float:
@@ -133,36 +133,36 @@ def _compute_utilisation(device: GpuSpec, name: str, threads: float, t2: float, 
 
 
 def registers(dtype: Any, t2: int, t3: int) -> int:
-    """Return the 32-bit registers of a thread, R; see the module. More than 255 would spill."""
+    """Return R, the 32-bit registers per thread (see the module). More than 255 would spill."""
     _check_sizes(t2=t2, t3=t3)
     return round(_registers(_itemsize(dtype)[1], t2, t3))
 
 
 def shared_memory(dtype: Any, t2: int) -> int:
-    """Return the bytes of shared memory for each thread of a block, S; a block has t1·S."""
+    """Return S, the bytes of shared memory per thread; a block has t1·S."""
     _check_sizes(t2=t2)
     return t2 * _itemsize(dtype)[1]
 
 
 def occupancy(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int) -> int:
-    """Return the threads that a multiprocessor holds at once.
+    """Return the occupancy: threads that a multiprocessor holds at once.
 
     Parameters
     ----------
     device : GpuSpec
-    dtype : {"float32", "float64"} or the like of a NumPy dtype
+    dtype : {"float32", "float64"} or an equivalent NumPy dtype
     t1, t2, t3 : int
-        Threads a block, columns of C at a time, and elements of A fetched at a time; at least 1.
+        Threads per block, columns of C at a time, and elements of A loaded at a time; at least 1.
 
     Returns
     -------
     int
-        A multiple of t1; 0 where no block fits.
+        A multiple of t1; 0 if no block fits.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these.
+        If an argument is invalid.
     """
     _check_sizes(t1=t1, t2=t2, t3=t3)
     _, itemsize = _itemsize(dtype)
@@ -172,27 +172,27 @@ def occupancy(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int) -> int:
 
 
 def memory_utilisation(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int) -> float:
-    """Return the part of the bandwidth that the loads in flight sustain, from 0 to 1; arguments as of `occupancy`."""
+    """Return the fraction of the bandwidth that the loads in flight sustain. Arguments as for `occupancy`."""
     threads = occupancy(device, dtype, t1, t2, t3)
     return _memory_utilisation(device, _itemsize(dtype)[1], threads, t3)
 
 
 def compute_utilisation(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1) -> float:
-    """Return the part of the peak that the operations in flight sustain, from 0 to 1; arguments as of `occupancy`."""
+    """Return the fraction of the peak that the operations in flight sustain. Arguments as for `occupancy`."""
     _check_convention(flops_per_fma)
     threads = occupancy(device, dtype, t1, t2, t3)
     return _compute_utilisation(device, _itemsize(dtype)[0], threads, t2, t3, flops_per_fma)
 
 
 def threshold(device: GpuSpec, dtype: Any, *, flops_per_fma: int = 1) -> float:
-    """Return t2*, the columns at a time past which arithmetic takes longer than reading A.
+    """Return t2*, the number of columns at a time above which arithmetic takes longer than reading A.
 
     Parameters
     ----------
     device : GpuSpec
-    dtype : {"float32", "float64"} or the like of a NumPy dtype
+    dtype : {"float32", "float64"} or an equivalent NumPy dtype
     flops_per_fma : {1, 2}
-        What a multiply-add of the product counts against the peak: 1 as in the paper, 2 as in the peak itself.
+        Operations that a multiply-add of the product counts: 1 as in the paper, 2 as in the peak.
 
     Returns
     -------
@@ -202,7 +202,7 @@ def threshold(device: GpuSpec, dtype: Any, *, flops_per_fma: int = 1) -> float:
     Raises
     ------
     ValueError
-        If an argument is none of these, or the device has no peak for the dtype.
+        If an argument is invalid, or the device has no peak for the dtype.
     """
     _check_convention(flops_per_fma)
     name, itemsize = _itemsize(dtype)
@@ -210,7 +210,7 @@ def threshold(device: GpuSpec, dtype: Any, *, flops_per_fma: int = 1) -> float:
 
 
 def memory_seconds(device: GpuSpec, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int) -> float:
-    """Return f_mem, the seconds to read A ⌈w/t2⌉ times; infinite where no block fits. Arguments as of `predict`."""
+    """Return f_mem, the seconds to read A ⌈w/t2⌉ times; infinite if no block fits. Arguments as for `predict`."""
     _check_sizes(m=m, k=k, w=w)
     utilisation = memory_utilisation(device, dtype, t1, t2, t3)
     return -(-w // t2) * m * k * _itemsize(dtype)[1] / (device.bandwidth * utilisation) if utilisation else inf
@@ -219,7 +219,7 @@ def memory_seconds(device: GpuSpec, m: int, k: int, w: int, dtype: Any, t1: int,
 def compute_seconds(
     device: GpuSpec, m: int, k: int, w: int, dtype: Any, t1: int, t2: int, t3: int, *, flops_per_fma: int = 1
 ) -> float:
-    """Return f_comp, the seconds of the arithmetic; infinite where no block fits. Arguments as of `predict`."""
+    """Return f_comp, the seconds of the arithmetic; infinite if no block fits. Arguments as for `predict`."""
     _check_sizes(m=m, k=k, w=w)
     utilisation = compute_utilisation(device, dtype, t1, t2, t3, flops_per_fma=flops_per_fma)
     return flops_per_fma * m * k * w / (device.peak(_itemsize(dtype)[0]) * utilisation) if utilisation else inf
@@ -230,19 +230,19 @@ def predict(
 ) -> Prediction:
     """Predict the time of TSM2 with prefetch.
 
-    Loads and arithmetic overlap, so the slower of the two is the time. Reading B and writing C are left out, as in the
-    paper; so is that few rows may not fill the GPU.
+    Loads and arithmetic overlap, so the slower of the two determines the time. As in the paper, the model ignores reads
+    of B and writes of C, and that few rows may not fill the GPU.
 
     Parameters
     ----------
     device : GpuSpec
     m, k, w : int
         A is m × k, B is k × w; at least 1.
-    dtype : {"float32", "float64"} or the like of a NumPy dtype
+    dtype : {"float32", "float64"} or an equivalent NumPy dtype
     t1, t2, t3 : int
-        Threads a block, columns of C at a time, and elements of A fetched at a time; at least 1.
+        Threads per block, columns of C at a time, and elements of A loaded at a time; at least 1.
     flops_per_fma : {1, 2}
-        What a multiply-add of the product counts against the peak: 1 as in the paper, 2 as in the peak itself.
+        Operations that a multiply-add of the product counts: 1 as in the paper, 2 as in the peak.
 
     Returns
     -------
@@ -251,7 +251,7 @@ def predict(
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or no block of t1 threads fits a multiprocessor.
+        If an argument is invalid, or no block of t1 threads fits a multiprocessor.
     """
     memory = memory_seconds(device, m, k, w, dtype, t1, t2, t3)
     compute = compute_seconds(device, m, k, w, dtype, t1, t2, t3, flops_per_fma=flops_per_fma)
@@ -264,38 +264,38 @@ def predict(
 
 
 def block_threads(device: GpuSpec, dtype: Any, t2: int, t3: int) -> int:
-    """Return t1 for given tiles.
+    """Choose t1 for given t2 and t3.
 
-    The paper times every t1 that divides the occupancy. Here it is the t1 of `BLOCKS` that keeps the most threads
-    resident, and the largest of those, which reads B the fewest times.
+    The paper times every t1 that divides the occupancy. This function selects the t1 of `BLOCKS` with the most resident
+    threads and, among equals, the largest, which reads B the fewest times.
     """
     return max(BLOCKS, key=lambda t1: (occupancy(device, dtype, t1, t2, t3), t1))
 
 
 def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int, int]:
-    """Choose t1, t2 and t3 as Algorithm 5 does, by trying every one.
+    """Choose t1, t2 and t3 by the objective of Algorithm 5, with an exhaustive search.
 
-    With w ≤ t2* the product is bound by memory: the smallest f_mem over 1 ≤ t2 ≤ w. Else the faster of the smallest
-    f_comp over t2* ≤ t2 ≤ w and the smallest f_mem over t2 < t2*. Many tiles saturate the unit and tie, of which the
-    paper says nothing: here the one is taken that `predict` has fastest (arithmetic at its peak must still not wait for
-    too many passes over A), then the one of the fewest registers. t1 comes last, from `block_threads`.
+    If w ≤ t2*, the product is memory-bound: minimize f_mem over 1 ≤ t2 ≤ w. Otherwise take the faster of the smallest
+    f_comp over t2* ≤ t2 ≤ w and the smallest f_mem over t2 < t2*. Many tiles saturate the unit and tie, which the paper
+    does not discuss. Ties go to the smallest time of `predict`, so that arithmetic at its peak does not wait for too
+    many passes over A, and then to the fewest registers. `block_threads` finally gives t1.
 
     Returns
     -------
     tuple of int
-        (t1, t2, t3). Arguments and errors as of `predict`.
+        (t1, t2, t3). Arguments and errors as for `predict`.
     """
     _check_sizes(m=m, k=k, w=w)
     limit = threshold(device, dtype, flops_per_fma=flops_per_fma)
     best: tuple[tuple[float, float, int], int, int] | None = None
-    # The paper descends along the gradient. The domain is a few hundred points, so all of them are tried: exact, and
-    # with the true ⌈w/t2⌉, which has no gradient. `descend` is the paper's way.
+    # The paper uses gradient descent. The domain has a few hundred points, so this search tries all: it is exact, and
+    # uses ⌈w/t2⌉ itself, which has no gradient. `descend` is the paper's method.
     for t2 in range(1, min(w, MAX_REGISTERS) + 1):
         for t3 in range(1, T3_MAX + 1):
             used = registers(dtype, t2, t3)
             if used > MAX_REGISTERS or not occupancy(device, dtype, BLOCKS[0], t2, t3):
                 continue
-            # t1 is not known yet, and threads come by the warp.
+            # t1 is not known yet, so count threads in whole warps.
             memory = memory_seconds(device, m, k, w, dtype, _WARP, t2, t3)
             compute = compute_seconds(device, m, k, w, dtype, _WARP, t2, t3, flops_per_fma=flops_per_fma)
             objective = compute if w > limit and t2 >= limit else memory
@@ -303,26 +303,27 @@ def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma
             if best is None or rank < best[0]:
                 best = rank, t2, t3
     if best is None:
-        raise ValueError(f"no tile fits {device.name}, not t2 = t3 = 1 in {_itemsize(dtype)[0]}")
+        raise ValueError(f"no tile fits {device.name}, not even t2 = t3 = 1 in {_itemsize(dtype)[0]}")
     _, t2, t3 = best
     return block_threads(device, dtype, t2, t3), t2, t3
 
 
 def descend(device: GpuSpec, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int]:
-    """Choose t2 and t3 by gradient descent, as printed: from t2 = t3 = 1, step 0.1, stop at 1e-4, round to the nearest.
+    """Choose t2 and t3 by the paper's gradient descent: from t2 = t3 = 1, step 0.1, tolerance 1e-4, rounded at the end.
 
-    What the paper leaves open is decided so. The objective is the time relative to one pass over A, or to the
-    arithmetic at its peak, since a fixed step means nothing in seconds. ⌈w/t2⌉ is w/t2, and no count is rounded on the
-    way. Steps are clipped to the bounds on t2 and to 1 ≤ t3 ≤ `T3_MAX`. It stops when neither moves by more than 1e-4.
+    Choices where the paper is silent: the objective is the time relative to one pass over A, or to the arithmetic at
+    its peak, because a fixed step has no meaning in seconds. ⌈w/t2⌉ becomes w/t2, and no count is rounded during the
+    descent. Steps are clipped to the bounds on t2 and to 1 ≤ t3 ≤ `T3_MAX`. It stops when neither changes by more than
+    1e-4.
 
-    Bound by memory, and w ≤ 32, it ends at the t2 of `choose` and within one of its t3. Bound by arithmetic it stays
-    where it enters, at t2 = ⌈t2*⌉ and t3 = 1: the units are saturated there, and the gradient is zero. Wider than that,
-    it runs into tiles that need more registers than a thread can have, of which Algorithm 5 knows nothing.
+    If memory-bound and w ≤ 32, it ends at the t2 of `choose` and within one of its t3. If compute-bound, it stays at
+    its start, t2 = ⌈t2*⌉ and t3 = 1: the units are saturated there, and the gradient is zero. For larger w it reaches
+    tiles with more registers than a thread can have, a limit that Algorithm 5 does not include.
 
     Returns
     -------
     tuple of int
-        (t2, t3). Arguments and errors as of `choose`.
+        (t2, t3). Arguments and errors as for `choose`.
     """
     _check_sizes(w=w)
     name, itemsize = _itemsize(dtype)
@@ -341,14 +342,14 @@ def descend(device: GpuSpec, w: int, dtype: Any, *, flops_per_fma: int = 1) -> t
     if limit <= 1:
         return by_compute
     by_memory = _descent(memory, 1.0, float(max(1, ceil(limit) - 1)))
-    # Both relative to one pass over A: the arithmetic alone takes w/t2* passes.
+    # Compare relative to one pass over A: the arithmetic takes w/t2* such passes.
     return by_compute if w / limit * compute(*by_compute) <= memory(*by_memory) else by_memory
 
 
 def _descent(objective: Callable[[float, float], float], lowest: float, highest: float) -> tuple[int, int]:
-    """Descend over lowest ≤ t2 ≤ highest and 1 ≤ t3 ≤ T3_MAX from the smallest of both."""
+    """Descend over lowest ≤ t2 ≤ highest and 1 ≤ t3 ≤ T3_MAX, from the smallest values of both."""
     t2, t3, step, stop, h = lowest, 1.0, 0.1, 1e-4, 1e-6
-    # At a kink of the objective a fixed step swings to and fro for ever; it has long been near the place by then.
+    # At a kink of the objective a fixed step oscillates near the minimum, so the number of steps is limited.
     for _ in range(100_000):
         slope2 = (objective(t2 + h, t3) - objective(t2 - h, t3)) / (2 * h)
         slope3 = (objective(t2, t3 + h) - objective(t2, t3 - h)) / (2 * h)
@@ -362,27 +363,27 @@ def _descent(objective: Callable[[float, float], float], lowest: float, highest:
 
 
 def floor_seconds(device: GpuSpec, m: int, k: int, w: int, dtype: Any, unit: str) -> float:
-    """Return the roofline: the time that no kernel of a product can go below.
+    """Return the roofline time: a lower bound for every kernel of a product.
 
     Parameters
     ----------
     device : GpuSpec
     m, k, w : int
         A is m × k, B is k × w; at least 1.
-    dtype : {"float64", "float32", "float16", "bfloat16"} or the like of a NumPy dtype
-        Of A, B and C.
+    dtype : {"float64", "float32", "float16", "bfloat16"} or an equivalent NumPy dtype
+        The dtype of A, B and C.
     unit : str
         The unit that multiplies, one of the device's peaks: ``"float64"``, ``"tf32"`` …
 
     Returns
     -------
     float
-        max((m·k + k·w + m·w)·s / bandwidth, 2·m·k·w / peak), a multiply-add being two operations.
+        max((m·k + k·w + m·w)·s / bandwidth, 2·m·k·w / peak); a multiply-add counts as two operations.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or the device has no such unit.
+        If an argument is invalid, or the device has no such unit.
     """
     _check_sizes(m=m, k=k, w=w)
     _, itemsize = _itemsize(dtype, arithmetic=False)

@@ -1,7 +1,7 @@
-"""The user's own tables of picks, made by ``tsapps tune``: one JSON file for each kind of GPU, one row a line.
+"""The user's tuning tables, written by ``tsapps tune``: one JSON file per GPU model, one row per line.
 
-A row says for which products it is (`choose.KEY`) and by what parameters a plan for them is picked, so that it stays
-valid when kernels change. What a table leaves out, the one that comes with tsapps says (kernels/tuned/), or the model.
+A row holds the products that it applies to (`select.KEY`) and the parameters of their plan, so that it stays valid when
+kernels change. Products without a row use the shipped table (kernels/plan/tuned/), or else the performance model.
 """
 
 import json
@@ -18,7 +18,7 @@ from tsapps.kernels.system.strict_json import JsonError, parse_json
 
 __all__ = ["keep", "of_version", "on_change", "own_table", "reset", "user_path", "user_table", "write_table"]
 
-# What a row must say: one of a few words, or a value of a type.
+# Valid values of a row's fields: the allowed words, or the type; fields in neither table are positive integers.
 _WORDS = {
     "shape": ("tsm2r", "tsm2l", "tsmttsm"),
     "dtype": ("float64", "float32", "float16"),
@@ -34,19 +34,19 @@ _TYPES: dict[str, type[int]] = {
 
 
 def user_path(device_name: str) -> Path:
-    """Return where the user's picks for a device of this name are kept; it need not exist."""
+    """Return the path of the user's tuning table for a device; the file need not exist."""
     return cache_directory() / "tuned" / f"{file_name_of(device_name)}.json"
 
 
 def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
-    """Return the user's picks, with those that come with tsapps for what they leave out.
+    """Return the rows of the user's tuning table, and those of the shipped table for all other products.
 
-    A table that cannot be read, or that others may have written, is left out with a warning.
+    A table that cannot be read, or that another user may have written, is ignored with a warning.
 
     Raises
     ------
     ValueError
-        If the user's table holds other things.
+        If the user's file is not a valid tuning table.
     """
     try:
         own = own_table(device_name)
@@ -58,7 +58,7 @@ def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def of_version(rows: Iterable[Mapping[str, Any]], version: int | None) -> list[Mapping[str, Any]]:
-    """Return a table without what its rows say of algorithms that another version of cublasLt has ranked."""
+    """Return a table without the algorithms that another version of cublasLt ranked."""
     found = []
     for row in rows:
         if ALGORITHM in row and row[ALGORITHM][VERSION] != version:
@@ -70,25 +70,25 @@ def of_version(rows: Iterable[Mapping[str, Any]], version: int | None) -> list[M
 
 
 def own_table(device_name: str) -> list[dict[str, Any]]:
-    """Return the user's own picks for a device of this name.
+    """Return the rows of the user's tuning table for a device, without those of the shipped table.
 
     Raises
     ------
     ValueError
-        If their file holds other things.
+        If the file is not a valid tuning table.
     OSError
-        If it cannot be read or others may have written it, or there is no cache directory.
+        If the file cannot be read, if another user may have written it, or if there is no cache directory.
     """
     path = user_path(device_name)
-    advice = "mend it, or remove it with tsapps tune --reset"
+    advice = "correct it, or remove it with tsapps tune --reset"
     try:
         rows = parse_json(read_cached(path))
     except FileNotFoundError:
         return []
     except JsonError as error:
-        raise OneLineError(f"{path}: is no table of picks ({error}): {advice}") from error
+        raise OneLineError(f"{path}: is not a tuning table ({error}): {advice}") from error
     if not isinstance(rows, list):
-        raise OneLineError(f"{path}: is no table of picks (a {type(rows).__name__}, expected a list): {advice}")
+        raise OneLineError(f"{path}: is not a tuning table (a {type(rows).__name__}, expected a list): {advice}")
     for number, row in enumerate(rows):
         wrong = _what_is_wrong(row)
         if wrong:
@@ -97,7 +97,7 @@ def own_table(device_name: str) -> list[dict[str, Any]]:
 
 
 def _what_is_wrong(row: Any) -> str:
-    """Return what a table's row says that it must not, or the empty string."""
+    """Return the first error in a table row, or the empty string."""
     if not isinstance(row, dict):
         return f"is {str(row)[:80]}, expected an object"
     for name, words in _WORDS.items():
@@ -122,9 +122,9 @@ def _what_is_wrong(row: Any) -> str:
 
 
 def keep(device_name: str, row: dict[str, Any]) -> int:
-    """Put a row into the user's table, in place of one with its key, and return how many it then has.
+    """Write a row to the user's table, replacing a row with the same key, and return the number of rows.
 
-    From the next product on, plans are made by the new table. Errors as `own_table`.
+    The next product uses the new table. Errors as for `own_table`.
     """
     rows = {key_of_row(one): one for one in own_table(device_name)} | {key_of_row(row): row}
     write_cached(user_path(device_name), text_of(rows.values()))
@@ -133,7 +133,7 @@ def keep(device_name: str, row: dict[str, Any]) -> int:
 
 
 def reset(device_name: str) -> bool:
-    """Remove the user's table for a device of this name, and return whether there was one."""
+    """Remove the user's table for a device, and return whether there was one."""
     try:
         user_path(device_name).unlink()
     except FileNotFoundError:
@@ -143,7 +143,7 @@ def reset(device_name: str) -> bool:
 
 
 def on_change(forget: Callable[[], object]) -> None:
-    """Have `forget` called whenever `keep` or `reset` has changed a table: it drops the plans made by the old one."""
+    """Register a function that `keep` and `reset` call after they change a table, to drop cached plans."""
     _forgetting.append(forget)
 
 
@@ -156,10 +156,10 @@ def _forget_plans() -> None:
 
 
 def write_table(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write a table of picks, one row a line, whole or not at all."""
+    """Write a tuning table atomically, one row per line."""
     write_bytes(path, text_of(rows))
 
 
 def text_of(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """Return the text of a table of picks, one row a line."""
+    """Return the text of a tuning table, one row per line."""
     return ("[\n" + ",\n".join(json.dumps(row) for row in rows) + "\n]\n").encode()

@@ -1,10 +1,11 @@
-// Approximate square root, and the maximum of all candidates but one.
+// Approximate square root, and a maximum over all candidates except one.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
 namespace ptx {
 
-// sqrt.approx ─ one instruction: off by 2⁻²³ of itself at most, and zero of what is below 2⁻¹²⁶.
+// sqrt.approx ─ approximate square root in one instruction. Relative error: at most 2⁻²³. Results for inputs below
+// 2⁻¹²⁶ are zero.
 TSA_PTX float square_root(float x) {
 #if defined(TSA_HOST)
   return x < 1.17549435e-38f ? 0.0f : sqrtf(x);
@@ -15,12 +16,12 @@ TSA_PTX float square_root(float x) {
 #endif
 }
 
-// What follows leaves one of many out of a largest: seven predicates are set by one R2P, if the seven places of a mask
-// are the lowest of a byte, and each then spares one `max`. (Comparing a number with each takes one more instruction
-// for each.)
+// Maximum over all candidates except one, in masked form. One R2P instruction sets seven predicates from the low seven
+// bits of a byte, and each predicate skips one `max`. Comparing candidate numbers instead takes one more instruction
+// per candidate.
 //
-// spares ─ bit `one` − 1, for `one` of 1 … 31; below, none; above, the last.
-TSA_PTX unsigned spares(int one) {
+// skip_bit ─ bit `one` − 1 for `one` in 1 … 31. No bit for 0; the top bit for 32 and more.
+TSA_PTX unsigned skip_bit(int one) {
 #if defined(TSA_HOST)
   return one == 0 ? 0 : (unsigned)one >= 32 ? 1u << 31 : 1u << (one - 1);
 #else
@@ -30,13 +31,13 @@ TSA_PTX unsigned spares(int one) {
 #endif
 }
 
-// The largest of `most` and of each of seven numbers whose bit is not set: of the first, bit 8 · byte of `spared`.
+// The maximum of `most` and those of seven numbers whose bit in `skipped` is clear. Number i has bit 8 · byte + i.
 template <int byte>
-TSA_PTX float max_unless_spared(float most, const float (&of)[7], unsigned spared) {
+TSA_PTX float max_unless_skipped(float most, const float (&of)[7], unsigned skipped) {
   static_assert(byte >= 0 && byte < 4, "a word has four bytes");
 #if defined(TSA_HOST)
   for (int i = 0; i < 7; ++i) {
-    if (!(spared >> (8 * byte + i) & 1) && !(most >= of[i])) most = of[i];
+    if (!(skipped >> (8 * byte + i) & 1) && !(most >= of[i])) most = of[i];
   }
 #else
   asm("{ .reg .pred p<7>; .reg .b32 b<7>;\n"
@@ -47,19 +48,19 @@ TSA_PTX float max_unless_spared(float most, const float (&of)[7], unsigned spare
       "@!p0 max.f32 %0, %0, %1; @!p1 max.f32 %0, %0, %2; @!p2 max.f32 %0, %0, %3; @!p3 max.f32 %0, %0, %4;\n"
       "@!p4 max.f32 %0, %0, %5; @!p5 max.f32 %0, %0, %6; @!p6 max.f32 %0, %0, %7; }"
       : "+f"(most)
-      : "f"(of[0]), "f"(of[1]), "f"(of[2]), "f"(of[3]), "f"(of[4]), "f"(of[5]), "f"(of[6]), "r"(spared),
+      : "f"(of[0]), "f"(of[1]), "f"(of[2]), "f"(of[3]), "f"(of[4]), "f"(of[5]), "f"(of[6]), "r"(skipped),
         "n"(1u << 8 * byte), "n"(2u << 8 * byte), "n"(4u << 8 * byte), "n"(8u << 8 * byte), "n"(16u << 8 * byte),
         "n"(32u << 8 * byte), "n"(64u << 8 * byte));
 #endif
   return most;
 }
 
-// The same of one number, that of `spared`, by a comparison.
-TSA_PTX float max_unless(float most, float of, int one, int spared) {
+// The maximum of `most` and one number, unless its index `one` equals `skipped`. By a comparison.
+TSA_PTX float max_unless(float most, float of, int one, int skipped) {
 #if defined(TSA_HOST)
-  return one == spared || most >= of ? most : of;
+  return one == skipped || most >= of ? most : of;
 #else
-  asm("{ .reg .pred p; setp.ne.s32 p, %2, %3; @p max.f32 %0, %0, %1; }" : "+f"(most) : "f"(of), "r"(one), "r"(spared));
+  asm("{ .reg .pred p; setp.ne.s32 p, %2, %3; @p max.f32 %0, %0, %1; }" : "+f"(most) : "f"(of), "r"(one), "r"(skipped));
   return most;
 #endif
 }

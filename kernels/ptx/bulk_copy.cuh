@@ -1,12 +1,12 @@
-// cp.async.bulk: bulk copies to shared memory, and mbarriers that count their bytes (sm_90 and later).
+// cp.async.bulk and mbarrier: bulk copies to shared memory, and barriers that count their bytes (sm_90 and later).
 #pragma once
 #include "kernels/ptx/types.cuh"
 
 namespace ptx {
 
-// mbarrier ─ 8 bytes of shared memory that count arrivals and bytes. A phase is over when all that are expected have
-// arrived and all bytes that were announced have come; then the next begins. Phases are told apart by their parity: the
-// first is 0. What those who arrived wrote is visible to those who waited.
+// mbarrier ─ 8 bytes of shared memory that count arrivals and bytes. A phase completes when all expected arrivals and
+// all announced bytes have come; then the next phase begins. The parity of a phase identifies it; the first phase has
+// parity 0. Writes before an arrival are visible to the threads that waited.
 struct Mbarrier {
   unsigned long long state;
 };
@@ -29,7 +29,8 @@ TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* ba
 
 TSA_PTX unsigned shared_address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 
-// By one thread; others may use it after mbarrier_init_fence by that thread, and a barrier.
+// Initializes a barrier; one thread calls it. Other threads may use the barrier after that thread has called
+// mbarrier_init_fence and the block has synchronized.
 TSA_PTX void mbarrier_init(Mbarrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -39,13 +40,13 @@ TSA_PTX void mbarrier_arrive(Mbarrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives, and announces so many bytes of this phase.
+// Arrives, and adds `bytes` to the bytes that this phase expects.
 TSA_PTX void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
 }
 
-// Waits until the phase of this parity is over.
+// Waits until the phase with this parity completes.
 TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
   asm volatile(
       "{ .reg .pred over;\n\t"
@@ -57,16 +58,17 @@ TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
       : "memory");
 }
 
-// cp.async.mbarrier.arrive ─ arrives once all copies that this thread has begun by cp_async (cp_async.cuh) are there:
-// one of the arrivals that a phase expects. What the thread wrote otherwise is not visible by that.
+// cp.async.mbarrier.arrive ─ arrives when all earlier cp_async copies of this thread (cp_async.cuh) have landed. It is
+// one of the arrivals that the phase expects. It does not publish the thread's other writes.
 TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// cp.async.bulk ─ a multiple of 16 bytes from global to shared memory, both at multiples of 16, begun by one thread;
-// they count at the barrier once they are there. Where ordinary loads read what lay there before, those threads have
-// async_fence (wgmma.cuh) ahead of the barrier that the copy waits for: without, it overtakes them
-// (docs/notes/tsm2.md).
+// cp.async.bulk ─ copies a multiple of 16 bytes from global to shared memory; both addresses are multiples of 16. One
+// thread issues it, and the barrier counts the bytes when they land.
+//
+// If ordinary loads read the old content of the destination, the threads that read call async_fence (wgmma.cuh) before
+// the barrier that the copy waits for. Without the fence, the copy can overtake those loads (docs/notes/tsm2.md).
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),

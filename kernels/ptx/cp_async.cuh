@@ -4,14 +4,16 @@
 
 namespace ptx {
 
-// cp.async ─ from global to shared memory past the registers. `bytes` is 4, 8 or 16, and both addresses are multiples
-// of it. The first `read` bytes are copied, and zeros after them: with 0, nothing is read. A copy has landed for this
-// thread after cp_async_wait, and for others after a barrier that follows. The level-2 cache may be told to read all
-// `around` bytes around, 128 or 256, for those who copy the rest soon.
+// cp.async ─ copies `bytes` bytes (4, 8 or 16) from global to shared memory without using registers. Both addresses are
+// multiples of `bytes`. It copies the first `read` bytes and fills the others with zeros; with `read` 0 it reads
+// nothing.
+//
+// The copy is visible to this thread after cp_async_wait, and to other threads after a barrier that follows. `around`
+// (128 or 256) makes the level-2 cache fetch the surrounding bytes too, for threads that copy them next.
 template <int bytes, int around = 0>
 TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
-  static_assert(around == 0 || around == 128 || around == 256, "the level-2 cache reads 128 or 256 bytes around");
+  static_assert(around == 0 || around == 128 || around == 256, "the level-2 cache prefetches 128 or 256 bytes");
 #if defined(TSA_HOST)
   cuda_host::copy_async(shared, global, read, bytes);
 #else
@@ -19,7 +21,7 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   const unsigned long long from = (unsigned long long)__cvta_generic_to_global(global);
 #define TSA_CP_ASYNC(kind) \
   asm volatile("cp.async." kind " [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(read), "n"(bytes) : "memory")
-  if constexpr (bytes == 16) {  // past L1 as well
+  if constexpr (bytes == 16) {  // bypasses L1
     if constexpr (around == 256) {
       TSA_CP_ASYNC("cg.shared.global.L2::256B");
     } else if constexpr (around == 128) {
@@ -38,7 +40,7 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
 #endif
 }
 
-// Makes one group of this thread's copies since the last commit.
+// Closes a group: this thread's copies since the last commit.
 TSA_PTX void cp_async_commit() {
 #if defined(TSA_HOST)
   cuda_host::commit_copies();
@@ -47,7 +49,7 @@ TSA_PTX void cp_async_commit() {
 #endif
 }
 
-// Waits for this thread's groups but the `pending` latest.
+// Waits until at most the `pending` latest groups of this thread are in flight.
 template <int pending>
 TSA_PTX void cp_async_wait() {
 #if defined(TSA_HOST)

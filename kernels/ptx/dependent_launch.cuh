@@ -1,13 +1,15 @@
-// griddepcontrol: programmatic dependent launch (sm_90 and later; elsewhere these do nothing). See
-// kernels/runtime/launch.py, DependentLaunch.
+// griddepcontrol: programmatic dependent launch (sm_90 and later; elsewhere these functions do nothing). The host side
+// is DependentLaunch in kernels/runtime/launch.py.
 //
-// griddepcontrol_wait               returns once the kernel ahead in the stream has ended and its writes are visible.
-// All
-//                                   threads of every such kernel call it, so that a kernel that ends has waited itself.
-//                                   It comes first, except for reads of what nobody may still be writing.
-// griddepcontrol_launch_dependents  lets blocks of the next kernel start once all blocks of this one have called it or
-//                                   ended. For kernels that fill the GPU: behind a small kernel, two blocks of a large
-//                                   one would come to a multiprocessor that has room first.
+// griddepcontrol_wait
+//   Returns when the previous kernel of the stream has ended and its writes are visible. All threads of every kernel in
+//   such a chain call it, so that a kernel that ends has itself waited. Call it first; only reads of data that no
+//   earlier kernel writes may precede it.
+//
+// griddepcontrol_launch_dependents
+//   Lets blocks of the next kernel start when all blocks of this kernel have called it or ended. Use it in kernels that
+//   fill the GPU. After a small kernel, two blocks of a large next kernel could share a multiprocessor while others are
+//   still busy.
 #pragma once
 #include "kernels/ptx/types.cuh"
 

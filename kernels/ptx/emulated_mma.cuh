@@ -1,14 +1,13 @@
-// What one instruction of the tensor cores adds to a float, to the bit: d + Σ a_i b_i over the products of its depth, 8
-// of tf32, 16 of halves, as an H200 was found to (docs/notes/tsm2.md).
+// Bit-exact emulation of one tensor-core instruction: d + Σ a_i · b_i over 8 products of tf32 or 16 products of 16-bit
+// floats, rounded as measured on an H200 (docs/notes/tsm2.md).
 //
-//   E         the largest exponent of d and of the products that are not zero, of a product the sum of its factors'
-//             exponents;
-//             of numbers of float16 that are below its normal ones, theirs
-//   2^(E−25)  two bits below a float's last place at E: there each addend is cut off, towards zero
-//   result    their sum, exact, cut off to the 24 bits of a float, towards zero
+//   E         the largest exponent of d and of the nonzero products. The exponent of a product is the sum of those of
+//             its factors; a float16 subnormal counts with the exponent of the smallest normal number
+//   2^(E−25)  each addend is truncated to a multiple of this: two bits below the last place of a float with exponent E
+//   result    the exact sum of the addends, truncated to the 24 bits of a float
 //
-// As all is cut off at once, no order of the products matters. For numbers that are finite, and large enough for all of
-// this to be of normal floats.
+// All addends are aligned to one exponent, so the order of the products does not matter. Valid for finite inputs whose
+// intermediate values are normal floats.
 #pragma once
 
 #if defined(TSA_HOST)
@@ -19,19 +18,19 @@
 
 namespace tensor {
 
-// The least exponents of normal numbers of float16, and of bfloat16, tf32 and float.
+// The smallest exponents of normal numbers: of float16, and of bfloat16, tf32 and float.
 constexpr int kLeastOfHalf = -14, kLeastOfFloat = -126;
 
-// ⌊log₂|x|⌋ of a normal number.
+// ⌊log₂|x|⌋ for a normal number.
 TSA_SUM int exponent(float x) { return (int)(__float_as_uint(x) >> 23 & 255) - 127; }
 
 // 2^n.
 TSA_SUM double power(int n) { return __longlong_as_double((1023LL + n) << 52); }
 
-// x without the bits below a float's 24.
+// x truncated to the 24 bits of a float.
 TSA_SUM double cut(double x) { return __longlong_as_double(__double_as_longlong(x) & ~0x1fffffffLL); }
 
-// Exponents of factors are at least kLeast.
+// d + Σ a_i · b_i. Exponents of factors below kLeast count as kLeast.
 template <int kLeast, int n>
 TSA_SUM float sum(float d, const float (&a)[n], const float (&b)[n]) {
   constexpr int kNone = -1000;
@@ -44,7 +43,7 @@ TSA_SUM float sum(float d, const float (&a)[n], const float (&b)[n]) {
   }
   if (largest == kNone) return 0;
   const double scale = power(25 - largest);
-  // Whole numbers below 2²⁸.
+  // Integers below 2²⁸.
   long long whole = (long long)(d * scale);
 #pragma unroll
   for (int i = 0; i < n; ++i) whole += (long long)((double)a[i] * b[i] * scale);

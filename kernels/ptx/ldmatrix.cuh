@@ -1,13 +1,13 @@
-// ldmatrix and stmatrix: 8 × 8 matrices of 16-bit elements between shared memory and the registers of a warp.
-// g = lane / 4, t = lane % 4. All lanes of a warp take part.
+// ldmatrix and stmatrix: 8 × 8 matrices of 16-bit elements between shared memory and the registers of a warp. In this
+// file g = lane / 4 and t = lane % 4. All lanes of a warp take part.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
 namespace ptx {
 
-// ldmatrix ─ four 8 × 8 matrices of 16-bit elements from shared memory. Lane 8·i + r points to row r of matrix i, 16
-// bytes at a multiple of 16; every lane gets in to[i] the elements (g, 2·t) and (g, 2·t + 1) of matrix i, transposed:
-// (2·t, g) and (2·t + 1, g).
+// ldmatrix ─ loads four 8 × 8 matrices of 16-bit elements from shared memory. Lane 8·i + r passes the address of row r
+// of matrix i: 16 bytes, aligned to 16. to[i] receives elements (g, 2·t) and (g, 2·t + 1) of matrix i, or with
+// `transposed` (2·t, g) and (2·t + 1, g).
 template <bool transposed = false>
 TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
 #if defined(TSA_HOST)
@@ -35,9 +35,9 @@ TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
 #endif
 }
 
-// stmatrix ─ the way back, transposed: lane 8·i + r points to row r of matrix i, 16 bytes at a multiple of 16, and what
-// a lane has in from[i] are the elements (2·t, g) and (2·t + 1, g) of matrix i. Before sm_90, or with TSA_NO_STMATRIX,
-// movmatrix and ordinary stores.
+// stmatrix ─ stores four 8 × 8 matrices, transposed: the inverse of ldmatrix_x4<true>. Lane 8·i + r passes the address
+// of row r of matrix i: 16 bytes, aligned to 16. from[i] holds elements (2·t, g) and (2·t + 1, g) of matrix i. Before
+// sm_90, or with TSA_NO_STMATRIX, it uses movmatrix and ordinary stores.
 TSA_PTX void stmatrix_x4_transposed(void* shared_row, const unsigned (&from)[4]) {
 #if defined(TSA_HOST)
   cuda_host::check_aligned(shared_row, 16, "stmatrix");

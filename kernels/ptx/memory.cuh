@@ -1,10 +1,11 @@
-// Loads, additions and prefetches of memory that C++ has no words for.
+// Memory instructions without a C++ equivalent: sign-extending byte loads, shared-memory reductions, prefetches.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
 namespace ptx {
 
-// ld.shared.s8 ─ a byte as an integer. (Of what C++ loads, a shift that is PTX asks for the sign once more.)
+// ld.shared.s8 ─ loads a byte and extends its sign. After a C++ load, the compiler would extend the sign again before a
+// shift in inline PTX.
 TSA_PTX int shared_byte(const signed char* at) {
 #if defined(TSA_HOST)
   return *at;
@@ -15,8 +16,8 @@ TSA_PTX int shared_byte(const signed char* at) {
 #endif
 }
 
-// red.shared ─ a word of shared memory by its address of 32 bits, and words behind it by what the instruction itself
-// has room for: told of pointers, the compiler adds up an address anew for each. Nothing is waited for.
+// red.shared ─ adds to words of shared memory, addressed by one 32-bit register plus an immediate offset. With C++
+// pointers, the compiler computes a separate address for each word. The addition is not waited for.
 class SharedWord {
  public:
   SharedWord() = default;
@@ -37,7 +38,7 @@ class SharedWord {
     there.at_ = at_ + bytes;
     return there;
   }
-  // Adds to the word that is `words` further on.
+  // Adds to the word `words` words after this one.
   template <int words>
   TSA_PTX void add(unsigned value) const {
     asm volatile("red.shared.add.u32 [%0 + %2], %1;" ::"r"(at_), "r"(value), "n"(4 * words) : "memory");
@@ -48,7 +49,7 @@ class SharedWord {
 #endif
 };
 
-// prefetch ─ the line around an address into the level-2 cache; with `stays`, to be evicted after all else.
+// prefetch ─ loads the cache line at an address into the level-2 cache; with `stays`, that line is evicted last.
 template <bool stays = false>
 TSA_PTX void prefetch(const void* global) {
 #if !defined(TSA_HOST)

@@ -1,6 +1,6 @@
-// mma: matrix products of a warp on the tensor cores.
+// mma: matrix multiply-accumulate of a warp on the tensor cores.
 //
-// Fragments of a matrix, as the PTX ISA deals them to the lanes of a warp; g = lane / 4, t = lane % 4:
+// Fragment layout of the PTX ISA, with g = lane / 4 and t = lane % 4:
 //
 //              A (M × K), row-major                 B (K × 8)            C and D (M × 8), M = 8 or 16
 //   f64, tf32  a[i]: row g + 8·(i % (M / 8)),       b[i]: row t + 4·i,   d[i]: row g + 8·(i / 2),
@@ -8,7 +8,7 @@
 //   b16 pairs  a[i]: row g + 8·(i % 2), columns     b[i]: rows 2·t + 8·i the same
 //              2·t + 8·(i / 2) and the next         and the next, col. g
 //
-// The lower element of a pair is in the lower half of the register. All lanes of a warp take part.
+// The lower half of a register holds the first element of a pair. All lanes of a warp take part.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
@@ -20,7 +20,7 @@ namespace ptx {
 
 #if defined(TSA_HOST)
 
-// d + Σ ab as the tensor cores add it: of float64 one product after another, each rounded once.
+// d + Σ a·b as the tensor cores compute it. float64 products are added one after another, each with one rounding.
 template <int, int K>
 inline double sum_on_host(double d, const double (&a)[K], const double (&b)[K]) {
   for (int k = 0; k < K; ++k) d = fma(a[k], b[k], d);
@@ -35,7 +35,8 @@ inline float sum_on_host(float d, const float (&a)[K], const float (&b)[K]) {
   return d;
 }
 
-// d += A·B for any shape above. `element(register, half)` reads one; a register holds `pack` elements along K.
+// d += A·B for any shape above. `element(register, half)` extracts one element; a register holds `pack` elements along
+// K.
 template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND,
           typename Element>
 inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
@@ -60,7 +61,7 @@ inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element 
 
 #endif
 
-// mma m16n8k8, tf32 ─ the bits below a tf32's are ignored.
+// mma m16n8k8, tf32 ─ ignores the bits below the 11 significant bits of tf32.
 TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
 #if defined(TSA_HOST)
   mma_on_host<16, 8, 1>(d, a, b, [](float x, int) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); });
@@ -73,7 +74,7 @@ TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]
 #endif
 }
 
-// mma m8n8k4, f64 (sm_80 and later); the next three: sm_90 and later.
+// mma m8n8k4, f64 (sm_80 and later). The next three need sm_90 or later.
 TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[1]) {
 #if defined(TSA_HOST)
   mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });
@@ -117,7 +118,7 @@ TSA_PTX void mma_m16n8k16(double (&d)[4], const double (&a)[8], const double (&b
 #endif
 }
 
-// mma m16n8k16 ─ f16 and bf16 with float sums.
+// mma m16n8k16 ─ f16 and bf16 operands, float accumulators.
 TSA_PTX void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if defined(TSA_HOST)
   mma_on_host<16, 16, 2, tensor::kLeastOfHalf>(

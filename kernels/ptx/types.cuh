@@ -1,7 +1,8 @@
-// 16-bit floating-point types and conversions, and what all files of this folder share.
+// 16-bit floating-point types with their conversions, and the macro that declares the functions of this folder.
 //
-// This folder holds all inline PTX: one inline function an instruction. Each has two bodies: the instruction, and the
-// same in C++ (TSA_HOST), so that a kernel's own source runs on the CPU. None needs a header under NVRTC.
+// This folder holds all inline PTX, one inline function per instruction. Each function has two bodies: the instruction,
+// and the same operation in C++ (TSA_HOST), so that the CPU can run a kernel's own source. No function needs a header
+// under NVRTC.
 #pragma once
 
 #if defined(TSA_HOST)
@@ -12,7 +13,7 @@
 
 namespace ptx {
 
-// 16-bit floats: storage, and conversion from and to float, to nearest and ties to even.
+// 16-bit floats: storage, and conversion from and to float with rounding to nearest, ties to even.
 struct Half {
   unsigned short bits;
 };
@@ -50,7 +51,7 @@ TSA_PTX Bfloat16 to_bfloat16(float x) {
 #endif
 }
 
-// The same of two, the first in the lower half.
+// Converts two numbers; the first goes to the lower half of the word.
 TSA_PTX unsigned to_half_pair(float lower, float upper) {
 #if defined(TSA_HOST)
   return to_half(lower).bits | (unsigned)to_half(upper).bits << 16;
@@ -73,7 +74,7 @@ TSA_PTX unsigned to_bfloat16s(float lower, float upper) {
 
 TSA_PTX float to_float(Bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
-// 16 bytes, moved as one.
+// 16 bytes that one instruction moves.
 struct alignas(16) Quad {
   unsigned at[4];
 };

@@ -1,12 +1,12 @@
-// Named barriers, and registers that warpgroups hand to each other: for blocks of producers and consumers.
+// Named barriers and setmaxnreg: synchronization and register reallocation between producer and consumer warpgroups.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
 namespace ptx {
 
-// barrier.sync, barrier.arrive ─ barrier `id` of a block, 1 to 15, for `threads` of it, whole warps. Those that sync
-// wait for all, those that arrive do not; what either wrote before is then visible to those that waited. Not the
-// aligned forms (bar.sync): warps may come from different places of the code.
+// barrier.sync, barrier.arrive ─ named barrier `id` (1 to 15) for `threads` threads of a block, in whole warps. Threads
+// that sync wait for all `threads`; threads that arrive continue. Writes before either call are visible to the threads
+// that waited. The unaligned forms are used because warps arrive from different places in the code.
 TSA_PTX void barrier_sync(int id, int threads) {
 #if defined(TSA_HOST)
   cuda_host::wait_for_some(id, threads, true);
@@ -23,8 +23,8 @@ TSA_PTX void barrier_arrive(int id, int threads) {
 #endif
 }
 
-// setmaxnreg ─ from here on, this warpgroup has so many registers a thread (a multiple of 8, 24 to 256): more, which
-// the other warpgroups of the block have to give first, or fewer.
+// setmaxnreg ─ changes the registers per thread of this warpgroup to a multiple of 8 between 24 and 256. An increase
+// waits until other warpgroups of the block have released enough registers.
 template <int registers>
 TSA_PTX void more_registers() {
 #if !defined(TSA_HOST)

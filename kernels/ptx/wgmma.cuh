@@ -1,24 +1,26 @@
-// wgmma: matrix products of a warpgroup, four warps of a Hopper SM (sm_90a), on the tensor cores.
+// wgmma: asynchronous matrix multiply-accumulate of a warpgroup, four warps of a Hopper multiprocessor (sm_90a).
 #pragma once
 #include "kernels/ptx/mma.cuh"
 
 namespace ptx {
 
-// wgmma ─ d (64 × 8·blocks) += A · B, begun by the four warps of a warpgroup and not awaited; `clears`: d = A · B. A is
-// 64 × 8 of tf32 or 64 × 16 of halves; each warp has 16 rows of it in registers, a fragment of mma m16n8k8 or m16n8k16,
-// and d[j] is the warp's fragment of columns 8·j and on.
+// wgmma ─ starts d (64 × 8·blocks) += A · B, or d = A · B with `clears`. All four warps of a warpgroup issue it; it
+// does not wait. A is 64 × 8 of tf32 or 64 × 16 of 16-bit elements. Each warp holds 16 rows of A in registers, as a
+// fragment of mma m16n8k8 or m16n8k16; d[j] is the warp's fragment of columns 8·j to 8·j + 7.
 //
-// B lies in shared memory, from a multiple of 16 bytes on: 256 bytes for 8 columns, in which 64 words of 32 bits lie
-// lane by lane: word i of B's fragment (mma.cuh) in lane l at 4·(32·i + l).
+// B lies in shared memory at a multiple of 16 bytes, in 256 bytes per 8 columns. Word i of lane l of B's fragment
+// (mma.cuh) is at byte 4·(32·i + l).
 //
-// Before the first wgmma that uses registers which were written: wgmma_fence of those of A. Before one that uses a B
-// which was stored: async_fence by those who stored it, then a barrier. What is begun is a group from wgmma_commit on;
-// until wgmma_wait (for all groups but the `pending` latest), their d is not read, and B not written.
+// Order of operations:
+//   1. Call wgmma_fence for the registers of A, and of d if the thread wrote them, before the first wgmma that uses
+//      them.
+//   2. If threads stored B, they call async_fence and then a barrier before a wgmma reads it.
+//   3. wgmma_commit closes a group of products. Until wgmma_wait has waited for the group (it leaves at most the
+//      `pending` latest in flight), no thread reads d or overwrites B.
 //
-// matrix_at tells where a B is, and matrix_after of it is what lies so many bytes further on: an addition, where
-// pointers are converted anew for every product. A may lie in shared memory as B does, of 16 bits, and is named
-// likewise: of up to 64 columns, or (of halves) 104 to 200. The registers of d, if they were written, pass wgmma_fence
-// first.
+// matrix_at returns the descriptor of a matrix, and matrix_after that of a matrix `bytes` further on. Adding to a
+// descriptor is cheaper than converting a pointer for each product. 16-bit A may also lie in shared memory, in B's
+// layout and with a descriptor of its own. Such products have up to 64 columns, or for float16 104 to 200.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -100,11 +102,11 @@ inline void wgmma_fence(float (&)[blocks][4]) {}
 
 #else
 
-// Orders stores to shared memory before what the tensor cores read of it.
+// Orders this thread's stores to shared memory before reads by the tensor cores.
 TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int parts, int pairs>
 TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
-  // The compiler does not know that the fence is for registers: whatever writes these has to stay before it.
+  // The compiler does not know that the fence concerns registers: this keeps writes to them before it.
 #pragma unroll
   for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -123,12 +125,12 @@ TSA_PTX void wgmma_wait() {
 template <int pending, int blocks>
 TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
   wgmma_wait<pending>();
-  // The compiler does not know that d was being written: whatever reads it has to stay behind the wait.
+  // The compiler does not know that products write d: this keeps reads of d after the wait.
 #pragma unroll
   for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
-// Templates cannot make lists of registers; these do, for 1 to 16 blocks of columns and some more.
+// Register lists of inline assembly, which templates cannot generate: for 1 to 16 blocks of 8 columns, 19, 22 and 25.
 #define TSA_NAMES_1 "%0, %1, %2, %3"
 #define TSA_NAMES_2 TSA_NAMES_1 ", %4, %5, %6, %7"
 #define TSA_NAMES_3 TSA_NAMES_2 ", %8, %9, %10, %11"
@@ -168,7 +170,8 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_SUMS_19 TSA_SUMS_16, TSA_SUMS_OF(16), TSA_SUMS_OF(17), TSA_SUMS_OF(18)
 #define TSA_SUMS_22 TSA_SUMS_19, TSA_SUMS_OF(19), TSA_SUMS_OF(20), TSA_SUMS_OF(21)
 #define TSA_SUMS_25 TSA_SUMS_22, TSA_SUMS_OF(22), TSA_SUMS_OF(23), TSA_SUMS_OF(24)
-// The rest: A, the descriptor of B, whether d is added to; of halves, that B is not transposed.
+// `rest` names A, the descriptor of B and the flag that adds to d. For 16-bit types the last 0 says B is not
+// transposed.
 #define TSA_WGMMA(blocks, n, rest)                                                                                    \
   if constexpr (sizeof(T) == 4)                                                                                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 {" TSA_NAMES_##blocks "}, " rest ", 1, 1;"   \
@@ -184,8 +187,8 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
                  : TSA_SUMS_##blocks                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears))
 
-// In units of 16 bytes: where a matrix begins, 128 bytes from word 0 of its fragments to word 1, 256 to the next 8
-// columns (or rows).
+// Matrix descriptor, in units of 16 bytes: the start address, 128 bytes from word 0 of the fragments to word 1, and 256
+// bytes to the next 8 columns or rows.
 TSA_PTX unsigned long long matrix_at(const void* shared) {
   return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
 }

@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.kernels.arrays import address
 from tsapps.kernels.gpu_specs import live
 
-__all__ = ["BoundLaunch", "DependentLaunch", "ProductLaunch", "pack"]
+__all__ = ["BoundLaunch", "DependentLaunch", "ProductLaunch", "pack", "structure"]
 
 #: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
 ProductLaunch = Callable[[int, int, int, float, float], None]
@@ -33,7 +34,7 @@ def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     Parameters
     ----------
     arguments : iterable
-        NumPy scalars and structures, by value, and arrays of CuPy, by address.
+        NumPy scalars and structures, by value, and arrays, by address.
 
     Returns
     -------
@@ -44,10 +45,35 @@ def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     values, offsets = bytearray(), []
     for argument in arguments:
         offsets.append(len(values))
-        values += argument.tobytes() if isinstance(argument, np.generic) else np.uintp(argument.data.ptr).tobytes()
+        values += argument.tobytes() if isinstance(argument, np.generic) else np.uintp(address(argument)).tobytes()
         values += bytes(-len(values) % _ALIGNMENT)
     held = np.frombuffer(values, np.uint8)
     return held, np.array(offsets, np.uintp) + np.uintp(held.ctypes.data)
+
+
+def structure(dtype: np.dtype, **fields: Any) -> Any:
+    """Return the argument of a kernel that takes a C++ class by value.
+
+    Parameters
+    ----------
+    dtype : numpy.dtype
+        The class as a NumPy structure.
+    **fields
+        Every field by its name, except padding: numbers, structures, arrays by address, and None as the null address.
+
+    Raises
+    ------
+    TypeError
+        If a field is missing or unknown.
+    """
+    names = {name for name in dtype.names or () if not name.startswith("padding")}
+    if names != fields.keys():
+        raise TypeError(f"a structure has fields {sorted(names)}, got {sorted(fields)}")
+    made = np.zeros((), dtype)
+    for name, value in fields.items():
+        plain = isinstance(value, (int, float, np.generic))
+        made[name] = value if plain else 0 if value is None else address(value)
+    return made[()]
 
 
 class _Attribute(ctypes.Structure):

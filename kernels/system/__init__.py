@@ -1,1 +1,4 @@
-"""The operating system: files written whole, the cache, JSON, printable text, memory limits."""
+"""Operating-system services: atomic writes, the user's cache, strict JSON, printable text, memory limits.
+
+Matrix products and GPUs are never here.
+"""

@@ -1,9 +1,9 @@
-"""Atomic, durable writes: a file or directory appears under its name whole, or not at all.
+"""Atomic, durable writes: a file or directory appears under its name complete, or not at all.
 
-The content goes to a temporary in the same directory, reaches the disk, and then takes its name in one step. Where the
-file system supports O_TMPFILE, a temporary file has no name, so a killed process leaves nothing. Every other temporary
-is called ``.NAME.<16 hex digits>.tmp``, and its writer holds a lock on it (flock) as long as it lives. The next writer
-to the same path removes those whose lock is free. Where the file system has no locks, they stay.
+The content is written to a temporary in the same directory, synchronized to disk, and then renamed in one step. If the
+file system supports O_TMPFILE, the temporary file has no name, so a killed process leaves nothing. Any other temporary
+is named ``.NAME.<16 hex digits>.tmp``, and its writer holds a lock on it (flock) as long as it lives. The next writer
+to the same path removes temporaries whose lock is free. On file systems without locks they remain.
 """
 
 import errno
@@ -20,10 +20,10 @@ from typing import Any, BinaryIO
 
 __all__ = ["Commit", "remove_leftovers", "replacing", "replacing_directory", "write_bytes"]
 
-#: A context in which the new content takes its name; callers learn by it whether that has happened.
+#: Returns a context manager that is entered for the rename, by which callers learn whether the rename has happened.
 Commit = Callable[[], AbstractContextManager[Any]]
 
-# Of renameat2, in <fcntl.h> and <linux/fs.h>.
+# Constants of renameat2, from <fcntl.h> and <linux/fs.h>.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
@@ -31,22 +31,21 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the ``with`` block ends without an exception.
 
-    After any exception, KeyboardInterrupt included, `path` is unchanged and the temporary file is gone.
+    After any exception, including KeyboardInterrupt, `path` is unchanged and the temporary file is removed.
 
     Parameters
     ----------
     path : path-like
-        A symbolic link is followed: the file that it points to is replaced.
+        For a symbolic link, the target of the link is replaced.
     commit : callable
-        Returns a context manager that is entered after the content has reached the disk and left as soon as the file
-        has its name.
+        Returns a context manager that is entered when the content is on the disk, and left when the file has its name.
     mode : int
-        Permissions of the new file, from its first byte on; the process's umask takes bits away, as from any file.
+        Permissions of the new file from its creation on, less the umask.
 
     Yields
     ------
     file : binary file
-        Its `name` opens it again, as long as it is open.
+        While it is open, its `name` can be opened again.
 
     Raises
     ------
@@ -75,7 +74,7 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mod
 
 
 def write_bytes(path: Path, content: bytes) -> None:
-    """Replace a file by `content`; make the directories that it lies in, if there are none."""
+    """Replace a file by `content`, and create missing parent directories."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as file:
         file.write(content)
@@ -85,18 +84,18 @@ def write_bytes(path: Path, content: bytes) -> None:
 def replacing_directory(
     path: str | os.PathLike[str], names: Collection[str], *, commit: Commit = nullcontext, mode: int = 0o777
 ) -> Iterator[Path]:
-    """Make a directory that replaces `path` when the ``with`` block ends without an exception.
+    """Create a directory that replaces `path` when the ``with`` block ends without an exception.
 
-    After any exception, KeyboardInterrupt included, `path` is unchanged and the new directory is gone. Where the system
-    can exchange two names, `path` exists at every moment; elsewhere, the next writer restores what a process that was
-    killed between two renames had moved away.
+    After any exception, including KeyboardInterrupt, `path` is unchanged and the new directory is removed. If the
+    system can exchange two names, `path` exists at every moment. Otherwise a process can be killed between two renames,
+    and the next writer restores the old directory.
 
     Parameters
     ----------
     path : path-like
-        A new directory, or an earlier one that holds files of the same names.
+        A path that does not exist, or a directory that contains files of the same names.
     names : collection of str
-        The files that the directory may hold. Other files in an earlier one are not deleted.
+        The files that the directory may contain. Other files in the old directory are not deleted.
     commit : callable
         As for `replacing`.
     mode : int
@@ -105,12 +104,12 @@ def replacing_directory(
     Yields
     ------
     directory : Path
-        Where to write the files.
+        The directory to write the files to.
 
     Raises
     ------
     OSError
-        If the directory cannot be made, or the disk is full or fails.
+        If the directory cannot be created, or the disk is full or fails.
     """
     place = os.path.realpath(path)
     remove_leftovers(place, names)
@@ -126,7 +125,7 @@ def replacing_directory(
                 os.rename(temporary, place)
         _sync_directory(os.path.dirname(place))
         if old is not None and not _remove_directory(old, names):
-            warnings.warn(f"{old}: holds other files than the earlier {place} should: move them", stacklevel=3)
+            warnings.warn(f"{old}: the replaced {place} contained unexpected files: move them", stacklevel=3)
     except BaseException as error:
         _remove_directory(temporary, names)
         if isinstance(error, OSError) and error.filename is not None:
@@ -138,14 +137,14 @@ def replacing_directory(
 
 
 def remove_leftovers(path: str | os.PathLike[str], names: Collection[str] = ()) -> None:
-    """Remove the temporaries of processes that were killed while they wrote to `path`, with one line of warning.
+    """Remove temporaries that killed processes left while writing to `path`, and warn once about them.
 
     Parameters
     ----------
     path : path-like
-        Other files in its directory are left alone.
+        Temporaries of other paths are kept.
     names : collection of str
-        The files that a directory `path` may hold; empty if it is a file.
+        The files that a directory `path` may contain; empty for a file.
     """
     target = os.path.realpath(path)
     directory, base = os.path.split(target)
@@ -154,7 +153,7 @@ def remove_leftovers(path: str | os.PathLike[str], names: Collection[str] = ()) 
         with os.scandir(directory) as entries:
             found = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name))
     except OSError:
-        return  # whatever is wrong with the directory, writing says so
+        return  # writing reports what is wrong with the directory
     removed = []
     for name in found:
         leftover = os.path.join(directory, name)
@@ -164,22 +163,22 @@ def remove_leftovers(path: str | os.PathLike[str], names: Collection[str] = ()) 
         try:
             if name.endswith(".old") and not os.path.lexists(target):
                 os.rename(leftover, target)
-                warnings.warn(f"{target}: restored from {name}, where a killed process had moved it", stacklevel=3)
+                warnings.warn(f"{target}: restored from {name}, to which a killed process had moved it", stacklevel=3)
             elif not names:
                 os.unlink(leftover)
                 removed.append(name)
             elif _remove_directory(leftover, names):
                 removed.append(name)
         except OSError:
-            continue  # not ours to remove, or another writer did
+            continue  # no permission, or another writer removed it
         finally:
             os.close(descriptor)
     if removed:
-        warnings.warn(f"{target}: removed what a killed process left of it: {', '.join(removed)}", stacklevel=3)
+        warnings.warn(f"{target}: removed temporaries of killed processes: {', '.join(removed)}", stacklevel=3)
 
 
 def _temporary_name(target: str) -> str:
-    # The name is cut so that it fits where `base` is as long as the file system allows.
+    # The name is truncated, so that the temporary's name is valid for the longest `base` that the file system allows.
     directory, base = os.path.split(target)
     return os.path.join(directory, f".{base[:40]}.{os.urandom(8).hex()}.tmp")
 
@@ -189,7 +188,7 @@ def _temporaries_of(base: str, suffix: str) -> re.Pattern[str]:
 
 
 def _open_temporary(name: str, mode: int) -> BinaryIO:
-    """Open a temporary file for writing: without a name where that is supported, else under `name`, and locked."""
+    """Open and lock a temporary file for writing: without a name if that is supported, else as `name`."""
     descriptor = _open_unnamed(os.path.dirname(name), mode)
     if descriptor is None:
         descriptor = _create(name, partial(_make_file, mode=mode))
@@ -199,16 +198,16 @@ def _open_temporary(name: str, mode: int) -> BinaryIO:
 
 
 def _open_unnamed(directory: str, mode: int = 0o666) -> int | None:
-    """Open a file without a name; None where the system or the file system has no such files."""
+    """Open a file without a name, or return None if the system or the file system does not support that."""
     flag = getattr(os, "O_TMPFILE", None)
-    if flag is None or not os.path.isdir("/proc/self/fd"):  # by which it gets its name
+    if flag is None or not os.path.isdir("/proc/self/fd"):  # linkat needs this path to name the file
         return None
     try:
         descriptor = os.open(directory, os.O_RDWR | flag, mode)
     except OSError:
-        return None  # if the directory is at fault, opening by name says so
+        return None  # if the directory is the cause, opening by name reports it
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # for the moment in which it has its temporary name
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # protects it while it has its temporary name
     return descriptor
 
 
@@ -219,18 +218,18 @@ def _make_file(name: str, mode: int) -> int:
 def _make_directory(name: str, mode: int) -> int:
     while True:
         os.mkdir(name, mode)
-        with suppress(FileNotFoundError):  # another writer took it for a leftover
+        with suppress(FileNotFoundError):  # another writer removed it as a leftover
             return os.open(name, os.O_RDONLY)
 
 
 def _create(name: str, make: Callable[[str], int]) -> int:
-    """Create a temporary and lock it; again, if another writer took it for a leftover before it was locked."""
+    """Create and lock a temporary; retry if another writer removed it as a leftover before it was locked."""
     while True:
         descriptor = make(name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits only for a writer that is removing it
         except OSError:
-            return descriptor  # there are no locks here, so nobody removes it
+            return descriptor  # without locks, no writer removes it
         if _has_name(descriptor, name):
             return descriptor
         os.close(descriptor)
@@ -244,8 +243,8 @@ def _has_name(descriptor: int, name: str) -> bool:
 
 
 def _lock_leftover(name: str, is_kind: Callable[[int], bool]) -> int | None:
-    """Open and lock a temporary; None if its writer lives, it is somebody else's, or there are no locks here."""
-    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks only what may be written; others may be read-only
+    """Open and lock a leftover; return None if its writer lives, another user owns it, or there are no locks."""
+    for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks only writable files; the leftover may be read-only
         try:
             descriptor = os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -265,7 +264,7 @@ def _lock_leftover(name: str, is_kind: Callable[[int], bool]) -> int | None:
 
 def _rename_file(file: BinaryIO, temporary: str, target: str) -> None:
     if file.name != temporary:  # it has no name yet
-        # With a directory given, Python calls linkat, which follows the link in /proc; the path is absolute anyway.
+        # A directory argument makes Python call linkat, which follows the link in /proc; the path is absolute anyway.
         link = partial(os.link, file.name, src_dir_fd=file.fileno(), follow_symlinks=True)
         try:
             link(target)
@@ -277,14 +276,14 @@ def _rename_file(file: BinaryIO, temporary: str, target: str) -> None:
 
 
 def _exchange(new: str, place: str) -> str:
-    """Put `new` in the place of an earlier directory, and return where that is then."""
+    """Replace an existing directory by `new`, and return the path to which the old one was moved."""
     if _swap(new, place):
         return new
     old = new.removesuffix(".tmp") + ".old"
     descriptor = os.open(place, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that no other writer restores it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # keeps other writers from restoring it
         os.rename(place, old)
         os.rename(new, place)
     except BaseException:
@@ -297,7 +296,7 @@ def _exchange(new: str, place: str) -> str:
 
 
 def _swap(one: str, other: str) -> bool:
-    """Exchange two names in one step; return False where the system or the file system cannot."""
+    """Exchange two names atomically; return False if the system or the file system does not support that."""
     import ctypes  # only where a directory is replaced
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
@@ -312,7 +311,7 @@ def _swap(one: str, other: str) -> bool:
 
 
 def _remove_directory(directory: str, names: Collection[str]) -> bool:
-    """Remove the files that it may hold, and the directory if that was all; return whether it is gone."""
+    """Remove the files in `names` and their temporaries, then the directory if empty; return whether it is gone."""
     try:
         for entry in os.listdir(directory):
             if entry in names or any(_temporaries_of(name, "tmp").fullmatch(entry) for name in names):
@@ -325,7 +324,7 @@ def _remove_directory(directory: str, names: Collection[str]) -> bool:
 
 
 def _sync_files(directory: str) -> None:
-    """Bring a directory and the files in it to the disk."""
+    """Synchronize a directory and its files to the disk."""
     for entry in os.listdir(directory):
         descriptor = os.open(os.path.join(directory, entry), os.O_RDONLY)
         try:
@@ -336,8 +335,8 @@ def _sync_files(directory: str) -> None:
 
 
 def _sync_directory(directory: str) -> None:
-    """Make new names last through a power cut, where directories can be synchronised at all."""
-    with suppress(OSError):  # some may not be opened, some network file systems refuse; the files are on the disk
+    """Synchronize the entries of a directory to the disk, if the file system supports that."""
+    with suppress(OSError):  # unreadable directories and some network file systems fail; the files are on the disk
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -1,9 +1,9 @@
-"""The user's cache directory: private, and never trusted with what another user may have written.
+"""The user's cache directory: private, and safe against files that another user may have written.
 
-It holds compiled kernels (cubin/), tuning tables (tuned/) and calibrations (abft/). A file in it is used only if it,
-its directory and the cache directory belong to this user or to root, and nobody else may write to them. Directories are
-made with the mode 0700 and files with 0600. A directory of this user that others may write to loses that permission
-before anything is written to it. Everything in the cache can be made again.
+It contains compiled kernels (cubin/), tuning tables (tuned/) and calibrations (abft/), all of which can be recreated.
+A file is read only if the file, its directory and the cache directory belong to this user or root, and no other user
+may write to them. Directories are created with mode 0700 and files with mode 0600. Before a write to a directory of
+this user that others may write to, that permission is removed.
 """
 
 import errno
@@ -23,22 +23,23 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def cache_directory() -> Path:
-    """Return where files that can be made again are kept for this user; it need not exist.
+    """Return the path of the user's cache directory; it need not exist.
 
     Raises
     ------
     OSError
-        If neither XDG_CACHE_HOME nor a home directory says where.
+        If there is neither a valid XDG_CACHE_HOME nor a home directory.
     """
     base = os.environ.get("XDG_CACHE_HOME", "")
-    if os.path.isabs(base):  # the XDG specification has relative paths ignored
+    if os.path.isabs(base):  # the XDG specification says to ignore relative paths
         return Path(base) / "tsapps"
     try:
         home = Path.home()
     except RuntimeError as error:
         raise OSError(errno.ENOENT, "there is no home directory for a cache: set HOME or XDG_CACHE_HOME") from error
     if not home.is_absolute():
-        raise OSError(errno.ENOENT, f"the home directory {str(home)!r} is no absolute path: set HOME or XDG_CACHE_HOME")
+        reason = f"the home directory {str(home)!r} is not an absolute path: set HOME or XDG_CACHE_HOME"
+        raise OSError(errno.ENOENT, reason)
     return home / ".cache" / "tsapps"
 
 
@@ -48,41 +49,41 @@ def read_cached(path: Path) -> bytes:
     Raises
     ------
     FileNotFoundError
-        If there is none.
+        If the file does not exist.
     PermissionError
-        If it, or a directory of the cache that it lies in, is another user's or may be written to by others.
+        If the file or one of its cache directories belongs to another user, or others may write to it.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     for directory in _own_directories(path):
         _check_trusted(os.stat(directory), directory)
     with open(path, "rb", opener=_open) as file:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode):
-            raise OSError(errno.EINVAL, "is no regular file: remove it", str(path))
+            raise OSError(errno.EINVAL, "is not a regular file: remove it", str(path))
         _check_trusted(found, path)
         return file.read()
 
 
 def write_cached(path: Path, content: bytes) -> None:
-    """Replace a file in the cache; make its directories, private, if there are none.
+    """Replace a file in the cache, and create missing directories with private permissions.
 
     Raises
     ------
     PermissionError
-        If a directory of the cache that it lies in is another user's.
+        If one of its cache directories belongs to another user.
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     _make_private(path)
     if path.is_symlink() and path.lstat().st_uid != os.geteuid():
-        path.unlink()  # somebody else says where to write
+        path.unlink()  # another user's link must not redirect the write
     with replacing(path, mode=0o600) as file:
         file.write(content)
 
 
 def check_cache_writable(path: Path) -> None:
-    """Raise `OSError`, with the reason, if `write_cached` cannot write a small file there now."""
+    """Raise `OSError` with the reason if `write_cached` could not write a small file to `path` now."""
     _make_private(path)
     try:
         with tempfile.TemporaryFile(dir=path.parent) as file:
@@ -93,26 +94,27 @@ def check_cache_writable(path: Path) -> None:
 
 
 def process_directory() -> Path:
-    """Return a private directory that lasts as long as this process, for those that have no cache."""
+    """Return a private directory that exists as long as this process, for use when the cache cannot be written."""
     with _lock:
-        if not _kept:
-            _kept.append(tempfile.TemporaryDirectory(prefix="tsapps-"))  # it is removed with this object
-    return Path(_kept[0].name)
+        if not _process_directories:
+            # Removed when this object is finalized.
+            _process_directories.append(tempfile.TemporaryDirectory(prefix="tsapps-"))
+    return Path(_process_directories[0].name)
 
 
-_kept: list["tempfile.TemporaryDirectory[str]"] = []
+_process_directories: list["tempfile.TemporaryDirectory[str]"] = []
 _lock = Lock()
 
 
 @cache
 def warn_once(message: str) -> None:
-    """Warn, the first time in a process."""
+    """Issue a warning once per process."""
     warnings.warn(message, stacklevel=3)
 
 
 def _own_directories(path: Path) -> list[Path]:
-    """Return the directories of the cache that a path lies in, the outermost first; elsewhere, its own."""
-    if _kept and path.parent == process_directory():
+    """Return the cache directories above a path, the outermost first; for a path outside the cache, its parent."""
+    if _process_directories and path.parent == process_directory():
         return [path.parent]
     top = cache_directory()
     found = [directory for directory in reversed(path.parents) if directory == top or top in directory.parents]
@@ -120,7 +122,7 @@ def _own_directories(path: Path) -> list[Path]:
 
 
 def _make_private(path: Path) -> None:
-    """Make the directories of the cache that a path lies in, for this user alone."""
+    """Create the cache directories above a path, accessible to this user only."""
     directories = _own_directories(path)
     directories[0].parent.mkdir(parents=True, exist_ok=True)
     for directory in directories:
@@ -135,12 +137,12 @@ def _make_private(path: Path) -> None:
 
 
 def _check_trusted(found: os.stat_result, path: Path) -> None:
-    """Raise `PermissionError` unless only this user or root may have written to a file."""
+    """Raise `PermissionError` if a user other than this one and root may have written to a file."""
     if found.st_uid not in (os.geteuid(), 0):
         raise PermissionError(errno.EPERM, f"belongs to another user ({found.st_uid}): remove it", str(path))
     if found.st_mode & _OTHERS_WRITE:
-        raise PermissionError(errno.EPERM, "may be written to by others: remove it, or chmod go-w it", str(path))
+        raise PermissionError(errno.EPERM, "other users may write to it: remove it, or run chmod go-w", str(path))
 
 
 def _open(path: str, flags: int) -> int:
-    return os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for its writer
+    return os.open(path, flags | os.O_NONBLOCK)  # opening a pipe would otherwise wait for its writer

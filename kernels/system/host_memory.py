@@ -1,6 +1,6 @@
-"""Bytes of memory that this process may still take: the least of the machine's, its control groups' and its own limits.
+"""Available host memory: the smallest of what the machine, control groups and resource limits allow this process.
 
-A container's limit is that of a control group (cgroup, version 1 or 2), which the machine's free memory does not show.
+A container's limit is a control-group limit (cgroup version 1 or 2), which the machine's free memory does not show.
 """
 
 import os
@@ -12,30 +12,30 @@ from pathlib import Path
 
 __all__ = ["available_host_memory"]
 
-# Where the system tells nothing.
+# Assumed if the system gives no information.
 _UNKNOWN = 4 << 30
-# Of each cgroup version: limits, current usage, and the key in memory.stat of file pages that are reclaimed first.
+# By cgroup version: files of limits and of usage, and the key in memory.stat for file pages that are reclaimed first.
 _CGROUP_FILES = {
     1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
-# The fields of a line of mountinfo, see proc(5): the group that is mounted, where, and the controllers of version 1.
+# Fields of a line of mountinfo, see proc(5): the mounted group, the mount point, and the controllers of version 1.
 _CGROUP_MOUNT = re.compile(r"(\S+ ){3}(?P<root>\S+) (?P<point>\S+) .*- (?P<kind>cgroup2?) \S+ (?P<options>\S+)")
-# Resource limits, and the line of /proc/self/status that has what counts towards each.
+# Resource limits, and the line of /proc/self/status with the usage that counts towards each.
 _RLIMITS = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
 
 
 def available_host_memory(root: str | os.PathLike[str] = "/") -> int:
-    """Return the bytes of memory that this process may still take without swapping.
+    """Return the bytes of memory that this process can still allocate without swapping.
 
-    The least of Linux's MemAvailable, what the memory limits of the process's control group and all groups above it
-    leave, and what RLIMIT_AS and RLIMIT_DATA leave. Without /proc/meminfo, half of the machine's memory takes the place
-    of MemAvailable; 4 GiB where the system does not tell that.
+    The result is the smallest of Linux's MemAvailable, the remainders of all memory limits of the process's control
+    group and its ancestors, and the remainders of RLIMIT_AS and RLIMIT_DATA. Without /proc/meminfo, half of the
+    machine's memory replaces MemAvailable, or 4 GiB if its size is unknown.
 
     Parameters
     ----------
     root : path-like, optional
-        The directory that holds ``proc`` and the mount points of control groups.
+        The directory that contains ``proc`` and the mount points of control groups.
     """
     top = Path(root)
     found = [_machine_memory(top), *_cgroup_memory(top), *_rlimit_memory(top)]
@@ -52,7 +52,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    """Yield the bytes that each memory limit of the process's control groups leaves."""
+    """Yield the remaining bytes under each memory limit of the process's control groups."""
     for version, mount, group in _cgroups(root):
         limits, usage, reclaimable = _CGROUP_FILES[version]
         while True:
@@ -81,14 +81,14 @@ def _cgroups(root: Path) -> Iterator[tuple[int, Path, Path]]:
         version = 2 if found["kind"] == "cgroup2" else 1
         if version not in paths or (version == 1 and "memory" not in found["options"].split(",")):
             continue
-        # A container may see the host's path of its group, and only that group mounted.
+        # A container may see its group's path on the host, while only that group is mounted.
         inside = os.path.relpath(f"/{paths[version]}", _unescaped(found["root"]))
         mount = root / _unescaped(found["point"]).lstrip("/")
         yield version, mount, mount if inside.startswith("..") else mount / inside
 
 
 def _rlimit_memory(root: Path) -> Iterator[int]:
-    """Yield the bytes that each limit of this process's memory leaves."""
+    """Yield the remaining bytes under each resource limit of this process."""
     if sys.platform == "win32":
         return
     import resource
@@ -101,20 +101,20 @@ def _rlimit_memory(root: Path) -> Iterator[int]:
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file of the system's; none where it is not there or may not be read."""
+    """Return the lines of a system file; empty if the file cannot be read."""
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
     return []
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file; None where there is none, as where a limit is "max"."""
+    """Return the number in a file, or None if there is none, for example if a limit is "max"."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 
 
 def _fields(path: Path) -> dict[str, int]:
-    """Return the numbers of a file of lines ``name number`` or ``name: number kB``."""
+    """Return the numbers in a file with lines ``name number`` or ``name: number kB``."""
     found = {}
     for line in _lines(path):
         name, number = ([*line.split(), "", ""])[:2]
@@ -124,5 +124,5 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 def _unescaped(field: str) -> str:
-    """Return a field of mountinfo with its spaces, tabs and backslashes, which stand there in octal."""
+    """Return a field of mountinfo with its octal escapes of spaces, tabs and backslashes replaced."""
     return re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), field)

@@ -1,18 +1,18 @@
-"""Foreign text (names in files, paths, words of libraries) as printable text: no terminal acts on what it holds."""
+"""Escaping of untrusted text (paths, names in files, library messages), so that it cannot control a terminal."""
 
 from unicodedata import category
 
 __all__ = ["OneLineError", "one_line", "shown"]
 
-# Names of arrays and columns that are longer are shortened.
+# Longer names of arrays and columns are shortened in messages.
 _MOST_SHOWN = 120
 
 
 def one_line(text: object) -> str:
     r"""Return text in one line of printable characters.
 
-    Line ends become spaces; every other character that is neither printable nor a space, control characters, BiDi
-    controls and lone surrogates among them, is escaped as Python does: ``\x1b``. Nothing is shortened.
+    Line ends become spaces. Other characters that are neither printable nor spaces (control characters, BiDi controls,
+    lone surrogates) are escaped as in Python: ``\x1b``. Nothing is shortened.
     """
     line = " ".join(str(text).splitlines())
     if line.isprintable():
@@ -21,7 +21,7 @@ def one_line(text: object) -> str:
 
 
 def shown(name: object) -> str:
-    """Return a name as messages show it: in `one_line`, and without its middle if it is long."""
+    """Return a name for a message: by `one_line`, with an ellipsis in the middle if it is long."""
     text = one_line(name)
     if len(text) <= _MOST_SHOWN:
         return text
@@ -30,7 +30,7 @@ def shown(name: object) -> str:
 
 
 class OneLineError(ValueError):
-    """An error whose message is one line, whatever the bytes of a file are that it quotes."""
+    """An error with a one-line, printable message, even if it quotes arbitrary bytes of a file."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))

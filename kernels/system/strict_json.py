@@ -1,7 +1,7 @@
-"""Strict JSON: text that anybody may have written or damaged is parsed whole, or is refused by one error.
+"""Strict JSON parsing of untrusted or damaged files: every invalid text raises one type of error.
 
-`json.loads` raises UnicodeDecodeError, JSONDecodeError, RecursionError and others, and accepts more than the standard:
-NaN, infinities, numbers that overflow, and a name that stands twice in an object.
+`json.loads` raises UnicodeDecodeError, JSONDecodeError, RecursionError and others. It also accepts text that the
+standard forbids or leaves undefined: NaN, infinities, numbers that overflow, and duplicate names in an object.
 """
 
 import json
@@ -13,28 +13,28 @@ from tsapps.kernels.system.printable import OneLineError
 
 __all__ = ["JsonError", "parse_json", "read_json"]
 
-# No file of ours is nested more than a few levels. Far below Python's recursion limit, so that callers may print,
-# compare and copy what they were given.
+# Files of tsapps have only a few levels. The limit is far below Python's recursion limit, so that callers can print,
+# compare and copy the result.
 _MOST_NESTED = 64
-# Integers of 64 bits: callers may convert them to floats, and NumPy takes them.
+# Integers have at most 64 bits, so that callers can convert them to floats and NumPy accepts them.
 _MOST = 1 << 64
 _MOST_REASON = 200
-# Parsed, text may take some twenty times as much memory.
+# The parsed result may take about twenty times as much memory as the text.
 _MOST_BYTES = 1 << 24
 
 
 class JsonError(OneLineError):
-    """Text is no JSON, or JSON that nobody has a use for. Its message is the reason alone, in one line."""
+    """Text is not valid JSON, or exceeds the limits of this module. The message is the reason, in one line."""
 
 
 def parse_json(text: str | bytes) -> Any:
-    """Parse JSON; bytes are UTF-8.
+    """Parse JSON text; bytes must be UTF-8.
 
     Raises
     ------
     JsonError
-        If it is no JSON text; holds a number that is not finite or no 64-bit integer, or a name twice in one object;
-        or is nested more than 64 levels deep.
+        If the text is not JSON, has a number that is not finite or an integer of more than 64 bits, has a duplicate
+        name in an object, or is nested more than 64 levels deep.
     """
     try:
         found = json.loads(
@@ -54,14 +54,14 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
-    """Parse a file of at most `most` bytes; no more of it is read.
+    """Parse a JSON file of at most `most` bytes.
 
     Raises
     ------
     JsonError
-        As `parse_json`, or if it is larger; the message names the file.
+        As for `parse_json`, or if the file is larger; the message names the file.
     OSError
-        If it cannot be read.
+        If the file cannot be read.
     """
     try:
         with path.open("rb") as file:
@@ -70,7 +70,7 @@ def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
             raise JsonError(f"it has more than {most} bytes")
         return parse_json(content)
     except JsonError as error:
-        raise JsonError(f"{path}: is no valid JSON ({error})") from error
+        raise JsonError(f"{path}: is not valid JSON ({error})") from error
 
 
 def _integer(digits: str) -> int:
@@ -92,7 +92,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in names if names.count(name) > 1)
-        raise ValueError(f"the name {twice[:40]!r} stands there twice")
+        raise ValueError(f"the name {twice[:40]!r} occurs twice")
     return found
 
 

@@ -1,45 +1,46 @@
-// Matrices of float16 as warpgroups multiply them from shared memory, kept so in global memory: what a block needs of
-// one lies together, and bulk copies bring it without a thread that computes addresses.
+// Core-matrix layout: float16 matrices stored in global memory as wgmma reads them from shared memory. The data of a
+// block is contiguous, so bulk copies load it without address computation by threads.
 //
 //       16 columns
-//       ┌────┬────┬─       A tile is `height` rows, as panels of 16 columns, one after the other; in a panel, 8 rows after the
-//  tile │panel│panel│        other (256 bytes); of 8 rows, the first 8 columns and then the last; and of those, row by row.
-//       ├────┼────┼─
+//       ┌─────┬─────┬─     A tile has `height` rows and is a sequence of panels of 16 columns. A panel is a sequence
+//  tile │panel│panel│      of groups of 8 rows (256 bytes). A group holds its first 8 columns, then its last 8, each
+//       ├─────┼─────┼─     half row by row.
 //
-// The right side of a product may have one panel more, before the others: a number for each of its rows, to begin sums
-// with. It is kept in three parts of float16, which the tensor cores multiply by constants: exact to 2⁻³³ of itself, or
-// 2⁻³³. And the same constants, by which a number of each row of the left side can be added, kept there in three parts
-// likewise.
+// The right operand may have one panel more, before the others: it holds a number per row, the initial value of the
+// sums of that row (a bias). The number is split into three float16 parts, and the tensor cores multiply each part by a
+// constant power of two. The split is exact to a relative error of 2⁻³³ or an absolute error of 2⁻³³. The panel also
+// holds those constants: with them, a number per row of the left operand, split into three parts likewise, can be
+// added.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
 namespace tsm2 {
 
-// The rows of a tile, on the left of a product and on its right; bytes of 8 rows of a panel.
+// Rows of a tile of A (the left operand); columns of a panel; bytes of 8 rows of a panel.
 constexpr int kPanelRows = 64, kPanelDepth = 16, kPanelGroup = 256;
 
-// Where an element is, in elements, in a matrix of tiles of `height` rows with `panels` panels each.
+// The offset of an element, in elements, in a matrix of tiles of `height` rows with `panels` panels each.
 __device__ __forceinline__ long long panel_offset(long long row, int column, int panels, int height) {
   const int in_tile = (int)(row % height), in_panel = column % kPanelDepth;
   const long long panel = row / height * panels + column / kPanelDepth;
   return panel * height * kPanelDepth + in_tile / 8 * 128 + in_panel / 8 * 64 + in_tile % 8 * 8 + in_panel % 8;
 }
 
-// What the parts of a number are multiplied by, powers of two: 2³⁰ is beyond them.
+// Multipliers of the parts of a number, powers of two. Their range excludes 2³⁰.
 constexpr int kParts = 3;
 constexpr float kPartScale[kParts] = {16384, 8, 1.0f / 256};
 
-// A number in parts, which may be infinite.
+// Splits a number, which may be infinite, into its parts.
 __device__ __forceinline__ void parts_of(float number, ptx::Half (&parts)[kParts]) {
 #pragma unroll
   for (int i = 0; i < kParts; ++i) {
     parts[i] = ptx::to_half(number / kPartScale[i]);
     const float rest = number - ptx::to_float(parts[i]) * kPartScale[i];
-    number = rest == rest ? rest : 0.0f;  // of an infinity, nothing
+    number = rest == rest ? rest : 0.0f;  // an infinity leaves no remainder
   }
 }
 
-// Writes the first panel of a row of the right side, in a matrix of tiles of `height` rows with `panels` panels.
+// Writes the first panel of one row of the right operand, in a matrix of tiles of `height` rows with `panels` panels.
 __device__ __forceinline__ void place_parts(ptx::Half* matrix, long long row, int panels, int height, float number) {
   ptx::Half parts[kParts];
   parts_of(number, parts);

@@ -1,15 +1,16 @@
-// What an element of a product comes to before it is stored, to the bit: its products, added up once more in the order,
-// and with the arithmetic, in which the kernel of a plan does (gemm_mma.cuh, gemm_wgmma.cuh).
+// Bit-exact emulation of one output element: repeats the accumulation order and the rounding of the kernel of a plan
+// (gemm_mma.cuh, gemm_wgmma.cuh).
 //
-//   a block's share of the tile   units one after another; of each, `splits` warps have a part, and sums of their own
-//   a part                        pairs of words, what four lanes have of two words being one instruction's depth
+//   a block's share of the tile   its work units in order; `splits` warps each sum a part of every unit
+//   a part                        pairs of words; the two words of four lanes are the depth of one instruction
 //                                 (operand.cuh)
-//   an instruction                float64: products one after another, each rounded once; else ptx/emulated_mma.cuh
-//   `interval` words, if any       sums apart, then one rounded addition
-//   splits, blocks                their sums, as add_splits and stream_k_fixup.cuh add them
+//   an instruction                float64: products one after another, each with one rounding; other types:
+//                                 ptx/emulated_mma.cuh
+//   `interval` words, if not 0    summed separately, then added with one rounded addition
+//   splits, blocks                reduced as add_splits and stream_k_fixup.cuh do
 //
-// A thread has an element. That takes some hundred times what the product does, for the few elements that are asked
-// for. Loops are not unrolled: one within another, in every copy of what they call, they took the compiler more than a
+// One thread emulates one element. That costs about a hundred times the product itself, so it is meant for a few
+// elements. Loops are not unrolled: nested unrolled loops, inlined into every caller, took the compiler more than a
 // minute.
 #pragma once
 #include "kernels/ptx/emulated_mma.cuh"
@@ -18,13 +19,13 @@
 
 namespace tsm2 {
 
-// The order of a launch (plan/accumulation_order.py). Of no blocks where nobody knows it.
+// The accumulation order of a launch (plan/accumulation_order.py). `blocks` is 0 if the order is unknown.
 struct Order {
   long long units, tile_units, tile_rows, depth, k;
   int blocks, splits, stride;
-  int interval, products, by_steps;  // by_steps: all pairs of a stretch by one part of float32, then by the next
+  int interval, products, by_steps;  // by_steps: all pairs of an interval with one tf32 product, then with the next
 
-  // The first unit of a block's share, as Partition deals them (tile_scheduler.cuh).
+  // The first unit of a block's share, as in Partition (tile_scheduler.cuh).
   __device__ long long begin(unsigned block) const {
     const long long each = units / blocks;
     const unsigned rest = (unsigned)(units - each * blocks);
@@ -40,7 +41,7 @@ struct Order {
 
 __device__ __forceinline__ double unknown() { return __longlong_as_double(0x7ff8000000000000LL); }
 
-// Factors that are taken: any of float16, and of the others such that no part of a product is below the normal numbers.
+// The range of supported nonzero factors. float16: any. Other types: no part of a product may be subnormal.
 template <typename T>
 inline constexpr double least_factor = 0x1p-40;
 template <>
@@ -54,15 +55,14 @@ inline constexpr int least_exponent = tensor::kLeastOfFloat;
 template <>
 inline constexpr int least_exponent<ptx::Half> = tensor::kLeastOfHalf;
 
-// `A` and `B` give element l of the row and of the column, as a double.
+// `a(l)` and `b(l)` return element l of the row of A and of the column of B, as a double.
 template <typename T, typename A, typename B>
 class Predicted {
  public:
   __device__ Predicted(const Order& order, long long row, const A& a, const B& b)
       : order_(order), a_(a), b_(b), tile_(row / order.tile_rows * order.tile_units) {}
 
-  // The element; NaN where it has factors that are not finite, or too large or small for this to be the tensor cores'
-  // arithmetic.
+  // The element. NaN if a factor is not finite, or too large or too small for this emulation of the tensor cores.
   __device__ double sum() {
     first_ = order_.block_of(tile_);
     blocks_ = order_.block_of(tile_ + order_.tile_units - 1) - first_ + 1;
@@ -76,9 +76,9 @@ class Predicted {
  private:
   static constexpr bool kDoubles = sizeof(T) == 8, kHalf = sizeof(T) == 2;
   static constexpr int kPerWord = kHalf ? 2 : 1, kPair = 8 * kPerWord;
-  static constexpr int kGroup = 16, kMostSplits = 16;  // StreamKFixup'; of a plan
+  static constexpr int kGroup = 16, kMostSplits = 16;  // of StreamKFixup; of any plan
 
-  // Elements of a pair of words: of the row, and of the column.
+  // The elements of a pair of words, from the row and from the column.
   template <typename Number>
   struct Pair {
     Number a[kPair], b[kPair];
@@ -86,7 +86,7 @@ class Predicted {
 
   static __device__ double add(double x, double y) { return kDoubles ? x + y : (float)(x + y); }
 
-  // Adds the upper half of some sums to the lower, until there is one.
+  // Reduces the sums by adding the upper half to the lower, until one is left.
   __device__ double halved(double (&sums)[kMostSplits]) const {
 #pragma unroll 1
     for (int half = order_.splits / 2; half > 0; half /= 2) {
@@ -113,7 +113,7 @@ class Predicted {
     });
   }
 
-  // What a block's warps make of some units of the tile.
+  // The sum that one block's warps compute for some units of the tile.
   __device__ double of_units(long long begin, long long end) {
     double sums[kMostSplits] = {};
 #pragma unroll 1
@@ -121,7 +121,7 @@ class Predicted {
     return halved(sums);
   }
 
-  // One copy of it: it is long, and seldom run.
+  // Not inlined: the function is long and called rarely.
   __device__ __noinline__ double of_split(int split, long long begin, long long end) {
     const int part = (int)(order_.depth / order_.splits);
     const int total = (part + kPerWord - 1) / kPerWord, in_blocks = total / (4 * order_.stride) * order_.stride;
@@ -138,13 +138,13 @@ class Predicted {
     return sum;
   }
 
-  // A warp's part of a unit: where it begins, its products, and words a lane.
+  // A warp's part of a unit: its first depth, its number of depths, and the words per lane.
   struct Part {
     long long begin;
     int size, in_blocks, words;
   };
 
-  // float64: one product after another.
+  // float64: adds products one after another.
   __device__ double add_part(double sum, const Part& of) {
     for (int q = 0; q < of.words; q += 2) {
       Pair<double> pair;
@@ -155,7 +155,7 @@ class Predicted {
     return sum;
   }
 
-  // The others, each pair by as many instructions as a product is made of.
+  // Other types: each pair of words takes as many instructions as a product has tf32 products.
   __device__ double add_part_in_intervals(double sum, const Part& of) {
     const int steps = kHalf ? 1 : order_.products, each = order_.interval > 0 ? order_.interval : of.words;
     for (int from = 0; from < of.words; from += each) {
@@ -173,7 +173,7 @@ class Predicted {
     return sum;
   }
 
-  // The parts of float32 that a step multiplies.
+  // Replaces float32 elements by the tf32 parts that step `step` multiplies.
   __device__ void split_tf32(Pair<float>& pair, int step) const {
     using Unit = Tensor<float, 6>;
     const int of_six = step + 6 - order_.products, parts = order_.products / 3 + 1;
@@ -192,10 +192,10 @@ class Predicted {
       if (i == which) break;
       x -= part;
     }
-    return __uint_as_float(__float_as_uint(part) & 0xffffe000u);  // the bits that the tensor cores take
+    return __uint_as_float(__float_as_uint(part) & 0xffffe000u);  // the bits that the tensor cores read
   }
 
-  // Words q and q + 1 of four lanes, zero beyond the part and beyond k.
+  // Loads words q and q + 1 of four lanes; zero beyond the part and beyond k.
   template <typename Number>
   __device__ void load(Pair<Number>& pair, const Part& of, int q) {
 #pragma unroll

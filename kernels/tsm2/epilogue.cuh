@@ -1,46 +1,46 @@
-// The epilogue contract: what a tall-and-skinny product does with its sums. store.cuh has the epilogues that store C.
+// The epilogue contract: how a GEMM kernel passes its accumulators to an epilogue. store.cuh has the epilogues that
+// store C.
 //
-// An epilogue is a class that the kernel calls with complete sums, with all 32 lanes of a warp. kTakes selects the
-// form:
+// An epilogue is a class. The kernel calls it with complete sums, with all 32 lanes of a warp. kTakes selects the form:
 //
 //   kRows       template <typename Sums>
 //               void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const;
 //
 //               `sums(i, j)` is the sum of row + i and column + j, for i < rows and j < columns, in shared memory. The
-//               epilogue of an application (an arg-min along a row, a checksum) may read them in any order.
+//               epilogue may read the sums in any order (an arg-min along a row, a checksum).
 //
 //   kFragments  template <int kBlocks>
 //               void fragments(long long row, int rows, long long column, int columns,
 //                              const Sum (&d)[kBlocks][4]) const;
 //
-//               Registers, as the tensor cores leave them: with g = lane / 4 and t = lane % 4, d[j][2·half + i] is the
-//               sum of row + 8·half + g and column + 8·j + 2·t + i, where that row and column are less than `rows` and
-//               `columns` away.
+//               Accumulators in registers, as the tensor cores leave them. With g = lane / 4 and t = lane % 4,
+//               d[j][2·half + i] is the sum of row + 8·half + g and column + 8·j + 2·t + i. It is valid if 8·half + g <
+//               rows and 8·j + 2·t + i < columns.
 //
 //   kTile       template <int kBlocks, int kColumnBlocks>
 //               void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
 //                         const Sum (&d)[kBlocks][kColumnBlocks][4]) const;
 //
-//               All of a warp's registers, block i of 16 rows in d[i], and kBytes<kBlocks> of shared memory that is the
-//               warp's own.
+//               All accumulators of a warp: d[i] is its block i of 16 rows. `scratch` is kBytes<kBlocks> bytes of
+//               shared memory for this warp alone.
 //
 // Optional members:
 //
-//   bool idle() const      True where there is nothing to do at all.
+//   bool idle() const      Returns true if the launch has nothing to do.
 //   void open() const, void close() const
-//                          Called by all threads of a block before its first sums, with a barrier between, and after
-//                          its last.
+//                          All threads of a block call open() before its first sums, with a barrier after it, and
+//                          close() after its last.
 //   const Sum* row_weights
-//                          Of one that takes fragments: it gets weighted sums of the rows of A, too
-//                          (weighted_row_sums.cuh), as d[kBlocks − 1]: in [2·half], what this lane has of row +
-//                          8·half + g; the four lanes of a row have parts of it. Weights are of every depth, from a
-//                          multiple of 16 bytes on, and zeros behind them, up to the end of the last tile and 16 more.
+//                          Only with kFragments: requests weighted sums of the rows of A (weighted_row_sums.cuh) in
+//                          d[kBlocks − 1]. Entry [2·half] is this lane's part of the sum of row + 8·half + g; the four
+//                          lanes of a row hold its parts. There is one weight per depth, aligned to 16 bytes. Zeros
+//                          follow, up to the end of the last tile and 16 more.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace tsm2 {
 
-// A warp's rows of sums in shared memory, kPitch apart.
+// Rows of sums of a warp in shared memory, with a pitch of kPitch elements.
 template <typename Sum, int pitch, int most_rows>
 struct Sums {
   static constexpr int kPitch = pitch, kMostRows = most_rows;
@@ -50,7 +50,7 @@ struct Sums {
 
 enum class Takes { kRows, kFragments, kTile };
 
-// Whether an epilogue can say that there is nothing to do, and whether it says so.
+// Whether an epilogue has idle(), and the value of idle().
 template <typename Epilogue, typename = void>
 constexpr bool may_idle = false;
 template <typename Epilogue>
@@ -65,13 +65,13 @@ __device__ __forceinline__ bool is_idle(const Epilogue& epilogue) {
   }
 }
 
-// Whether a block opens an epilogue and closes it.
+// Whether an epilogue has open() and close().
 template <typename Epilogue, typename = void>
 constexpr bool opens = false;
 template <typename Epilogue>
 constexpr bool opens<Epilogue, decltype((void)&Epilogue::open, (void)&Epilogue::close)> = true;
 
-// Whether an epilogue takes sums of A's rows.
+// Whether an epilogue requests weighted sums of A's rows.
 template <typename Epilogue, typename = void>
 constexpr bool adds_rows = false;
 template <typename Epilogue>

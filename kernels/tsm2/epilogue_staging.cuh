@@ -1,11 +1,11 @@
-// From the registers of a warp to an epilogue (epilogue.cuh): sums as fragments of kBlocks × 16 rows and kColumns
-// columns.
+// Epilogue staging: passes a warp's accumulators to an epilogue (epilogue.cuh), through shared memory if it takes rows.
+// A warp has kBlocks × 16 rows and kColumns columns.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 
 namespace tsm2 {
 
-// Sum i of a lane, in the order in which fragments hold them.
+// Accumulator i of a lane, in the order of the fragments.
 template <typename Sum, int kBlocks, int kColumnBlocks>
 __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], int i) {
   return sums[i / 4 / kColumnBlocks][i / 4 % kColumnBlocks][i % 4];
@@ -14,15 +14,15 @@ __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], i
 template <typename Sum, int kColumns, int kBlocks>
 struct EpilogueStaging {
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
-  // From a row of sums in shared memory to the next: no gap, if they are of one column block, or doubles; else, so that
-  // the rows of a fragment fall in different banks, an odd number of column blocks. And how many blocks of 16 rows are
-  // handed over at once.
+  // kPitch: elements from one row of sums in shared memory to the next. One column block, or doubles, need no gap.
+  // Otherwise an odd number of column blocks puts the rows of a fragment in different banks. kTogether: blocks of 16
+  // rows staged at once.
   static constexpr bool kGapless = kColumns <= 8 || (sizeof(Sum) == 8 && kColumns % 16 != 0);
   static constexpr int kPitch = kGapless ? kColumns : 8 * (kColumnBlocks + (kColumnBlocks + 1) % 2);
   static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
   static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
   static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
-  // Bytes of shared memory that a warp needs.
+  // Bytes of shared memory per warp.
   template <typename Epilogue>
   static constexpr int bytes() {
     if constexpr (Epilogue::kTakes == Takes::kTile) return Epilogue::template kBytes<kBlocks>;
@@ -31,7 +31,7 @@ struct EpilogueStaging {
   template <typename Epilogue>
   static constexpr int kBytes = bytes<Epilogue>();
 
-  // Of `rows` and `columns` that are part of C, from (row, column) on; either may be 0 or less.
+  // Runs the epilogue for the `rows` × `columns` part of C at (row, column); either count may be 0 or negative.
   template <typename Epilogue>
   static __device__ __forceinline__ void run(const Epilogue& epilogue, unsigned char* scratch, long long row, int rows,
                                              long long column, int columns,

@@ -1,20 +1,19 @@
-// What the tensor cores multiply, by element type: how the elements of an operand become words of a fragment, and one
-// 16 × 8 block of sums from them.
+// Fragments by element type: conversion of an operand's elements to fragment words, and the 16 × 8 tensor-core product.
 //
-//   Tensor<T>::Word        what one register of a fragment holds: one element, or two halves that follow along the
-//                          depth
-//   Tensor<T>::Sum         what is summed in
-//   Tensor<T>::Parts       a word, ready to be multiplied: kParts of type Register, whose `bits` are those of one
-//   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8), one of the
-//                          kSteps instructions that this takes; the caller has others of its own between two of them
+//   Tensor<T>::Word        the content of one fragment register: one element, or two 16-bit elements that are
+//                          consecutive along the depth
+//   Tensor<T>::Sum         the accumulator type
+//   Tensor<T>::Parts       a word split for multiplication: kParts values; bits(parts, i) is part i as a Register
+//   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8), by one of
+//                          kSteps instructions; callers interleave the steps of independent products
 //
-// With g = lane / 4 and t = lane % 4, a[i] is row g + 8·(i % 2), b[i] is column g; word i / 2 (i) of lane t. Which
-// elements along the depth these are does not matter as long as A and B agree: a sum may be taken in any order.
+// With g = lane / 4 and t = lane % 4: a[i] holds word i / 2 of row g + 8·(i % 2), and b[i] word i of column g, both for
+// lane t. The assignment of depths to words is arbitrary, as long as A and B agree: a sum may be taken in any order.
 //
-// float is multiplied as tf32 in `kProducts` products. An element is the sum of tf32 parts, x = x₁ + x₂ (+ x₃), of 11
-// bits each, the first two rounded to nearest. Three products, x₁y₂ + x₂y₁ + x₁y₁, leave out no more than 2⁻²² of |xy|
-// for x₂y₂ and as much for what is below x₂; six products leave out less than 2⁻³¹. Tensor cores truncate as they add,
-// so sums stay in them only over a stretch of the depth, and are then added by ordinary rounded additions.
+// float is emulated by `kProducts` tf32 products (3xTF32). An element is the sum of tf32 parts, x = x₁ + x₂ (+ x₃),
+// with 11 bits each; the first parts are rounded to nearest. Three products, x₁y₂ + x₂y₁ + x₁y₁, omit at most 2⁻²² of
+// |xy| for x₂y₂, and as much for the bits below x₂. Six products omit less than 2⁻³¹. Tensor cores truncate as they
+// add. Therefore they accumulate only over an interval of the depth, and rounded float additions combine the intervals.
 #pragma once
 #include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/types.cuh"
@@ -54,7 +53,7 @@ struct Tensor<double, kProducts> {
 
 template <int kProducts>
 struct Tensor<float, kProducts> {
-  static_assert(kProducts == 3 || kProducts == 6, "two parts of an element, or three");
+  static_assert(kProducts == 3 || kProducts == 6, "an element has two or three parts");
   static constexpr int kParts = kProducts / 3 + 1;
   using Word = float;
   using Sum = float;
@@ -75,14 +74,15 @@ struct Tensor<float, kProducts> {
     }
     return parts;
   }
-  // cvt.rna.tf32 takes two instructions more, for NaNs whose bits overflow here: of those, the next part is a NaN.
+  // Rounds to nearest by integer arithmetic. cvt.rna.tf32 takes two more instructions, to handle NaNs whose bits
+  // overflow here; for such NaNs the next part is a NaN.
   static __device__ float nearest_tf32(float x) {
     return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
   }
 
   static __device__ unsigned bits(const Parts& parts, int part) { return __float_as_uint(parts.at[part]); }
 
-  // Which parts of a and of b a step multiplies, the smallest products first: i and j with i + j = 2, 2, 2, 1, 1, 0.
+  // The parts of a and b that a step multiplies, smallest products first: i and j with i + j = 2, 2, 2, 1, 1, 0.
   static __device__ constexpr int left(int step) {
     const int of_six = step + 6 - kProducts;
     return of_six == 1 || of_six == 4 ? 1 : of_six == 0 ? 2 : 0;
@@ -99,7 +99,7 @@ struct Tensor<float, kProducts> {
   }
 };
 
-// Halves: one product, float sums. A word is a pair, the first in its lower half.
+// 16-bit types: one product, float accumulators. A word is a pair; its lower half holds the first element.
 template <typename T>
 struct TensorOfHalf {
   using Word = unsigned;

@@ -1,26 +1,26 @@
-// C (m × n) = A (m × k) · B (k × n) with n small: TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (m small,
-// k large: AᵀD). One kernel, instantiated by a plan.
+// Tall-and-skinny GEMM by mma.sync: C (m × n) = A (m × k) · B (k × n) with n small. One kernel, which a plan
+// instantiates, serves TSM2R (m and k large), TSM2L (m large, k small) and TSMTTSM (k large, m small: AᵀD).
 //
-//              k                    n        Both operands stream through a pipeline of stages in shared memory
-//      ┌────┬────┬────┐          ┌────┐      (operand.cuh), and warps multiply what a stage holds with the tensor cores
-//      │unit│unit│    │ tile    k│unit│      (fragments.cuh).
+//              k                    n
+//      ┌────┬────┬────┐          ┌────┐      A and B stream through a multistage pipeline in shared memory
+//      │unit│unit│    │ tile    k│unit│      (operand.cuh). Warps multiply a stage on the tensor cores (fragments.cuh).
 //      ├────┼────┼────┤          ├────┤
-//    m │    │    │    │     ×    │unit│      A *tile* is kTileM rows of C by kTileN columns. A *unit* is the part of a tile
-//      └────┴────┴────┘          └────┘      that one stage adds: `kDepth` of the sum over k.
+//    m │    │    │    │     ×    │unit│      A *tile* is kTileM × kTileN elements of C. A *work unit* is one stage's
+//      └────┴────┴────┘          └────┘      share of a tile: kDepth of the sum over k.
 //
-// The units of all tiles, tile by tile, are dealt to the blocks in equal, contiguous shares: a block may have a part of
-// a tile (TSMTTSM), or the end of one and the beginning of the next (TSM2R). So every multiprocessor has the same work,
-// and the memory is kept busy to the end.
+// Stream-K schedule: the work units of all tiles, tile by tile, are divided into equal, contiguous shares, one per
+// block. A share may be part of a tile (TSMTTSM), or the end of one tile and the beginning of the next (TSM2R). All
+// multiprocessors get the same work, and the memory stays busy to the end.
 //
-// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks may share a tile
-// (stream_k_fixup.cuh).
+// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks that share a tile combine
+// their sums in stream_k_fixup.cuh.
 //
-// Of a k that fits one stage, B stays in shared memory and tiles are dealt in turn (TSM2L). There a block is kTeams
-// warps, each with tiles and a pipeline of its own: they wait for no barrier, and while one stores, others load and
-// multiply.
+// If one stage holds all of k (TSM2L, kKeepB), B stays in shared memory and blocks take tiles round-robin. Such a block
+// has kTeams warps, each with its own tiles and pipeline. They need no block-wide barrier, so one warp can store while
+// others load and multiply.
 //
-// Why it is fast: each operand is read once, with up to kStages − 1 stages on their way, more bytes than latency times
-// bandwidth needs; the tensor cores leave the arithmetic hidden behind the reads, and threads free to move data.
+// Why it is fast: each operand is read once. Up to kStages − 1 stages are in flight, more bytes than latency ×
+// bandwidth. The tensor cores hide the arithmetic behind the reads and leave threads free to move data.
 #pragma once
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -34,13 +34,13 @@ template <typename Plan, typename Epilogue>
 class GemmMma : MmaBlock<Plan, Epilogue> {
  public:
   using Block = MmaBlock<Plan, Epilogue>;
-  using Block::kArrivesAt, Block::kOver, Block::kKeptWeightsAt, Block::kTileSums, Block::kSharedBytes;
+  using Block::kArrivesAt, Block::kStagingBytes, Block::kKeptWeightsAt, Block::kTileSums, Block::kSharedBytes;
   using Block::kColumnBlocks, Block::kAddsRows, Block::kSumBlocks, Block::kRegisters, Block::kStreamsB;
   using Block::kPairs, Block::kTileColumnBlocks, Block::kParts, Block::kAllParts, Block::kArrivesBeside;
   using Block::kPreparesB, Block::kWeightsAt, Block::kStage, Block::kPipelineBytes, Block::kPipelinesBytes;
   using Block::kTeam, Block::kWarps, Block::kThreads, Block::kRows, Block::kColumns, Block::kEights, Block::kBlocks;
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Sum,
-      typename Block::Depths, typename Block::Weights, typename Block::Over;
+      typename Block::Depths, typename Block::Weights, typename Block::Staging;
 
   __device__ GemmMma(unsigned char* shared, const typename A::Source& a, const typename B::Source& b, const Work& work,
                      Sum* partial, unsigned* arrived, const Epilogue& epilogue)
@@ -65,8 +65,9 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
-    // Tiles that are one unit each are dealt in turn: at any time all blocks read and write near each other, which the
-    // memory does faster; and to all blocks before a block's next team, so that few tiles make all of them work.
+    // Tiles of one work unit are assigned round-robin. Blocks then access neighbouring addresses at any time, which the
+    // memory serves faster. Every block gets a tile before any block's second team does, so that few tiles occupy all
+    // blocks.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
     const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : partition_.begin(blockIdx.x);
     const long long end =
@@ -76,7 +77,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     TileLoader<Plan, 32 * kTeam, kThreads, kStreamsB> reader(a_, b_, work_, begin, threadIdx.x % (32 * kTeam),
                                                              threadIdx.x);
     long long fetched = begin;
-    int free = 0;  // stage
+    int free = 0;  // the next stage to fill
     auto fetch = [&] {
       if (fetched < end) {
         if constexpr (kAddsRows && !Plan::kKeepB) {
@@ -103,7 +104,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     int slot = 0;
     for (long long unit = begin; unit < end; ++unit) {
       ptx::cp_async_wait<Plan::kStages - (kPreparesNext ? 3 : 2)>();
-      // This unit's stage has landed (or the next one's), and the whole team is done with the last one's.
+      // The stage of this unit (or of the next) has landed, and the whole team has finished the previous one.
       if (Plan::kTeams > 1) {
         simt::sync_warp();
       } else {
@@ -130,7 +131,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     Parts at[2];
   };
 
-  // Makes the parts of a B that is kept, which arrives in this thread's group of copies before the `pending` latest.
+  // Splits a B that stays into its parts. Its copies are in this thread's group before the `pending` latest.
   template <int pending>
   __device__ __forceinline__ void share_kept_b() const {
     ptx::cp_async_wait<pending>();
@@ -139,12 +140,13 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     __syncthreads();
   }
 
-  // Where the parts of a unit's B lie: words q and q + 1 of column block j, lane by lane, at (q / 2 · blocks + j) · 32.
+  // The parts of a unit's B in shared memory: words q and q + 1 of column block j, lane by lane, begin at entry (q / 2
+  // · blocks + j) · 32.
   __device__ PartsOfTwo* parts(long long unit) const {
     return reinterpret_cast<PartsOfTwo*>(shared_ + kPipelinesBytes + (kStreamsB && unit % 2 ? kParts : 0));
   }
 
-  // Takes a tile of B apart, once for all warps.
+  // Splits a tile of B into its parts, once for all warps.
   __device__ __forceinline__ void prepare(const unsigned char* b_tile, PartsOfTwo* to) const {
     const int lane = threadIdx.x % 32;
     constexpr int kTwos = (kTileColumnBlocks + 1) / 2;
@@ -158,11 +160,11 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     }
   }
 
-  // Adds what a stage holds.
+  // Accumulates the product of one stage.
   __device__ __forceinline__ void multiply(const unsigned char* a_tile, const unsigned char* b_tile,
                                            const PartsOfTwo* b_parts, Sum (&sums)[kBlocks][kSumBlocks][4]) const {
     const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
-    // Sums of a stretch, unless the tensor cores round as they add or their truncation does not matter.
+    // Sums of one accumulation interval. Not needed if the tensor cores round or if their truncation does not matter.
     constexpr bool kIntervals = !Unit::kRounds && Plan::kInterval > 0;
     Sum interval[kBlocks][kColumnBlocks][4] = {};
 #pragma unroll
@@ -180,7 +182,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
 #pragma unroll
         for (int j = 0; j < 4; ++j) a[i][j] = Unit::parts(words[j]);
       }
-      // Four column blocks at a time: enough products that none waits for the one before it in the same sums.
+      // Four column blocks at a time: enough independent products to hide the latency of each accumulator.
 #pragma unroll
       for (int first = 0; first < kColumnBlocks; first += 4) {
         constexpr int kTogether = 4;
@@ -219,11 +221,12 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     }
   }
 
-  // Ends this block's part of a tile, the units from `begin` to `end`.
+  // Finishes this block's part of a tile, units `begin` to `end` − 1: reduces over warps and blocks, then runs the
+  // epilogue.
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
                                          Sum (&sums)[kBlocks][kSumBlocks][4]) {
     if (Plan::kWarpsK > 1) add_splits(sums);
-    // Of a B that is kept, a unit is a whole tile.
+    // If B stays, a unit is a whole tile.
     const bool shared = !Plan::kKeepB && end - begin < partition_.tile_units;
     const StreamKFixup<GemmMma, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
     if (shared && !others.add(end - 1 - at.depth / Plan::kDepth, sums)) return;
@@ -231,25 +234,26 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     const Place first = {at.row + warp_m_ * kRows, at.column + warp_n_ * kColumns, 0};
     const int rows = work_.m - first.row < kRows ? (int)(work_.m - first.row) : kRows;
     const int columns = work_.n - first.column < kColumns ? (int)(work_.n - first.column) : kColumns;
-    unsigned char* scratch = shared_ + kPipelinesBytes + kAllParts + threadIdx.x / 32 * kOver;
-    Over::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
+    unsigned char* scratch = shared_ + kPipelinesBytes + kAllParts + threadIdx.x / 32 * kStagingBytes;
+    Staging::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
   }
 
-  // This block's threads as a team of StreamKFixup.
+  // The interface of a StreamKFixup team: all threads of this block.
   template <typename, typename, int>
   friend class StreamKFixup;
   static constexpr int kSplits = Plan::kWarpsK;
   __device__ int split() const { return warp_k_; }
   __device__ void sync() const { __syncthreads(); }
 
-  // Sums over the warps that share rows and columns, into those with warp_k_ 0: the upper half hands over to the lower.
+  // Reduces over the warps that share rows and columns, into those with warp_k_ 0: the upper half passes its sums to
+  // the lower half in shared memory.
   __device__ __forceinline__ void add_splits(Sum (&sums)[kBlocks][kSumBlocks][4]) {
-    Sum* handed_over = reinterpret_cast<Sum*>(shared_ + kPipelinesBytes + kAllParts);
+    Sum* upper_sums = reinterpret_cast<Sum*>(shared_ + kPipelinesBytes + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
     const int thread = threadIdx.x % kLanes;
     for (int half = Plan::kWarpsK / 2; half > 0; half /= 2) {
       __syncthreads();
-      Sum* mine = handed_over + warp_k_ % half * (kLanes * kRegisters) + thread;
+      Sum* mine = upper_sums + warp_k_ % half * (kLanes * kRegisters) + thread;
       if (warp_k_ >= half && warp_k_ < 2 * half) {
 #pragma unroll
         for (int i = 0; i < kRegisters; ++i) mine[i * kLanes] = sum_at(sums, i);
@@ -275,14 +279,14 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
   int team_, warp_m_, warp_n_, warp_k_;
 };
 
-// partial and arrived are those of StreamKFixup, and not used where no tile is shared.
+// `partial` and `arrived` are the buffers of StreamKFixup; unused if no tile is shared.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(GemmMma<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     gemm_mma(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
              typename GemmMma<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  // Told of no rows, it returns at once; a return here would cost registers.
+  // With zero rows, run() returns at once. A return statement here would cost registers.
   const Work here{is_idle(epilogue) ? 0 : work.m, work.n, work.k};
   if constexpr (opens<Epilogue>) epilogue.open();
   GemmMma<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, here, partial, arrived, epilogue).run();

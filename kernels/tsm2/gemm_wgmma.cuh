@@ -1,29 +1,29 @@
-// C (m × n) = A (m × k) · B (k × n) by warpgroups, on Hopper (sm_90a): TSM2R of many columns, TSM2L of a k of 33 to 64
-// and TSMTTSM of many rows, where the tensor cores have as much to do as the memory. n is at most 64.
+// Warp-specialized tall-and-skinny GEMM by wgmma on Hopper (sm_90a): C (m × n) = A (m × k) · B (k × n), n at most 64.
+// For products that keep the tensor cores as busy as the memory: TSM2R with many columns, TSM2L with k from 33 to 64,
+// and TSMTTSM with many rows.
 //
-//              k                  n        The units of work, the operands, sums that blocks share and epilogues are
-//      ┌────┬────┬────┐        ┌────┐      those of gemm_mma.cuh. What differs is who does what in a block:
+//              k                  n        Work units, operands, stream-K fixup and epilogues are as in gemm_mma.cuh.
+//      ┌────┬────┬────┐        ┌────┐      The roles within a block differ:
 //      │unit│unit│    │ tile  k│unit│
-//      ├────┼────┼────┤        ├────┤      *producers*, one warpgroup or two, copy A and B of the units to come into a
-//    m │    │    │    │   ×    │unit│      pipeline of stages, and split this unit's B into the parts that consumers
-//      └────┴────┴────┘        └────┘      read; *consumers*, kWarpsM / 4 times kWarpsK warpgroups, each with
-//                                          kMatrices · 64 rows of the tile and a part of every unit's depth, load their
-//                                          words of A, split them, and multiply.
+//      ├────┼────┼────┤        ├────┤      *Producers*, one or two warpgroups, copy A and B of later units to a
+//    m │    │    │    │   ×    │unit│      pipeline of stages, and split the current unit's B into the parts that
+//      └────┴────┴────┘        └────┘      consumers read. *Consumers*, kWarpsM / 4 · kWarpsK warpgroups, each with
+//                                          kMatrices · 64 rows of the tile and a part of every unit's depth, load and
+//                                          split their words of A, and multiply.
 //
-// They wait for each other at barriers, two of each kind, for even units and for odd ones, as there are two places for
-// the parts of B: `landed` (copied), and for every consumer `full` (the parts are made) and `empty` (multiplied: the
-// unit's parts and its stage are free).
+// Producers and consumers synchronize by named barriers. Parts of B are double-buffered, so each barrier exists twice,
+// for even and odd units: `landed` (the copies have landed) and, per consumer, `full` (the parts are ready) and `empty`
+// (the products are done: parts and stage are free).
 //
-// A B that is kept is taken apart once, before the first unit; stages then hold A alone, units are whole tiles, and
-// blocks take them in turn, as in gemm_mma.cuh.
+// If B stays, it is split once, before the first unit. Stages then hold A only, units are whole tiles, and blocks take
+// them round-robin, as in gemm_mma.cuh.
 //
-// A unit is several *jobs*: the products of a matrix of 64 rows with some of the depth. While the tensor cores work on
-// one, the warpgroup loads the next job's words of A and adds up the sums of the last.
+// A unit is several *jobs*: products of a 64-row matrix with part of the depth. While the tensor cores run one job, the
+// warpgroup loads A for the next job and adds up the sums of the previous one.
 //
-// Why it is fast: wgmma reads B once for 64 rows of A, where mma.sync reads it for every 16 or 32, and the tensor cores
-// always have a job waiting. There is no wgmma of doubles; they gain that no consumer waits for a barrier of the
-// whole block. Tall tiles keep what is read of B from the level-2 cache, w · k for every tile, a fraction of A.
-// setmaxnreg gives the producers' registers to the consumers.
+// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32, and the tensor cores always have a job
+// queued. wgmma does not support doubles; they gain because no consumer waits for a block-wide barrier. Tall tiles limit
+// reads of B from the level-2 cache to a fraction of A. setmaxnreg moves registers from producers to consumers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"
@@ -38,9 +38,9 @@ namespace tsm2 {
 template <typename Plan, typename Epilogue>
 class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
  public:
-  // The sums of a lane: those of C and, behind them, those of A's rows.
+  // Accumulators of a lane: those of C, followed by those of A's weighted row sums.
   static constexpr bool kAddsRows = adds_rows<Epilogue>;
-  static_assert(!opens<Epilogue>, "warpgroups open no epilogue");
+  static_assert(!opens<Epilogue>, "this kernel does not support epilogues with open() and close()");
   using Block = WgmmaBlock<Plan, kAddsRows>;
   using typename Block::A, typename Block::B, typename Block::T, typename Block::Unit, typename Block::Register;
   using typename Block::Depths;
@@ -50,14 +50,14 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
   using Block::kParts, Block::full, Block::empty, Block::next, Block::kFull, Block::kEmpty;
   using Block::kProducers, Block::kMatrices, Block::kColumns, Block::kColumnBlocks, Block::kGroupDepth;
 
-  // Shared memory, in bytes: that of WgmmaBlock, what the epilogue needs, and the sums of the second split.
+  // Shared memory, in bytes: that of WgmmaBlock, the epilogue's scratch, and the sums of the second split.
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kMatrices * kSumBlocks;
-  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
-  static constexpr int kOver = Over::template kBytes<Epilogue>;
-  static constexpr int kLanes = kRowGroups * kGroup, kAllOver = kLanes / 32 * kOver;
+  using Staging = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
+  static constexpr int kStagingBytes = Staging::template kBytes<Epilogue>;
+  static constexpr int kLanes = kRowGroups * kGroup, kAllStagingBytes = kLanes / 32 * kStagingBytes;
   static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
-  static constexpr int kHandedOver = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
-  static constexpr int kSharedBytes = Block::kShared + kAllOver + kHandedOver;
+  static constexpr int kSplitSumBytes = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
+  static constexpr int kSharedBytes = Block::kShared + kAllStagingBytes + kSplitSumBytes;
 
   __device__ GemmWgmma(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                        const Work& work, Sum* partial, unsigned* arrived, const Epilogue& epilogue)
@@ -66,21 +66,21 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
         group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
-    // Tiles that are one unit each are dealt in turn, as in gemm_mma.cuh.
+    // Tiles of one work unit are assigned round-robin, as in gemm_mma.cuh.
     const long long begin = Plan::kKeepB ? blockIdx.x : partition_.begin(blockIdx.x);
     const long long all = Plan::kKeepB ? (partition_.units - begin + gridDim.x - 1) / gridDim.x
                                        : partition_.begin(blockIdx.x + 1) - begin;
     if (all <= 0) return;
     const int units = (int)all;
-    // Producers first: with the consumers before them, the compiler spills registers of doubles.
+    // The producers' branch comes first: otherwise the compiler spills registers of doubles.
     if (kProducers == 1 && group_ == kGroups) {
-      ptx::fewer_registers<Block::kLoading>();
+      ptx::fewer_registers<Block::kProducerRegisters>();
       producer_.template run<true, true>(begin, units);
     } else if (group_ == kGroups) {
-      ptx::fewer_registers<Block::kLoading>();
+      ptx::fewer_registers<Block::kProducerRegisters>();
       producer_.template run<true, false>(begin, units);
     } else if (group_ > kGroups) {
-      ptx::fewer_registers<Block::kLoading>();
+      ptx::fewer_registers<Block::kProducerRegisters>();
       producer_.template run<false, true>(begin, units);
     } else {
       ptx::more_registers<Block::kConsumerRegisters>();
@@ -134,7 +134,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // Adds what a stage holds, of doubles.
+  // Accumulates the product of one stage, for doubles.
   __device__ __forceinline__ void add_unit(const unsigned char* a_tile, int place,
                                            Sum (&sums)[kMatrices][kSumBlocks][4]) const {
     const int lane = threadIdx.x % 32;
@@ -153,12 +153,13 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // The tensor cores truncate as they add: with more than one part, they add up one job alone (fragments.cuh).
+  // The tensor cores truncate as they add. With more than one part, each job therefore has its own accumulators
+  // (fragments.cuh).
   static constexpr bool kAlone = Unit::kParts > 1;
 
   using Words = Register[Unit::kParts][kJobPairs][4];
 
-  // Loads a job's words of A and takes them apart.
+  // Loads a job's words of A and splits them.
   __device__ __forceinline__ void load_job(Words& a, int job, const unsigned char* a_tile,
                                            Sum (&sums)[kMatrices][kSumBlocks][4]) const {
 #pragma unroll
@@ -190,7 +191,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     ptx::wgmma_commit();
   }
 
-  // Waits for all jobs but the `pending` latest, of which `job` is the last.
+  // Waits for all jobs except the `pending` latest, and adds up the sums of `job`, the last that then has ended.
   template <int pending>
   __device__ __forceinline__ void end_job(int job, Sum (&alone)[2][kColumnBlocks][4],
                                           Sum (&sums)[kMatrices][kSumBlocks][4]) const {
@@ -217,7 +218,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     return nullptr;
   }
 
-  // Of this warp's rows of a matrix, two words: those of pair `pair` of this warpgroup's depth.
+  // Loads a pair of words of A for this warp's 16 rows of a matrix: pair `pair` of this warpgroup's depth.
   __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair,
                                             Sum (&sums)[kSumBlocks][4]) const {
     constexpr bool kBeyond = Plan::kTileM % (64 * kRowGroups * kMatrices) != 0;
@@ -232,12 +233,13 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     for (int word = 0; word < 4; ++word) to[word] = Unit::parts(words[word]);
   }
 
-  // The first row, in the tile, of this warp's sixteen of a matrix.
+  // The first of this warp's 16 rows of a matrix, relative to the tile.
   __device__ int first_row(int matrix) const {
     return 64 * (group_ % kRowGroups * kMatrices + matrix) + 16 * (threadIdx.x % kGroup / 32);
   }
 
-  // Ends this block's part of a tile, the units from `begin` to `end`.
+  // Finishes this block's part of a tile, units `begin` to `end` − 1: reduces over splits and blocks, then runs the
+  // epilogue.
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
                                          Sum (&sums)[kMatrices][kSumBlocks][4]) {
     if (kSplits > 1) add_splits(sums);
@@ -251,16 +253,17 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
       const int in_tile = Plan::kTileM - first_row(i) < 16 ? Plan::kTileM - first_row(i) : 16;
       const int rows = work_.m - row < in_tile ? (int)(work_.m - row) : in_tile;
       const Sum(&one)[1][kSumBlocks][4] = reinterpret_cast<const Sum(&)[1][kSumBlocks][4]>(sums[i]);
-      Over::run(epilogue_, shared_ + Block::kShared + threadIdx.x / 32 * kOver, row, rows, at.column, columns, one);
+      Staging::run(epilogue_, shared_ + Block::kShared + threadIdx.x / 32 * kStagingBytes, row, rows, at.column,
+                   columns, one);
     }
   }
 
-  // The consumers as a team of StreamKFixup.
+  // The interface of a StreamKFixup team: the consumers.
   template <typename, typename, int>
   friend class StreamKFixup;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }
   __device__ __forceinline__ void add_splits(Sum (&sums)[kMatrices][kSumBlocks][4]) {
-    Sum* second = reinterpret_cast<Sum*>(shared_ + Block::kShared + kAllOver) + threadIdx.x % kLanes;
+    Sum* second = reinterpret_cast<Sum*>(shared_ + Block::kShared + kAllStagingBytes) + threadIdx.x % kLanes;
     sync();
     if (split() == 1) {
 #pragma unroll
@@ -284,7 +287,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
   const int group_;
 };
 
-// partial and arrived are those of StreamKFixup.
+// `partial` and `arrived` are the buffers of StreamKFixup.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(GemmWgmma<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     gemm_wgmma(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,

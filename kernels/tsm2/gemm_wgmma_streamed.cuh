@@ -1,24 +1,24 @@
-// S (m × n) = A (m × k) · Bᵀ (k × n) + a row of n numbers, in float16 with float32 sums, never stored: an epilogue
-// takes it out of the registers, some columns after the other. Hopper (sm_90a). For an n so large that the tensor cores
-// are the limit. The row of numbers is the first panel of B (core_matrix_layout.cuh), by which sums begin.
+// Streamed GEMM by wgmma on Hopper (sm_90a): S (m × n) = A (m × k) · Bᵀ (k × n) + bias (a number per column), float16
+// with float32 accumulators. S is never stored: an epilogue consumes it from registers, one column tile at a time. For
+// an n so large that the tensor cores are the limit. The bias is the first panel of B (core_matrix_layout.cuh), and
+// sums start with it.
 //
-//               k                     n            A and B lie in panels (core_matrix_layout.cuh). kGroups warpgroups
-//                                     have 64 rows of A
-//          ┌─────────┐         ┌────┬────┬────┐    each, a *tile*, while all of B streams by, over and over: kColumns columns,
-//  64 · kG │  stays  │   ×   k │    │ →  │ →  │    in *chunks* of kPanels panels, which all warpgroups multiply.
-//          └─────────┘         └────┴────┴────┘
+//               k                     n            A and B are stored in panels (core_matrix_layout.cuh). kGroups
+//          ┌─────────┐         ┌────┬────┬────┐    warpgroups hold 64 rows of A each, a *row tile*. All of B streams by
+//  64 · kG │  stays  │   ×   k │    │ →  │ →  │    again and again: kColumns columns (a *column tile*) in *chunks* of
+//          └─────────┘         └────┴────┴────┘    kPanels panels, which all warpgroups multiply.
 //                               streams by, kColumns
 //
-// One more warpgroup copies (streamed_pipeline.cuh). Where A stays, a warpgroup begins with its rows where B has gone
-// on by a part, so that not all end at a time.
+// One more warpgroup copies (streamed_pipeline.cuh). If A stays (kStays), warpgroups start their rows at different
+// column tiles, so that they do not all end at the same time.
 //
-// Why it is fast: while one half of the warpgroups have their epilogues of a column tile, the tensor cores work for the
-// other half. They take turns, as products that are begun are worked on together: else all would end at a time, and
-// then all have their epilogues. The slower the epilogue beside the products, the more warpgroups that takes; registers
-// allow four. Products read 6 KB of shared memory for 64 clocks of the tensor cores, of 8 KB that could be read: what
-// more is read by the multiprocessor has to be little, so that even the row of numbers comes with the products. Many
-// rows a block keep down what is read of the level-2 cache, n · k for each block's rows; where A streams by, it is the
-// less the more columns are multiplied at a time.
+// Why it is fast: half of the warpgroups run their epilogue of a column tile while the tensor cores work for the other
+// half. The halves alternate explicitly, because the hardware interleaves products in flight: without turns, all would
+// end together and then all run their epilogues. A slow epilogue needs more warpgroups; registers allow four.
+//
+// Products read 6 KB of shared memory per 64 clocks of the tensor cores, where 8 KB is the peak. Other reads of shared
+// memory must be few, so even the bias comes in by the products. Many rows per block reduce level-2 reads, which are n
+// · k per block's rows. If A streams too, multiplying more columns at a time reduces its reads.
 #pragma once
 #include "kernels/device/simt.cuh"
 #include "kernels/tsm2/streamed_pipeline.cuh"
@@ -30,19 +30,19 @@
 
 namespace tsm2 {
 
-// An Epilogue has what a thread keeps of its rows, `Rows`, what it reads of them beforehand, `Fetched`, and
+// An Epilogue defines `Rows`, the state of a thread for its rows; `Fetched`, data of these rows that it loads in
+// advance; and:
 //
-//   idle()                               whether there is nothing to do at all
-//   open(), close()                      before and after all else, with a barrier of the block between
-//   fetch(Fetched&, row)                 some time before rows from `row` on are begun; they may be past the last
-//   begin(Rows&, Fetched, levels)        before the first columns of these rows are multiplied; if kLevels, what is
-//                                        added to
-//                                        all sums of this thread's two rows
-//   take(Rows&, column tile, sums)       kColumns columns: the fragments (ptx/mma.cuh) of 16 rows, a warp's
-//   end(Rows&, row)                      after the last
+//   idle()                               whether the launch has nothing to do
+//   open(), close()                      before and after everything else, with a barrier of the block in between
+//   fetch(Fetched&, row)                 loads data of the rows from `row` on, ahead of their turn; rows may not exist
+//   begin(Rows&, Fetched, levels)        before the first columns of these rows; if kLevels, it sets the numbers to add
+//                                        to all sums of this thread's two rows
+//   take(Rows&, column tile, sums)       consumes kColumns columns: the fragments (ptx/mma.cuh) of a warp's 16 rows
+//   end(Rows&, row)                      after the last columns
 //
-// All threads of a multiplying warp take part in the last four, and all of the block in open and close. Column tiles
-// come in turn, from any on. The numbers are those of streamed_pipeline.cuh.
+// All threads of a consumer warp call the last four; all threads of the block call open and close. Column tiles come in
+// order, starting at any and wrapping around. The template constants are those of streamed_pipeline.cuh.
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays,
           typename Epilogue>
 class GemmWgmmaStreamed {
@@ -53,13 +53,14 @@ class GemmWgmmaStreamed {
  public:
   static constexpr int kConsumers = Pipelines::kConsumers, kThreads = Pipelines::kThreads,
                        kSharedBytes = Pipelines::kSharedBytes;
-  // Registers of a thread: as all begin with; of those who copy; and of the others, who get the rest.
-  static constexpr int kEqual = 65536 / kThreads / 8 * 8, kCopying = 40;
-  static constexpr int kConsumerRegisters = (kEqual * kThreads - kCopying * 128) / kConsumers / 8 * 8;
-  // A warpgroup ahead of the others holds all chunks of a column tile.
-  static constexpr bool kInTurn = kStays && kChunks <= kStagesB;
+  // Registers per thread: at launch, of the copying warpgroup, and of the consumers, which take the rest.
+  static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 40;
+  static constexpr int kConsumerRegisters =
+      (kLaunchRegisters * kThreads - kProducerRegisters * 128) / kConsumers / 8 * 8;
+  // Whether the halves take turns: a warpgroup ahead of the others must hold all chunks of a column tile.
+  static constexpr bool kTakesTurns = kStays && kChunks <= kStagesB;
 
-  // A has `row_tiles` tiles, B `column_tiles`.
+  // A has `row_tiles` tiles, B has `column_tiles`.
   __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
                                int column_tiles, const Epilogue& epilogue)
       : pipelines_(shared, A, B, row_tiles, column_tiles), epilogue_(epilogue) {}
@@ -69,7 +70,7 @@ class GemmWgmmaStreamed {
     epilogue_.open();
     __syncthreads();
     if (threadIdx.x >= kConsumers) {
-      ptx::fewer_registers<kCopying>();
+      ptx::fewer_registers<kProducerRegisters>();
       if (threadIdx.x == kConsumers) pipelines_.copy();
     } else {
       ptx::more_registers<kConsumerRegisters>();
@@ -85,7 +86,7 @@ class GemmWgmmaStreamed {
   }
 
   __device__ __forceinline__ void multiply() const {
-    // The same in all lanes, and the compiler may know it.
+    // A shuffle tells the compiler that all lanes have the same value.
     const int group = simt::shuffle((int)threadIdx.x / 128, 0);
     typename Pipelines::Pieces a(group);
     PlaceOfB b;
@@ -94,7 +95,7 @@ class GemmWgmmaStreamed {
     unsigned char* const constants = pipelines_.constants + (Epilogue::kLevels ? group * Pipelines::kPanelA : 0);
     typename Epilogue::Fetched fetched;
     epilogue_.fetch(fetched, first_row_of(0, group));
-    let_pass(group, column_tile, b, parity);
+    skip_column_tiles(group, column_tile, b, parity);
     for (int turn = 0; turn < pipelines_.turns; ++turn, a.next_turn()) {
       typename Epilogue::Rows rows;
       float levels[2];
@@ -104,7 +105,7 @@ class GemmWgmmaStreamed {
       for (int column = 0; column < pipelines_.column_tiles; ++column) {
         float sums[kColumns / 8][4];
         const bool comes = !kStays || column == 0, goes = !kStays || column == pipelines_.column_tiles - 1;
-        if (kInTurn) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
+        if (kTakesTurns) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
         int before_a = 0, before_b = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -121,29 +122,29 @@ class GemmWgmmaStreamed {
             ptx::wgmma<false>(sums, ptx::matrix_after(of_a, panel * Pipelines::kPanelA), after);
           }
           ptx::wgmma_commit();
-          // The chunk before is done, and then the last.
+          // Wait for the previous chunk, and release its stages.
           if (chunk > 0) {
             ptx::wgmma_wait<1>();
-            give_back(before_a, before_b, goes);
+            release_stages(before_a, before_b, goes);
           }
           before_a = piece.barrier, before_b = b.stage;
           a.next_chunk(), b.next();
         }
         ptx::wgmma_wait<0>(sums);
-        if (kInTurn) stage_epilogue(group);
-        give_back(before_a, before_b, goes);
+        if (kTakesTurns) pass_turn(group);
+        release_stages(before_a, before_b, goes);
         epilogue_.take(rows, column_tile, sums);
         if (++column_tile == pipelines_.column_tiles) column_tile = 0;
       }
       epilogue_.fetch(fetched, first_row_of(turn + 1, group));
       epilogue_.end(rows, first_row_of(turn, group));
     }
-    let_pass(group, pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b, parity);
+    skip_column_tiles(group, pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b, parity);
   }
 
-  // Numbers that the products of this thread's rows begin with, for the warpgroup to multiply.
+  // Stores the numbers that the epilogue adds to this thread's rows, split into parts, for the warpgroup to multiply.
   __device__ __forceinline__ void set_levels(unsigned char* constants, int group, const float (&levels)[2]) const {
-    ptx::barrier_sync(1 + group, 128);  // what was there has been multiplied
+    ptx::barrier_sync(1 + group, 128);  // the previous content has been multiplied
     const int r = threadIdx.x % 4;
     if (r < 2) {
       ptx::Half parts[kParts];
@@ -158,32 +159,33 @@ class GemmWgmmaStreamed {
     ptx::barrier_sync(1 + group, 128);
   }
 
-  // Column tiles of which a warpgroup multiplies nothing.
-  __device__ __forceinline__ void let_pass(int group, int steps, PlaceOfB& b, unsigned& parity) const {
+  // Skips column tiles: takes part in their synchronization without multiplying.
+  __device__ __forceinline__ void skip_column_tiles(int group, int steps, PlaceOfB& b, unsigned& parity) const {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      if (kInTurn) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
+      if (kTakesTurns) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
       for (int chunk = 0; chunk < kChunks; ++chunk, b.next()) {
         ptx::mbarrier_wait(pipelines_.full_b + b.stage, b.parity);
-        give_back(0, b.stage, false);
+        release_stages(0, b.stage, false);
       }
-      if (kInTurn) stage_epilogue(group);
-      simt::sync_warp();  // as products do, for no lane to miss a phase
+      if (kTakesTurns) pass_turn(group);
+      simt::sync_warp();  // as products do, so that no lane misses a phase
     }
   }
 
-  // Lets those who are next begin their products.
-  __device__ __forceinline__ void stage_epilogue(int group) const {
+  // Lets the warpgroup of the other half begin its products.
+  __device__ __forceinline__ void pass_turn(int group) const {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(pipelines_.may_begin + (group + kHalf) % kGroups);
   }
 
-  __device__ __forceinline__ void give_back(int a, int b, bool goes) const {
+  __device__ __forceinline__ void release_stages(int a, int b, bool goes) const {
     if (threadIdx.x % 32 != 0) return;
     ptx::mbarrier_arrive(pipelines_.empty_b + b);
     if (goes) ptx::mbarrier_arrive(pipelines_.empty_a + a);
   }
 
-  // One half begins, as if the other had been before it; of an odd number, one after the other.
+  // Warpgroup g passes the turn to g + kHalf, and the first kHalf warpgroups start. With an even number two halves
+  // alternate; with an odd number one warpgroup follows another.
   static constexpr int kHalf = kGroups % 2 ? 1 : kGroups / 2;
 
   const Pipelines pipelines_;

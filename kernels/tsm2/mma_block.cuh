@@ -1,4 +1,4 @@
-// What a block of gemm_mma.cuh is made of: teams of warps, their pipelines, and shared memory.
+// Block configuration of gemm_mma.cuh: warp layout, pipelines and shared-memory map.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/weighted_row_sums.cuh"
@@ -13,13 +13,13 @@ struct MmaBlock {
   using Unit = Tensor<T, Plan::kProducts>;
   using Sum = typename Unit::Sum;
 
-  // Warps of a team and of a block.
+  // Warps per team and per block.
   static constexpr int kTeam = Plan::kWarpsM * Plan::kWarpsN * Plan::kWarpsK, kWarps = kTeam * Plan::kTeams;
   static constexpr int kThreads = 32 * kWarps;
-  static_assert(Plan::kTeams == 1 || (Plan::kKeepB && kTeam == 1), "a block of several teams is of single warps");
-  static constexpr int kRows = Plan::kTileM / Plan::kWarpsM, kColumns = Plan::kTileN / Plan::kWarpsN;  // of a warp
+  static_assert(Plan::kTeams == 1 || (Plan::kKeepB && kTeam == 1), "with several teams, each team is one warp");
+  static constexpr int kRows = Plan::kTileM / Plan::kWarpsM, kColumns = Plan::kTileN / Plan::kWarpsN;  // per warp
   static constexpr int kEights = (kRows + 7) / 8, kBlocks = (kRows + 15) / 16, kColumnBlocks = (kColumns + 7) / 8;
-  // The sums of a lane: those of C and, behind them, those of A's rows.
+  // Accumulators of a lane: those of C, followed by those of A's weighted row sums.
   static constexpr bool kAddsRows = adds_rows<Epilogue>;
   static_assert(!kAddsRows || Plan::kWarpsN == 1, "warps that share rows would add them up twice");
   static constexpr int kSumBlocks = kColumnBlocks + kAddsRows, kRegisters = 4 * kBlocks * kSumBlocks;
@@ -29,12 +29,12 @@ struct MmaBlock {
                     (Plan::kWarpsN == 1 || kColumns % 8 == 0),
                 "warps share a tile evenly");
 
-  // Shared memory, in bytes: each team's pipeline, B as parts (once if it stays, else that of this unit and of the
-  // next), and sums on their way between warps and to the epilogue.
+  // Shared memory, in bytes: a pipeline per team, the parts of B, and scratch for sums. The parts are stored once if B
+  // stays, else twice, for this unit and the next. The scratch serves the reduction over warps and the epilogue.
   static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
   static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
-  static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "warps share the parts of B");
-  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B; where B stays, once
+  static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "all warps read the same parts of B");
+  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B in every stage; stored once if B stays
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
   static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
   static constexpr int kPipelinesBytes = Plan::kTeams * kPipelineBytes;
@@ -42,16 +42,16 @@ struct MmaBlock {
   static constexpr int kParts =
       kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
-  // A B that is kept arrives beside the first stages of A, in the one that is filled last; or, if it is too large,
-  // before them, where the pipelines will be.
+  // A B that stays is first copied to the stage of A that is filled last; or, if it is too large, to the memory of the
+  // pipelines before they are used.
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
-  static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B arrives where the pipelines will be");
-  using Over = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
-  static constexpr int kOver = Over::template kBytes<Epilogue>;
-  static constexpr int kHandedOver = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
-  static constexpr int kSums = kWarps / Plan::kWarpsK * kOver;
-  static constexpr int kScratch = Plan::kWarpsK > 1 && kHandedOver > kSums ? kHandedOver : kSums;
+  static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B is first copied to the memory of the pipelines");
+  using Staging = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
+  static constexpr int kStagingBytes = Staging::template kBytes<Epilogue>;
+  static constexpr int kSplitSumBytes = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);
+  static constexpr int kSums = kWarps / Plan::kWarpsK * kStagingBytes;
+  static constexpr int kScratch = Plan::kWarpsK > 1 && kSplitSumBytes > kSums ? kSplitSumBytes : kSums;
   static constexpr int kKeptWeightsAt = kPipelinesBytes + kAllParts + kScratch;
   static constexpr int kSharedBytes = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   // Sums of one tile in `partial`.

@@ -1,8 +1,8 @@
-// One operand of a product: how a tile of it comes to shared memory, and how a lane reads its words of it from there.
+// Operand tiles: asynchronous copies of a tile from global to shared memory, and conflict-free reads of its fragment
+// words.
 //
-// Both operands of C = A · B are seen the same way: an operand has an *outer* index (the row of A and of C, or the
-// column of B and of C) and a *depth* index (the one that is summed over). In memory it is a set of lines, each
-// contiguous:
+// Both operands of C = A · B have the same interface. An operand has an *outer* index (the row of A, or the column of
+// B) and a *depth* index (the index of the sum). In memory it is a set of contiguous lines:
 //
 //        along the depth                     across the depth
 //        depth →                             outer →
@@ -11,15 +11,16 @@
 //      ├──────────────────┤       2        ├──────────────────┤       2
 //       a row-major A, Aᵀ's                 a column-major A, a row-major B
 //
-// A tile is copied as it lies, 16 bytes at a time where its alignment allows, by cp.async: a thread waits for no load
-// and holds none in registers. What lies beyond the operand is filled with zeros, which add nothing.
+// cp.async copies a tile without transposing it, 16 bytes at a time if its alignment allows. Threads neither wait for
+// loads nor hold loaded data in registers. Zeros fill the part of a tile outside the operand; they do not change the
+// sums.
 //
-// A lane (g = lane / 4, t = lane % 4) has outer indices 8·e + g and the depths of `Depth`. Two things keep its reads
-// free of bank conflicts. Depths are dealt to t in strides (kStride), and 16-byte pieces of a line lie rotated by an
-// exclusive or with the line's number (`rotation`), so that what a warp reads at once falls in all 32 banks.
+// A lane (g = lane / 4, t = lane % 4) holds outer indices 8·e + g and the depths of `Depth`. Two measures avoid bank
+// conflicts: lanes t take depths in strides (kStride), and the 16-byte pieces of a line are permuted by an exclusive or
+// with a function of the line's number (`rotation`). A warp's reads then use all 32 banks.
 //
-// An app that makes an operand of its own (labels as a one-hot matrix, a difference of two matrices) gives the kernel a
-// class with the same members: Source, kBytes, kPerWord, Reader and words().
+// An application can supply its own operand (labels as a one-hot matrix, the difference of two matrices): a class with
+// the same members Source, kBytes, kPerWord, Reader and words().
 #pragma once
 #include "kernels/tsm2/fragments.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -34,13 +35,13 @@ constexpr int greatest_power_of_two(int divides, int at_most) {
   return power;
 }
 
-// Which depths word q of lane t holds, of `kDepth` that a warp goes through: `kPerWord` of them from
-// first(q) + t·step(q). Whole blocks of 4·kStride words are dealt kStride at a time, what is left one at a time.
+// The depths in word q of lane t, among the `kDepth` depths of a warp: kPerWord depths from first(q) + t·step(q). Whole
+// blocks of 4·kStride words are distributed with stride kStride, the remaining words with stride 1.
 template <int kDepth, int kPerWord, int kStride>
 struct Depth {
   static constexpr int kTotal = (kDepth + kPerWord - 1) / kPerWord;
-  static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;           // words a lane
-  static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;  // words a lane
+  static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;           // words per lane
+  static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;  // words per lane
   static constexpr int step(int q) { return kPerWord * (in_blocks(q) ? kStride : 1); }
   static constexpr int first(int q) {
     return kPerWord * (in_blocks(q) ? q / kStride * 4 * kStride + q % kStride : 4 * q);
@@ -48,11 +49,14 @@ struct Depth {
   static constexpr bool in_blocks(int q) { return kInBlocks == kWords || q < kInBlocks; }
 };
 
-// kOuter × kDepth elements of type T. Copies are of `kUnit` bytes (16, 8, 4, or 2: by ordinary loads). With kPacked,
-// the operand's lines follow each other without a gap, and a tile is whole lines: one contiguous piece, whatever a
-// line's length. With kPrefetches, the next tiles go on along short lines: more of each is read into the level-2 cache
-// at a time (an H200 reads pieces of 64 bytes at half its rate, of 128 at nine tenths). With kStays, that cache keeps
-// this operand before all else: many tiles read it, and what they read besides passes by once. `kStride` is Depth's.
+// A tile of kOuter × kDepth elements of type T. Template parameters:
+//
+//   kUnit         bytes per copy: 16, 8 or 4 by cp.async, 2 by ordinary loads
+//   kPacked       lines have no gaps and a tile is whole lines, so it is one contiguous piece for any line length
+//   kPrefetches   the next tiles continue these short lines: the level-2 cache fetches 256 bytes at a time (an H200
+//                 reads 64-byte pieces at half its bandwidth, 128-byte pieces at nine tenths)
+//   kStays        the level-2 cache evicts this operand last: many tiles read it, and their other data only once
+//   kStride       as in Depth
 template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, bool kPrefetches, bool kStays,
           int kStride>
 struct Operand {
@@ -62,34 +66,34 @@ struct Operand {
   static constexpr int kBytes = (kLines * kLength * (int)sizeof(T) + 127) / 128 * 128;
 
   // Element (outer, depth) is data[outer·leading + depth] along the depth, data[depth·leading + outer] across it. The
-  // last one is data[size − 1]: of an operand without gaps, the last line may be shorter than the others.
+  // last element is data[size − 1]; in an operand without gaps, the last line may be shorter than the others.
   struct Source {
     const T* data;
     long long leading, outer, depth, size;
   };
 
-  static constexpr int kLine = 128;  // bytes, of the level-2 cache
+  static constexpr int kLine = 128;  // bytes of a level-2 cache line
 
-  // A warp reads 8 lines at once, 4 words of each; or 4 lines, 8 words of each, whose numbers are kStride apart.
+  // A warp reads 4 words from each of 8 consecutive lines, or 8 words from each of 4 lines that are kStride apart.
   static constexpr bool kEightLines = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4);
   static constexpr int kLineBytes = kLength * (int)sizeof(T), kSpacing = kEightLines || kAlongDepth ? 1 : kStride;
   static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kSpacing, 32);
   static constexpr bool kRotates = !kPacked && kLineBytes % (4 * kPeriod) == 0;
-  // Whether four words come with one ldmatrix.
+  // Whether one ldmatrix loads four words.
   static constexpr bool kMatrices =
       sizeof(Word) == 4 && kLineBytes % 16 == 0 && kStride == 1 && (kAlongDepth || (sizeof(T) == 2 && kDepth % 8 == 0));
 
-  // By how many bytes, as an exclusive or, a line is rotated.
+  // The permutation of a line: byte offsets within it are combined with this value by exclusive or.
   static __device__ int rotation(int line) {
     if (!kRotates) return 0;
     return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kSpacing % 4 * kPeriod / 32 * 32;
   }
 
-  static constexpr int kElements = kUnit / (int)sizeof(T);  // of a unit of copy
+  static constexpr int kElements = kUnit / (int)sizeof(T);  // per copy
   static constexpr int kUnits = kLines * kLineBytes / kUnit, kUnitsALine = kPacked ? kUnits : kLineBytes / kUnit;
   static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
 
-  // A thread's part, of kThreads, in copying tiles: one after another along the depth.
+  // Copies consecutive tiles along the depth; one of kThreads threads that share the work.
   template <int kThreads>
   class Reader {
    public:
@@ -98,7 +102,7 @@ struct Operand {
       first_ = line * from.leading + (thread - line * kUnitsALine) * kElements;
     }
 
-    // To the tile whose first element is (outer, depth).
+    // Moves to the tile whose first element is (outer, depth).
     __device__ __forceinline__ void move_to(long long outer, long long depth) {
       const long long first = kAlongDepth ? outer * from_.leading + depth : depth * from_.leading + outer;
       begin_ = from_.data + first;
@@ -106,7 +110,7 @@ struct Operand {
       left_ = from_.size - first;
     }
 
-    // To the next tile along the depth.
+    // Moves to the next tile along the depth.
     __device__ __forceinline__ void next() {
       const long long elements = kAlongDepth ? kDepth : kDepth * from_.leading;
       begin_ += elements;
@@ -114,9 +118,9 @@ struct Operand {
       if (kAlongDepth) length_ -= kDepth;
     }
 
-    // Starts copying.
+    // Issues the copies of the current tile.
     __device__ __forceinline__ void copy(unsigned char* tile) const {
-      // Where the tile's last line is there to its end, the others are.
+      // If the tile's last line is complete, all lines are.
       const bool whole = length_ >= kLength && left_ >= (kLines - 1) * from_.leading + kLength;
       if (kPacked ? left_ >= kUnits * kElements : whole) {
         copy_whole(tile);
@@ -127,7 +131,7 @@ struct Operand {
 
    private:
     __device__ __forceinline__ void copy_whole(unsigned char* tile) const {
-      // A thread's units lie in lines kStep apart, at the same place in each, if the threads fill whole lines.
+      // If the threads fill whole lines, a thread's pieces lie kStep lines apart, at the same position in each.
       if constexpr (kPacked || kThreads % kUnitsALine == 0) {
         constexpr int kStep = kPacked ? 0 : kThreads / kUnitsALine;
         const int line = kPacked ? 0 : thread_ / kUnitsALine;
@@ -149,7 +153,7 @@ struct Operand {
       }
     }
 
-    // What lies beyond the operand is filled with zeros.
+    // Fills the part of the tile outside the operand with zeros.
     __device__ __forceinline__ void copy_ragged(unsigned char* tile) const {
 #pragma unroll 1
       for (int unit = thread_; unit < kUnits; unit += kThreads) {
@@ -171,9 +175,10 @@ struct Operand {
     long long length_, left_;
   };
 
-  // Words q and q + 1 of Depths at eights e and e + 1 of the `kEights` that a warp has from first_outer on: to[i] is
-  // word q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths outside the tile are zeros; an outer index
-  // outside it gives sums that nobody reads; kBeyond: there may be more of those than fill an eight.
+  // Loads words q and q + 1 of Depths for groups e and e + 1 of eight outer indices, of the `kEights` groups that a
+  // warp has from first_outer on: to[i] is word q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths
+  // outside the tile read as zeros. Outer indices outside the tile give sums that nobody uses; kBeyond says that there
+  // may be more of them than complete a group.
   template <typename Depths, int kEights, bool kBeyond = false>
   static __device__ void words(Word (&to)[4], const unsigned char* tile, int first_outer, int e, int first_depth,
                                int q) {
@@ -190,7 +195,7 @@ struct Operand {
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // Of even numbers nothing is missing, which the compiler does not see where it does not know e or q.
+        // With even counts all words exist. The compiler cannot derive that if e or q is unknown.
         const bool present =
             (Depths::kWords % 2 == 0 || q + i / 2 < Depths::kWords) && (kEights % 2 == 0 || e + i % 2 < kEights);
         to[i] = present ? word<Depths, kBeyond>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2,
@@ -201,13 +206,14 @@ struct Operand {
   }
 
  private:
-  // Bytes from the beginning of the tile to element `at` of a line; of a packed tile, all of it is line 0.
+  // The byte offset of element `at` of a line in the tile. A packed tile counts as one line, line 0.
   static __device__ int place(int line, int at) {
     return line * kLineBytes + (at * (int)sizeof(T) ^ (kPacked ? 0 : rotation(line)));
   }
 
   static __device__ void copy_unit(unsigned char* to, const T* from, int elements) {
-    // Once a line. (A policy that the copies themselves name is as fast, and illegal where ptxas 13.0 loses it.)
+    // Prefetches once per cache line. A cache policy on the copies themselves is as fast, but ptxas 13.0 can drop it
+    // and then emit an illegal instruction.
     if (kStays && reinterpret_cast<unsigned long long>(from) % kLine == 0) ptx::prefetch<true>(from);
     if constexpr (kUnit == 2) {
       *reinterpret_cast<T*>(to) = elements ? *from : T{};
@@ -216,10 +222,10 @@ struct Operand {
     }
   }
 
-  // Where an element lies; for an outer index outside the tile, some other element.
+  // The address of an element; for an outer index outside the tile, of some other element.
   template <bool kBeyond>
   static __device__ const unsigned char* element(const unsigned char* tile, int outer, int depth) {
-    // What ldmatrix reads across the depth are eights.
+    // Across the depth, ldmatrix reads groups of eight.
     if ((kBeyond || kOuter % 8 != 0) && outer >= kOuter) outer = kMatrices && !kAlongDepth ? kOuter - 8 : kOuter - 1;
     const int line = kAlongDepth ? outer : depth, at = kAlongDepth ? depth : outer;
     return tile + line * kLineBytes + ((at * (int)sizeof(T)) ^ rotation(line));
@@ -227,7 +233,7 @@ struct Operand {
 
   template <typename Depths, bool kBeyond>
   static __device__ Word word(const unsigned char* tile, int outer, int first_depth, int q, int t) {
-    // Whether some word lies beyond the tile's depth.
+    // Whether some word extends beyond the depth of the tile.
     constexpr bool kMasks = kDepth % (Depths::kWords * 4 * kPerWord) != 0;
     const int depth = first_depth + Depths::first(q) + t * Depths::step(q);
     if (kMasks && depth >= kDepth) return Word(0);

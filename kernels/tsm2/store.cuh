@@ -7,13 +7,13 @@
 
 namespace tsm2 {
 
-// C ← alpha · sum + beta · C, where C[i, j] is C[i·row_stride + j·column_stride]. With beta = 0, C is not read.
+// C ← alpha · sum + beta · C. C[i, j] is at C[i·row_stride + j·column_stride]. With beta = 0, C is not read.
 template <typename T, typename Sum>
 struct Scaled {
   T* C;
   long long row_stride, column_stride;
-  // Whether C lies as is best for the class below: for Store without gaps, for StoreLines with each column from a
-  // multiple of 16 bytes on.
+  // Whether C has the layout of the fast path: for Store row-major without gaps, for StoreLines with 16-byte aligned
+  // columns.
   long long regular;
   Sum alpha, beta;
 
@@ -23,8 +23,8 @@ struct Scaled {
   __device__ T scaled(Sum sum, const T* old) const { return Element<T>::from(total(sum, old)); }
 };
 
-// Any C. It is regular if it is row-major without gaps, as wide as the tile, from a multiple of 16 bytes on. `kColumns`
-// is how many columns a warp has.
+// Stores any C. `regular`: C is row-major without gaps, as wide as the tile, and aligned to 16 bytes. kColumns: columns
+// per warp.
 template <typename T, typename Sum, int kColumns>
 struct Store : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
@@ -37,7 +37,7 @@ struct Store : Scaled<T, Sum> {
       store_packed(sums, C + row * kColumns, rows * kColumns, lane);
       return;
     }
-    // Lanes follow C's own order, so that their stores make whole sectors.
+    // Lanes follow the memory order of C, so that their stores fill whole sectors.
     T* block = C + row * row_stride + column * column_stride;
     const bool by_rows = column_stride <= row_stride;
     for (int i = lane; i < Sums::kMostRows * kColumns; i += 32) {
@@ -49,7 +49,7 @@ struct Store : Scaled<T, Sum> {
   }
 
  private:
-  // Rows that follow each other without a gap, and begin at a multiple of 16 bytes: 16 bytes a lane.
+  // Stores contiguous rows that begin at a multiple of 16 bytes, 16 bytes per lane.
   template <typename Sums>
   __device__ void store_packed(const Sums& sums, T* to, int elements, int lane) const {
     constexpr int kVector = 16 / sizeof(T), kSums = 16 / sizeof(Sum);
@@ -73,7 +73,7 @@ struct Store : Scaled<T, Sum> {
           for (int j = 0; j < kSums; ++j) out.at[v + j] = this->scaled(some.at[j], &out.at[v + j]);
         }
       } else {
-        static_assert(kColumns >= kVector, "a vector is of two rows at most");
+        static_assert(kColumns >= kVector, "a vector spans at most two rows");
         const int column = i % kColumns;
         const Sum* from = &sums(i / kColumns, column);
 #pragma unroll
@@ -86,7 +86,8 @@ struct Store : Scaled<T, Sum> {
   }
 };
 
-// A row-major C of whole column blocks (of two for halves), every row from a multiple of two elements (four) on.
+// Stores a row-major C of whole column blocks: 8 columns, or 16 for 16-bit types. Rows are aligned to two elements, or
+// to four for 16-bit types.
 template <typename T, typename Sum>
 struct StorePairs : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::beta;
@@ -115,8 +116,8 @@ struct StorePairs : Scaled<T, Sum> {
           *to = out;
         }
       } else if constexpr (kBlocks % 2 == 0) {
-        // Two lanes that are neighbours swap a pair, so that each has four elements of one block, and a row's eight
-        // bytes a lane fill a sector of 32.
+        // Neighbouring lanes exchange a pair, so that each has four elements of one block. The eight bytes per lane
+        // then fill whole sectors of 32 bytes.
         const bool odd = t % 2;
         struct alignas(8) Four {
           T at[4];
@@ -145,9 +146,9 @@ struct StorePairs : Scaled<T, Sum> {
   }
 };
 
-// A C whose columns are contiguous: row_stride is 1.
+// Stores a C with contiguous columns: row_stride is 1.
 //
-// Eight lanes have eight rows of a column, which are a sector of 32 bytes, or more; of halves, half of one.
+// Eight lanes store eight rows of a column: a whole sector of 32 bytes or more, or half a sector for 16-bit types.
 template <typename T, typename Sum>
 struct StoreColumns : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride;
@@ -169,18 +170,18 @@ struct StoreColumns : Scaled<T, Sum> {
   }
 };
 
-// The same by way of shared memory, where whole tiles are stored at a time: 16 bytes a lane, up to 128 of a column.
+// Stores a C with contiguous columns through shared memory, 16 bytes per lane and up to 128 bytes of a column. For
+// plans whose tiles are one unit.
 template <typename T, typename Sum>
 struct StoreLines : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
   static constexpr Takes kTakes = Takes::kTile;
-  // Elements of a lane's 16 bytes, and column blocks that are stored at once.
+  // Elements per 16 bytes, and column blocks stored at once.
   static constexpr int kVector = 16 / sizeof(T), kAcross = 2;
-  // Rows that are stored at once: those that make a line of 128 bytes.
+  // Rows stored at once: up to 128 bytes of a column.
   template <int kBlocks>
   static constexpr int kLine = 16 * (kBlocks < kVector / 2 ? kBlocks : kVector / 2);
-  // From a column to the next in shared memory: an odd number of 16 bytes, so that what is written at a time falls in
-  // different banks.
+  // Elements from one column to the next in shared memory: an odd number of 16-byte pieces, to avoid bank conflicts.
   template <int kBlocks>
   static constexpr int kPitch = kLine<kBlocks> + kVector;
   template <int kBlocks>
@@ -197,7 +198,7 @@ struct StoreLines : Scaled<T, Sum> {
         const int down = rows - 16 * i < kLine<kBlocks> ? rows - 16 * i : kLine<kBlocks>;
         const int across = columns - 8 * j < 8 * kAcross ? columns - 8 * j : 8 * kAcross;
         T* to = C + row + 16 * i + (column + 8 * j) * column_stride;
-        __syncwarp();  // what was here is stored
+        __syncwarp();  // the previous content is stored
         if (beta != Sum(0)) {
           move<kLine<kBlocks>>(lines, kPitch<kBlocks>, to, column_stride, down, across);
           __syncwarp();
@@ -212,7 +213,7 @@ struct StoreLines : Scaled<T, Sum> {
   }
 
  private:
-  // Moves some columns of some rows.
+  // Copies a block of columns.
   template <int kRows>
   __device__ void move(T* to, long long to_stride, const T* from, long long from_stride, int rows, int columns) const {
     const int lane = threadIdx.x % 32;
@@ -234,12 +235,14 @@ struct StoreLines : Scaled<T, Sum> {
     }
   }
 
-  // 16 rows of column blocks `first` and the next to shared memory; with beta, the old C is there.
+  // Writes 16 rows of column blocks `first` and `first` + 1 to shared memory. If beta is not 0, that memory holds the
+  // old C.
   template <int kPitch, int kColumnBlocks>
   __device__ void put(T* columns, const Sum (&d)[kColumnBlocks][4], int first) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     if constexpr (sizeof(T) == 2) {
-      // The upper and the lower half of both blocks, each 8 × 8: lane 8·i + r points to column r of matrix i.
+      // The upper and lower halves of both blocks are four 8 × 8 matrices: lane 8·i + r passes the address of column r
+      // of matrix i.
       T* mine = columns + (lane / 16 * 8 + lane % 8) * kPitch + lane / 8 % 2 * 8;
       unsigned words[4] = {};
       if (beta != Sum(0)) ptx::ldmatrix_x4<true>(words, mine);
@@ -265,8 +268,8 @@ struct StoreLines : Scaled<T, Sum> {
   }
 };
 
-// Any C for operands whose lines were folded: kFold lines of A and of B were taken as one, so that the sums of k × w
-// lie kFold times along the diagonal of the tile.
+// Stores any C for folded operands: kFold lines of A and of B were treated as one. The tile then holds kFold blocks of
+// kRows × kColumns sums on its diagonal, which are added.
 template <typename T, typename Sum, int kFold, int kRows, int kColumns>
 struct StoreFolded : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride;

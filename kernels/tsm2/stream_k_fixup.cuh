@@ -1,15 +1,16 @@
-// Sums of tiles that several blocks share (tile_scheduler.cuh: Partition). Each writes its own to `partial`; the last
-// to arrive adds them in the order of the blocks, 16 at a time, so that nobody waits long: the same bits on every run.
+// Stream-K fixup: combines the partial sums of tiles that several blocks share (tile_scheduler.cuh: Partition). Each
+// block writes its sums to `partial`. The last block to arrive adds them in block order, in groups of 16 so that no
+// block waits long. The result has the same bits on every run.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/tile_scheduler.cuh"
 
 namespace tsm2 {
 
-// A tile has kTileSums sums. `Team` is the threads of a block that have them:
+// kTileSums: the number of sums of a tile. `Team` is the group of threads of a block that holds them:
 //
-//   kSplits        how many of them have sums of the same elements of C, each over a part of the depth
-//   split()        which of these this thread is
+//   kSplits        number of splits, groups of warps that hold sums of the same elements of C over different depths
+//   split()        the split of this thread
 //   add_splits(s)  adds the sums of all splits to those of split 0
 //   sync()         a barrier of the team
 template <typename Team, typename Sum, int kTileSums>
@@ -19,14 +20,14 @@ class StreamKFixup {
   __device__ StreamKFixup(Team& team, const Partition& partition, Sum* partial, unsigned* arrived)
       : team_(team), partition_(partition), partial_(partial), arrived_(arrived) {}
 
-  // Adds those of the other blocks that share a tile, whose first unit is `tile`. True in the one block that then has
-  // them all, in split 0 of its team.
+  // Adds the sums of the other blocks that share a tile with first unit `tile`. Returns true in exactly one block: the
+  // one that then holds the complete sums, in split 0 of its team.
   template <int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ bool add(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     const int first = (int)partition_.block_of(tile);
     const int blocks = (int)partition_.block_of(tile + partition_.tile_units - 1) - first + 1;
     const int mine = blockIdx.x - first, group = mine / kGroup, groups = (blocks + kGroup - 1) / kGroup;
-    // A block has two places: for a tile that it begins, and for one that others began.
+    // A block has two slots in `partial`: one for a tile that it begins, one for a tile that another block began.
     auto place = [&](int i) { return partial_ + (2LL * (first + i) + (i == 0)) * kTileSums; };
     put(place(mine), sums);
     const int members = blocks - group * kGroup < kGroup ? blocks - group * kGroup : kGroup;
@@ -55,14 +56,14 @@ class StreamKFixup {
     for (int i = 0; i < kRegisters; ++i) __stcg(&mine[i * kLanes], sum_at(sums, i));
   }
 
-  // Sums what some blocks handed over: every kSplits-th of them in each split, then those.
+  // Sums the partial sums of `count` blocks: each split adds every kSplits-th block, then the splits are added.
   template <typename Place, int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ void gather(Place place, int first, int step, int count,
                                          Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     constexpr int kRegisters = 4 * kBlocks * kColumnBlocks, kLanes = kTileSums / kRegisters;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) = 0;
-    // As many at a time as registers allow: each read of another block's sums takes about a microsecond.
+    // As many blocks at a time as fit in registers: a read of another block's sums takes about a microsecond.
     constexpr int kFit = 64 / (kRegisters * (int)(sizeof(Sum) / 4)), kMost = kGroup / Team::kSplits;
     constexpr int kAtOnce = kFit < 1 ? 1 : kFit < kMost ? kFit : kMost;
 #pragma unroll 1

@@ -1,17 +1,15 @@
-// What shared memory holds of A and B while B streams by (gemm_wgmma_streamed.cuh), and how it comes there.
+// Shared-memory pipelines of gemm_wgmma_streamed.cuh: stages of A and B, and the copies that fill them.
 //
-//   columns of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …        four warpgroups and eight column tiles: each begins
-//                   its rows
-//   warpgroup 0     ├─ rows ──────┤ ├─ rows ──────┤ ├─           where B has gone on by a quarter. So while one ends with some
-//   warpgroup 1         ├─ rows ──────┤ ├─ rows ──────┤          rows and begins with others, three multiply; and one tile
-//   …                                                            more than there are warpgroups has room, to be copied
-//                                                                early.
+//   column tile of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …    Four warpgroups and eight column tiles: each
+//   warpgroup 0         ├─ rows ──────┤ ├─ rows ──────┤ ├─       warpgroup starts two column tiles after the one
+//   warpgroup 1             ├─ rows ──────┤ ├─ rows ──────┤      before. While one changes its rows, three multiply.
+//   …                                                            A fifth row tile fits, and is copied early.
 //
-// One thread copies, into a pipeline of A and one of B; mbarriers say what is there and what is free. If the pipeline
-// of A has no room for the tiles (kStays), A streams by too, once for every column tile.
+// One thread issues all copies, to a pipeline of A and one of B; mbarriers mark full and empty stages. If shared memory
+// has no room for the row tiles (kStays is false), A streams too, once for every column tile.
 //
-// Why it is fast: what a multiprocessor asks for is whole chunks, contiguous in global memory, by bulk copies that no
-// other thread waits for but where it uses them; and never do all warpgroups wait for new rows at a time.
+// Why it is fast: bulk copies load whole chunks that are contiguous in global memory. Threads wait for a copy only
+// where they use it, and never do all warpgroups wait for new rows at once.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/types.cuh"
@@ -20,31 +18,31 @@
 
 namespace tsm2 {
 
-// A and B have kPanels · kChunks panels, B one more. kStagesA are tiles of A, if kStays, kGroups to 2 · kGroups; or
-// chunks. kLevels: numbers of each row of A are multiplied too (core_matrix_layout.cuh).
+// A has kPanels · kChunks panels, B one more. kStagesA: with kStays, row tiles of A, from kGroups to 2 · kGroups; else
+// chunks. kLevels: numbers per row of A are added to the products too (core_matrix_layout.cuh).
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
 class StreamedPipelines {
  public:
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 128;
   static constexpr int kPanelA = kPanelRows / 8 * kPanelGroup, kPanelB = kColumns / 8 * kPanelGroup;
-  // Of A, a chunk of one tile; and how many there are.
+  // A piece of A is one chunk of one row tile; kPieces is their number.
   static constexpr int kPiece = kPanels * kPanelA, kPieces = kStagesA * (kStays ? kChunks : kGroups);
-  // A stage of B has room for its first panel too.
+  // A stage of B has room for B's first panel too.
   static constexpr int kChunkB = kPanels * kPanelB, kStageB = kPanelB + kChunkB;
   static constexpr int kPipelinesBytes = kPieces * kPiece + kStagesB * kStageB;
-  // And the panel of A that multiplies it: every warpgroup's own, if it has levels.
+  // Behind the pipelines lies the panel of A that multiplies B's first panel: one per warpgroup with kLevels, else one.
   static constexpr int kPipelineBytes = kPipelinesBytes + (kLevels ? kGroups : 1) * kPanelA;
-  // Where A stays, a piece is waited for by its warpgroup, turn, even or odd, and chunk: what lay there before was
-  // another's.
+  // If A stays, the barriers of a piece depend on its warpgroup, its turn (even or odd) and its chunk, because another
+  // warpgroup used the same memory before.
   static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
   static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
   static constexpr int kSharedBytes = kPipelineBytes + kBarriers * (int)sizeof(ptx::Mbarrier);
-  // Turns of a block from which on it is little that warpgroups end one after the other.
+  // From this many turns on, a block staggers its warpgroups: the time lost at its end is then small.
   static constexpr int kManyTurns = 16;
   static_assert(kStagesB >= 2, "a chunk is multiplied while the next is copied");
-  static_assert(!kStays || (kGroups <= kStagesA && kStagesA <= 2 * kGroups), "a tile each, and another at most");
+  static_assert(!kStays || (kGroups <= kStagesA && kStagesA <= 2 * kGroups), "one to two row tiles per warpgroup");
 
-  // Where a pipeline is, and the parity of the phase in which this stage is filled.
+  // A position in a pipeline: the stage, and the parity of the phase that fills it.
   template <int kStages>
   struct Place {
     int stage = 0;
@@ -54,14 +52,13 @@ class StreamedPipelines {
     }
   };
 
-  // A chunk of a tile of A: which piece of the pipeline, which barriers, and the parity of the phase in which it is
-  // filled.
+  // A chunk of a row tile of A: its place in the pipeline, its barrier, and the parity of the phase that fills it.
   struct Piece {
     int at, barrier;
     unsigned parity;
   };
 
-  // Where the pieces of a warpgroup are, in the order of its turns, column tiles and chunks.
+  // Locates the pieces of a warpgroup, in the order of its turns, column tiles and chunks.
   class Pieces {
    public:
     __device__ explicit Pieces(int group) : group_(group), tile_(group) {}
@@ -94,7 +91,7 @@ class StreamedPipelines {
         A_(reinterpret_cast<const unsigned char*>(A)), B_(reinterpret_cast<const unsigned char*>(B)),
         row_tiles_(row_tiles), apart_(kStays && turns >= kManyTurns) {}
 
-  // By all threads of the block, with a barrier behind it.
+  // Initializes barriers and constants. All threads of the block call it; a barrier must follow.
   __device__ __forceinline__ void set_up() const {
     if (threadIdx.x == 0) {
       for (int i = 0; i < kAwaited; ++i) {
@@ -117,12 +114,12 @@ class StreamedPipelines {
     ptx::async_fence();
   }
 
-  // By one thread: all that the block multiplies.
+  // Issues all copies of the block. One thread calls it.
   __device__ __forceinline__ void copy() const {
     Place<kStagesA> a;
     Place<kStagesB> b;
     const int steps = turns * column_tiles + start_of(kGroups - 1);
-    int column = 0, turn = 0, begun = 0;  // warpgroups whose rows of this turn have been asked for
+    int column = 0, turn = 0, begun = 0;  // warpgroups whose rows of this turn are being copied
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       if (kStays) {
@@ -150,20 +147,20 @@ class StreamedPipelines {
     }
   }
 
-  // The tile that a warpgroup has in a turn; and the column tiles that have gone by when it begins with its first.
+  // tile_of: the row tile of a warpgroup in a turn. start_of: the column tiles that pass before a warpgroup starts.
   __device__ __forceinline__ int tile_of(int turn, int group) const {
     return (turn * (int)gridDim.x + (int)blockIdx.x) * kGroups + group;
   }
   __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
 
-  // The last: of A, what multiplies the first panel of B.
+  // The stages of A and of B, and the panel of A that multiplies B's first panel.
   unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
-  ptx::Mbarrier* const may_begin;  // of every warpgroup
+  ptx::Mbarrier* const may_begin;  // one per warpgroup
   const int column_tiles, turns;
 
  private:
-  // Of a warpgroup in a turn, once what is there has been given back: kStagesA tiles before.
+  // Copies a warpgroup's row tile of a turn, after the memory was released: kStagesA row tiles earlier.
   __device__ __forceinline__ void copy_tile(int stage, int turn, int group) const {
     int turn_before = turn - kStagesA / kGroups, group_before = group - kStagesA % kGroups;
     if (group_before < 0) group_before += kGroups, --turn_before;
@@ -178,7 +175,7 @@ class StreamedPipelines {
   }
 
   __device__ __forceinline__ void copy_a(const Piece& to, int tile, int chunk) const {
-    // Past the last, it is read again.
+    // Beyond the last tile, the last is read again.
     const long long from = tile < row_tiles_ ? tile : row_tiles_ - 1;
     ptx::mbarrier_arrive_expect(full_a + to.barrier, kPiece);
     ptx::bulk_copy(buffer_a + to.at * kPiece, A_ + (from * kChunks + chunk) * kPiece, kPiece, full_a + to.barrier);

@@ -1,26 +1,26 @@
-// Copies units, one after another as WorkIterator goes through them, to the stages of a pipeline.
+// Tile loader: copies A and B of consecutive work units, in the order of WorkIterator, to the stages of a pipeline.
 #pragma once
 #include "kernels/tsm2/operand.cuh"
 #include "kernels/tsm2/tile_scheduler.cuh"
 
 namespace tsm2 {
 
-// By kThreadsA and kThreadsB threads, A to the beginning of a stage and, with kReadsB, B behind it.
+// kThreadsA threads copy A to the beginning of a stage. With kReadsB, kThreadsB threads copy B behind it.
 template <typename Plan, int kThreadsA, int kThreadsB, bool kReadsB>
 class TileLoader {
  public:
   using A = typename Plan::A;
   using B = typename Plan::B;
 
-  // From a unit on.
+  // Starts at work unit `unit`.
   __device__ TileLoader(const typename A::Source& a, const typename B::Source& b, const Work& work, long long unit,
                         int thread_of_a, int thread_of_b)
       : ahead_(work, unit), a_(a, thread_of_a), b_(b, thread_of_b) {}
 
-  // Where the next unit begins in the depth.
+  // The first depth of the next unit.
   __device__ long long depth() const { return (*ahead_).depth; }
 
-  // Starts copying the next unit.
+  // Issues the copies of the next unit.
   __device__ __forceinline__ void copy(unsigned char* stage) {
     if (more_) {
       a_.move_to((*ahead_).row, (*ahead_).depth);

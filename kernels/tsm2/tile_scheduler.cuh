@@ -1,4 +1,4 @@
-// The units of work of a product, in the order in which a block goes through them (gemm_mma.cuh).
+// Stream-K tile scheduler: partitions the work units of a product over the blocks, and iterates over a block's units.
 #pragma once
 #include "kernels/device/simt.cuh"
 
@@ -9,12 +9,12 @@ struct Work {
   long long m, n, k;
 };
 
-// How the units of all tiles are dealt to the blocks: in equal, contiguous shares, block b from ⌊units · b / gridDim.x⌋
-// on.
+// The partition of all work units into equal, contiguous shares: the share of block b begins at ⌊units · b /
+// gridDim.x⌋.
 struct Partition {
   long long units, tile_units;
   long long each;  // units / gridDim.x, rounded down
-  unsigned rest;   // what that leaves
+  unsigned rest;   // units % gridDim.x
   float blocks_a_unit;
 
   template <typename Plan>
@@ -24,9 +24,10 @@ struct Partition {
     const long long units = depths * tiles, each = units / gridDim.x;
     return {units, depths, each, (unsigned)(units - each * gridDim.x), (float)gridDim.x / (float)units};
   }
-  // The first unit of a block; the grid has less than 2¹⁶.
+  // The first unit of a block. The grid has fewer than 2¹⁶ blocks.
   __device__ long long begin(unsigned block) const { return block * each + block * rest / gridDim.x; }
-  // The block that has a unit. Guessed first: a division of 64 bits is a call, before which registers are put away.
+  // The block whose share contains a unit. An estimate in float is corrected: a 64-bit division is a function call, for
+  // which the compiler saves registers.
   __device__ unsigned block_of(long long unit) const {
     unsigned block = (unsigned)((float)unit * blocks_a_unit);
     while (begin(block) > unit) --block;
@@ -35,12 +36,12 @@ struct Partition {
   }
 };
 
-// A tile of C and a place in its depth.
+// The first row and column of a tile of C, and a position along its depth.
 struct Place {
   long long row, column, depth;
 };
 
-// Goes through the units of a block in order.
+// Iterates over the work units of a block in order.
 template <typename Plan>
 class WorkIterator {
  public:
@@ -50,9 +51,9 @@ class WorkIterator {
     at_ = {tile % tiles * Plan::kTileM, tile / tiles * Plan::kTileN, (unit - tile * depths) * Plan::kDepth};
   }
   __device__ const Place& operator*() const { return at_; }
-  // Whether this unit is the last one of its tile.
+  // Whether this is the last unit of its tile.
   __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
-  // True where this comes to another tile.
+  // Advances to the next unit; returns whether that belongs to another tile.
   __device__ bool next() {
     if (Plan::kKeepB) {
       at_.row += (long long)Plan::kTileM * gridDim.x * Plan::kTeams;
@@ -63,9 +64,9 @@ class WorkIterator {
     if (ended) next_tile();
     return ended;
   }
-  // How many units of this tile there are from this one on.
+  // The number of units of this tile from this one to its last.
   __device__ int units_left() const { return (int)((work_.k - at_.depth + Plan::kDepth - 1) / Plan::kDepth); }
-  // To the first unit of the next tile.
+  // Advances to the first unit of the next tile.
   __device__ void next_tile() {
     at_.depth = 0;
     at_.row += Plan::kTileM;

@@ -1,8 +1,8 @@
-// Weighted sums of the rows of A beside a product: Σ_l a_il · x_l, with weights x that an epilogue gives (epilogue.cuh:
-// adds_rows). They are one more block of fragments behind those of C.
+// Weighted row sums computed together with a product: Σ_l a_il · x_l, with weights x from the epilogue (epilogue.cuh:
+// adds_rows). The accumulators are one more column block of fragments behind those of C.
 //
-// Why it is fast: A is not read again, and it takes one ordinary multiply-add an element, while the tensor cores
-// multiply. The weights come with the tiles, by the same pipeline.
+// Why it is fast: A is not read again, and each element costs one ordinary multiply-add while the tensor cores
+// multiply. The weights arrive with the tiles, through the same pipeline.
 #pragma once
 #include "kernels/device/element.cuh"
 #include "kernels/tsm2/epilogue.cuh"
@@ -11,14 +11,14 @@
 
 namespace tsm2 {
 
-// The weights of a tile's depths in shared memory, and some more: a fragment's last word may lie beyond the tile, where
-// A is zero and a weight has to be a number.
+// The weights of a tile's depths in shared memory, plus padding. The last word of a fragment may extend beyond the
+// tile: A is zero there, and the weight must be finite.
 template <typename Sum, int kDepth>
 struct RowWeights {
   static constexpr int kUnit = 16 / (int)sizeof(Sum), kUnits = (kDepth + 8 + kUnit - 1) / kUnit;
   static constexpr int kBytes = (16 * kUnits + 127) / 128 * 128;
 
-  // Starts copying, by so many threads.
+  // Issues the copies, shared by kThreads threads.
   template <int kThreads>
   static __device__ __forceinline__ void copy(unsigned char* to, const Sum* from, int thread) {
 #pragma unroll
@@ -29,7 +29,7 @@ struct RowWeights {
   }
 };
 
-// An element of a word of one or two.
+// Element i of a word that holds one or two elements.
 template <typename T, typename Word>
 __device__ __forceinline__ auto element_of(const Word& word, int i) {
   if constexpr (sizeof(Word) == sizeof(T)) {
@@ -42,8 +42,8 @@ __device__ __forceinline__ auto element_of(const Word& word, int i) {
   }
 }
 
-// Adds two words of two rows each, as Operand::words gives them: word q + i / 2 of row g + 8·(i % 2), to [2·half].
-// `weights` are those from the words' first depth on.
+// Accumulates two words of each of two rows, in the order of Operand::words: word q + i / 2 of row g + 8·(i % 2) is
+// added to sums[2·(i % 2)]. `weights` begin at the first depth of the words.
 template <typename Depths, typename T, typename Word, typename Sum>
 __device__ __forceinline__ void add_rows(Sum (&sums)[4], const Word (&words)[4], const Sum* weights, int q) {
   constexpr int kPerWord = (int)(sizeof(Word) / sizeof(T));

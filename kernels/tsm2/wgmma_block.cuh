@@ -1,10 +1,10 @@
-// What a block of gemm_wgmma.cuh is made of: warpgroups, jobs, shared memory and barriers.
+// Block configuration of gemm_wgmma.cuh: warpgroup roles, jobs, shared-memory map, barriers and registers.
 #pragma once
 #include "kernels/tsm2/weighted_row_sums.cuh"
 
 namespace tsm2 {
 
-// kAddsRows: whether A's rows are added up, too, so that weights come with the units.
+// kAddsRows: whether weighted sums of A's rows are computed, so that weights are copied with the units.
 template <typename Plan, bool kAddsRows>
 struct WgmmaBlock {
   using A = typename Plan::A;
@@ -13,7 +13,7 @@ struct WgmmaBlock {
   using Unit = Tensor<T, Plan::kProducts>;
   using Register = typename Unit::Register;
 
-  // The first kGroups warpgroups multiply.
+  // The first kGroups warpgroups are consumers, the others producers.
   static constexpr int kRowGroups = Plan::kWarpsM / 4, kSplits = Plan::kWarpsK, kGroups = kRowGroups * kSplits;
   static constexpr int kGroup = 128, kProducers = Plan::kProducers;
   static constexpr int kConsumers = kGroups * kGroup, kThreads = kConsumers + kProducers * kGroup;
@@ -25,47 +25,51 @@ struct WgmmaBlock {
   using Depths = Depth<kGroupDepth, A::kPerWord, Plan::kStride>;
   static_assert(Plan::kDepth % kSplits == 0 && Depths::kWords % 2 == 0, "an instruction takes two words a lane");
   static constexpr int kGroupPairs = Depths::kWords / 2, kPairs = kGroupPairs * kSplits;
-  // Jobs of a warpgroup in a unit: kJobPairs pairs of words of one matrix each. Two sets of registers take turns; of an
-  // even number of jobs, the next unit's first is loaded before this one's last ends.
+  // A job is kJobPairs pairs of words of one 64-row matrix; kJobs is the number of jobs of a warpgroup per unit. Jobs
+  // alternate between two sets of registers. If their number is even, the next unit's first job is loaded before this
+  // unit's last job ends.
   static constexpr int kJobPairs = Plan::kJobPairs, kJobs = kGroupPairs / kJobPairs * kMatrices;
   static constexpr bool kLoadsAhead = kJobs % 2 == 0;
   static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
-  // The first of shared memory, in bytes: the pipeline, and two units' B as parts, or the one that is kept. Behind A
-  // and B, a stage has weights of rows; those that are kept are behind the parts.
+  // Shared memory from its beginning, in bytes: the pipeline, then the parts of B (of two units, or of a B that stays).
+  // A stage holds A, B and the weights of rows; if B stays, its weights lie behind the parts.
   using Weights = RowWeights<typename Unit::Sum, Plan::kDepth>;
   static constexpr bool kStreamsB = !(Plan::kGram || Plan::kKeepB);
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
   static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
-  static_assert(Plan::kStages >= 3, "a stage that is read, one that is taken apart, and one that is on its way");
+  static_assert(Plan::kStages >= 3, "one stage is multiplied, one is split, and one is in flight");
   static_assert(!Plan::kKeepB || (kProducers == 1 && kPipelineBytes >= B::kBytes),
-                "B arrives in the pipeline, and one warpgroup has it");
+                "B is first copied to the pipeline, by one warpgroup");
   static constexpr int kMatrixBytes = 64 * (int)sizeof(Register) * kColumnBlocks;
   static constexpr int kParts = kPairs * Unit::kParts * kMatrixBytes, kAllParts = (Plan::kKeepB ? 1 : 2) * kParts;
   static constexpr int kKeptWeightsAt = kPipelineBytes + kAllParts,
                        kShared = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
-  // Where part `part` of words 2·pair and 2·pair + 1 of B lies: 64 registers a column block, word by word, lane by
-  // lane.
+  // The address of part `part` of words 2·pair and 2·pair + 1 of B: 64 registers per column block, word by word, lane
+  // by lane.
   static __device__ Register* matrix(unsigned char* shared, int place, int pair, int part) {
     const int unit = Plan::kKeepB ? 0 : place;
     return reinterpret_cast<Register*>(shared + kPipelineBytes + unit * kParts +
                                        (pair * Unit::kParts + part) * kMatrixBytes);
   }
 
-  // Barriers, by place of the parts, and the threads that two of them are for; and one of all consumers.
+  // Named barriers of each of the two buffers of parts, and the threads that `full` and `empty` synchronize. The last
+  // is a barrier of all consumers.
   static __device__ int landed(int place) { return 1 + place; }
   static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
   static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
   static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kProducers * kGroup, kConsumersBarrier = 3 + 4 * kGroups;
 
-  // Registers of a thread: as all begin with, of 512 for a thread of every warpgroup of a multiprocessor; of a
-  // producer; and of a consumer, which gets the rest.
-  static constexpr int kEqual = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kProducers) / 8 * 8;
-  static constexpr int kLoading = kProducers == 1 ? 88 : 64;
-  static constexpr int kMost = ((kGroups + kProducers) * kEqual - kProducers * kLoading) / kGroups / 8 * 8;
+  // Registers per thread: at launch (an equal share of a multiprocessor's registers), of a producer, which releases
+  // some, and of a consumer, which takes them.
+  static constexpr int kLaunchRegisters = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kProducers) / 8 * 8;
+  static constexpr int kProducerRegisters = kProducers == 1 ? 88 : 64;
+  static constexpr int kMost =
+      ((kGroups + kProducers) * kLaunchRegisters - kProducers * kProducerRegisters) / kGroups / 8 * 8;
   static constexpr int kConsumerRegisters = kMost < 240 ? kMost : 240;
-  static_assert(kLoading <= kEqual && kEqual <= kConsumerRegisters, "some warpgroups give, the others take");
+  static_assert(kProducerRegisters <= kLaunchRegisters && kLaunchRegisters <= kConsumerRegisters,
+                "producers release registers, consumers take them");
 };
 
 }  // namespace tsm2

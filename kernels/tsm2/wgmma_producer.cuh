@@ -1,4 +1,4 @@
-// The warpgroups of gemm_wgmma.cuh that copy A and B to shared memory, and take B apart.
+// Producer warpgroups of gemm_wgmma.cuh: copy A and B to shared memory and split B into tf32 parts.
 #pragma once
 #include "kernels/tsm2/tile_loader.cuh"
 #include "kernels/tsm2/wgmma_block.cuh"
@@ -17,7 +17,7 @@ class WgmmaProducer {
   using Unit = typename Block::Unit;
   using Sum = typename Unit::Sum;
 
-  // `weights` of A's rows come with the units, if they are wanted.
+  // `weights` of A's rows are copied with the units if kAddsRows.
   __device__ WgmmaProducer(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                            const Work& work, const Sum* weights)
       : shared_(shared), a_(a), b_(b), work_(work), weights_(weights) {}
@@ -27,7 +27,7 @@ class WgmmaProducer {
     const int thread = threadIdx.x % Block::kGroup;
     if constexpr (Plan::kKeepB) keep_b(thread);
     TileLoader<Plan, Block::kGroup, Block::kGroup, Block::kStreamsB> reader(a_, b_, work_, begin, thread, thread);
-    int fetched = 0, free = 0, now = 0;  // units; stages
+    int fetched = 0, free = 0, now = 0;  // units copied; the next stage to fill; the stage to split
     auto fetch = [&] {
       unsigned char* stage = shared_ + free * Block::kStage;
       if (kAddsRows && !Plan::kKeepB && fetched < units) {
@@ -67,7 +67,7 @@ class WgmmaProducer {
  private:
   using Parts = typename Unit::Parts;
 
-  // Takes all of B apart, and starts copying the weights of A's rows.
+  // Copies and splits a B that stays, and copies the weights of A's rows.
   __device__ __forceinline__ void keep_b(int thread) const {
     typename B::template Reader<Block::kGroup> b(b_, thread);
     b.move_to(0, 0);
@@ -82,7 +82,7 @@ class WgmmaProducer {
     ptx::barrier_sync(Block::landed(0), Block::kGroup);
   }
 
-  // Takes a unit's B apart.
+  // Splits the B of one unit into its parts.
   __device__ __forceinline__ void split_tf32(const unsigned char* b_tile, int place, int thread) const {
     constexpr int kTwos = (Block::kColumnBlocks + 1) / 2, kAll = Block::kPairs * kTwos, kWarps = Block::kGroup / 32;
 #pragma unroll 2

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from tsapps.cli import app
 from tsapps.errors import ExitCode
-from tsapps.kernels import devices
+from tsapps.kernels import devices, gpu_specs
 
 NO_GPU = "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
 
@@ -20,6 +20,19 @@ def directory(tmp_path, monkeypatch):
     monkeypatch.setattr(devices, "_probe", lambda: ((), NO_GPU))
     monkeypatch.chdir(tmp_path)
     return tmp_path
+
+
+@pytest.fixture
+def stand_in_gpu(monkeypatch):
+    """Pretend that the machine has one GPU, of a `GpuSpec`; return the `InstalledGpu`."""
+
+    def stand_in_gpu(spec):
+        installed = devices.InstalledGpu(0, spec.name, spec.compute_capability, spec.multiprocessors, 80 << 30, spec.l2)
+        monkeypatch.setattr(devices, "_probe", lambda: ((installed,), ""))
+        monkeypatch.setattr(gpu_specs, "live", lambda index: spec)
+        return installed
+
+    return stand_in_gpu
 
 
 @pytest.fixture

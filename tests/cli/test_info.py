@@ -1,15 +1,16 @@
 """`tsapps info`: installed versions, devices, and the default device."""
 
 import json
+from dataclasses import replace
 
 import numpy
 import pytest
 
 import tsapps
-from tsapps.kernels import devices, gpu_specs
+from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.system.cache import cache_directory
 
-H100 = devices.InstalledGpu(0, "NVIDIA H100", "9.0", 132, 80 << 30, 50 << 20)
+H100 = replace(KNOWN["H100"], name="NVIDIA H100")
 
 
 def test_without_a_gpu_says_why(succeed):
@@ -25,11 +26,10 @@ def test_without_a_gpu_says_why(succeed):
     assert "h5py" in report["optional"]
 
 
-def test_with_a_gpu_names_it(succeed, monkeypatch):
-    monkeypatch.setattr(devices, "_probe", lambda: ((H100,), ""))
-    monkeypatch.setattr(gpu_specs, "live", lambda _: gpu_specs.KNOWN["H100"])
+def test_with_a_gpu_names_it(succeed, stand_in_gpu):
+    installed = stand_in_gpu(H100)
     report = json.loads(succeed("info", "--json"))
-    assert report["gpus"] == [H100.as_dict()]
+    assert report["gpus"] == [installed.as_dict()]
     assert report["auto"]["device"] == "cuda:0"
     table = succeed("info")
     assert "NVIDIA H100, 80.0 GiB, compute capability 9.0, 132 multiprocessors" in table

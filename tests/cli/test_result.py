@@ -118,7 +118,7 @@ def test_the_next_run_removes_leftovers_of_a_killed_one(directory, run, iris):
         done = run(*arguments)
         assert done.exit_code == 0
         assert done.stderr.startswith("tsapps: warning: ")
-        assert "removed what a killed process left of it: ." in done.stderr
+        assert "removed temporaries of killed processes: ." in done.stderr
         assert done.stderr.count("\n") == 1
     assert {path.name for path in directory.iterdir()} == {"iris.npy", "out.npy", "iris-kmeans"}
 

@@ -33,15 +33,14 @@ def cache(directory, monkeypatch):
 
 
 @pytest.fixture
-def gpu(monkeypatch):
+def gpu(monkeypatch, stand_in_gpu):
     """A stand-in GPU on which the best predicted plan of every product takes 1 ms, and cuBLAS 2 ms."""
 
     def measured(cell, plans, device, index, report):
         report(f"{cell}: measured")
         return row_of(cell, plans[0])
 
-    here = devices.InstalledGpu(0, DEVICE.name, "9.0", 132, 80 << 30, 50 << 20)
-    monkeypatch.setattr(devices, "_probe", lambda: ((here,), ""))
+    stand_in_gpu(DEVICE)
     monkeypatch.setattr(tuning, "live", lambda index: DEVICE)
     monkeypatch.setattr(tuning, "architecture", lambda index: "sm_90a")
     monkeypatch.setattr(tuning, "_compilers", lambda: ThreadPoolExecutor(1))
@@ -84,7 +83,7 @@ def test_tune_needs_a_gpu(refuse, arguments):
         (("--m", 10, "--w", 4), "--k is missing: a single product needs --m, --k and --w"),
         ((*OWN, "--shape", "tsm2r"), "--shape applies to the default products only: --m, --k"),
         (("--m", 10, "--k", 900, "--w", 40), "C is 10 × 40; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged"),
-        (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: wider products are always the library's"),
+        (("--m", 900, "--k", 9, "--w", 65), "C is 900 × 65; expected w ≤ 64: cuBLAS computes all wider products"),
         (("--reset", "--shape", "tsm2r"), "--reset removes the whole table of the GPU: it takes no other option"),
         (("--reset", "--dry-run"), "--reset removes the whole table of the GPU: it takes no other option"),
     ],
@@ -193,7 +192,7 @@ def test_products_that_fail_are_skipped_with_a_warning(run, gpu, monkeypatch):
 
     monkeypatch.setattr(tuning, "_measured", no_memory)
     product_of_mine = "tsm2r float32 4,096 × 4,096 × 8, A row-major"
-    warning = f"tsapps: warning: {product_of_mine} is left out: Out of memory allocating 9 bytes\n"
+    warning = f"tsapps: warning: skipped {product_of_mine}: Out of memory allocating 9 bytes\n"
     done = run("tune", *OWN, "--dtype", "float32")
     assert (done.exit_code, done.stderr) == (0, warning)
     assert "products  1, and 1 skipped; fastest by kernels of tsapps: 1, by cuBLAS: 0\n" in done.stdout
@@ -212,7 +211,7 @@ def test_plans_that_spill_are_not_measured(run, gpu, monkeypatch):
     assert tables.own_table(DEVICE.name) == [row_of(cell, second)]
     done = run("tune", *ONE, "--most", 1)
     assert done.exit_code == 1
-    assert "is left out: no plan fits Some H100 without spills" in done.stderr
+    assert ": all its plans spill registers on Some H100" in done.stderr
 
 
 def test_a_gpu_that_is_too_old(run, gpu, monkeypatch):
@@ -220,7 +219,7 @@ def test_a_gpu_that_is_too_old(run, gpu, monkeypatch):
     done = run("tune", *ONE, "--quiet")
     assert done.exit_code == ExitCode.FAILURE
     assert done.stderr.startswith(
-        "tsapps: V100 (compute capability 7.0) runs none of these products by a kernel of ours"
+        "tsapps: no kernel of tsapps runs these products on V100 (compute capability 7.0); expected 8.0 or later"
     )
     assert done.stderr.count("\n") == 1
     assert not own_file().exists()
@@ -262,10 +261,10 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("text", "what"),
     [
-        ("", "is no table of picks (Expecting value: line 1 column 1 (char 0))"),
-        ('[{"shape": "tsm2r"', "is no table of picks (Expecting ',' delimiter: line 1 column 19 (char 18))"),
-        (b"\xff\xfe", "is no table of picks ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
-        ("{}", "is no table of picks (a dict, expected a list)"),
+        ("", "is not a tuning table (Expecting value: line 1 column 1 (char 0))"),
+        ('[{"shape": "tsm2r"', "is not a tuning table (Expecting ',' delimiter: line 1 column 19 (char 18))"),
+        (b"\xff\xfe", "is not a tuning table ('utf-8' codec can't decode byte 0xff in position 0: invalid start byte)"),
+        ("{}", "is not a tuning table (a dict, expected a list)"),
         ("[7]", "row 0 is 7, expected an object"),
         (json.dumps([one_row(), {"shape": "tsm2r"}]), "row 1 has no 'dtype' (made by another version of tsapps?)"),
         (json.dumps([one_row()]).replace("stages", "steps"), "row 0 has no 'stages' (made by another version"),
@@ -291,10 +290,10 @@ def test_a_malformed_table_is_an_error_in_one_line(refuse, succeed, gpu, text, w
     write(text)
     line = refuse(ExitCode.FAILURE, "tune", *ONE).removeprefix("tsapps: ").rstrip("\n")
     assert line.startswith(f"{own_file()}: {what}")
-    assert line.endswith(": mend it, or remove it with tsapps tune --reset")
+    assert line.endswith(": correct it, or remove it with tsapps tune --reset")
     with pytest.raises(ValueError, match="tsapps tune --reset"):
         tuning.user_table(DEVICE.name)
-    assert line in succeed("info").splitlines()[-4]
+    assert line in succeed("info")
     assert json.loads(succeed("info", "--json"))["picks"]["cuda:0"]["error"] == line
     assert succeed("tune", "--reset") == f"removed  {own_file()}\n"
     assert tuning.user_table(DEVICE.name) == []
@@ -324,21 +323,22 @@ def test_reset_without_a_table(succeed, gpu):
     assert json.loads(succeed("tune", "--reset", "--json"))["removed"] is False
 
 
-def test_info_shows_the_table_in_use(succeed, gpu, monkeypatch):
-    assert "cuda:0 tuned configurations  none: plans are chosen by the model (see tsapps tune)\n" in succeed("info")
+def test_info_shows_the_table_in_use(succeed, gpu, stand_in_gpu):
+    def shown():
+        rows = succeed("info").splitlines()
+        return next(row for row in rows if row.startswith("cuda:0 tuned configurations  ")).split("  ")[-1]
+
+    assert shown() == "none: plans are chosen by the model (see tsapps tune)"
     tables.keep(DEVICE.name, one_row())
-    assert f"cuda:0 tuned configurations  1 of yours, {own_file()}; for the rest the model\n" in succeed("info")
+    assert shown() == f"1 of yours, {own_file()}; for the rest the model"
     report = json.loads(succeed("info", "--json"))["picks"]
     assert report == {"cuda:0": {"path": str(own_file()), "own": 1, "error": None, "shipped": 0}}
-    monkeypatch.setattr(
-        devices, "_probe", lambda: ((devices.InstalledGpu(0, "NVIDIA H200", "9.0", 132, 1 << 37, 1),), "")
-    )
+    stand_in_gpu(replace(KNOWN["H200"], name="NVIDIA H200"))
     shipped = len(tuned_table("NVIDIA H200"))
-    assert f"cuda:0 tuned configurations  {shipped} shipped with tsapps\n" in succeed("info")
+    assert shown() == f"{shipped} shipped with tsapps"
     tables.keep("NVIDIA H200", one_row())
-    assert f"1 of yours, {tables.user_path('NVIDIA H200')}; for the rest {shipped} shipped with tsapps" in succeed(
-        "info"
-    )
+    own = tables.user_path("NVIDIA H200")
+    assert shown() == f"1 of yours, {own}; for the rest {shipped} shipped with tsapps"
 
 
 # --- On a GPU ------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class TestJson:
             ("1e999", "the number 1e999 is not finite"),
             (str(2**64), "has more than 64 bits"),
             ("-" + "9" * 5000, "the number -99999999999999999999999 has more than 64 bits"),
-            ('{"a": 1, "b": 2, "a": 1}', "the name 'a' stands there twice"),
+            ('{"a": 1, "b": 2, "a": 1}', "the name 'a' occurs twice"),
             ("[" * 5000, "nested too deeply"),
             ("[" * 5000 + "]" * 5000, "nested too deeply"),
             ("[" * 65 + "]" * 65, "nested too deeply"),
@@ -54,7 +54,7 @@ class TestJson:
         assert str(error.value).isprintable()
         path = tmp_path / "x.json"
         path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        with pytest.raises(JsonError, match=f"x.json: is no valid JSON .*{reason}"):
+        with pytest.raises(JsonError, match=f"x.json: is not valid JSON .*{reason}"):
             read_json(path)
 
     def test_nested_as_deep_as_may_be(self):

@@ -25,7 +25,7 @@ extern "C" void check_{label.replace(" ", "_")}_{int(aligned)}_{name}(
   static_assert(sizeof(Checked) == {CHECKED.itemsize} && kmeans::kCheckThreads == {THREADS});
   static_assert(sizeof(kmeans::Hashes) == {HASHES.itemsize} && kmeans::kHashFactor == {HASH_FACTOR}ULL);
   static_assert(kmeans::kCheckRows == {ROWS} && kmeans::kCheckColumns == {COLUMNS});
-  const auto rows_of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  const auto rows_of = *static_cast<const kmeans::CenteredRows<{T}, {W}>*>(rows);
   const auto of = *static_cast<const Checked*>(checked);
   cuda_host::launch(dim3(blocks), kmeans::kCheckThreads, 0, [=] {{
     kmeans::check<{str(aligned).lower()}, {T}, {W}, {label}>(

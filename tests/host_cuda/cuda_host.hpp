@@ -7,7 +7,8 @@
 //   fibers.hpp      switching between the threads of a block
 //
 // This file comes before a kernel's source (`-include`) and gives it CUDA's keywords. TSA_HOST tells kernels/ptx and
-// kernels/device/simt.cuh to use their host bodies. A test calls a kernel through a function of C linkage:
+// kernels/device/simt.cuh to use their host bodies. machine.py exports kernels for the project's own launchers; a test
+// of a device function, or of this runner, calls a function of C linkage:
 //
 //   extern "C" void run(const float* x, float* y, long long n) {
 //     cuda_host::launch((n + 127) / 128, 128, 0, [=] { twice<float>(x, y, n); });

@@ -108,7 +108,7 @@ extern "C" void update_centers_{name}(const void* update_centers) {{
 }}
 extern "C" void rescore_{name}(const void* rows, const void* centers, long long k, kmeans::AmbiguousRow* entries,
                               const unsigned* counts, long long capacity, long long lists, const int* stopped) {{
-  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  const auto of = *static_cast<const kmeans::CenteredRows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
     kmeans::rescore<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, entries, counts, capacity, stopped);
   }});
@@ -119,7 +119,7 @@ extern "C" void scatter_add_{name}(const void* rows, const {scale}* scales, long
                             long long capacity, long long lists, int* labels, unsigned long long* sums,
                             unsigned* n_reassigned,
                             const int* stopped, long long shared_bytes) {{
-  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  const auto of = *static_cast<const kmeans::CenteredRows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3(lists, 2, chunks), 512, shared_bytes, [=] {{
     kmeans::scatter_add<{T}, {W}, {flags}>(of, scales, (int)k, (int)columns, (int)log2_lanes, entries, counts, capacity,
                                     labels, sums, n_reassigned, stopped);
@@ -135,7 +135,7 @@ extern "C" void rescore_large_k_{name}(const void* rows, const void* centers, lo
                                       const kmeans::AmbiguousLargeK* ambiguous, kmeans::Lengths* lengths,
                                       long long capacity,
                                       long long lists, const int* stopped) {{
-  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  const auto of = *static_cast<const kmeans::CenteredRows<{T}, {W}>*>(rows);
   cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
     kmeans::rescore_large_k<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, changes, ambiguous, lengths,
                                      capacity, stopped);
@@ -180,7 +180,7 @@ extern "C" void add_{arguments.replace(", ", "_")}_{name}(const void* rows, cons
                                                           const kmeans::Segments* segments, const unsigned* places,
                                                           const unsigned* ends, const unsigned* all,
                                                           unsigned long long* sums, const int* stopped) {{
-  const auto of = *static_cast<const kmeans::Rows<{T}, {W}>*>(rows);
+  const auto of = *static_cast<const kmeans::CenteredRows<{T}, {W}>*>(rows);
   const auto which = *segments;
   cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
     kmeans::segmented_sum<{T}, {W}, {flags}, {arguments}>(of, scales, which, places, ends, all, sums, stopped);

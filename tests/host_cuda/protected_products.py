@@ -14,9 +14,8 @@ from tsapps.apps.abft.product.plan import (
     OPERANDS,
     ROWS_PER_LANE,
     WRONG_ELEMENT,
+    detect_epilogue,
     element_bounds,
-    epilogue_dtype,
-    epilogue_name,
     half_step,
     padded_depth,
     recheck_args,
@@ -69,7 +68,7 @@ def product_source(plan, w, c):
     return f"""
 namespace of_{name} {{
 {plan.struct()}
-using E = faulty::Faulty<{total}, {epilogue_name(plan.dtype, w, c)}>;
+using E = faulty::Faulty<{total}, {detect_epilogue(plan.dtype, w, c).name}>;
 using P = tsm2::{PRODUCTS[plan.kernel_name]}<Plan, E>;
 extern "C" void {name}(const void* A, const void* B, const long long* sizes, const void* epilogue, const void* faults,
                        long long n_faults, void* partial, unsigned* arrived, long long blocks) {{
@@ -80,7 +79,7 @@ extern "C" void {name}(const void* A, const void* B, const long long* sizes, con
   const Plan::B::Source b{{static_cast<const T*>(B), sizes[5], n, k, sizes[6]}};
   const tsm2::Work work{{m, n, k}};
   E checked;
-  memcpy(static_cast<void*>(&checked), epilogue, {epilogue_dtype(plan.dtype).itemsize});
+  memcpy(static_cast<void*>(&checked), epilogue, {detect_epilogue(plan.dtype, w, c).arguments.itemsize});
   checked.faults = static_cast<const faulty::Fault*>(faults);
   checked.n_faults = n_faults;
   auto* sums = static_cast<P::Sum*>(partial);
@@ -214,7 +213,7 @@ class Check:
 
     def multiply(self, libraries, plan, c, C, faults=()):
         (m, k), n = self.A.shape, plan.tile_n
-        epilogue = np.zeros((), epilogue_dtype(self.dtype))
+        epilogue = np.zeros((), detect_epilogue(self.dtype, C.shape[1], c).arguments)
         epilogue["row_stride"], epilogue["column_stride"] = (stride // C.itemsize for stride in C.strides)
         epilogue["C"], epilogue["alpha"] = C.ctypes.data, 1
         epilogue["flagged_rows"], epilogue["row_weights"] = self.flagged_rows, self.x.ctypes.data

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 struct uint3 {
   unsigned x, y, z;
@@ -37,6 +38,37 @@ template <typename Kernel>
 void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel) {
   launch(grid, size, shared_bytes, [](const void* it) { (*static_cast<const Kernel*>(it))(); }, &kernel);
 }
+
+// A kernel's parameters: launches it as the driver does, by the address of each argument; and their sizes.
+template <typename... P>
+struct Parameters {
+  static constexpr int count = sizeof...(P);
+  static void launch(void (*kernel)(P...), const unsigned* sizes, size_t shared_bytes, void* const* arguments) {
+    launch(kernel, sizes, shared_bytes, arguments, std::index_sequence_for<P...>{});
+  }
+  static void write_sizes(size_t* to) { ((*to++ = sizeof(P)), ...); }
+
+ private:
+  template <size_t... I>
+  static void launch(void (*kernel)(P...), const unsigned* sizes, size_t shared_bytes, void* const* arguments,
+                     std::index_sequence<I...>) {
+    const dim3 grid(sizes[0], sizes[1], sizes[2]), block(sizes[3], sizes[4], sizes[5]);
+    cuda_host::launch(grid, block, shared_bytes, [=] { kernel(*static_cast<const P*>(arguments[I])...); });
+  }
+};
+template <typename... P>
+Parameters<P...> parameters_of(void (*)(P...));
+
+// Exports a kernel, by its name expression, for HostMachine.
+#define EXPORT_KERNEL(name, ...)                                                                             \
+  extern "C" void launch_##name(const unsigned* sizes, unsigned long long shared, void* const* arguments) {  \
+    decltype(cuda_host::parameters_of(__VA_ARGS__))::launch(__VA_ARGS__, sizes, shared, arguments);          \
+  }                                                                                                          \
+  extern "C" int sizes_##name(size_t* to) {                                                                  \
+    using Of = decltype(cuda_host::parameters_of(__VA_ARGS__));                                              \
+    if (to) Of::write_sizes(to);                                                                             \
+    return Of::count;                                                                                        \
+  }
 
 // Waits for all threads of the block that have not ended; `line` is where, in the source.
 void wait_for_block(const char* what, unsigned line);

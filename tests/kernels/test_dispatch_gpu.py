@@ -15,6 +15,7 @@ from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.plan.select import library_algorithms
 from tsapps.kernels.problem import ITEMSIZE
+from tsapps.kernels.runtime.machine import cuda_machine
 
 pytestmark = pytest.mark.gpu
 
@@ -86,7 +87,9 @@ def test_every_kind_of_plan(m, k, w, dtype, orders, pad):
         for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
             out = placed(before, order, pad)
             c = device_matrix("C", out)._replace(dtype=dtype)
-            prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
+            prepare(plan, problem, c, cuda_machine(c.device))(
+                matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta
+            )
             products = plan.products if isinstance(plan, MmaPlan) else 3
             like = MmaPlan(dtype, 16, 8, 8, products=products)
             assert_product(numpy_of(out, dtype), A, B, like, alpha, beta, before.astype("f8"))
@@ -108,7 +111,7 @@ def test_every_kind_of_gram(w, dtype):
     for (order, *_), (plan, problem) in plans.items():
         out = placed(np.zeros((w, w), D.dtype), order, 0)
         c = device_matrix("C", out)._replace(dtype=dtype)
-        prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, 1.0, 0.0)
+        prepare(plan, problem, c, cuda_machine(c.device))(a.pointer, b.pointer, c.pointer, 1.0, 0.0)
         like = MmaPlan(dtype, 16, 8, 8, products=plan.products if isinstance(plan, MmaPlan) else 3)
         assert_product(numpy_of(out, dtype), D.T, D, like)
 
@@ -128,7 +131,9 @@ def test_every_algorithm_of_the_library(m, k, w, dtype, orders):
             for alpha, beta in ((1.0, 0.0), (-0.5, 2.0)):
                 out = placed(before, order, 0)
                 c = device_matrix("C", out)._replace(dtype=dtype)
-                prepare(plan, problem, c)(matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta)
+                prepare(plan, problem, c, cuda_machine(c.device))(
+                    matrices[0].pointer, matrices[1].pointer, c.pointer, alpha, beta
+                )
                 # In float32 as it is, without tf32.
                 like = MmaPlan(dtype, 16, 8, 8, products=6)
                 assert_product(numpy_of(out, dtype), A, B, like, alpha, beta, before.astype("f8"))

@@ -8,6 +8,7 @@ from tsapps.kernels.arrays import device_matrix
 from tsapps.kernels.dispatch import prepare
 from tsapps.kernels.matmul import problem_of
 from tsapps.kernels.plan.simt import split_plan
+from tsapps.kernels.runtime.machine import cuda_machine
 
 
 @pytest.mark.gpu
@@ -36,7 +37,7 @@ class TestOnGpu:
         a, b, c = (device_matrix(name, x) for name, x in (("A", A), ("B", B), ("out", out)))
         problem = problem_of(a, b, c)
         plan = split_plan(problem, 132)
-        prepare(plan, problem, c)(a.pointer, b.pointer, c.pointer, alpha, beta)
+        prepare(plan, problem, c, cuda_machine(c.device))(a.pointer, b.pointer, c.pointer, alpha, beta)
         return out
 
     @pytest.mark.parametrize("dtype", [np.float32, np.float64])

@@ -263,7 +263,7 @@ def test_json_beyond_its_limit_is_not_read(tmp_path):
     os.truncate(tmp_path / "x.json", 1 << 30)
     setup = "from pathlib import Path\nfrom tsapps.kernels.system.strict_json import read_json"
     peak, error, _ = peak_of(setup, "read_json(Path('x.json'))", tmp_path)
-    assert error == ["JsonError", "x.json: is no valid JSON (it has more than 16777216 bytes)"]
+    assert error == ["JsonError", "x.json: is not valid JSON (it has more than 16777216 bytes)"]
     assert peak < 48 * MIB
 
 

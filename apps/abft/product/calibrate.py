@@ -65,7 +65,6 @@ _COLUMNS, _LEAST_ELEMENTS, _TAIL = 16, 64, 1 / 256
 _ACCUMULATORS, _SELECT_ROWS, _SELECT_LEVEL = ((1,), (2,), (4,), (1, 2), (1, 2, 4)), 64, 0.5
 # Depths of the products that select the model for all depths.
 _SELECT_DEPTHS = (256, 1024)
-# The device name of the CPU.
 _CPU = "cpu"
 #: Distributions: mean zero, positive, long-tailed, wide range, mostly zero, and two that cancel in pairs. The first of
 #: these has nearly equal magnitudes, which have no bits to lose in 16-bit types; the second does.

@@ -26,19 +26,18 @@ from tsapps.apps.abft.product.plan import (
     MATRIX,
     OPERANDS,
     RECHECK_ARGS,
-    ROW_SUMS,
     ROWS_PER_LANE,
     WRONG_ELEMENT,
     checked_plan,
+    detect_epilogue,
     element_bounds,
-    epilogue_dtype,
-    epilogue_name,
     half_step,
     is_fused,
     padded_depth,
     recheck_args,
     row_bounds,
     row_size,
+    row_sums_epilogue,
     summed,
 )
 from tsapps.apps.abft.product.thresholds import ErrorBounds
@@ -46,12 +45,13 @@ from tsapps.kernels import matmul as product
 from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
 from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.kernel import function
+from tsapps.kernels.jit.kernel import kernel_of
 from tsapps.kernels.plan import accumulation_order
 from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch, structure
+from tsapps.kernels.runtime.machine import Launch, cuda_machine
 
 __all__ = ["ProtectedProduct", "check", "compiled_kernel", "matmul", "operands_of", "protecting_plan"]
 
@@ -194,20 +194,21 @@ class ProtectedProduct:
 
     def __init__(self, plan: MmaPlan, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds) -> None:
         problem = product.problem_of(a, b, c)
-        epilogue, w = np.zeros((), epilogue_dtype(a.dtype)), problem.w
+        machine, w = cuda_machine(a.device), problem.w
+        detect = detect_epilogue(a.dtype, w, problem.c)
+        epilogue = np.zeros((), detect.arguments)
         epilogue["row_stride"], epilogue["column_stride"] = (stride // c.itemsize for stride in c.strides)
         epilogue["alpha"], epilogue["row_size"] = 1, row_size(bounds, w)
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
-        name = epilogue_name(a.dtype, w, problem.c)
+        self._multiply = Gemm(plan, problem, machine, detect)
         self._epilogue = epilogue
         self._words = _words(epilogue.dtype, "C", "row_weights", "flagged_rows.rows", "flagged_rows.counts")
-        self._multiply = Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")
-        order = accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device))
+        order = accumulation_order.order_of(plan, problem, blocks_of(plan, problem, machine.gpu.multiprocessors))
         self.check = _RowCheck(a, b, c, bounds, padded_depth(problem.k, plan), order)
         epilogue["flagged_rows"]["capacity"] = self.check.capacity
 
     @cached_property
-    def _launch(self) -> DependentLaunch:
+    def _launch(self) -> Launch:
         return self._multiply.unbound(self._epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
@@ -257,10 +258,9 @@ def check(A: Any, B: Any, C: Any, bounds: ErrorBounds, index: int, *, correct: b
         row_check, problem, plan = _check_of(a.stand_in, b.stand_in, c.stand_in, bounds)
         memory = row_check.begin(b)
         sums = cupy.empty(c.shape[0], summed(a.dtype))
-        store = np.zeros((), ROW_SUMS)
-        store["row_weights"], store["to"] = row_check.address(memory, "x"), sums.data.ptr
-        name = f"abft::StoreRowSums<{SUM[a.dtype]}>"
-        Gemm(plan, problem, a.device, name, "apps/abft/product/detect.cuh")(a.pointer, b.pointer, store[()])
+        epilogue = row_sums_epilogue(a.dtype)
+        store = structure(epilogue.arguments, row_weights=row_check.address(memory, "x"), to=sums)
+        Gemm(plan, problem, cuda_machine(a.device), epilogue)(a.pointer, b.pointer, store)
         row_check.check_rows(memory, c, sums)
         return row_check.locate(memory, a, b, c, correct=correct)
 
@@ -293,7 +293,7 @@ def protecting_plan(problem: Problem, index: int) -> MmaPlan | None:
 def compiled_kernel(file: str, name: str, device: int) -> Any:
     """Return a kernel of a file of this folder, by its name expression in namespace abft."""
     name = f"abft::{name}"
-    return function(_FOLDER / file, (name,), name, device)
+    return kernel_of(_FOLDER / file, (name,), name, device)
 
 
 @lru_cache

@@ -9,14 +9,16 @@ import cupy
 import numpy as np
 
 from tsapps.apps.abft.product.gpu import compiled_kernel, operands_of, protecting_plan
-from tsapps.apps.abft.product.plan import epilogue_dtype, summed
+from tsapps.apps.abft.product.plan import summed
 from tsapps.kernels import matmul as product
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
-from tsapps.kernels.gemm import Gemm, blocks_of
+from tsapps.kernels.gemm import Gemm, blocks_of, store_epilogue
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.plan import accumulation_order
 from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.problem import Problem
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["emulated", "emulated_by", "sequential_sums", "sums", "sums_by"]
 
@@ -51,16 +53,16 @@ def sequential_sums(A: np.ndarray, B: np.ndarray, dtype: str, index: int) -> np.
 def sums_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return `sums` by a plan's kernel."""
     total, found = SUM[a.dtype], cupy.empty((problem.m, problem.w), summed(a.dtype))
-    names = "C", "row_stride", "column_stride", "regular", "alpha", "beta"
-    store = np.zeros((), [(name, epilogue_dtype(a.dtype)[name]) for name in names])
-    store["C"], store["row_stride"], store["column_stride"], store["alpha"] = found.data.ptr, found.shape[1], 1, 1
-    Gemm(plan, problem, a.device, f"tsm2::StorePairs<{total}, {total}>")(a.pointer, b.pointer, store[()])
+    epilogue = replace(store_epilogue(plan), name=f"tsm2::StorePairs<{total}, {total}>")
+    store = structure(epilogue.arguments, C=found, rows=found.shape[1], columns=1, regular=0, alpha=1, beta=0)
+    Gemm(plan, problem, cuda_machine(a.device), epilogue)(a.pointer, b.pointer, store)
     return found.get()
 
 
 def emulated_by(plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
     """Return the emulation of `sums_by`."""
-    return _emulate(accumulation_order.order_of(plan, problem, blocks_of(plan, problem, a.device)), a, b)
+    blocks = blocks_of(plan, problem, live(a.device).multiprocessors)
+    return _emulate(accumulation_order.order_of(plan, problem, blocks), a, b)
 
 
 def _emulate(order: Any, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:

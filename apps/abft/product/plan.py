@@ -9,9 +9,10 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product.thresholds import ErrorBounds
+from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import candidates, fits, most_registers, registers
-from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan, WgmmaPlan
+from tsapps.kernels.plan.mma import ELEMENT, OWN_EPILOGUE, SUM, MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.select import plan, predict, tuned_table
 from tsapps.kernels.plan.user_table import of_version
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
@@ -27,13 +28,11 @@ __all__ = [
     "RECHECK_ARGS",
     "ROWS_PER_LANE",
     "ROW_BOUNDS",
-    "ROW_SUMS",
     "TUNED",
     "WRONG_ELEMENT",
     "checked_plan",
+    "detect_epilogue",
     "element_bounds",
-    "epilogue_dtype",
-    "epilogue_name",
     "half_step",
     "is_fused",
     "measured",
@@ -41,6 +40,7 @@ __all__ = [
     "recheck_args",
     "row_bounds",
     "row_size",
+    "row_sums_epilogue",
     "store_of",
     "summed",
     "with_row_sums",
@@ -61,11 +61,12 @@ ELEMENT_BOUNDS = np.dtype(
     + [(name, "f8") for name in ("rounding", "rounding_absolute", "largest_sum", "largest")]
 )
 RECHECK_ARGS = np.dtype([("x", "u8"), ("y", "u8"), ("half_step", "f8"), ("bounds", ROW_BOUNDS)])
-ROW_SUMS = np.dtype([("row_weights", "u8"), ("to", "u8")])
 #: Rows of B per lane (kRowsPerLane).
 ROWS_PER_LANE = 4
 #: Bytes that a thread of a protected product may spill, once per tile, for its plan to be selected.
 MOST_SPILLED = 32
+# The header of the epilogues.
+_DETECT = "apps/abft/product/detect.cuh"
 # Registers available to an unmeasured plan over its estimated need, so that it does not spill; by bytes of an element.
 _ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
 # Weights past those of the last tile (epilogue.cuh), and the least N of the weights (product/row_checksums.cuh).
@@ -106,15 +107,6 @@ def recheck_args(bounds: ErrorBounds, w: int) -> np.ndarray:
     args = np.zeros((), RECHECK_ARGS)
     args["half_step"], args["bounds"] = half_step(w), row_bounds(bounds, w)
     return args
-
-
-def epilogue_dtype(dtype: str) -> np.dtype:
-    """Return the C++ class `DetectEpilogue` for a dtype, with its store, as a NumPy structure."""
-    total = summed(dtype)
-    store = [("C", "u8"), *((name, "i8") for name in ("row_stride", "column_stride", "regular"))]
-    limits = [(name, total) for name in ("row", "row_size", "row_absolute")]
-    checks = [("row_weights", "u8"), ("flagged_rows", FLAGGED_ROWS), *limits]
-    return np.dtype([*store, ("alpha", total), ("beta", total), *checks], align=True)
 
 
 def element_bounds(bounds: ErrorBounds) -> Any:
@@ -159,8 +151,7 @@ def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaP
     """Return a plan with weighted sums of A's rows; None if it does not fit. `roomy` demands spare registers."""
     if one.warps_n > 1 or one.fold > 1:
         return None
-    # The epilogue needs no shared memory, like StorePairs.
-    made = replace(one, store="StorePairs", row_sums=True)
+    made = replace(one, store=OWN_EPILOGUE, row_sums=True)
     if (
         roomy
         and not isinstance(made, WgmmaPlan)
@@ -181,6 +172,16 @@ def store_of(dtype: str, w: int, c: Lies) -> str:
     return f"{name}<{ELEMENT[dtype]}, {SUM[dtype]}>"
 
 
-def epilogue_name(dtype: str, w: int, c: Lies) -> str:
-    """Return the C++ class that stores and checks a protected product."""
-    return f"abft::DetectEpilogue<{SUM[dtype]}, {store_of(dtype, w, c)}>"
+def detect_epilogue(dtype: str, w: int, c: Lies) -> Epilogue:
+    """Return the epilogue `DetectEpilogue`, which stores a product and flags rows."""
+    total = summed(dtype)
+    store = [("C", "u8"), *((name, "i8") for name in ("row_stride", "column_stride", "regular"))]
+    limits = [(name, total) for name in ("row", "row_size", "row_absolute")]
+    checks = [("row_weights", "u8"), ("flagged_rows", FLAGGED_ROWS), *limits]
+    arguments = np.dtype([*store, ("alpha", total), ("beta", total), *checks], align=True)
+    return Epilogue(_DETECT, f"abft::DetectEpilogue<{SUM[dtype]}, {store_of(dtype, w, c)}>", arguments)
+
+
+def row_sums_epilogue(dtype: str) -> Epilogue:
+    """Return the epilogue `StoreRowSums`, which stores the checksums of A's rows alone."""
+    return Epilogue(_DETECT, f"abft::StoreRowSums<{SUM[dtype]}>", np.dtype([("row_weights", "u8"), ("to", "u8")]))

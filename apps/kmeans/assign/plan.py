@@ -6,9 +6,10 @@ from math import ceil
 import numpy as np
 
 from tsapps.apps.kmeans.data.plan import padded
+from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import fits
-from tsapps.kernels.plan.mma import MmaPlan, instantiate
+from tsapps.kernels.plan.mma import OWN_EPILOGUE, MmaPlan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 
 __all__ = [
@@ -35,7 +36,7 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: And what that has room for (kMostCenters).
 MOST_LARGE_K = 1 << 16
-#: The C++ classes that kernels take and give, as NumPy structures: `ArgminEpilogue`, `Rows`, `Outcome` and so on.
+#: The C++ classes `ArgminEpilogue` and `StreamedArgminEpilogue`, as NumPy structures.
 ARGMIN = np.dtype(
     [(name, "u8") for name in ("offsets", "center_stats", "norms", "labels", "entries", "counts", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("rounding", "f4")]
@@ -79,10 +80,11 @@ def product_error(plan: MmaPlan, d: int, k: int) -> float:
     return tensor_error(d, 8 * plan.interval) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
 
 
-def epilogue_of(plan: MmaPlan, k: int) -> str:
-    """Return the class of small_k.cuh by which a plan's product has the nearest of k centers, in its namespace."""
-    # Of long rows: by the stretch, as there are none with bounds (assign_plan).
-    return f"ArgminEpilogueLargeD<{parts_of(plan, k)}>" if plan.interval else "ArgminEpilogue"
+def epilogue_of(plan: MmaPlan, k: int) -> Epilogue:
+    """Return the epilogue of small_k.cuh by which a plan's product finds the nearest of k centers."""
+    # Of long rows: by the interval, as there are none with bounds (assign_plan).
+    name = f"ArgminEpilogueLargeD<{parts_of(plan, k)}>" if plan.interval else "ArgminEpilogue"
+    return Epilogue("apps/kmeans/assign/small_k.cuh", f"kmeans::{name}", ARGMIN)
 
 
 def error_coefficients_of(plan: MmaPlan, d: int, k: int, rounding: float) -> tuple[float, float]:
@@ -133,8 +135,7 @@ def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False
     found += [replace(long, tile_m=256, warps_m=8)] if parts > 1 else []
     found += [replace(long, blocks=blocks, stages=stages) for blocks, stages in ((2, 3), (2, 2), (1, 3))]
     for plan in found:
-        # The epilogue takes no shared memory, as StorePairs does not.
-        made = replace(instantiate(plan, problem), store="StorePairs")
+        made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
         if fits(made, device):
             return made
     return None

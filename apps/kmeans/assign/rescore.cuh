@@ -19,9 +19,9 @@
 
 namespace kmeans {
 
-// The rows of X, their mean and weights.
+// The rows of X, the mean that is subtracted from them, and their weights.
 template <typename T, typename Work>
-struct Rows {
+struct CenteredRows {
   const T* X;
   long long leading;
   int d;
@@ -45,7 +45,7 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
 
 // ‖x − c‖² of one row and some centers in type Sum, by a warp. All lanes get the same bits.
 template <typename Sum, int kCenters, typename T, typename Work>
-__device__ __forceinline__ void square_distances(const Rows<T, Work>& rows, const Work* centers, long long row,
+__device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
                                                  const int (&which)[kCenters], Sum (&squares)[kCenters]) {
   constexpr int kWide = kVector<Work>;
   const T* x = rows.X + row * rows.leading;
@@ -114,8 +114,8 @@ struct Surely {
 // The nearest of a row's candidates, by a warp. `pairs` calls its argument with two candidates at a time; the second
 // may repeat the first. Without candidates the label is `otherwise`.
 template <typename T, typename Work, typename Pairs>
-__device__ __forceinline__ int nearest_of(const Rows<T, Work>& rows, const Work* centers, long long row, int otherwise,
-                                          const Pairs& pairs) {
+__device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
+                                          int otherwise, const Pairs& pairs) {
   if constexpr (sizeof(Work) == sizeof(float)) {
     Surely nearest;
     pairs([&](int first, int second) {
@@ -139,7 +139,7 @@ __device__ __forceinline__ int nearest_of(const Rows<T, Work>& rows, const Work*
 // Block (x, y): part y of list x. Leaves one candidate in every entry.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(256, 3)
-    rescore(const Rows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
+    rescore(const CenteredRows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
             long long capacity, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;

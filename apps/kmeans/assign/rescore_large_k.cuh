@@ -25,7 +25,8 @@ __device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
 
 // The nearest of all centers, by a block of kWarps warps.
 template <int kWarps, typename T, typename Work>
-__device__ __forceinline__ int nearest_of_all(const Rows<T, Work>& rows, const Work* centers, int k, long long row) {
+__device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows, const Work* centers, int k,
+                                              long long row) {
   // Calls `take` with the distance and index of each of this warp's centers.
   auto each = [&](auto zero, auto take) {
     constexpr int kCenters = sizeof(zero) == sizeof(float) ? 4 : 2;
@@ -58,7 +59,7 @@ __device__ __forceinline__ int nearest_of_all(const Rows<T, Work>& rows, const W
 // Block (x, y): part y of list x.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
-    rescore_large_k(const Rows<T, Work> rows, const Work* centers, int k, Reassignment* changes,
+    rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, int k, Reassignment* changes,
                     const AmbiguousLargeK* ambiguous, Lengths* lengths, long long capacity, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;

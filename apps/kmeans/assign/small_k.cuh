@@ -17,12 +17,12 @@
 // of a float. A saturating fused multiply-add gives 1 above the threshold and 0 below it. Two shuffles then join the
 // four parts of a row's bits. Labels, 4 bytes a row, are read and not written.
 #pragma once
+#include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/tsm2/epilogue.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 
-#define kInfinity __uint_as_float(0x7f800000u)
 constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
 
 // An ambiguous row, or a row with a new label. Candidate bit 16·s + p is center 8·(p / 2) + 2·s + p % 2.
@@ -65,24 +65,6 @@ __device__ __forceinline__ Candidates candidates_of_own_row(const unsigned (&bit
   const unsigned ours = __byte_perm(kept, across, t % 2 ? 0x3254 : 0x5410);
   const unsigned theirs = __byte_perm(got, across, t % 2 ? 0x3276 : 0x7610);
   return {t < 2 ? ours : theirs, t < 2 ? theirs : ours};
-}
-
-// Maxima over all centers (update/centers.cuh): C, δ and H. Rows with a norm beyond norm_limit are ambiguous here.
-struct CenterStats {
-  float norm, lost, half_square, norm_limit;
-};
-
-// The score error bound E of a row of norm x: `of_norm` · x + `always`.
-struct Bound {
-  float of_norm, always;
-};
-
-// γ is the tensor-core error, ρ the rounding error of the half-precision copy. `of_half_square` is the remaining score
-// error, relative to H.
-__device__ __forceinline__ Bound bound_of(const CenterStats& most, float tensor_error, float rounding,
-                                          float of_half_square) {
-  return {most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost),
-          most.half_square * of_half_square + 1e-18f};
 }
 
 struct ArgminEpilogue {

@@ -1,57 +1,18 @@
-"""Many problems at once on a GPU: where they go, and CuPy as the machine that `BatchedLloyd` runs on."""
+"""Many problems at once on a GPU, in parts that fit its memory."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
-from tsapps.apps.kmeans.batched.plan import KERNELS, MOST_PROBLEMS, BatchPlan, batch_plan
-from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.kernel import function
+from tsapps.apps.kmeans.batched.plan import MOST_PROBLEMS, BatchPlan, batch_plan
+from tsapps.kernels.runtime.machine import CudaMachine, cuda_machine
 
-__all__ = ["Gpu", "fit_on_gpu"]
+__all__ = ["fit_on_gpu"]
 
-_FOLDER = Path(__file__).parents[1]
 _DTYPES = ("float32", "float16", "bfloat16")
-
-
-class Gpu:
-    """A GPU, as `BatchedLloyd` asks for a machine; see `batched_lloyd.Machine`."""
-
-    xp = cupy
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.multiprocessors = live(index).multiprocessors
-        # What finding a kernel again costs, small problems notice.
-        self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
-
-    def address(self, array: Any) -> int:
-        """Return where an array begins."""
-        return int(array.data.ptr)
-
-    def launch(self, kernel: str, template: str, grid: tuple[int, int], shared: int, *arguments: Any) -> None:
-        """Launch ``kernel<template>`` on the current stream."""
-        key = kernel, template, shared
-        if key not in self._kernels:
-            self._kernels[key] = self._kernel(*key)
-        made, threads = self._kernels[key]
-        # Structures go by value.
-        given = tuple(one[()] if isinstance(one, np.ndarray) else one for one in arguments)
-        made(grid, (threads,), given, shared_mem=shared)
-
-    def _kernel(self, kernel: str, template: str, shared: int) -> tuple[Any, int]:
-        """Return ``kernel<template>``, loaded, and the threads of a block."""
-        file, threads = KERNELS[kernel]
-        name = f"batched::{kernel}<{template}>"
-        made = function(_FOLDER / file, (name,), name, self.index)
-        # Another shape may have asked for more: that much remains allowed.
-        if shared > made.max_dynamic_shared_size_bytes:
-            made.max_dynamic_shared_size_bytes = shared
-        return made, threads
 
 
 def fit_on_gpu(
@@ -76,14 +37,13 @@ def fit_on_gpu(
     labels, centers, inertia, n_iter : cupy.ndarray
         Or None where the kernels do not serve the shape, the dtype or the GPU.
     """
-    _, n, d = X.shape
-    plan = batch_plan(n, d, k, live(index)) if X.dtype.name in _DTYPES else None
+    machine, (_, n, d) = cuda_machine(index), X.shape
+    plan = batch_plan(n, d, k, machine.gpu) if X.dtype.name in _DTYPES else None
     if plan is None:
         return None
-    machine = Gpu(index)
     found = []
-    with cupy.cuda.Device(index):
-        for part in _parts(X, k, plan):
+    with machine.current():
+        for part in _parts(X, k, plan, machine):
             on_gpu = cupy.ascontiguousarray(cupy.asarray(X[part]))
             batch = BatchedLloyd(machine, on_gpu, k, plan, max_iter=max_iter, tol=tol, first=part.start)
             if not isinstance(init, str):
@@ -102,14 +62,13 @@ def fit_on_gpu(
     return labels, centers, inertia, n_iter
 
 
-def _parts(X: Any, k: int, plan: BatchPlan) -> Iterator[slice]:
+def _parts(X: Any, k: int, plan: BatchPlan, machine: CudaMachine) -> Iterator[slice]:
     """Yield slices of problems whose arrays fit the GPU together."""
     b, n, d = X.shape
     # While seeding, the distances of all candidates of two steps are there as well.
     of_row = 2 * plan.padded + 4 + 4 + 8 + 2 * 4 * (2 + int(np.log(k)))
     of_center = 2 * plan.padded + 8 * (d + 1) + 3 * 4 * d
     of_problem = n * (of_row + (0 if isinstance(X, cupy.ndarray) else d * X.dtype.itemsize)) + plan.columns * of_center
-    free = cupy.cuda.runtime.memGetInfo()[0] + cupy.get_default_memory_pool().free_bytes()
-    together = max(1, min(MOST_PROBLEMS, int(0.8 * free) // of_problem))
+    together = max(1, min(MOST_PROBLEMS, int(0.8 * machine.free_bytes()) // of_problem))
     for start in range(0, b, together):
         yield slice(start, min(start + together, b))

@@ -1,8 +1,9 @@
-"""Lloyd on many problems at once by the kernels of batched*.cuh, whatever runs them."""
+"""Lloyd on many problems at once: the launches of the kernels of this package."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
@@ -10,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.apps.kmeans.batched.plan import (
     BATCH,
+    KERNELS,
     PLUSPLUS_ARGS,
     POINTERS,
     SEED_ROWS,
@@ -22,29 +24,19 @@ from tsapps.apps.kmeans.batched.plan import (
 from tsapps.apps.kmeans.data.plan import half_copy_scales, norm_limit_of
 from tsapps.apps.kmeans.empty_clusters import relocate_empty_clusters
 from tsapps.apps.kmeans.results import Assignment
-from tsapps.kernels.arrays import to_host
+from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["BatchedLloyd", "Machine", "random_states"]
+__all__ = ["BatchedLloyd", "random_states"]
 
+_FOLDER = Path(__file__).parents[1]
 # Iterations between two looks of the host: a look costs about as much as an iteration of small problems.
 _AHEAD = 4
 # Blocks a multiprocessor of kernels that go over all rows.
 _BLOCKS = 8
 _SLICES, _SLICE_ROWS = 64, 256
-
-
-class Machine(Protocol):
-    """What runs kernels, and the array library of the memory that they work on."""
-
-    xp: Any
-    multiprocessors: int
-
-    def address(self, array: Any) -> int:
-        """Return where an array begins."""
-
-    def launch(self, kernel: str, template: str, grid: tuple[int, int], shared: int, *arguments: Any) -> None:
-        """Launch ``kernel<template>`` of `KERNELS`; an argument is a structure, an array or an int32."""
 
 
 def random_states(seeds: Sequence[int]) -> Iterator[np.random.RandomState]:
@@ -85,6 +77,8 @@ class BatchedLloyd:
     ) -> None:
         self.machine, self.X, self.k, self.plan, self._first = machine, X, k, plan, first
         self.xp = xp = machine.xp
+        # Looking a kernel up costs about as much as a launch.
+        self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
         b, n, d = self.b, self.n, self.d = X.shape
         self.mean, scales = self._look_at(tol)
         arrays = {
@@ -107,17 +101,46 @@ class BatchedLloyd:
         }
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
-        sizes = n, d, k, plan.padded, plan.columns, max_iter, tensor_error(d), norm_limit_of(d), 0
         self._max_iter = max_iter
-        self._batch = np.array((*map(machine.address, map(arrays.__getitem__, POINTERS)), *sizes), BATCH)
+        self._batch = structure(
+            BATCH,
+            **{name: arrays[name] for name in POINTERS},
+            n=n,
+            d=d,
+            k=k,
+            padded=plan.padded,
+            columns=plan.columns,
+            max_iter=max_iter,
+            tensor_error=tensor_error(d),
+            norm_limit=norm_limit_of(d),
+        )
         self._launch("make_half_copy", (self._blocks(n), b))
 
     def _blocks(self, rows: int) -> int:
         """Return the blocks a problem of a kernel that goes over all rows, a warp each."""
-        return max(1, min(-(-rows // 8), -(-self.machine.multiprocessors * _BLOCKS // self.b)))
+        return max(1, min(-(-rows // 8), -(-self.machine.gpu.multiprocessors * _BLOCKS // self.b)))
 
     def _launch(self, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0) -> None:
-        self.machine.launch(kernel, ELEMENT[self.X.dtype.name] + option, grid, shared, self._batch, *arguments)
+        """Launch a kernel of `KERNELS` on the problems, with `option` behind the type of X in its template."""
+        self._launch_on(self._batch, kernel, grid, *arguments, option=option, shared=shared)
+
+    def _launch_on(
+        self, batch: Any, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0
+    ) -> None:
+        key = kernel, option, shared
+        if key not in self._kernels:
+            self._kernels[key] = self._kernel(*key)
+        made, threads = self._kernels[key]
+        made(grid, (threads,), (batch, *arguments), shared_mem=shared)
+
+    def _kernel(self, kernel: str, option: str, shared: int) -> tuple[Any, int]:
+        """Return a kernel and the threads of a block."""
+        file, threads = KERNELS[kernel]
+        (made,) = self.machine.kernels(_FOLDER / file, f"batched::{kernel}<{ELEMENT[self.X.dtype.name]}{option}>")
+        # A batch of another shape may have asked for more.
+        if shared > made.max_dynamic_shared_size_bytes:
+            made.max_dynamic_shared_size_bytes = shared
+        return made, threads
 
     def _look_at(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the means, float32, and the scales of shadow and sums."""
@@ -125,8 +148,8 @@ class BatchedLloyd:
         slices = min(_SLICES, -(-n // _SLICE_ROWS))
         moments = xp.empty((b, slices, 3, d))
         batch = np.zeros((), BATCH)
-        batch["X"], batch["n"], batch["d"] = self.machine.address(self.X), n, d
-        self.machine.launch("column_moments", ELEMENT[self.X.dtype.name], (slices, b), 0, batch, moments)
+        batch["X"], batch["n"], batch["d"] = address(self.X), n, d
+        self._launch_on(batch[()], "column_moments", (slices, b), moments)
         sums, largest = to_host(moments[:, :, :2].sum(axis=1)) / n, to_host(moments[:, :, 2].max(axis=1))
         mean, square = sums[:, 0], sums[:, 1]
         if not np.isfinite(mean).all():
@@ -181,21 +204,21 @@ class BatchedLloyd:
         tiles = -(-self.n // SEED_ROWS)
         candidates = xp.zeros((b, trials), np.uint32)
         candidates[:, 0] = xp.asarray(running.searchsorted(samples, side="right").astype(np.uint32))
-        arrays = (
-            xp.asarray(uniforms),
-            candidates,
-            xp.empty((2, b, trials, self.n), np.float32),
-            xp.empty((b, tiles, trials)),
-            xp.zeros(b, np.int32),
-        )
-        plusplus = np.array((*(self.machine.address(one) for one in arrays), trials, tiles), PLUSPLUS_ARGS)
+        arrays = {
+            "uniforms": xp.asarray(uniforms),
+            "candidates": candidates,
+            "distances": xp.empty((2, b, trials, self.n), np.float32),
+            "potentials": xp.empty((b, tiles, trials)),
+            "best": xp.zeros(b, np.int32),
+        }
+        plusplus = structure(PLUSPLUS_ARGS, **arrays, trials=trials, tiles=tiles)
         for step in range(k):
             self._launch("candidate_distances", (tiles, b), plusplus, np.int32(step), shared=8 * 8 * self.d)
             self._launch("sample_candidates", (1, b), plusplus, np.int32(step + 1))
 
     def iterate(self) -> None:
         """Iterate until every problem has converged or come to its last iteration."""
-        tiles, parts = -(-self.n // TILE_ROWS), update_parts(self.n, self.b, self.machine.multiprocessors)
+        tiles, parts = -(-self.n // TILE_ROWS), update_parts(self.n, self.b, self.machine.gpu.multiprocessors)
         shared = self._narrow and self.plan.sums_fit
         option, shared_bytes = (", true", self.plan.update_bytes) if shared else (", false", 0)
         self._launch("prepare_centers", (1, self.b))

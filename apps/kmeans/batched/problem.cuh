@@ -9,12 +9,13 @@
 // Why it is fast: blockIdx.y is the problem, so one launch serves all of them. X is read twice in all; from then on, an
 // iteration reads the half copy.
 #pragma once
+#include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/ptx/types.cuh"
 #include "kernels/device/element.cuh"
 
 namespace batched {
 
-#define kInfinity __uint_as_float(0x7f800000u)
+using kmeans::CenterStats;
 
 // The status of a problem. The host sets kPlace; all kernels except prepare_centers process only running problems.
 enum Status : int {
@@ -29,12 +30,6 @@ enum Status : int {
 struct Change {
   unsigned row;
   int from;
-};
-
-// Statistics of a problem's scaled centers: max ‖c‖, max ‖c − ĉ‖ and max ‖c‖²/2. Rows with norms beyond norm_limit are
-// compared with all centers, since distant centers are excluded (update/centers.cuh).
-struct CenterStats {
-  float norm, lost, half_square, norm_limit;
 };
 
 // b problems; the problem is the first index of each array.

@@ -23,7 +23,7 @@ constexpr unsigned kFlush = 32768, kLeastShare = 256;
 
 // Fixed-point additions to the sums of a problem's clusters: in shared memory, or straight to global memory.
 template <bool kShared>
-struct Sums {
+struct ProblemSums {
   unsigned long long* sums;
   unsigned* digits;  // limbs: two planes of k × (d + 1)
   int width, size;
@@ -206,8 +206,8 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> ba
   const unsigned share = even < kLeastShare ? kLeastShare : even;
   const unsigned long long begin = (unsigned long long)share * blockIdx.x;
   const unsigned long long end = begin + share < count ? begin + share : count;
-  const Sums<kShared> here{batch.sums + (long long)problem * batch.k * (d + 1), simt::dynamic_shared<unsigned>(), d + 1,
-                           batch.k * (d + 1)};
+  const ProblemSums<kShared> here{batch.sums + (long long)problem * batch.k * (d + 1), simt::dynamic_shared<unsigned>(),
+                                  d + 1, batch.k * (d + 1)};
   const float* mean = batch.means + (long long)problem * d;
   const double* scales = batch.sum_scales + (long long)problem * d;
   if (begin < end) here.clear();

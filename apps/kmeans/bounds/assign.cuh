@@ -75,10 +75,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
                   "rows are dealt to lanes 32 at a time; a lane has up to 16 bits");
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
     float offset[kColumnBlocks][2];
-#pragma unroll
-    for (int j = 0; j < kColumnBlocks; ++j)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) offset[j][i] = offsets[8 * j + 2 * t + i];
+    load_columns(offsets, offset);
     const CenterStats most = *center_stats;
     const Bound bound = bound_of(most, tensor_error, rounding, 1.0f / (1 << 22));
 #pragma unroll

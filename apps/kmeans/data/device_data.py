@@ -8,9 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-import cupy
 import numpy as np
-from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
@@ -20,10 +18,10 @@ from tsapps.apps.kmeans.data.plan import ROWS, log2_lanes, vector_of
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.apps.kmeans.inertia.launch import add_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
-from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gpu_specs import GpuSpec, live
-from tsapps.kernels.jit.kernel import Kernel, function
+from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["HALF_TYPES", "DeviceData", "row_groups"]
 
@@ -55,7 +53,7 @@ def row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
 
 def _whole_vectors(array: Any, wide: int) -> bool:
     """Tell whether an array's rows, or its one row, are whole vectors of `wide` elements, and begin where those may."""
-    here = array.data.ptr % (wide * array.itemsize) == 0
+    here = address(array) % (wide * array.itemsize) == 0
     return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
 
 
@@ -69,8 +67,8 @@ class DeviceData(Data):
     ----------
     source, dtype, sample_weight
         As for `Data`.
-    index : int
-        CUDA's number of the GPU.
+    machine : Machine
+        The GPU.
     takes_16_bit : bool
         Whether X of a 16-bit type that lies on the GPU row by row is read as it lies, until `center` asks for a copy.
 
@@ -78,18 +76,15 @@ class DeviceData(Data):
     ----------
     on_read : bool
         Whether kernels subtract the mean from the rows that they read, rather than that it is subtracted before.
-    shift : cupy.ndarray of shape (d,)
+    shift : array of shape (d,)
         The point that kernels subtract from the rows that they are given: the mean, or zero where it is subtracted.
     """
 
-    xp = cupy
-
     def __init__(
-        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int, *, takes_16_bit: bool = False
+        self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, *, takes_16_bit: bool = False
     ) -> None:
-        self.device, self.gpu_index = f"cuda:{index}", index
-        self.gpu: GpuSpec = live(index)
-        self._gpu = cupy.cuda.Device(index)
+        self.machine, self.xp, self.gpu, self.device = machine, machine.xp, machine.gpu, f"cuda:{machine.index}"
+        self._context = machine.current()
         self._takes_16_bit = takes_16_bit
         self._passing: Any = None  # pinned memory that arrays pass through on their way to the host
         self.on_read = self._centered = False
@@ -97,26 +92,25 @@ class DeviceData(Data):
         self._moments: tuple[np.ndarray, float, np.ndarray] | None = None
         self._subtracted = np.zeros(source.shape[1])
         self._half_copy: HalfCopy | None = None
-        with self._gpu:
+        with self._context:
             super().__init__(source, dtype, sample_weight)
-            self.shift = cupy.zeros(self.n_features, self.dtype)
-            self._largest = cupy.zeros(self.n_features)
+            self.shift = self.xp.zeros(self.n_features, self.dtype)
+            self._largest = self.xp.zeros(self.n_features)
 
     def __enter__(self) -> Self:
         """Make the GPU of the data the current one."""
-        self._gpu.__enter__()
+        self._context.__enter__()
         return self
 
-    def __exit__(self, *exception: object) -> None:
+    def __exit__(self, *exception: Any) -> None:
         """Give the GPU before back."""
-        self._gpu.__exit__(*exception)
+        self._context.__exit__(*exception)
 
     def room(self) -> int:
         """Return the bytes that X may take more, so that the GPU has room to work."""
         # k-means++ holds the distances of 2 + ln k candidates a sample; 12 candidates are k = 22,000.
         working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
-        free, _ = cupy.cuda.runtime.memGetInfo()
-        return int(free + cupy.get_default_memory_pool().free_bytes() - working)
+        return self.machine.free_bytes() - working
 
     def fits(self, size: int) -> bool:
         """Tell whether `size` more bytes for X leave the GPU room to work."""
@@ -129,9 +123,10 @@ class DeviceData(Data):
     def brought(self, array: Any) -> np.ndarray:
         """Return an array in host memory; see `Data.brought`. By way of pinned memory, a third of the time."""
         if self._passing is None or self._passing.nbytes < array.nbytes:
-            self._passing = empty_pinned(array.nbytes, np.uint8)
+            self._passing = self.machine.pinned(array.nbytes, np.uint8)
         host: np.ndarray = self._passing[: array.nbytes].view(array.dtype).reshape(array.shape)
-        array.get(out=host)
+        self.machine.copy(host, array)
+        self.machine.current_stream().synchronize()
         return host
 
     def _half_x(self) -> Any | None:
@@ -139,7 +134,7 @@ class DeviceData(Data):
         if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
             return None
         array = self.source.array
-        here = self.source.device == self.gpu_index and array.flags.c_contiguous
+        here = self.source.device == self.machine.index and array.flags.c_contiguous
         return array if here and array.dtype.name in HALF_TYPES else None
 
     @property
@@ -150,8 +145,8 @@ class DeviceData(Data):
     @property
     def rows_argument(self) -> Any:
         """The description of X for kernels, a `ROWS`."""
-        weights, d = 0 if self.sample_weight is None else self.sample_weight.data.ptr, self.n_features
-        return np.array((self.rows_on_gpu.data.ptr, d, d, 0, self.shift.data.ptr, weights), ROWS)[()]
+        d = self.n_features
+        return structure(ROWS, X=self.rows_on_gpu, leading=d, d=d, mean=self.shift, weights=self.sample_weight)
 
     @property
     def temporary_columns(self) -> int:
@@ -170,8 +165,8 @@ class DeviceData(Data):
         if self.source.device is not None:
             return self.source.blocks(rows)
         if isinstance(self.source, RescaledRows):  # rows are scaled here rather than by the host
-            return self.source.scaled(stream_to_gpu(self.source.source, rows))
-        return stream_to_gpu(self.source, rows)
+            return self.source.scaled(stream_to_gpu(self.machine, self.source.source, rows))
+        return stream_to_gpu(self.machine, self.source, rows)
 
     def prepared(self, block: Any) -> Any:
         """Return a block of `blocks` in `dtype`, from which kernels subtract `shift`; see `Data.prepared`."""
@@ -197,7 +192,7 @@ class DeviceData(Data):
         return mean, variance
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        self._largest = cupy.zeros(self.n_features)
+        self._largest = self.xp.zeros(self.n_features)
         return super()._sums_about(origin)
 
     def subtracted(self, mean: np.ndarray) -> np.ndarray:
@@ -225,10 +220,10 @@ class DeviceData(Data):
         self.on_read, self._centered = on_read, not on_read
         if on_read:
             mean = self.subtracted(mean)
-            self.mean = self.shift = cupy.asarray(mean, dtype=self.dtype)
+            self.mean = self.shift = self.xp.asarray(mean, dtype=self.dtype)
             self._subtracted = mean.astype(self.dtype).astype(np.float64)
             return
-        self.shift, self._subtracted = cupy.zeros(self.n_features, self.dtype), np.zeros(self.n_features)
+        self.shift, self._subtracted = self.xp.zeros(self.n_features, self.dtype), np.zeros(self.n_features)
         if self.held is None and super().copies():
             self._hold()
         super().center(mean)
@@ -237,7 +232,7 @@ class DeviceData(Data):
         """Return the whole of X, centered; shape (n, d)."""
         if not self.on_read:
             return super().centered()
-        return cupy.concatenate(list(self.each_block(lambda _, block: block - self.shift, self.n_features)))
+        return self.xp.concatenate(list(self.each_block(lambda _, block: block - self.shift, self.n_features)))
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the (centered) samples, in float64."""
@@ -276,7 +271,7 @@ class DeviceData(Data):
         """Whether fixed-point numbers of one scale hold every weight well."""
         if self.sample_weight is None:
             return True
-        with self._gpu:
+        with self._context:
             weights = abs(self.sample_weight[self.sample_weight != 0])
             return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
 
@@ -285,7 +280,7 @@ class DeviceData(Data):
         if self._half_copy is None or self._half_copy.panels != panels:
             self._half_copy = None  # its memory, before the next is made
             source, middle = (self.rows_on_gpu, self.shift), self.spread()[1]
-            self._half_copy = HalfCopy(*source, self.dtype, middle, panels, self.gpu_index, certifies=certifies)
+            self._half_copy = HalfCopy(*source, self.dtype, middle, panels, self.machine, certifies=certifies)
         return self._half_copy
 
     @property
@@ -295,8 +290,8 @@ class DeviceData(Data):
 
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each of k labels, (k,), int64."""
-        counts = cupy.zeros(k, np.int64)
-        launch_over_labels(self.gpu_index, "count_labels", labels, np.int32(k), counts)
+        counts = self.xp.zeros(k, np.int64)
+        launch_over_labels(self.machine, "count_labels", labels, np.int32(k), counts)
         return to_host(counts)
 
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
@@ -309,11 +304,11 @@ class DeviceData(Data):
         columns = -(-d // (width * wide))
         # Many blocks, so that their last wave does not show; their number is not the GPU's to decide, nor is the order.
         slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
-        parts = cupy.empty((3, slices, d))
+        parts = self.xp.empty((3, slices, d))
         arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
         add_up, fold = self._kernel_of_blocks("column_moments", block, vectors=vectors), self._kernel("fold_moments")
         add_up((columns, slices), (width, _THREADS // width), arguments)
-        totals, sizes = cupy.empty((2, d)), (np.int32(slices), np.int32(d))
+        totals, sizes = self.xp.empty((2, d)), (np.int32(slices), np.int32(d))
         fold((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self._largest))
         return totals[0], totals[1]
 
@@ -328,9 +323,9 @@ class DeviceData(Data):
 
         def means(about: np.ndarray, *, squares: bool) -> np.ndarray:
             kernel = self._kernel("add_in_order", self._scalar, str(squares).lower())
-            sums = cupy.empty(d, self.dtype)
+            sums = self.xp.empty(d, self.dtype)
             sizes = np.int64(self.n_samples), np.int32(d)
-            kernel((-(-d // 32),), (32,), (X, cupy.asarray(about), *sizes, sums))
+            kernel((-(-d // 32),), (32,), (X, self.xp.asarray(about), *sizes, sums))
             return (to_host(sums) / np.intp(self.n_samples)).astype(self.dtype)
 
         mean = means(np.zeros(d, self.dtype), squares=False)
@@ -339,7 +334,7 @@ class DeviceData(Data):
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each of a block's rows and the center that its label names, in `dtype`."""
         rows, d = block.shape
-        distances = cupy.empty(rows, self.dtype)
+        distances = self.xp.empty(rows, self.dtype)
         wide = vector_of(block.itemsize)
         vectors = all(_whole_vectors(array, wide) for array in (block, self.shift, centers))
         lanes, grid = row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
@@ -349,7 +344,7 @@ class DeviceData(Data):
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:
         """Return Σ w·‖x − c‖²; see `Data.inertia`."""
-        device_centers = cupy.asarray(centers, dtype=self.dtype)
+        device_centers = self.xp.asarray(centers, dtype=self.dtype)
 
         def work(start: int, block: Any) -> Any:
             own = labels[start : start + len(block)]
@@ -362,30 +357,31 @@ class DeviceData(Data):
         self, block: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None = None
     ) -> Any:
         """Return Σ w·‖x − c‖² of a block's rows, an array of one float64; see `inertia.launch.add_inertia`."""
-        return add_inertia(block, self.shift, centers, labels, weights, kept, gpu=self.gpu, gpu_index=self.gpu_index)
+        return add_inertia(self.machine, block, self.shift, centers, labels, weights, kept)
 
-    def _kernel(self, name: str, *arguments: str) -> Kernel:
+    def _kernel(self, name: str, *arguments: str) -> Any:
         """Return a kernel of data/passes.cuh, by its name and template arguments."""
         full = f"{name}<{', '.join(arguments)}>" if arguments else name
-        return function(_PASSES, (full,), full, self.gpu_index)
+        (kernel,) = self.machine.kernels(_PASSES, full)
+        return kernel
 
     @property
     def _scalar(self) -> str:
         return ELEMENT[self.dtype.name]
 
-    def _kernel_of_blocks(self, name: str, block: Any, *, vectors: bool) -> Kernel:
+    def _kernel_of_blocks(self, name: str, block: Any, *, vectors: bool) -> Any:
         """Return the one for `block`, of those that take blocks of any dtype."""
         return self._kernel(name, ELEMENT[block.dtype.name], self._scalar, str(vectors).lower())
 
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""
-        out = cupy.empty((len(points), self.n_samples), self.dtype)
+        out = self.xp.empty((len(points), self.n_samples), self.dtype)
         groups = []
         for first in range(0, len(points), _POINTS):
             group = np.zeros((_POINTS, self.n_features))
             wanted = points[first : first + _POINTS]
             group[: len(wanted)] = wanted
-            groups.append((cupy.asarray(group), len(wanted), out[first:]))
+            groups.append((self.xp.asarray(group), len(wanted), out[first:]))
 
         def work(start: int, block: Any) -> None:
             rows, d = block.shape

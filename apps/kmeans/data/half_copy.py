@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
@@ -19,7 +18,7 @@ from tsapps.apps.kmeans.data.plan import (
     padded,
     vector_of,
 )
-from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["HalfCopy", "Placement"]
 
@@ -41,8 +40,8 @@ class HalfCopy:
 
     Parameters
     ----------
-    X : cupy.ndarray of shape (n, d)
-    shift : cupy.ndarray of shape (d,)
+    X : array of shape (n, d)
+    shift : array of shape (d,)
         The point that is subtracted from each row.
     dtype : {float32, float64}
         The type that K-means works in.
@@ -50,29 +49,29 @@ class HalfCopy:
         The root of the mean square of all elements of X − shift.
     panels : int
         Panels of 16 columns a row, in tiles of 64 rows (core_matrix_layout.cuh); if 0, rows of `padded` elements.
-    gpu_index : int
+    machine : Machine
     certifies : bool
         Whether norms are bounds, so that labels are certified by them.
     """
 
     def __init__(
-        self, X: Any, shift: Any, dtype: np.dtype, middle: float, panels: int, gpu_index: int, *, certifies: bool
+        self, X: Any, shift: Any, dtype: np.dtype, middle: float, panels: int, machine: Machine, *, certifies: bool
     ) -> None:
         n, d = X.shape
         self._features = d
         self.panels, self.padded = panels, 16 * panels or padded(d)
         self.scale = np.float32(half_copy_scale(middle))
-        self.rows = cupy.empty((-(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n, self.padded), np.float16)
-        self.norms = cupy.empty(n, np.float32)
+        n_rows = -(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n
+        self.rows, self.norms = machine.xp.empty((n_rows, self.padded), np.float16), machine.xp.empty(n, np.float32)
         # The part of a row's norm that float16 may lose, but for few rows.
         exact = X.itemsize == 2 and not bool(shift.any())
         self.rounding = np.float32(EXACT if exact else ROUNDING)
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
         lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
         name = f"make_half_copy<{types_of(X, dtype)}, {is_whole(X)}>"
-        (kernel,) = load_kernels(gpu_index, "data/half_copy.cuh", name)
+        (kernel,) = load_kernels(machine, "data/half_copy.cuh", name)
         arguments = (X, *sizes, shift, self.scale, self.rounding, lanes, self.rows, self.norms)
-        kernel((live(gpu_index).multiprocessors * _BLOCKS,), (_THREADS,), arguments)
+        kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
         if not certifies:
             # But of few rows, for which centers far away may have been left out.
             self.norms[self.norms <= norm_limit_of(d)] *= np.float32(UNPROVED)

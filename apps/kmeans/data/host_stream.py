@@ -6,11 +6,10 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-import cupy
 import numpy as np
-from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.data.rows import Reader, Rows, readers
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["stream_to_gpu"]
 
@@ -20,15 +19,15 @@ _PINNED_BYTES = 64 << 20
 _FILLERS = min(8, os.cpu_count() or 1)
 
 
-def stream_to_gpu(source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
+def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
     """Yield blocks of a host source on the current GPU, each valid until the next is asked for.
 
     Three things go on at once: a thread fills a pinned buffer from the source (reading its file, where it has one), the
     copy engine moves the other buffer, and the GPU works on the block before.
     """
     rows = max(1, min(rows, source.shape[0], _PINNED_BYTES // (source.shape[1] * source.dtype.itemsize)))
-    slots = [_Slot((rows, source.shape[1]), source.dtype) for _ in range(2)]
-    copies = cupy.cuda.Stream(non_blocking=True)
+    slots = [_Slot(machine, (rows, source.shape[1]), source.dtype) for _ in range(2)]
+    copies = machine.stream()
     blocks = readers(source, rows)
     try:
         with ThreadPoolExecutor(_FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
@@ -49,12 +48,11 @@ def stream_to_gpu(source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
 class _Slot:
     """One of two turns of a stream: a pinned buffer, its twin on the GPU, and when each may be written again."""
 
-    def __init__(self, shape: tuple[int, int], dtype: np.dtype) -> None:
-        self.pinned = empty_pinned(shape, dtype)
-        self.twin = cupy.empty(shape, dtype)
+    def __init__(self, machine: Machine, shape: tuple[int, int], dtype: np.dtype) -> None:
+        self._machine = machine
+        self.pinned, self.twin = machine.pinned(shape, dtype), machine.xp.empty(shape, dtype)
         self.used = 0
-        self.copied = cupy.cuda.Event(disable_timing=True)
-        self.consumed = cupy.cuda.Event(disable_timing=True)
+        self.copied, self.consumed = machine.event(), machine.event()
         # The twin's memory may still be in use by work queued on this stream before it was freed.
         self.consumed.record()
 
@@ -74,9 +72,9 @@ class _Slot:
     def on_gpu(self, copies: Any) -> Iterator[Any]:
         """Move the buffer to the GPU and lend it to the current stream for the length of the context."""
         copies.wait_event(self.consumed)
-        self.twin[: self.used].set(self.pinned[: self.used], stream=copies)
+        self._machine.copy(self.twin[: self.used], self.pinned[: self.used], copies)
         self.copied.record(copies)
-        current = cupy.cuda.get_current_stream()
+        current = self._machine.current_stream()
         current.wait_event(self.copied)
         yield self.twin[: self.used]
         self.consumed.record(current)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.load import load_kernels
-from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["launch_over_labels"]
 
@@ -14,8 +14,8 @@ _NAMES = ("change_labels", "count_labels")
 _THREADS, _BLOCKS = 256, 4
 
 
-def launch_over_labels(gpu_index: int, name: str, labels: Any, *arguments: Any) -> None:
+def launch_over_labels(machine: Machine, name: str, labels: Any, *arguments: Any) -> None:
     """Launch a kernel of labels.cuh, by its name, over labels (n,), int32; `arguments` follow these and n."""
-    kernels = dict(zip(_NAMES, load_kernels(gpu_index, "data/labels.cuh", *_NAMES), strict=True))
-    blocks = min(-(-len(labels) // _THREADS), _BLOCKS * live(gpu_index).multiprocessors)
+    kernels = dict(zip(_NAMES, load_kernels(machine, "data/labels.cuh", *_NAMES), strict=True))
+    blocks = min(-(-len(labels) // _THREADS), _BLOCKS * machine.gpu.multiprocessors)
     kernels[name]((blocks,), (_THREADS,), (labels, np.int64(len(labels)), *arguments))

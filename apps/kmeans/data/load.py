@@ -1,4 +1,4 @@
-"""Kernels of this package, compiled and loaded for the GPU of some data."""
+"""Kernels of this package, and arguments of theirs that depend on an array."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.plan import vector_of
-from tsapps.kernels.jit.kernel import function
+from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["is_whole", "load_kernels", "pointer", "types_of"]
 
 _FOLDER = Path(__file__).parents[1]
 
 
-def load_kernels(gpu: int, file: str, *names: str) -> list[Any]:
-    """Return kernels of a file of this package, compiled together, for a GPU."""
-    full = tuple(f"kmeans::{name}" for name in names)
-    return [function(_FOLDER / file, full, name, gpu) for name in full]
+def load_kernels(machine: Machine, file: str, *names: str) -> list[Any]:
+    """Return kernels of a file of this package, compiled together, on a machine."""
+    return machine.kernels(_FOLDER / file, *(f"kmeans::{name}" for name in names))
 
 
 def types_of(X: Any, dtype: Any) -> str:
@@ -30,7 +30,7 @@ def types_of(X: Any, dtype: Any) -> str:
 def is_whole(X: Any) -> str:
     """Tell, as a template argument, whether every row of X begins with a whole vector, and is whole ones."""
     vector = vector_of(X.itemsize)
-    return str(X.shape[1] % vector == 0 and X.data.ptr % (vector * X.itemsize) == 0).lower()
+    return str(X.shape[1] % vector == 0 and address(X) % (vector * X.itemsize) == 0).lower()
 
 
 def pointer(array: Any | None) -> Any:

@@ -20,6 +20,7 @@ __all__ = [
 
 #: Powers of two that float32 can be scaled by, back and forth.
 MOST_EXPONENT = 96
+#: The C++ class `CenteredRows` of assign/rescore.cuh, as a NumPy structure.
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
 #: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20

@@ -11,14 +11,12 @@ No float is added atomically and every reduction has a fixed order: the same bit
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData, row_groups
 from tsapps.apps.kmeans.data.labels import launch_over_labels
 from tsapps.apps.kmeans.data.load import pointer
 from tsapps.apps.kmeans.engines.block_step import BlockStep
-from tsapps.kernels.jit.kernel import Kernel, function
 from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["CublasStep"]
@@ -29,9 +27,9 @@ _SOURCE = Path(__file__).with_suffix(".cuh")
 _THREADS = 256
 
 
-def _one_hot_sums(one_hot: Any, block: Any) -> tuple[Any, Any]:
+def _one_hot_sums(xp: Any, one_hot: Any, block: Any) -> tuple[Any, Any]:
     """Return the sums (k, d) and weights (k,) of a block's rows, from their weighted one-hot labels (rows, k)."""
-    return one_hot.T @ block, one_hot.T @ cupy.ones(len(block), block.dtype)
+    return one_hot.T @ block, one_hot.T @ xp.ones(len(block), block.dtype)
 
 
 class CublasStep(BlockStep):
@@ -41,40 +39,40 @@ class CublasStep(BlockStep):
 
     def reset(self) -> None:
         """Set every label to −1, which is all bits set: a third of the time that a kernel of CuPy's takes."""
-        self.labels.data.memset_async(0xFF, self.labels.nbytes)
+        self.data.machine.fill(self.labels, 0xFF)
 
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
         """Assign a block's rows; see `BlockStep.assign_block`."""
-        block, dtype = self._shifted(block), self.data.dtype
+        block, dtype, xp = self._shifted(block), self.data.dtype, self.data.xp
         rows, k = len(block), len(norms)
         scores = block @ minus_2_centers
-        labels = cupy.empty(rows, np.int32)
-        lowest = cupy.empty(rows, dtype) if potential else None
+        labels = xp.empty(rows, np.int32)
+        lowest = xp.empty(rows, dtype) if potential else None
         one_hot = update and k <= _ONE_HOT_CLUSTERS
         lanes, grid = row_groups(rows, k)
         arguments = (scores, norms, pointer(weights), np.int64(rows), np.int32(k), lanes, np.bool_(one_hot))
         self._kernel("nearest")(grid, (_THREADS,), (*arguments, labels, pointer(lowest)))
         if not update:
             return labels, lowest, 0, 0
-        sums = _one_hot_sums(scores, block) if one_hot else self._segment_sums(block, weights, labels, k)
+        sums = _one_hot_sums(self.data.xp, scores, block) if one_hot else self._segment_sums(block, weights, labels, k)
         return labels, lowest, *sums
 
     def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
         """Return the sums and weights of a block's rows by label; see `BlockStep.sum_block`."""
-        block = self._shifted(block)
+        block, xp = self._shifted(block), self.data.xp
         if k > _ONE_HOT_CLUSTERS:
             return self._segment_sums(block, weights, labels, k)
-        one_hot = (labels[:, cupy.newaxis] == cupy.arange(k, dtype=np.int32)).astype(self.data.dtype)
+        one_hot = (labels[:, np.newaxis] == xp.arange(k, dtype=np.int32)).astype(self.data.dtype)
         if weights is not None:
-            one_hot *= weights[:, cupy.newaxis]
-        return _one_hot_sums(one_hot, block)
+            one_hot *= weights[:, np.newaxis]
+        return _one_hot_sums(xp, one_hot, block)
 
     def relabel(self, held: Any, labels: Any) -> Any:
         """Give samples new labels, and return how many differ; see `BlockStep.relabel`."""
-        changed = cupy.zeros((), np.uint64)
-        launch_over_labels(self.data.gpu_index, "change_labels", labels, held, changed)
+        changed = self.data.xp.zeros((), np.uint64)
+        launch_over_labels(self.data.machine, "change_labels", labels, held, changed)
         return changed
 
     def _shifted(self, block: Any) -> Any:
@@ -82,15 +80,16 @@ class CublasStep(BlockStep):
         return block - self.data.shift if self.data.on_read and bool(self.data.shift.any()) else block
 
     def _segment_sums(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
-        d = self.data.n_features
-        order = cupy.argsort(labels)
-        starts = cupy.searchsorted(labels[order], cupy.arange(k + 1, dtype=np.int32))
-        sums, totals = cupy.empty((k, d)), cupy.empty(k)
+        d, xp = self.data.n_features, self.data.xp
+        order = xp.argsort(labels)
+        starts = xp.searchsorted(labels[order], xp.arange(k + 1, dtype=np.int32))
+        sums, totals = xp.empty((k, d)), xp.empty(k)
         arguments = (block, pointer(weights), order, starts, np.int32(d), sums, totals)
         self._kernel("segment_sums")((k, d // 32 + 1), (32, 8), arguments)
         return sums, totals
 
-    def _kernel(self, name: str) -> Kernel:
+    def _kernel(self, name: str) -> Any:
         """Return a kernel of cublas_step.cuh, by its name."""
         full = f"{name}<{ELEMENT[self.data.dtype.name]}>"
-        return function(_SOURCE, (full,), full, self.data.gpu_index)
+        (kernel,) = self.data.machine.kernels(_SOURCE, full)
+        return kernel

@@ -20,6 +20,8 @@ from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
+from tsapps.kernels.arrays import address
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["DeviceEngine"]
 
@@ -29,7 +31,7 @@ class DeviceEngine(Engine):
 
     Parameters
     ----------
-    source, dtype, sample_weight, index
+    source, dtype, sample_weight, machine
         As for `DeviceData`.
     options : Options
     """
@@ -37,9 +39,9 @@ class DeviceEngine(Engine):
     data: DeviceData
 
     def __init__(
-        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, index: int, options: Options
+        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, machine: Machine, options: Options
     ) -> None:
-        self.data = DeviceData(source, dtype, sample_weight, index, takes_16_bit=options.kernels)
+        self.data = DeviceData(source, dtype, sample_weight, machine, takes_16_bit=options.kernels)
         self.blocks = CublasStep(self.data)
         self.options = options
         self._selected: tuple[int, StepPlan] | None = None
@@ -59,7 +61,7 @@ class DeviceEngine(Engine):
             d=data.n_features,
             dtype=data.dtype.name,
             x_dtype=None if X is None else X.dtype.name,
-            x_address=0 if X is None else X.data.ptr,
+            x_address=0 if X is None else address(X),
             weighted=data.sample_weight is not None,
             weights_alike=data.weights_alike,
             small=data.is_small,

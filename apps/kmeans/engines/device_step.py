@@ -11,13 +11,10 @@ are fixed-point numbers, the same bits on every run.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable
-from ctypes import c_void_p
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
-import cupy
 import numpy as np
-from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.bounds.launch import Bounds
 from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, DRIFT, begins_soon
@@ -29,10 +26,10 @@ from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers
-from tsapps.apps.kmeans.update.plan import OUTCOME, UPDATE_CENTERS
+from tsapps.apps.kmeans.update.plan import HALF_CENTERS, OUTCOME, UPDATE_CENTERS
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import DependentLaunch
+from tsapps.kernels.runtime.launch import structure
 
 __all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
@@ -84,24 +81,23 @@ class DeviceStep(Step):
         d, dtype = data.n_features, data.dtype
         self._may_have_bounds = bounds and k > 1 and certifies
         # Centers pass through it on their way: a copy from or to other memory of the host is several times slower.
-        self._passing = empty_pinned((k, d), dtype)
-        self._host = c_void_p(self._passing.ctypes.data), self._passing.nbytes
+        self._passing = data.machine.pinned((k, d), dtype)
         self._passed: int | None = None  # which centers it holds
         self._n_columns = layout.columns_of(k)
         # The GPU writes to it: a copy of 32 bytes would take as long as a kernel. And the events that tell that it has.
-        self._seen = empty_pinned(_AHEAD, OUTCOME)
-        self._events = [cupy.cuda.Event(disable_timing=True) for _ in range(_AHEAD)]
+        self._seen = data.machine.pinned(_AHEAD, OUTCOME)
+        self._events = [data.machine.event() for _ in range(_AHEAD)]
         # Rows that are expected to change: as many as in the last pass that the host has seen.
         self._changing = data.n_samples
         # The launches of iterations, by what tells them apart; and the stream that they were made for.
-        self._launches: dict[Hashable, list[Callable[[], None]]] = {}
+        self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
         self._made_for: int | None = None
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
         # Apart, as each takes longer to compile than most.
-        (self._place,) = load_kernels(data.gpu_index, "update/centers.cuh", f"prepare_centers<{scalar}>")
-        (self._update_centers,) = load_kernels(data.gpu_index, "update/centers.cuh", f"update_centers<{scalar}>")
+        (self._place,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
+        (self._update_centers,) = load_kernels(data.machine, "update/centers.cuh", f"update_centers<{scalar}>")
 
     @property
     def labels(self) -> Any:
@@ -114,7 +110,7 @@ class DeviceStep(Step):
         return 1 / np.array(self.integers.scales)
 
     @abstractmethod
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+    def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
         """Return what gives every sample its label at the centers that were placed, and keeps the sums."""
 
     @property
@@ -122,7 +118,7 @@ class DeviceStep(Step):
         """Whether rows that change are sorted before they are moved, where there is a choice."""
         return False
 
-    def _run(self, key: Hashable, bind: Callable[[], list[Callable[[], None]]]) -> None:
+    def _run(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> None:
         """Launch what `bind` returns; it is asked once."""
         launches = self._launches.get(key)
         if launches is None:
@@ -132,8 +128,8 @@ class DeviceStep(Step):
 
     def reset(self) -> None:
         """Begin again, with no sample in any cluster; see `Step.reset`."""
-        self.buffers.labels.data.memset_async(0xFF, self.buffers.labels.nbytes)
-        self.buffers.sums.data.memset_async(0, self.buffers.sums.nbytes)
+        self.data.machine.fill(self.buffers.labels, 0xFF)
+        self.data.machine.fill(self.buffers.sums, 0)
         self._changing = self.data.n_samples
         if self.check is not None:
             self.check.forget()
@@ -195,7 +191,7 @@ class DeviceStep(Step):
                     break
         finally:
             # What is ahead is still writing to memory of this step.
-            cupy.cuda.get_current_stream().synchronize()
+            self.data.machine.current_stream().synchronize()
         strict, now = bool(outcome["n_reassigned"] == 0), known % 2
         stays = fault is not None or bool(outcome["empty"])
         at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
@@ -220,7 +216,7 @@ class DeviceStep(Step):
 
     def _begin(self, centers: np.ndarray) -> None:
         """Put centers where the first iteration expects them."""
-        stream = cupy.cuda.get_current_stream()
+        stream = self.data.machine.current_stream()
         if stream.ptr != self._made_for:
             self._launches.clear()
             self._made_for = stream.ptr
@@ -234,21 +230,21 @@ class DeviceStep(Step):
             self.check.begin()
         self._run("place", self._bind_place)
 
-    def _bind_place(self) -> list[Callable[[], None]]:
+    def _bind_place(self) -> Sequence[Callable[[], None]]:
         """Return what places the first centers, which it takes from the host's memory."""
-        arguments = np.uint64(self._passing.ctypes.data), self._advancing(1, 0, 0.0)
-        return [DependentLaunch(self._place, (self._n_columns,), (_CENTER_THREADS,), arguments)]
+        arguments = self._passing, self._update_args(1, 0, 0.0)
+        return [self.data.machine.bind(self._place, (self._n_columns,), (_CENTER_THREADS,), arguments)]
 
     def _pass(self, place: int) -> None:
         """Copy centers to the host, once they are there."""
-        self.buffers.centers[place].data.copy_to_host_async(*self._host)
+        self.data.machine.copy(self._passing, self.buffers.centers[place])
         self._passed = place
 
     def _centers_on_host(self, place: int) -> np.ndarray:
         """Return centers as an array of the caller's own; where nothing is under way, as it may not wait."""
         if self._passed != place:
             self._pass(place)
-            cupy.cuda.get_current_stream().synchronize()
+            self.data.machine.current_stream().synchronize()
         return self._passing.copy()
 
     def _launch(self, count: int, tol: float) -> None:
@@ -263,44 +259,52 @@ class DeviceStep(Step):
                 self.check.expect(self.protection.kept.centers)
             self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], place, now)
 
-    def _bind_iteration(self, now: int, place: int, tol: float) -> list[Callable[[], None]]:
+    def _bind_iteration(self, now: int, place: int, tol: float) -> Sequence[Callable[[], None]]:
         """Return what makes an iteration: labels and sums, centers of the sums, and an outcome for the host."""
-        arguments = (self._advancing(now, place, tol),)
-        update_centers = DependentLaunch(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
+        arguments = (self._update_args(now, place, tol),)
+        update_centers = self.data.machine.bind(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
         return [*self._bind_rows(self.buffers.centers[now]), update_centers]
 
-    def _advancing(self, now: int, place: int, tol: float) -> Any:
+    def _update_args(self, now: int, place: int, tol: float) -> Any:
         """Return the arguments of the kernels of update/centers.cuh for an iteration, an `UPDATE_CENTERS`."""
         of, layout, placement = self.buffers, self.layout, self.layout.placement
-        coefficients = layout.error_coefficients
-        given = np.zeros((), UPDATE_CENTERS)
-        addresses = {
-            "sums": of.sums,
-            "units": of.units,
-            "centers": of.centers[now],
-            "next": of.centers[1 - now],
-            "found": of.found,
-            "offsets": of.offsets,
-            "center_stats": of.center_stats,
-            "arrived": of.arrived,
-            "n_reassigned": of.n_reassigned,
-            "counts": of.counts,
-            "stopped": of.stopped,
-        }
-        for name, array in addresses.items():
-            given[name] = array.data.ptr
-        given["error_coefficients"] = 0 if coefficients is None else of.offsets[self._n_columns :].data.ptr
-        given["outcome"] = self._seen[place:].ctypes.data
-        half = given["centers_half"]
-        half["to"], half["padded"], half["panels"] = of.centers_half.data.ptr, placement.padded, placement.panels
-        half["height"], half["second"] = layout.columns, self._n_columns if layout.parts > 1 else 0
-        # Without bounds, no drift is followed.
-        given["drift"] = self.bounds.drift_args() if self.bounds is not None and self._bounded else np.zeros((), DRIFT)
-        given["tolerance"], given["k"], given["d"], given["lists"] = tol, self.k, self.data.n_features, layout.lists
-        given["scale"], given["norm_limit"] = placement.scale, placement.norm_limit
-        given["of_norm"], given["of_lost"] = coefficients or (0, 0)
-        given["lets_begin"] = self.comes_early
-        return given[()]
+        coefficients, bounds = layout.error_coefficients, self.bounds if self._bounded else None
+        of_norm, of_lost = coefficients or (0, 0)
+        return structure(
+            UPDATE_CENTERS,
+            sums=of.sums,
+            units=of.units,
+            centers=of.centers[now],
+            next=of.centers[1 - now],
+            found=of.found,
+            offsets=of.offsets,
+            error_coefficients=None if coefficients is None else of.offsets[self._n_columns :],
+            center_stats=of.center_stats,
+            arrived=of.arrived,
+            n_reassigned=of.n_reassigned,
+            counts=of.counts,
+            stopped=of.stopped,
+            outcome=self._seen[place:],
+            centers_half=structure(
+                HALF_CENTERS,
+                to=of.centers_half,
+                padded=placement.padded,
+                panels=placement.panels,
+                height=layout.columns,
+                second=self._n_columns if layout.parts > 1 else 0,
+            ),
+            # Without bounds, no drift is followed.
+            drift=np.zeros((), DRIFT)[()] if bounds is None else bounds.drift_args(),
+            tolerance=tol,
+            k=self.k,
+            d=self.data.n_features,
+            lists=layout.lists,
+            scale=placement.scale,
+            norm_limit=placement.norm_limit,
+            of_norm=of_norm,
+            of_lost=of_lost,
+            lets_begin=self.comes_early,
+        )
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""
@@ -335,7 +339,10 @@ class DeviceStep(Step):
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return what `inertia` does, and what is wrong with sums or with it; see `Step.checked_inertia`."""
         data = self.data
-        check, device_centers = SumsCheck(self.buffers, self.integers), cupy.asarray(centers, dtype=data.dtype)
+        check, device_centers = (
+            SumsCheck(data.xp, self.buffers, self.integers),
+            data.xp.asarray(centers, dtype=data.dtype),
+        )
         # X itself, as `each_block` has it too.
         rows, weights = data.rows_on_gpu, data.sample_weight
         total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)

@@ -6,12 +6,10 @@ See iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh, and with boun
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable
-from functools import cache, partial
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import tensor_error
@@ -34,10 +32,10 @@ from tsapps.apps.kmeans.small_d.plan import (
     small_d_scale,
 )
 from tsapps.apps.kmeans.update.buffers import Layout
-from tsapps.kernels.arrays import to_host
-from tsapps.kernels.jit.compiler import architecture, build
+from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["SmallDFmaStep", "SmallDMmaStep", "norms_of"]
 
@@ -61,6 +59,9 @@ def norms_of(data: DeviceData, subtracted: np.ndarray | None = None) -> tuple[fl
 class SmallDStep(DeviceStep):
     """A step for small d and small k, over samples without weights in float32 or a 16-bit type."""
 
+    # The kernel that gives every sample its label.
+    _assign: Any
+
     def __init__(self, data: DeviceData, plan: FmaPlan | ProductsPlan, k: int, *, bounds: bool) -> None:
         of_mean, norm = norms_of(data)
         warpgroups = isinstance(plan, ProductsPlan) and plan.multiplier is Multiplier.WARPGROUPS
@@ -76,7 +77,7 @@ class SmallDStep(DeviceStep):
         # The labels as int32, and whether they are those of now.
         self._wide: Any = None
         self._is_wide = False
-        (self._widen,) = load_kernels(data.gpu_index, "data/labels.cuh", "widen_labels")
+        (self._widen,) = load_kernels(data.machine, "data/labels.cuh", "widen_labels")
         self._threads, self._shared_bytes = (plan.threads,), plan.shared_bytes
         self._grid = (plan.grid(data.n_samples, data.gpu.multiprocessors),)
 
@@ -84,7 +85,7 @@ class SmallDStep(DeviceStep):
     def labels(self) -> Any:
         """The label of every sample, (n,), int32; they are kept as bytes until they are asked for."""
         if self._wide is None:
-            self._wide = cupy.empty(self.data.n_samples, np.int32)
+            self._wide = self.data.xp.empty(self.data.n_samples, np.int32)
         if not self._is_wide:
             grid, n = self.data.gpu.multiprocessors * _WIDEN_BLOCKS, np.int64(self.data.n_samples)
             self._widen((grid,), (_WIDEN_THREADS,), (self.buffers.labels, n, self._wide))
@@ -103,9 +104,18 @@ class SmallDStep(DeviceStep):
     def _products(self, tensor_error: float, rounding: float) -> Any:
         """Return what kernels that multiply are told of centers and data, a `PRODUCTS`."""
         of = self.buffers
-        given = of.centers_half, of.offsets, of.center_stats, self.data.shift, of.scales
-        addresses = (one.data.ptr for one in given)
-        return np.array((*addresses, self._scale, self._norm, tensor_error, rounding), PRODUCTS)[()]
+        return structure(
+            PRODUCTS,
+            centers_half=of.centers_half,
+            offsets=of.offsets,
+            center_stats=of.center_stats,
+            mean=self.data.shift,
+            scales=of.scales,
+            scale=self._scale,
+            norm=self._norm,
+            tensor_error=tensor_error,
+            rounding=rounding,
+        )
 
     def _of_warps(self) -> Any:
         """Return what small_d/scores_mma.cuh is told of them, which rounds rows to float16."""
@@ -118,27 +128,27 @@ class SmallDStep(DeviceStep):
         plan = bounded_plan(data.n_features, self.k, dtype, room)
         if plan is None:
             return None
-        (self._assign_bounded,) = load_kernels(data.gpu_index, "small_d/iteration_bounded.cuh", plan.kernel)
+        (self._assign_bounded,) = load_kernels(data.machine, "small_d/iteration_bounded.cuh", plan.kernel)
         self._assign_bounded.max_dynamic_shared_size_bytes = plan.shared_bytes
         self._bounded_plan, self._bounded_products = plan, self._of_warps()
         return Bounds(data, self.k, most_listed_small_d(data.n_samples), "kmeans::Label")
 
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+    def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
         bounds, stopped = self.bounds, self.buffers.stopped
         if bounds is None or not self._bounded:
             return self._bind_all_rows(centers, stopped)
-        plan, kept = self._bounded_plan, (bounds.row_bounds, bounds.limits, bounds.active, bounds.state)
-        row_bounds = np.array(tuple(one.data.ptr for one in kept), ROW_BOUNDS)[()]
+        plan, kept = self._bounded_plan, ("row_bounds", "limits", "active", "state")
+        row_bounds = structure(ROW_BOUNDS, **{name: getattr(bounds, name) for name in kept})
         grid = (plan.grid(self.data.n_samples, self.data.gpu.multiprocessors),)
         given = self._arguments(centers, stopped, self._bounded_products, row_bounds)
         return [
             bounds.screening(self.buffers.labels, stopped),
-            DependentLaunch(self._assign_bounded, grid, (plan.threads,), given, plan.shared_bytes),
+            self.data.machine.bind(self._assign_bounded, grid, (plan.threads,), given, plan.shared_bytes),
             *self._bind_all_rows(centers, bounds.skip_full_assign),
         ]
 
     @abstractmethod
-    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
         """Return what scores all rows, without bounds, if `stopped` is not set."""
 
     def _arguments(self, centers: Any, stopped: Any, *more: Any) -> tuple[Any, ...]:
@@ -147,36 +157,11 @@ class SmallDStep(DeviceStep):
         given = self.data.rows_on_gpu, centers, np.int32(self.k), np.int64(self.data.n_samples)
         return *given, *more, of.labels, of.sums, of.n_reassigned, stopped
 
-    def _bind_assign(
-        self, launch: type[BoundLaunch], kernel: Any, centers: Any, stopped: Any, *more: Any
-    ) -> BoundLaunch:
-        """Return the launch that gives every sample its label; what it is told beside is `more`."""
+    def _bind_assign(self, centers: Any, stopped: Any, *more: Any, dependent: bool) -> Launch:
+        """Return the launch that gives every sample its label; arguments as for `_arguments`."""
         arguments = self._arguments(centers, stopped, *more)
-        return launch(kernel, self._grid, self._threads, arguments, self._shared_bytes)
-
-
-@cache
-def _compiled(plan: FmaPlan, scalar: str, device: int) -> tuple[str, str, str]:
-    """Return where the machine code of a plan is, and its kernels: that which places their constants the second."""
-    names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{scalar}>")]
-    cubin = build((_FOLDER / plan.file).read_text(encoding="utf-8"), names, architecture(device))
-    assign, place = (cubin.names[name] for name in names)
-    return str(cubin.path), assign, place
-
-
-def _with_constants(data: DeviceData, plan: FmaPlan) -> tuple[Any, Any, int]:
-    """Return the kernels of a plan as `_compiled`, and where their constants are.
-
-    They are loaded for the caller alone, whose the constants are: CuPy's own modules of a file are one.
-    """
-    path, *names = _compiled(plan, ELEMENT[data.dtype.name], data.gpu_index)
-    with cupy.cuda.Device(data.gpu_index):
-        module = cupy.cuda.function.Module()
-        module.load_file(path)
-        assign, place = (module.get_function(name) for name in names)
-        attribute = cupy.cuda.driver.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        cupy.cuda.driver.funcSetAttribute(assign.ptr, attribute, plan.shared_bytes)
-        return assign, place, module.get_global_var(CONSTANT_CENTERS_NAME)
+        grid, threads = self._grid, self._threads
+        return self.data.machine.bind(self._assign, grid, threads, arguments, self._shared_bytes, dependent=dependent)
 
 
 class SmallDFmaStep(SmallDStep):
@@ -186,20 +171,24 @@ class SmallDFmaStep(SmallDStep):
         super().__init__(data, plan, k, bounds=bounds)
         self._plan = plan
         self._norms = self._scale, self._norm, self._of_mean, np.bool_(not plan.shifts)
-        self._assign, self._place_constants, self._in_constant_memory = _with_constants(data, plan)
-        self._constants = cupy.empty(CONSTANT_CENTERS_BYTES, np.uint8)
+        names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{ELEMENT[data.dtype.name]}>")]
+        kernels, self._in_constant_memory = data.machine.private_kernels(
+            _FOLDER / plan.file, names, CONSTANT_CENTERS_NAME
+        )
+        self._assign, self._place_constants = kernels
+        self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
+        self._constants = data.xp.empty(CONSTANT_CENTERS_BYTES, np.uint8)
 
-    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
         plan, k = self._plan, np.int32(self.k)
         d, clusters = np.int32(plan.features), np.int32(plan.clusters)
         given = self.buffers.offsets, self.data.shift, self.buffers.scales
         placed = centers, k, d, clusters, *given, *self._norms, self._constants
-        stream, kind = cupy.cuda.get_current_stream().ptr, cupy.cuda.runtime.memcpyDeviceToDevice
-        copied = self._in_constant_memory, self._constants.data.ptr, CONSTANT_CENTERS_BYTES, kind, stream
+        machine = self.data.machine
         return [
-            DependentLaunch(self._place_constants, (1,), (_PLACE_THREADS,), placed),
-            partial(cupy.cuda.runtime.memcpyAsync, *copied),
-            self._bind_assign(BoundLaunch, self._assign, centers, stopped),
+            machine.bind(self._place_constants, (1,), (_PLACE_THREADS,), placed),
+            machine.bind_copy(self._in_constant_memory, address(self._constants), CONSTANT_CENTERS_BYTES),
+            self._bind_assign(centers, stopped, dependent=False),
         ]
 
 
@@ -210,12 +199,12 @@ class SmallDMmaStep(SmallDStep):
 
     def __init__(self, data: DeviceData, plan: ProductsPlan, k: int, *, bounds: bool) -> None:
         super().__init__(data, plan, k, bounds=bounds)
-        (self._assign,) = load_kernels(data.gpu_index, "small_d/iteration_mma.cuh", plan.kernel)
+        (self._assign,) = load_kernels(data.machine, "small_d/iteration_mma.cuh", plan.kernel)
         self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
         if plan.multiplier is Multiplier.WARPGROUPS:
             self._of = self._products(tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype])
         else:
             self._of = self._of_warps()
 
-    def _bind_all_rows(self, centers: Any, stopped: Any) -> list[Callable[[], None]]:
-        return [self._bind_assign(DependentLaunch, self._assign, centers, stopped, self._of)]
+    def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
+        return [self._bind_assign(centers, stopped, self._of, dependent=True)]

@@ -8,10 +8,8 @@ few, added in any order by update/scatter_add.cuh.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import (
@@ -29,11 +27,13 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
-from tsapps.apps.kmeans.update.launch import ScatterAdd, Segments, grid_of_lists
+from tsapps.apps.kmeans.update.launch import ScatterAdd, SegmentedSum, grid_of_lists
 from tsapps.apps.kmeans.update.plan import LISTS, MOST_PLACED, PLACE_BYTES, sorts_rows
+from tsapps.kernels.arrays import address
 from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.plan.mma import MmaPlan
-from tsapps.kernels.runtime.launch import DependentLaunch
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["SmallKStep"]
 
@@ -43,29 +43,29 @@ class SmallKStep(DeviceStep):
 
     def __init__(self, data: DeviceData, plan: MmaPlan, k: int, *, bounds: bool, certifies: bool) -> None:
         n, d = data.source.shape
-        index, parts = data.gpu_index, parts_of(plan, k)
+        machine, parts = data.machine, parts_of(plan, k)
         problem = half_copy_problem(n, d, k, parts)
-        lists = blocks_of(plan, problem, index)
+        lists = blocks_of(plan, problem, machine.gpu.multiprocessors)
         half_copy = data.half_copy(0, certifies=certifies)
         epilogue, coefficients = epilogue_of(plan, k), None
-        if epilogue != "ArgminEpilogue":
+        if epilogue.name != "kmeans::ArgminEpilogue":
             coefficients = error_coefficients_of(plan, d, k, float(half_copy.rounding))
         layout = Layout(half_copy.placement, 8, parts, lists, error_coefficients=coefficients)
         super().__init__(data, k, layout, bounds=bounds, certifies=certifies)
         self.half_copy, self._plan = half_copy, plan
-        self._product = Gemm(plan, problem, index, f"kmeans::{epilogue}", "apps/kmeans/assign/small_k.cuh")
+        self._product = Gemm(plan, problem, machine, epilogue)
         self._capacity = capacity(plan, n, lists)
         self._bounds_of = plan, problem, lists, self._capacity
         self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
-        self._entries = cupy.empty(lists * self._capacity * AMBIGUOUS_BYTES, np.uint8)
+        self._entries = data.xp.empty(lists * self._capacity * AMBIGUOUS_BYTES, np.uint8)
         self._scatter_add = ScatterAdd(data, k, self.integers, lists)
-        self._segments: Segments | None = None
+        self._segments: SegmentedSum | None = None
         if sorts_rows(n, d) and n <= MOST_PLACED:
-            places = cupy.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
-            self._segments = Segments(data, k, self.integers.digits, "AmbiguousRow", lists, places)
+            places = data.xp.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
+            self._segments = SegmentedSum(data, k, self.integers.digits, "AmbiguousRow", lists, places)
         self._rescore_grid = grid_of_lists(data.gpu.multiprocessors, lists, RESCORE_BLOCKS)
         (self._rescore,) = load_kernels(
-            index, "assign/rescore.cuh", f"rescore<{types_of(data.rows_on_gpu, data.dtype)}>"
+            machine, "assign/rescore.cuh", f"rescore<{types_of(data.rows_on_gpu, data.dtype)}>"
         )
 
     def _made_bounds(self) -> ProductBounds:
@@ -75,24 +75,34 @@ class SmallKStep(DeviceStep):
     def _sorts(self) -> bool:
         return self._segments is not None and sorts_rows(self._changing, self.data.n_features)
 
-    def _bind_rows(self, centers: Any) -> list[Callable[[], None]]:
+    def _bind_rows(self, centers: Any) -> list[Launch]:
         half_copy, of = self.half_copy, self.buffers
         n, d = self.data.source.shape
-        pointers = of.offsets, of.center_stats, half_copy.norms, of.labels, self._entries, of.counts
-        addresses = [one.data.ptr for one in pointers]
-        sizes = self._capacity, n, self._ahead, product_error(self._plan, d, self.k), half_copy.rounding
-        launches, idle = [], of.stopped
+        nearest = {
+            "offsets": of.offsets,
+            "center_stats": of.center_stats,
+            "norms": half_copy.norms,
+            "labels": of.labels,
+            "entries": self._entries,
+            "counts": of.counts,
+            "stopped": of.stopped,
+            "capacity": self._capacity,
+            "n": n,
+            "ahead": self._ahead,
+            "tensor_error": product_error(self._plan, d, self.k),
+            "rounding": half_copy.rounding,
+        }
+        launches: list[Launch] = []
         if isinstance(self.bounds, ProductBounds) and self._bounded:
-            nearest = *addresses, of.stopped.data.ptr, *sizes
             launches = self.bounds.bind(half_copy.rows, of.centers_half, nearest, of.labels, of.stopped)
-            idle = self.bounds.skip_full_assign
-        every = np.array((*addresses, idle.data.ptr, *sizes), ARGMIN)[()]
-        launches.append(self._product.packed(half_copy.rows.data.ptr, of.centers_half.data.ptr, every))
+            nearest["stopped"] = self.bounds.skip_full_assign
+        every = structure(ARGMIN, **nearest)
+        launches.append(self._product.bind(address(half_copy.rows), address(of.centers_half), every))
         lists = self._entries, of.counts, np.int64(self._capacity)
         certified = of.rows, centers, np.int32(self.k), *lists, of.stopped
-        launches.append(DependentLaunch(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
+        launches.append(self.data.machine.bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
         # Either gives the same bits.
         if self._segments is None or not self._sorts:
             return [*launches, self._scatter_add.bind(of, lists)]
-        changes = np.array((self._entries.data.ptr, of.counts.data.ptr, self._capacity, 1, 0), LISTS)[()]
+        changes = structure(LISTS, items=self._entries, lengths=of.counts, capacity=self._capacity, step=1)
         return launches + self._segments.bind(of, changes)

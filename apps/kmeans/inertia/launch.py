@@ -3,14 +3,13 @@
 from pathlib import Path
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.data.load import pointer
 from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
-from tsapps.kernels.gpu_specs import GpuSpec
-from tsapps.kernels.jit.kernel import function
+from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["add_inertia"]
 
@@ -18,40 +17,32 @@ _SOURCE = Path(__file__).with_name("inertia.cuh")
 
 
 def add_inertia(
-    rows: Any,
-    shift: Any,
-    centers: Any,
-    labels: Any,
-    weights: Any | None,
-    kept: RunningSums | None,
-    *,
-    gpu: GpuSpec,
-    gpu_index: int,
+    machine: Machine, rows: Any, shift: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None
 ) -> Any:
     """Return Σ w·‖x − shift − c‖² over rows, an array of one float64.
 
     Parameters
     ----------
-    rows, shift, centers : cupy.ndarray of shape (n, d), (d,) and (k, d)
+    machine : Machine
+    rows, shift, centers : array of shape (n, d), (d,) and (k, d)
         Rows of any type; the others of the type that K-means works in.
-    labels : cupy.ndarray of shape (n,), int32
-    weights : cupy.ndarray of shape (n,), optional
+    labels : array of shape (n,), int32
+    weights : array of shape (n,), optional
     kept : RunningSums, optional
         The sums of all rows, which are compared with them.
-    gpu : GpuSpec
-    gpu_index : int
     """
     (n, d), k = rows.shape, len(centers)
     sizes = n, d, k, rows.itemsize, centers.itemsize
-    aligned, digits = rows.data.ptr % 16 == 0, None if kept is None else kept.digits
-    plan = inertia_plan(*sizes, aligned=aligned, device=gpu, digits=digits)
+    aligned, digits = address(rows) % 16 == 0, None if kept is None else kept.digits
+    plan = inertia_plan(*sizes, aligned=aligned, device=machine.gpu, digits=digits)
     name = plan.kernel(ELEMENT[rows.dtype.name], ELEMENT[centers.dtype.name], weighted=weights is not None)
-    kernel = function(_SOURCE, (name,), name, gpu_index)
+    (kernel,) = machine.kernels(_SOURCE, name)
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
-    sums, arrived, total = cupy.empty(plan.slices), cupy.zeros(1, np.uint32), cupy.empty(())
+    xp = machine.xp
+    sums, arrived, total = xp.empty(plan.slices), xp.zeros(1, np.uint32), xp.empty(())
     counts = np.int64(n), np.int32(k), np.int32(d), np.int32(plan.log2_lanes), np.int32(plan.slices)
     arguments = (rows, shift, centers, labels, pointer(weights), *counts, sums, arrived, total)
     compared = () if kept is None else (kept.argument,)
-    grid = (plan.blocks(gpu.multiprocessors),)
+    grid = (plan.blocks(machine.gpu.multiprocessors),)
     kernel(grid, (plan.threads,), (*arguments, *compared), shared_mem=plan.shared_bytes)
     return total

@@ -28,7 +28,7 @@ _MOST_SLICES = 1 << 16
 _VECTOR_BYTES = 16
 # Threads where sums are compared, by their digits and the bytes of an element of X: as many as have registers enough.
 _COMPARING = {(NARROW, 4): 640, (NARROW, 2): 512, (WIDE, 8): 512, (WIDE, 4): 384, (WIDE, 2): 384}
-#: The C++ class of sums that are compared with the rows (`RunningSums` in protect/freivalds.cuh).
+#: The C++ class `RunningSums` of protect/freivalds.cuh, as a NumPy structure.
 RUNNING_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
 #: The largest of the weights that compare them; and the last bits of an element of three digits, which are a number of
 #: their own (kLastBits).
@@ -37,7 +37,7 @@ MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 @dataclass(frozen=True)
 class RunningSums:
-    """Sums that the kernel is to compare with the rows of the labels; see protect/freivalds.cuh.
+    """The C++ class of protect/freivalds.cuh: running sums that the kernel compares with the rows of the labels.
 
     Attributes
     ----------

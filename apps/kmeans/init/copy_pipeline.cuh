@@ -16,6 +16,7 @@
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/types.cuh"
 #include "kernels/device/simt.cuh"
+#include "kernels/device/warp_stages.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
@@ -62,12 +63,11 @@ class PrunedPipeline {
   static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
   static constexpr int kBytes = kStages * kStage;  // per warp
 
-  __device__ PrunedPipeline(void* shared) : own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
+  __device__ PrunedPipeline(void* shared) : stages_(shared) {}
 
   // Starts with the first tiles of a warp's chunks.
   __device__ __forceinline__ void start(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
-    row_ = column_ = asked_ = 0;
-    now_ = kBytes - kStage;
+    row_ = column_ = 0;
     chunk_ = chunks.first();
     count_ = chunks.count(chunk_);
 #pragma unroll
@@ -78,7 +78,7 @@ class PrunedPipeline {
   __device__ __forceinline__ void ask(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
     if (count_ > 0) {
       const long long begin = chunks.begin(chunk_);
-      unsigned char* to = own_ + asked_;
+      unsigned char* to = stages_.own + stages_.asked;
       const int lane = simt::lane(), last = count_ - 1;
 #pragma unroll
       for (int i = 0; i < kOfRows / 512; ++i) {
@@ -114,20 +114,15 @@ class PrunedPipeline {
         }
       }
     }
-    ptx::cp_async_commit();
-    asked_ = asked_ == kBytes - kStage ? 0 : asked_ + kStage;
+    stages_.commit();
   }
 
   // Waits for the copy of kStages − 1 calls ago; all lanes have read the previous tile.
-  __device__ __forceinline__ void wait() {
-    ptx::cp_async_wait<kStages - 2>();
-    simt::sync_warp();
-    now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
-  }
+  __device__ __forceinline__ void wait() { stages_.wait(); }
 
   // A lane's eight columns of a unit, of its row g + 8·half, as words.
   __device__ __forceinline__ uint4 columns(int u, int half) const {
-    return *reinterpret_cast<const uint4*>(own_ + now_ + unit(u, half));
+    return *reinterpret_cast<const uint4*>(stages_.own + stages_.now + unit(u, half));
   }
   __device__ __forceinline__ float norm(int row) const { return of_rows<float>(0)[row]; }
   __device__ __forceinline__ T near(int row) const { return of_rows<T>(kOfNorms)[row]; }
@@ -143,12 +138,12 @@ class PrunedPipeline {
   }
   template <typename Any>
   __device__ __forceinline__ const Any* of_rows(int place) const {
-    return reinterpret_cast<const Any*>(own_ + now_ + kOfRows + place);
+    return reinterpret_cast<const Any*>(stages_.own + stages_.now + kOfRows + place);
   }
 
-  unsigned char* own_;
+  simt::WarpStages<kStages, kStage> stages_;
   long long chunk_;  // the chunk in flight: its `count_` rows from `row_` on, and columns from `column_`
-  int count_, row_, column_, asked_, now_;
+  int count_, row_, column_;
 };
 
 }  // namespace kmeans

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
@@ -17,9 +16,10 @@ from tsapps.apps.kmeans.init.plan import (
     plusplus_plan,
     pruned_plan,
 )
-from tsapps.kernels.arrays import to_host
+from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import DependentLaunch
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["draw_plus_plus"]
 
@@ -59,36 +59,36 @@ def draw_plus_plus(
     if steps == 0:
         return np.array([first])
     (n, d), size = X.shape, data.dtype.itemsize
-    aligned = d * size % 16 == 0 and X.data.ptr % 16 == 0
+    aligned = d * size % 16 == 0 and address(X) % 16 == 0
     plan = plusplus_plan(n, d, trials, size, aligned=aligned, device=data.gpu)
     if plan is None:
         return None
-    weights = data.sample_weight
+    weights, machine, xp = data.sample_weight, data.machine, data.xp
     names, scalar = ("evaluate_candidates", "sample_candidates"), ELEMENT[data.dtype.name]
     by_rows, draw = load_kernels(
-        data.gpu_index,
+        machine,
         "init/plusplus.cuh",
         *(plan.kernel(name, scalar, weighted=weights is not None) for name in names),
     )
     by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
-    closest = cupy.full(n, np.inf, data.dtype)
+    closest = xp.full(n, np.inf, data.dtype)
     # Row s holds the candidates of center s: for the first, itself.
-    candidates, chosen = (cupy.asarray(np.full(shape, first, np.int64)) for shape in ((steps + 1, trials), steps + 1))
-    sums = cupy.empty((trials, plan.chunks))
-    numbers = cupy.asarray(draws, dtype=np.float64)
+    candidates, chosen = (xp.full(shape, first, np.int64) for shape in ((steps + 1, trials), steps + 1))
+    sums = xp.empty((trials, plan.chunks))
+    numbers = xp.asarray(draws, dtype=np.float64)
     nothing = np.intp(0)
     samples = X, np.int64(n), np.int32(d), nothing if weights is None else weights
     chunks = np.int32(plan.chunk), np.int32(plan.chunks)
     blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
     tried = *samples, chosen, candidates, *chunks, np.int32(plan.window), closest, sums
     drawn = *samples, closest, *chunks, sums, candidates, numbers, chosen, candidates
-    evaluate_candidates = DependentLaunch(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
-    sample_candidates = DependentLaunch(draw, (trials,), (_DRAW_THREADS,), drawn)
+    evaluate_candidates = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
+    sample_candidates = machine.bind(draw, (trials,), (_DRAW_THREADS,), drawn)
     # The arguments that go on with every step: two behind the samples, and the last four.
     of_tried, of_drawn = len(samples), len(drawn) - 4
 
     def row(array: Any, step: int) -> int:
-        return int(array.data.ptr) + step * int(array.strides[0])
+        return address(array) + step * int(array.strides[0])
 
     screened = None if half_copy is None else _screening(data, half_copy, plan, blocks, tried)
     for step in range(steps + 1):
@@ -98,8 +98,8 @@ def draw_plus_plus(
         attempt()
         if step < steps:
             following = row(candidates, step), row(numbers, step), row(chosen, step), row(candidates, step + 1)
-            for place, address in enumerate(following, of_drawn):
-                sample_candidates.change(place, address)
+            for place, at in enumerate(following, of_drawn):
+                sample_candidates.change(place, at)
             sample_candidates()
     # Of the last only the best is to be told.
     told = *drawn[:of_drawn], candidates[steps], nothing, chosen[steps:], nothing
@@ -109,7 +109,7 @@ def draw_plus_plus(
 
 def _screening(
     data: DeviceData, half_copy: HalfCopy, plusplus: PlusPlusPlan, blocks: int, tried: tuple[Any, ...]
-) -> DependentLaunch | None:
+) -> Launch | None:
     """Return the launch of a step that reads X's copy; None where there is no room.
 
     `blocks` and the arguments `tried` are those of evaluate_candidates.
@@ -120,10 +120,10 @@ def _screening(
     if plan is None:
         return None
     (kernel,) = load_kernels(
-        data.gpu_index, "init/plusplus_pruned.cuh", plan.kernel(ELEMENT[data.dtype.name], weighted=weighted)
+        data.machine, "init/plusplus_pruned.cuh", plan.kernel(ELEMENT[data.dtype.name], weighted=weighted)
     )
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     errors = copy_error(d, half_copy.padded, float(half_copy.rounding))
-    copy = half_copy.rows.data.ptr, half_copy.norms.data.ptr, half_copy.padded, half_copy.scale, *errors
-    arguments = *tried, np.array(copy, COPY)[()]
-    return DependentLaunch(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)
+    sizes = {"padded": half_copy.padded, "scale": half_copy.scale, "error": errors[0], "of_distance": errors[1]}
+    arguments = *tried, structure(COPY, rows=half_copy.rows, norms=half_copy.norms, **sizes)
+    return data.machine.bind(kernel, (blocks,), (_TRY_THREADS,), arguments, plan.shared_bytes)

@@ -22,8 +22,7 @@ namespace kmeans {
 
 // Fault bits; bit i is reported in seen[i].
 constexpr unsigned kWrongSums = 1, kWrongCenters = 2, kWrongLabels = 4, kChangedCenters = 8;
-constexpr int kFaults = 4;
-constexpr int kCheckThreads = 128;
+constexpr int kFaults = 4, kCheckThreads = 128;
 // Columns of sums of a block; rows and centers of a thread at a time.
 constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCenters = 8, kPairs = kCheckRows * kCheckCenters;
 
@@ -149,7 +148,7 @@ __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int
 template <typename T, typename Work, typename Label>
 class CheckedRows {
  public:
-  __device__ __forceinline__ CheckedRows(long long group, const Rows<T, Work>& rows, const Checked<Label>& of,
+  __device__ __forceinline__ CheckedRows(long long group, const CenteredRows<T, Work>& rows, const Checked<Label>& of,
                                          long long first)
       : rows_(rows), n_(of.n), stride_(of.stride), first_(first) {
     begin_ = (group * (kCheckThreads >> of.log2_threads) + (threadIdx.x >> of.log2_threads)) * kCheckRows;
@@ -171,7 +170,7 @@ class CheckedRows {
   }
 
  private:
-  const Rows<T, Work>& rows_;
+  const CenteredRows<T, Work>& rows_;
   const long long n_, stride_, first_;
   long long begin_;
 };
@@ -180,7 +179,8 @@ class CheckedRows {
 // eight; the first four are the rows' own.
 template <bool kAligned, typename T, typename Work, typename Label>
 __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& samples, int from, int to,
-                                             const Rows<T, Work>& rows, const Work* centers, const Checked<Label>& of) {
+                                             const CenteredRows<T, Work>& rows, const Work* centers,
+                                             const Checked<Label>& of) {
   constexpr bool kNarrow = sizeof(Work) == sizeof(float);
   __shared__ Work of_warps[2][kCheckThreads];
   const int threads = 1 << of.log2_threads, member = threadIdx.x & (threads - 1), lanes = threads < 32 ? threads : 32;
@@ -270,7 +270,7 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
 // `seen` is zeros at first.
 template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
-    check(const Rows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
+    check(const CenteredRows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
           const unsigned long long* sums, const double* units, unsigned long long* totals, int known, long long first,
           long long number, long long* over, int* stopped, unsigned* seen, const Hashes hashes) {
   const int strips = rows.d / kCheckColumns + 1, strip = (int)blockIdx.x + strips - (int)gridDim.x;

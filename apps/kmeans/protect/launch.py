@@ -3,12 +3,9 @@
 Of iterations, without the host: see check_iteration.cuh. Of the sums of a run's result: see freivalds.cuh.
 """
 
-from ctypes import c_void_p
 from typing import Any
 
-import cupy
 import numpy as np
-from cupyx import empty_pinned
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
@@ -17,8 +14,9 @@ from tsapps.apps.kmeans.protect.checks import stride_of
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES, THREADS, check_plan, hash_of
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
 from tsapps.apps.kmeans.update.fixed_point import Integers
-from tsapps.kernels.arrays import to_host
-from tsapps.kernels.runtime.launch import DependentLaunch
+from tsapps.kernels.arrays import address, to_host
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
 
@@ -52,28 +50,29 @@ class StepCheck:
 
     def __init__(self, data: DeviceData, buffers: IterationBuffers, k: int, weight_scale: float, ahead: int) -> None:
         n, d = data.source.shape
-        self._buffers, self._n, self._k = buffers, n, k
+        self._machine, self._buffers, self._n, self._k = data.machine, buffers, n, k
+        xp, pinned = data.xp, data.machine.pinned
         self._stride, self._turn = stride_of(n), 0
         # What sums over the clusters are to be, and whether they are known but for the weight.
-        self._totals, self._known = cupy.empty(d + 1, np.uint64), False
+        self._totals, self._known = xp.empty(d + 1, np.uint64), False
         # Of the centers that even iterations begin with, and odd ones: each check writes that of the next.
-        self._hashes, self._expected = cupy.empty((2, d), np.uint64), empty_pinned(d, np.uint64)
+        self._hashes, self._expected = xp.empty((2, d), np.uint64), pinned(d, np.uint64)
         # The check after which iterations ended.
-        self._over = cupy.zeros(1, np.int64)
-        self._seen = empty_pinned((ahead, len(FAULTS)), np.uint32)
-        self._seen_at = [np.uint64(place.ctypes.data) for place in self._seen]
+        self._over = xp.zeros(1, np.int64)
+        self._seen = pinned((ahead, len(FAULTS)), np.uint32)
+        self._seen_at = [np.uint64(address(place)) for place in self._seen]
         weight = n  # each is the integer 1
         if data.sample_weight is not None:
             scaled = data.sample_weight.astype(np.float64) * weight_scale
-            weight = int(cupy.rint(scaled).astype(np.int64).sum())
+            weight = int(xp.rint(scaled).astype(np.int64).sum())
         self._totals[d] = np.uint64(weight % 2**64)
-        self._launches: dict[tuple[int, ...], DependentLaunch] = {}
+        self._launches: dict[tuple[int, ...], Launch] = {}
         whole = is_whole(data.rows_on_gpu)
         sizes = -(-n // self._stride), d, k, data.dtype.itemsize, data.gpu.multiprocessors
         self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
         types = types_of(data.rows_on_gpu, data.dtype)
         kernel = f"check<{whole}, {types}, {_LABELS[buffers.labels.dtype.name]}>"
-        (self._check,) = load_kernels(data.gpu_index, "protect/check_iteration.cuh", kernel)
+        (self._check,) = load_kernels(data.machine, "protect/check_iteration.cuh", kernel)
 
     def forget(self) -> None:
         """Forget what sums add up to: the next iteration begins with no sample in any cluster."""
@@ -81,19 +80,19 @@ class StepCheck:
 
     def begin(self) -> None:
         """Begin to iterate: none has ended."""
-        self._over.data.memset_async(0, self._over.nbytes)
+        self._machine.fill(self._over, 0)
 
     def expect(self, centers: np.ndarray) -> None:
         """Say at which centers (k, d) the first iteration is to be, before its check is launched."""
         self._expected[...] = hash_of(centers)
-        self._hashes[0].data.copy_from_host_async(c_void_p(self._expected.ctypes.data), self._expected.nbytes)
+        self._machine.copy(self._hashes[0], self._expected)
 
     def launch(self, now: Any, following: Any, place: int, parity: int) -> None:
         """Launch the check of the iteration that was launched last.
 
         Parameters
         ----------
-        now, following : cupy.ndarray of shape (k, d)
+        now, following : array of shape (k, d)
             The centers that it was of, and those that it made.
         place : int
             Where it leaves what it finds for the host, below `ahead`.
@@ -101,7 +100,7 @@ class StepCheck:
             Of the iterations since `expect`, 0 for the first.
         """
         self._seen[place] = 0  # it is written to where something is wrong
-        key = now.data.ptr, place
+        key = address(now), place
         if key not in self._launches:
             self._launches[key] = self._bind(now, following, place, parity)
         launch = self._launches[key]
@@ -111,16 +110,23 @@ class StepCheck:
         self._turn += 1
         self._known = True
 
-    def _bind(self, now: Any, following: Any, place: int, parity: int) -> DependentLaunch:
+    def _bind(self, now: Any, following: Any, place: int, parity: int) -> Launch:
         """Return the launch of a check, of which some arguments are changed for each."""
         buffers = self._buffers
-        labels = buffers.labels.data.ptr, self._n, self._stride
-        checked = np.array((*labels, self._k, self._log2_threads, self._each, 0), CHECKED)[()]
+        checked = structure(
+            CHECKED,
+            labels=buffers.labels,
+            n=self._n,
+            stride=self._stride,
+            k=self._k,
+            log2_threads=self._log2_threads,
+            each=self._each,
+        )
         sums = buffers.sums, buffers.units, self._totals, np.int32(0)
         counted = np.int64(0), np.int64(0), self._over, buffers.stopped, self._seen_at[place]
-        hashes = np.array((self._hashes[parity].data.ptr, self._hashes[1 - parity].data.ptr), HASHES)[()]
+        hashes = structure(HASHES, of_centers=self._hashes[parity], of_next=self._hashes[1 - parity])
         arguments = buffers.rows, now, following, checked, *sums, *counted, hashes
-        return DependentLaunch(self._check, (self._blocks,), (THREADS,), arguments)
+        return self._machine.bind(self._check, (self._blocks,), (THREADS,), arguments)
 
     def fault(self, place: int) -> str | None:
         """Return what a check found wrong that has ended, or None."""
@@ -140,6 +146,8 @@ class SumsCheck:
 
     Parameters
     ----------
+    xp : module
+        The array library of the buffers.
     buffers : IterationBuffers
     sums : Integers
         The fixed-point format of the sums.
@@ -150,15 +158,15 @@ class SumsCheck:
         What the pass that adds up the inertia is to compare with the rows.
     """
 
-    def __init__(self, buffers: IterationBuffers, sums: Integers) -> None:
+    def __init__(self, xp: Any, buffers: IterationBuffers, sums: Integers) -> None:
         (k, d), generator = buffers.centers[0].shape, np.random.default_rng()
         of_clusters = 1 + generator.choice(MOST_WEIGHT, k, replace=False)
         of_columns = generator.integers(1, MOST_WEIGHT, d + 1, endpoint=True) * generator.choice((-1, 1), d + 1)
-        self._weights = tuple(cupy.asarray(weights, np.int32) for weights in (of_clusters, of_columns))
+        self._weights = tuple(xp.asarray(weights, np.int32) for weights in (of_clusters, of_columns))
         # Four words for each of the numbers that an element is: one of two digits, two of three.
-        self._found = cupy.zeros(1 + 4 * (sums.digits - 1), np.uint64)
-        pointers = buffers.sums, buffers.scales, *self._weights, self._found
-        argument = np.array(tuple(one.data.ptr for one in pointers), RUNNING_SUMS)[()]
+        self._found = xp.zeros(1 + 4 * (sums.digits - 1), np.uint64)
+        of = {"of_clusters": self._weights[0], "of_columns": self._weights[1], "found": self._found}
+        argument = structure(RUNNING_SUMS, sums=buffers.sums, scales=buffers.scales, **of)
         self.kept = RunningSums(sums.digits, argument)
 
     def fault(self) -> str | None:

@@ -10,6 +10,7 @@
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
+#include "kernels/device/warp_stages.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
 namespace kmeans {
@@ -36,8 +37,7 @@ class GatherPipeline {
 
   // `shared` is the block's, for all of its warps.
   __device__ GatherPipeline(const T* X, const Label* labels, const Numbered& rows, void* shared)
-      : X_(reinterpret_cast<const unsigned char*>(X)), labels_(labels), rows_(rows),
-        own_(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * kBytes) {}
+      : X_(reinterpret_cast<const unsigned char*>(X)), labels_(labels), rows_(rows), stages_(shared) {}
 
   // Starts the first kStages − 1 copies, `together` list entries apart.
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together) {
@@ -52,49 +52,44 @@ class GatherPipeline {
     const unsigned row = soon_;
     soon_ = rows_.at(first + together + lane);
     if (first < rows_.count) {
-      unsigned char* to = own_ + asked_;
+      unsigned char* to = stages_.own + stages_.asked;
 #pragma unroll
       for (int i = 0; i < kUnits; ++i) {
         const int unit = 32 * i + lane, of = unit / kUnits, byte = unit % kUnits * 16;
         const unsigned from = simt::shuffle(row, of);
         ptx::cp_async<16>(to + of * kRow + (byte ^ swizzle(of)), X_ + (unsigned long long)from * kRow + byte);
       }
-      numbers(asked_)[lane] = row;
-      ptx::cp_async<4>(numbers(asked_) + kTile + lane, labels_ + row / 4 * 4);
+      numbers(stages_.asked)[lane] = row;
+      ptx::cp_async<4>(numbers(stages_.asked) + kTile + lane, labels_ + row / 4 * 4);
     }
-    ptx::cp_async_commit();
-    asked_ = asked_ == kBytes - kStage ? 0 : asked_ + kStage;
+    stages_.commit();
   }
 
   // Waits for the tile of kStages − 1 copies ago, for all lanes. All lanes have then read the previous tile.
-  __device__ __forceinline__ void wait() {
-    ptx::cp_async_wait<kStages - 2>();
-    simt::sync_warp();
-    now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
-  }
+  __device__ __forceinline__ void wait() { stages_.wait(); }
 
   // The current tile: a row, and the swizzle that is XORed with a byte offset in it; the row's index in X; its label
   // when it was copied.
-  __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
+  __device__ __forceinline__ const unsigned char* row(int row) const { return stages_.own + stages_.now + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) { return Tiles::swizzle(row); }
-  __device__ __forceinline__ unsigned number(int row) const { return numbers(now_)[row]; }
+  __device__ __forceinline__ unsigned number(int row) const { return numbers(stages_.now)[row]; }
   __device__ __forceinline__ int label(int row) const {
-    return (Label)(numbers(now_)[kTile + row] >> 8 * (number(row) % 4));
+    return (Label)(numbers(stages_.now)[kTile + row] >> 8 * (number(row) % 4));
   }
 
  private:
   using Tiles = TilePipeline<T, kFeatures, kTile, kStages, kTogether>;
 
+  // The row indices of a stage, and then the words with their labels.
   __device__ __forceinline__ unsigned* numbers(int stage) const {
-    return reinterpret_cast<unsigned*>(own_ + stage + kTile * kRow);
+    return reinterpret_cast<unsigned*>(stages_.own + stage + kTile * kRow);
   }
 
   const unsigned char* const X_;
   const Label* const labels_;
   const Numbered rows_;
-  unsigned char* const own_;
-  unsigned soon_ = 0;                      // this lane's row of the next tile
-  int asked_ = 0, now_ = kBytes - kStage;  // byte offsets of stages
+  unsigned soon_ = 0;  // this lane's row of the next tile
+  simt::WarpStages<kStages, kStage> stages_;
 };
 
 }  // namespace kmeans

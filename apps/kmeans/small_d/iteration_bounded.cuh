@@ -12,8 +12,9 @@
 // of one. Bounds add four bytes of a row and its label. All else is as in iteration_mma.cuh, except that reassigned
 // rows are few, and all of them wait to be read again.
 #pragma once
-#include "apps/kmeans/small_d/iteration_mma.cuh"
+#include "apps/kmeans/small_d/counted_sums.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"
+#include "apps/kmeans/small_d/scores_mma.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 
@@ -38,12 +39,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   const Numbered rows =
       pass == kWithBounds ? Numbered{nullptr, (unsigned)n} : Numbered{bounds.active, bounds.state->active};
   constexpr int kWarps = kThreads / 32, kTile = 32;
-  // A warp requests a flush of the sums after half of its share of additions; at most 62 of its rows wait.
-  constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
-  static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Scores = WarpScores<T, kFeatures, kColumns, kKept>;
   using Pipeline = GatherPipeline<T, kFeatures, kStages, Scores::kReadTogether>;
   using Sums = ColumnSums<T, kFeatures>;
+  using Counted = CountedSums<T, kFeatures, kTile, kWarps, kMostAdded>;
   // Without active rows there is no valid row to copy.
   if (rows.count == 0) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
@@ -61,21 +60,12 @@ __global__ void __launch_bounds__(kThreads, 1)
   const int lane = threadIdx.x % 32;
   const unsigned mine = 8 * (lane % 4) + lane / 4;
   unsigned changed = 0, added = 0;
-  const auto move = [&](const Moving* moving, int count) {
-    here.move(X, moving, count);
-    changed += count;
-    added += count;
-  };
+  Counted counted(here, changed, added);
   const auto rescore = [&](const AmbiguousRow* items, int count) {
     rescore_rows<T, kFeatures>(X, of.mean, centers, k, items, count, labels, leaving);
   };
-  const auto flush = [&] {
-    if (__syncthreads_or(added > kShare)) {
-      here.flush();
-      added = 0;
-    }
-  };
-  each_tile<kTile, kWarps, kTiles>(rows.count, flush, [&](unsigned first) {
+  const auto flush = [&] { counted.flush(); };
+  each_tile<kTile, kWarps, Counted::kTiles>(rows.count, flush, [&](unsigned first) {
     pipeline.wait();
     pipeline.ask(first + (kStages - 1) * together, together);
     const bool present = mine < rows.count - first;
@@ -94,11 +84,10 @@ __global__ void __launch_bounds__(kThreads, 1)
     // A warp's last tile drains the queues.
     const bool more = rows.count - first > together;
     doubtful.drain(more ? 32 : 1, rescore);
-    leaving.drain(more ? 32 : 1, move);
+    leaving.drain(more ? 32 : 1, [&](const Moving* moving, int count) { counted.move(X, moving, count); });
   });
   ptx::cp_async_wait<0>();
-  here.template flush<false>();
-  if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
+  counted.finish(lane, n_reassigned);
 }
 
 }  // namespace kmeans

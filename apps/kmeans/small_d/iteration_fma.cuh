@@ -63,20 +63,15 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
                 unsigned* n_reassigned, const int* stopped) {
   static_assert(kFeatures <= kMostFeatures && kClusters <= kMostSmallK && kFeatures * kClusters <= kMostElements);
   constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
-  // A warp drains its queue at most kRows times a tile, and once more; then at most 32 / kReplicas lanes add to one
-  // word.
-  constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
-  static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Pipeline = TilePipeline<T, kFeatures, kTile, kStages, 16, true>;
+  using Sums = ReplicatedSums<kFeatures, kReplicas>;
   if (*stopped) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Pipeline pipeline(X, labels, n, shared);
   const unsigned together = gridDim.x * kWarps * kTile, begin = (blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
-#pragma unroll
-  for (int stage = 0; stage + 1 < kStages; ++stage) pipeline.ask(begin + stage * together);
+  pipeline.ask_first(begin, together);
   Queue<Waiting, 32, true> queue(shared + kWarps * Pipeline::kBytes);
-  const ReplicatedSums<kFeatures, kReplicas> here(
-      sums, reinterpret_cast<unsigned*>(shared + kWarps * (Pipeline::kBytes + queue.kBytes)), k);
+  const Sums here(sums, reinterpret_cast<unsigned*>(shared + kWarps * (Pipeline::kBytes + queue.kBytes)), k);
   here.clear();
   const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
@@ -101,7 +96,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     }
     move(row, value, to, from);
   };
-  each_tile<kTile, kWarps, kTiles>(
+  each_tile<kTile, kWarps, Sums::template tiles<kWarps, kRows, kMostAdded>()>(
       (unsigned)n, [&] { here.flush(); },
       [&](unsigned first) {
         const unsigned left = (unsigned)n - first;
@@ -171,9 +166,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             settle);
       });
   queue.drain(1, settle);
-  here.flush();
-  changed = simt::warp_sum(changed);
-  if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
+  here.finish(lane, changed, n_reassigned);
 }
 
 }  // namespace kmeans

@@ -51,23 +51,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     assign_d4(const T* X, const float* centers, int k, long long n, Label* labels, unsigned long long* sums,
               unsigned* n_reassigned, const int* stopped) {
   constexpr int kWarps = kThreads / 32, kTile = 32 * kRows;
-  // A warp drains its queue at most kRows times a tile, and once more; then at most 32 / kReplicas lanes add to one
-  // word.
-  constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
-  static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Pipeline = TilePipeline<T, kFeatures, kTile, kStages, 16, true>;
   using Item = Wavering<T, kFeatures>;
+  using Sums = ReplicatedSums<kFeatures, kReplicas>;
   if (*stopped) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Pipeline pipeline(X, labels, n, shared);
   const unsigned together = gridDim.x * kWarps * kTile, begin = (blockIdx.x * kWarps + threadIdx.x / 32) * kTile;
-#pragma unroll
-  for (int stage = 0; stage + 1 < kStages; ++stage) pipeline.ask(begin + stage * together);
+  pipeline.ask_first(begin, together);
   unsigned char* at = shared + kWarps * Pipeline::kBytes;
   Queue<Item, 32, true> queue(at);
   at += kWarps * queue.kBytes;
   const OwnScores<kFeatures, kClusters> own(at);
-  const ReplicatedSums<kFeatures, kReplicas> here(sums, reinterpret_cast<unsigned*>(at + own.kBytes), k);
+  const Sums here(sums, reinterpret_cast<unsigned*>(at + own.kBytes), k);
   here.clear();
   const unsigned lane = simt::kept(threadIdx.x % 32);
   unsigned changed = 0;
@@ -92,7 +88,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
     for (int i = 0; i < kFeatures; ++i) elements[i] = one.x[i / Item::kWide].at[i % Item::kWide];
     settle_row(one.row, one.label, elements);
   };
-  each_tile<kTile, kWarps, kTiles>(
+  each_tile<kTile, kWarps, Sums::template tiles<kWarps, kRows, kMostAdded>()>(
       (unsigned)n, [&] { here.flush(); },
       [&](unsigned first) {
         const unsigned left = (unsigned)n - first;
@@ -149,9 +145,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             settle);
       });
   queue.drain(1, settle);
-  here.flush();
-  changed = simt::warp_sum(changed);
-  if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
+  here.finish(lane, changed, n_reassigned);
 }
 
 }  // namespace kmeans

@@ -19,7 +19,7 @@
 // change. Scores are not negative, so integer instructions find the best, three scores at a time. A tile with a
 // reassigned row costs 70 warp instructions more. Moving 32 rows of 32 features between sums takes about 500.
 #pragma once
-#include "apps/kmeans/small_d/bank_free_sums.cuh"
+#include "apps/kmeans/small_d/counted_sums.cuh"
 #include "apps/kmeans/small_d/scores_wgmma.cuh"
 #include "apps/kmeans/small_d/scores_mma.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
@@ -45,28 +45,6 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
-// Rescores up to 32 ambiguous rows in float64, by a warp. Reassigned rows join `leaving`.
-template <typename T, int kFeatures, typename Leaving>
-__device__ __forceinline__ void rescore_rows(const T* X, const float* mean, const float* centers, int k,
-                                             const AmbiguousRow* items, int count, Label* labels, Leaving& leaving) {
-  using Sums = ColumnSums<T, kFeatures>;
-  const int lane = threadIdx.x % 32;
-  const bool cooperative = count < 32;
-  if (cooperative) CooperativeRescore<T, kFeatures>::rescore(X, mean, centers, k, shared_place(items), count);
-  Moving one;
-  bool reassigned = false;
-  if (lane < count) {
-    const AmbiguousRow entry = items[lane];
-    const T* row = X + (long long)entry.row * kFeatures;
-    const int to =
-        cooperative ? (int)entry.low : nearest_of_row<kFeatures>(row, mean, centers, k, entry.low, entry.high);
-    one = {entry.row, Sums::place(entry.label), Sums::place(to)};
-    reassigned = to != entry.label;
-    if (reassigned) labels[entry.row] = (Label)to;
-  }
-  leaving.add(reassigned, one);
-}
-
 // kColumns is k / 8, rounded up. Limbs of kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
@@ -76,12 +54,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
   ptx::griddepcontrol_launch_dependents();
   static_assert(kColumns <= 8, "a lane has up to 16 bits of a row");
   constexpr int kWarps = kThreads / 32, kTile = 32;
-  // A warp requests a flush of the sums after half of its share of additions; at most 62 of its rows wait.
-  constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
-  static_assert(kTiles >= 1, "the digits of one tile would overflow");
   using Scores = typename ScoresBy<kBy, T, kFeatures, kColumns>::Type;
   using Pipeline = TilePipeline<T, kFeatures, kTile, kStages, Scores::kReadTogether, Scores::kKeepsPlaces>;
   using Sums = ColumnSums<T, kFeatures>;
+  using Counted = CountedSums<T, kFeatures, kTile, kWarps, kMostAdded>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Pipeline pipeline(X, labels, n, shared);
   shared += kWarps * Pipeline::kBytes;
@@ -105,21 +81,12 @@ __global__ void __launch_bounds__(kThreads, kResident)
   __syncthreads();
   const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   unsigned changed = 0, added = 0;
-  const auto move = [&](const auto& from, const Moving* rows, int count) {
-    here.move(from, rows, count);
-    changed += count;
-    added += count;
-  };
+  Counted counted(here, changed, added);
   const auto rescore = [&](const AmbiguousRow* items, int count) {
     rescore_rows<T, kFeatures>(X, of.mean, centers, k, items, count, labels, leaving);
   };
-  const auto flush = [&] {
-    if (__syncthreads_or(added > kShare)) {
-      here.flush();
-      added = 0;
-    }
-  };
-  each_tile<kTile, kWarps, kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
+  const auto flush = [&] { counted.flush(); };
+  each_tile<kTile, kWarps, Counted::kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
     // A warp of a warpgroup may have no rows in its last tile.
     const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
     pipeline.wait();
@@ -145,11 +112,10 @@ __global__ void __launch_bounds__(kThreads, kResident)
     // A warp's last tile drains the queues.
     const bool more = left > together;
     doubtful.drain(more ? 32 : 1, rescore);
-    moving.take(1, [&](const Moving* rows, int count) { move(pipeline, rows, count); });
-    leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { move(X, rows, count); });
+    moving.take(1, [&](const Moving* rows, int count) { counted.move(pipeline, rows, count); });
+    leaving.drain(more ? 32 : 1, [&](const Moving* rows, int count) { counted.move(X, rows, count); });
   });
-  here.template flush<false>();
-  if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
+  counted.finish(lane, n_reassigned);
 }
 
 }  // namespace kmeans

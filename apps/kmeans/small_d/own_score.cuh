@@ -69,7 +69,8 @@ __device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeature
     if (kFirst > 0) others[r] = ptx::max_unless(others[r], score[r][0], label[r], kFirst);
     if constexpr (kHere == 8) {
       const float (&seven)[7] = reinterpret_cast<const float (&)[7]>(score[r][1]);
-      others[r] = ptx::max_unless_spared<kFirst % 32 / 8>(others[r], seven, ptx::spares(label[r] - kFirst / 32 * 32));
+      others[r] =
+          ptx::max_unless_skipped<kFirst % 32 / 8>(others[r], seven, ptx::skip_bit(label[r] - kFirst / 32 * 32));
     } else {
 #pragma unroll
       for (int j = 1; j < kHere; ++j) others[r] = ptx::max_unless(others[r], score[r][j], label[r], kFirst + j);

@@ -33,7 +33,7 @@ __all__ = [
 
 #: The variable in constant memory of small_d/constant_centers.cuh, and the bytes of its class, `ConstantCenters`.
 CONSTANT_CENTERS_NAME, CONSTANT_CENTERS_BYTES = "constant_centers", 4 * (512 + 64 + 2 * 16 + 4)
-#: The C++ class `Products` of small_d/iteration_mma.cuh, as a NumPy structure.
+#: The C++ class `Products` of small_d/half_centers.cuh, as a NumPy structure.
 PRODUCTS = np.dtype(
     [(name, "u8") for name in ("centers_half", "offsets", "center_stats", "mean", "scales")]
     + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
@@ -144,7 +144,7 @@ class FmaPlan:
 
 
 class Multiplier(Enum):
-    """What multiplies in iteration_mma.cuh, and where it has the centers: the enumerators of its `Multiplier`."""
+    """The C++ enum of small_d/iteration_mma.cuh: what multiplies, and where it has the centers."""
 
     WARPS_KEEPING = "kWarpsKeeping"
     WARPS = "kWarps"

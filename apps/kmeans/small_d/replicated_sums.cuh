@@ -13,6 +13,15 @@ class ReplicatedSums {
  public:
   static constexpr int kPlanes = 2 * kFeatures + 1;  // two limbs of every feature, and a count
 
+  // Tiles between two flushes, if limbs of kMostAdded rows add up within 32 bits. A warp drains its queue at most kRows
+  // times a tile, and once more; then at most 32 / kReplicas lanes add to one word.
+  template <int kWarps, int kRows, int kMostAdded>
+  static constexpr int tiles() {
+    constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
+    static_assert(kTiles >= 1, "the limbs of one tile would overflow");
+    return kTiles;
+  }
+
   __device__ ReplicatedSums(unsigned long long* sums, unsigned* digits, int k) : sums_(sums), digits_(digits), k_(k) {}
 
   // Adds a centered row to one cluster; subtracts it from another, if `from` is one.
@@ -51,6 +60,13 @@ class ReplicatedSums {
       if (lane == 0 && sum != 0) atomicAdd(&sums_[i], (unsigned long long)sum);
     }
     __syncthreads();
+  }
+
+  // Flushes for the last time and adds each lane's number of reassigned rows to `n_reassigned`.
+  __device__ __forceinline__ void finish(unsigned lane, unsigned changed, unsigned* n_reassigned) const {
+    flush();
+    changed = simt::warp_sum(changed);
+    if (lane == 0 && changed) atomicAdd(n_reassigned, changed);
   }
 
  private:

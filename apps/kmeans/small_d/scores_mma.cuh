@@ -41,7 +41,7 @@ __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int
 }
 
 // The best score of a row, and the largest score of a center that is no candidate; zero if there is none.
-struct Largest {
+struct BestScores {
   float best, other;
 };
 
@@ -49,7 +49,7 @@ struct Largest {
 // stores the largest scores in `largest`. Maxima are of integers, as scores are not negative.
 template <int kColumns, bool kLargest = false>
 __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error,
-                                                  Largest* largest = nullptr) {
+                                                  BestScores* largest = nullptr) {
   const auto most = [](int a, int b) { return b > a ? b : a; };
   int best = 0;
 #pragma unroll
@@ -101,42 +101,16 @@ class WarpScores {
   // The candidates of a tile's rows: of row g + 8·i, this lane's 16 bits.
   template <typename Pipeline>
   __device__ __forceinline__ void find(const Pipeline& pipeline, unsigned (&bits)[4]) const {
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      unsigned a[kSteps][4];
-      float scores[kColumns][4];
-      multiply(pipeline, b, a, scores);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float norm = ptx::square_root(square_norm<kSteps>(a, half));
-        bits[2 * b + half] = candidates_of<kColumns>(scores, half, twice_error(norm));
-      }
-      // Limits the blocks whose scores are in registers at once.
-      if (kColumns > 2) __syncwarp();
-    }
+    find_in_tile<false>(pipeline, bits);
   }
 
   // As `find`; also returns a lower bound of the gap between a sole candidate of row g + 8·t and all other centers
   // (bounds/assign.cuh).
   template <typename Pipeline>
   __device__ __forceinline__ float find_gap(const Pipeline& pipeline, unsigned (&bits)[4]) const {
-    const int t = threadIdx.x % 4;
     float own_norm = 0;
-    Largest own = {0, 0};
-#pragma unroll
-    for (int b = 0; b < 2; ++b) {
-      unsigned a[kSteps][4];
-      float scores[kColumns][4];
-      multiply(pipeline, b, a, scores);
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float norm = ptx::square_root(square_norm<kSteps>(a, half));
-        Largest largest;
-        bits[2 * b + half] = candidates_of<kColumns, true>(scores, half, twice_error(norm), &largest);
-        if (t == 2 * b + half) own_norm = norm, own = largest;
-      }
-      if (kColumns > 2) __syncwarp();
-    }
+    BestScores own = {0, 0};
+    find_in_tile<true>(pipeline, bits, &own_norm, &own);
     // kNextToZero adds subnormal rounding errors to the norm. Subtracting the level may cost a rounding; the error
     // bound includes one rounding more than it needs.
     const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
@@ -147,6 +121,28 @@ class WarpScores {
   static constexpr float kNextToZero = 1.0f / (1 << 20);
 
   __device__ __forceinline__ float twice_error(float norm) const { return fmaf(norm, bound_.of_norm, bound_.always); }
+
+  // As `find`. Optionally stores the norm and the largest scores of row g + 8·t.
+  template <bool kLargest, typename Pipeline>
+  __device__ __forceinline__ void find_in_tile(const Pipeline& pipeline, unsigned (&bits)[4], float* own_norm = nullptr,
+                                               BestScores* own = nullptr) const {
+    const int t = threadIdx.x % 4;
+#pragma unroll
+    for (int b = 0; b < 2; ++b) {
+      unsigned a[kSteps][4];
+      float scores[kColumns][4];
+      multiply(pipeline, b, a, scores);
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float norm = ptx::square_root(square_norm<kSteps>(a, half));
+        BestScores largest;
+        bits[2 * b + half] = candidates_of<kColumns, kLargest>(scores, half, twice_error(norm), &largest);
+        if (kLargest && t == 2 * b + half) *own_norm = norm, *own = largest;
+      }
+      // Limits the blocks whose scores are in registers at once.
+      if (kColumns > 2) __syncwarp();
+    }
+  }
 
   // The scores of rows g and g + 8 of block b, and the rows as operands.
   template <typename Pipeline>

@@ -46,7 +46,13 @@ class TilePipeline {
     asked_ += kStage;
   }
 
-  // Starts the first copies, `together` rows apart. `between` runs while rows are in flight, before labels are read.
+  // Starts the first kStages − 1 copies, `together` rows apart.
+  __device__ __forceinline__ void ask_first(unsigned first, unsigned together) {
+#pragma unroll
+    for (int stage = 0; stage + 1 < kStages; ++stage) ask(first + stage * together);
+  }
+
+  // The same; `between` runs while rows are in flight, before labels are read.
   template <typename Between>
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together, Between between) {
 #pragma unroll

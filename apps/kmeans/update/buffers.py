@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
@@ -49,7 +48,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class IterationBuffers:
-    """CuPy arrays that the launches of an iteration read and write, and the description of X that they are given.
+    """Arrays that the launches of an iteration read and write, and the description of X that they are given.
 
     Attributes
     ----------
@@ -98,21 +97,22 @@ class IterationBuffers:
         scales = np.array(sums.scales)
         # Where centers lie in panels, the first of them has their offsets.
         width = placement.padded + (16 if placement.panels else 0)
-        n_reassigned, arrived, stopped = cupy.zeros((3, 1), np.uint32)
+        xp = data.xp
+        n_reassigned, arrived, stopped = xp.zeros((3, 1), np.uint32)
         return cls(
             rows=data.rows_argument,
-            labels=cupy.empty(n if layout.labels == "int32" else -(-n // 4) * 4, layout.labels),
-            centers=tuple(cupy.empty((2, k, d), data.dtype)),
-            centers_half=cupy.zeros((layout.parts * n_columns, width), np.float16),
+            labels=xp.empty(n if layout.labels == "int32" else -(-n // 4) * 4, layout.labels),
+            centers=tuple(xp.empty((2, k, d), data.dtype)),
+            centers_half=xp.zeros((layout.parts * n_columns, width), np.float16),
             # Error coefficients are behind offsets.
-            offsets=cupy.empty(n_columns * (1 if layout.error_coefficients is None else 2), np.float32),
-            center_stats=cupy.empty(4, np.float32),
-            found=cupy.empty((k, 4)),
-            sums=cupy.empty((k, d + 1), np.int64),
-            scales=cupy.asarray(scales, np.float32 if sums.digits == NARROW else np.float64),
-            units=cupy.asarray(1 / scales),
+            offsets=xp.empty(n_columns * (1 if layout.error_coefficients is None else 2), np.float32),
+            center_stats=xp.empty(4, np.float32),
+            found=xp.empty((k, 4)),
+            sums=xp.empty((k, d + 1), np.int64),
+            scales=xp.asarray(scales, np.float32 if sums.digits == NARROW else np.float64),
+            units=xp.asarray(1 / scales),
             n_reassigned=n_reassigned,
             arrived=arrived,
             stopped=stopped,
-            counts=cupy.empty(layout.lists, np.uint32),
+            counts=xp.empty(layout.lists, np.uint32),
         )

@@ -3,10 +3,8 @@
 Either gives the same bits.
 """
 
-from collections.abc import Callable
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
@@ -15,9 +13,11 @@ from tsapps.apps.kmeans.data.plan import log2_lanes
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
 from tsapps.apps.kmeans.update.fixed_point import Integers, columns_of_block
 from tsapps.apps.kmeans.update.plan import SEGMENTS, segments_plan
-from tsapps.kernels.runtime.launch import DependentLaunch
+from tsapps.kernels.arrays import address
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["ScatterAdd", "Segments", "grid_of_lists"]
+__all__ = ["ScatterAdd", "SegmentedSum", "grid_of_lists"]
 
 _MOVE_THREADS, _LIST_THREADS, _SEGMENT_THREADS = 512, 512, 256
 # Blocks a multiprocessor, as many as are resident: of what moves rows, and of what sorts lists.
@@ -29,7 +29,7 @@ def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, i
     return lists, max(1, multiprocessors * blocks // lists)
 
 
-class Segments:
+class SegmentedSum:
     """Moves rows of some lists from sum to sum, sorted by the clusters that they join and leave (sort_reassigned.cuh).
 
     `item` is the C++ class of the lists' items: each `AmbiguousRow` has one place, by the pair of its clusters, and
@@ -41,31 +41,32 @@ class Segments:
         bits, number = (
             ((k - 1).bit_length(), (k + 1) << (k - 1).bit_length()) if item == "AmbiguousRow" else (-1, 2 * k)
         )
-        self._segments = np.array((k, bits), SEGMENTS)[()]
-        self._counts, self._begins = cupy.zeros(number, np.uint32), cupy.empty(number, np.uint32)
+        self._segments = structure(SEGMENTS, k=k, bits=bits)
+        self._machine, xp = data.machine, data.xp
+        self._counts, self._begins = xp.zeros(number, np.uint32), xp.empty(number, np.uint32)
         # Blocks that arrived; places in all segments.
-        self._arrived, self._all = cupy.zeros(1, np.uint32), cupy.empty(1, np.uint32)
+        self._arrived, self._all = xp.zeros(1, np.uint32), xp.empty(1, np.uint32)
         self._list_grid = grid_of_lists(data.gpu.multiprocessors, lists, _LIST_BLOCKS)
         X, weighted = data.rows_on_gpu, data.sample_weight is not None
-        plan = segments_plan(X.itemsize, data.n_features, X.data.ptr, digits, weighted=weighted)
+        plan = segments_plan(X.itemsize, data.n_features, address(X), digits, weighted=weighted)
         self._add_grid = (data.gpu.multiprocessors * plan.blocks,)
         names = f"count_reassigned<kmeans::{item}>", f"sort_reassigned<kmeans::{item}>"
-        self._count, self._sort = load_kernels(data.gpu_index, "update/sort_reassigned.cuh", *names)
+        self._count, self._sort = load_kernels(data.machine, "update/sort_reassigned.cuh", *names)
         add = f"segmented_sum<{types_of(X, data.dtype)}, {digits}, {str(weighted).lower()}, {plan.arguments}>"
-        (self._add,) = load_kernels(data.gpu_index, "update/segmented_sum.cuh", add)
+        (self._add,) = load_kernels(data.machine, "update/segmented_sum.cuh", add)
 
-    def bind(self, buffers: IterationBuffers, lists: Any) -> list[Callable[[], None]]:
+    def bind(self, buffers: IterationBuffers, lists: Any) -> list[Launch]:
         """Return the launches that move the rows of `lists`, a `LISTS`."""
-        segments, stopped = self._segments, buffers.stopped
+        segments, stopped, bind = self._segments, buffers.stopped, self._machine.bind
         state = self._counts, self._begins, self._arrived, self._all
         counted = buffers.labels, *state, buffers.n_reassigned, stopped
         to_places = lists, segments, self._begins, self._places, stopped
         sorted_rows = segments, self._places, self._begins, self._all
         added = buffers.rows, buffers.scales, *sorted_rows, buffers.sums, stopped
         return [
-            DependentLaunch(self._count, self._list_grid, (_LIST_THREADS,), (lists, segments, *counted)),
-            DependentLaunch(self._sort, self._list_grid, (_LIST_THREADS,), to_places),
-            DependentLaunch(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
+            bind(self._count, self._list_grid, (_LIST_THREADS,), (lists, segments, *counted)),
+            bind(self._sort, self._list_grid, (_LIST_THREADS,), to_places),
+            bind(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
         ]
 
 
@@ -73,6 +74,7 @@ class ScatterAdd:
     """Moves rows of some lists of `AmbiguousRow` from sum to sum, in one launch; see update/scatter_add.cuh."""
 
     def __init__(self, data: DeviceData, k: int, sums: Integers, lists: int) -> None:
+        self._machine = data.machine
         columns, chunks = columns_of_block(data.n_features, k, sums.digits)
         parts = -(-data.gpu.multiprocessors * _MOVE_BLOCKS // (lists * chunks))
         self._grid = lists, max(1, parts), chunks
@@ -80,11 +82,11 @@ class ScatterAdd:
         self._shared_bytes = sums.shared_bytes
         weighted = str(data.sample_weight is not None).lower()
         name = f"scatter_add<{types_of(data.rows_on_gpu, data.dtype)}, {sums.digits}, {weighted}>"
-        (self._scatter_add,) = load_kernels(data.gpu_index, "update/scatter_add.cuh", name)
+        (self._scatter_add,) = load_kernels(data.machine, "update/scatter_add.cuh", name)
         self._scatter_add.max_dynamic_shared_size_bytes = self._shared_bytes
 
-    def bind(self, buffers: IterationBuffers, lists: Any) -> DependentLaunch:
+    def bind(self, buffers: IterationBuffers, lists: Any) -> Launch:
         """Return the launch that moves the rows of `lists`: entries, the length of each list, and the room of one."""
         state = buffers.labels, buffers.sums, buffers.n_reassigned, buffers.stopped
         arguments = buffers.rows, buffers.scales, *self._sizes, *lists, *state
-        return DependentLaunch(self._scatter_add, self._grid, (_MOVE_THREADS,), arguments, self._shared_bytes)
+        return self._machine.bind(self._scatter_add, self._grid, (_MOVE_THREADS,), arguments, self._shared_bytes)

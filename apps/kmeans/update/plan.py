@@ -9,6 +9,7 @@ from tsapps.apps.kmeans.data.plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.update.fixed_point import NARROW
 
 __all__ = [
+    "HALF_CENTERS",
     "LARGE_D",
     "LEAST_SORTED",
     "LISTS",
@@ -33,14 +34,14 @@ OUTCOME = np.dtype(
 )
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
-_HALF_CENTERS = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second")]])
+HALF_CENTERS = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second")]])
 UPDATE_CENTERS = np.dtype(
     [
         (name, "u8")
         for name in ("sums", "units", "centers", "next", "found", "offsets", "error_coefficients", "center_stats")
     ]
     + [(name, "u8") for name in ("arrived", "n_reassigned", "counts", "stopped", "outcome")]
-    + [("centers_half", _HALF_CENTERS), ("drift", DRIFT), ("tolerance", "f8")]
+    + [("centers_half", HALF_CENTERS), ("drift", DRIFT), ("tolerance", "f8")]
     + [(name, "i4") for name in ("k", "d", "lists")]
     + [(name, "f4") for name in ("scale", "norm_limit", "of_norm", "of_lost")]
     + [("lets_begin", "i4")]

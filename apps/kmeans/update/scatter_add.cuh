@@ -24,9 +24,9 @@ constexpr int kPlane = 66 * 256 / kDigits;
 
 // The sums of some columns, in shared memory.
 template <int kDigits>
-class Sums {
+class SharedSums {
  public:
-  __device__ Sums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
+  __device__ SharedSums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
       : sums_(sums), digits_(digits), k_(k), width_(width), first_(first), columns_(columns) {}
 
   // Start of a cluster's sums; negative for no cluster.
@@ -75,7 +75,7 @@ class Sums {
 // first columns also write the labels and add to `n_reassigned`. Those of the last columns add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
 __global__ void __launch_bounds__(512, 2)
-    scatter_add(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
+    scatter_add(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
                 int log2_lanes, const AmbiguousRow* entries, const unsigned* counts, long long capacity, int* labels,
                 unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
   ptx::griddepcontrol_wait();
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(512, 2)
   const unsigned count = counts[blockIdx.x], together = blockDim.x, part = blockIdx.y * together;
   if (part >= count) return;
   const int first = blockIdx.z * columns, end = first + columns <= rows.d + 1 ? first + columns : rows.d + 1;
-  const Sums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
+  const SharedSums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
   here.clear();
   const int lane = threadIdx.x % 32, lanes = 1 << log2_lanes, groups = 32 >> log2_lanes;
   Reassignment* mine = changes[threadIdx.x / 32];

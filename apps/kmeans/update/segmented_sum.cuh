@@ -42,9 +42,9 @@ __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, 
 // the other parameters (SegmentsPlan).
 template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned, int kLanes, int kTogether, int kBlocks>
 __global__ void __launch_bounds__(256, kBlocks)
-    segmented_sum(const Rows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, const Segments segments,
-                  const unsigned* places, const unsigned* ends, const unsigned* count, unsigned long long* sums,
-                  const int* stopped) {
+    segmented_sum(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
+                  const Segments segments, const unsigned* places, const unsigned* ends, const unsigned* count,
+                  unsigned long long* sums, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kWide = kAligned ? kAligned : kVector<T>, kGroups = 32 / kLanes, kStep = kTogether * kGroups;

@@ -1,32 +1,31 @@
-// TSM2L for column-major matrices: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, where k or w is small.
+// TSM2L without tensor cores, column-major A and C: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, k or w small.
 //
-//        k                  w             A column of A, and of C, is contiguous. A thread owns kRows rows: 16 bytes of
-//                           each
-//      ┌─┬─┬─┐    w       ┌─┬─┬─┬─┐       column, next to its neighbour's.
+//        k                  w             Columns of A and of C are contiguous. A thread owns kRows rows: 16 bytes of
+//      ┌─┬─┬─┐    w       ┌─┬─┬─┬─┐       each column, next to those of its neighbours.
 //      │▒│▒│▒│ ┌─────┐    │▒│▒│▒│▒│ kRows
-//      │ │ │ │ │  B  │ k  │ │ │ │ │       B lies in shared memory in float (or double); all threads read the same element of
-//    m │ │ │ │×└─────┘ =  │ │ │ │ │       it at a time, which is one access.
+//      │ │ │ │ │  B  │ k  │ │ │ │ │       B is in shared memory as float or double. All threads read the same element
+//    m │ │ │ │×└─────┘ =  │ │ │ │ │       at a time, which is one access (a broadcast).
 //      └─┴─┴─┘            └─┴─┴─┴─┘
 //
-// The smaller of k and w decides what stays in registers: with k ≤ w the thread's rows of A, and the columns of C are
-// made one by one; else its rows of C, to which the columns of A are added kAhead at a time.
+// The smaller of k and w selects what stays in registers. If k ≤ w, a thread keeps its rows of A and computes the
+// columns of C one by one. Otherwise it keeps its rows of C and accumulates kAhead columns of A at a time.
 //
-// Why it is fast: every load and store of a warp is 512 contiguous bytes, and per vector of A a thread has nothing to
-// do but multiply and add. Tensor cores would be given fragments that are mostly padding, by way of shared memory.
+// Why it is fast: every load and store of a warp is 512 contiguous bytes, and between them a thread only multiplies and
+// adds. Tensor cores would need the data in shared memory first, and would multiply mostly padding.
 #pragma once
 #include "kernels/device/element.cuh"
 
 namespace tsm2 {
 
 // Any grid, kThreads threads. A[i, j] is A[i + j·lda], B[j, c] is B[j·b_row + c·b_column], C[i, c] is C[i + c·ldc].
-// Columns of A and of C begin at multiples of 16 bytes. With kStreams, C is stored as what nobody will read soon.
+// Columns of A and C are aligned to 16 bytes. kStreams stores C with a hint that it is not read soon.
 template <typename T, typename Sum, int K, int W, int kAhead, int kThreads, bool kStreams>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, T* C, long long ldc,
                   long long m, Sum alpha, Sum beta) {
   constexpr int kRows = 16 / sizeof(T);
   constexpr bool kKeepsA = K <= W;
-  // B, or Bᵀ, in rows of whole 16 bytes.
+  // B, or Bᵀ, with rows padded to a multiple of 16 bytes.
   constexpr int kInner = kKeepsA ? K : W, kOuter = kKeepsA ? W : K, kFour = 16 / sizeof(Sum);
   constexpr int kPitch = (kInner + kFour - 1) / kFour * kFour;
   struct alignas(16) Sums {

@@ -1,17 +1,16 @@
-// TSM2L for few columns: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, all of A's and C's rows one after the
-// other.
+// TSM2L without tensor cores, row-major and few columns: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, k · w ≤
+// 64.
 //
-//            k                 w            A and C, row-major without gaps: a thread's kRows rows are one piece of
-//        ┌───────┐    w      ┌────┐         memory, a whole number of 16-byte vectors of A.
+//            k                 w            A and C are row-major without gaps. kRows rows of A are one contiguous
+//        ┌───────┐    w      ┌────┐         piece, a whole number of 16-byte vectors.
 //  kRows │ ▒▒▒▒▒ │  ┌────┐   │ ▒▒ │ kRows
-//        │       │×k│ B  │ = │    │         B stays in registers, k · w of them: there are at most 64.
+//        │       │×k│ B  │ = │    │         All k · w elements of B stay in registers.
 //      m │       │  └────┘   │    │ m
 //        └───────┘           └────┘
 //
-// Why it is fast: per 16 bytes a thread issues one load, a few multiply-adds and a store, where tensor cores would be
-// given fragments that are mostly padding, and its neighbour's bytes follow its own. A thread has kAhead pieces on
-// their way before it multiplies the first: with those of the other threads, more bytes than latency times bandwidth
-// needs.
+// Why it is fast: per 16 bytes a thread issues one load, a few multiply-adds and a store; neighbouring threads access
+// neighbouring bytes. Tensor cores would multiply mostly padding. Each thread has kAhead pieces in flight before it
+// multiplies the first: all threads together more bytes than latency × bandwidth.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -22,8 +21,8 @@ template <typename T, typename Sum, int K, int W, int kRows, int kAhead, int kTh
 __global__ void __launch_bounds__(kThreads)
     tsm2l_rows(const T* A, const T* B, long long b_row, long long b_column, T* C, long long m, Sum alpha, Sum beta) {
   constexpr int kIn = kRows * K, kOut = kRows * W, kVector = 16 / sizeof(T);
-  static_assert(kIn % kVector == 0, "a piece of A is whole vectors");
-  // The widest store that pieces of C are a multiple of.
+  static_assert(kIn % kVector == 0, "a piece of A must be whole vectors");
+  // The widest store that divides a piece of C.
   constexpr int kStore = kOut % kVector == 0               ? kVector
                          : kOut % (kVector / 2) == 0       ? kVector / 2
                          : sizeof(T) == 2 && kOut % 2 == 0 ? 2
@@ -71,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  // Rows that make no whole piece.
+  // The remaining rows, fewer than a piece.
   for (long long i = pieces * kOut + first; i < m * W; i += stride) {
     Sum sum = 0;
     for (int j = 0; j < K; ++j) {

@@ -1,22 +1,22 @@
-// TSM2L for few columns of A and many of C: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, k at most 8.
+// TSM2L without tensor cores, row-major and wide: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, k at most 8.
 //
-//         k           w             A and C, row-major without gaps. C is taken as one line of 16-byte vectors, which
-//       ┌───┐    ┌──────────┐       threads take in turn: a block's threads are a whole number of rows of C, so that a
-//       │a₀ │  k │    B     │       thread always has the same columns, and their k elements of B in registers.
+//         k           w             A and C are row-major without gaps. C is one sequence of 16-byte vectors, which
+//       ┌───┐    ┌──────────┐       threads take in turn. A block covers a whole number of rows of C, so a thread
+//       │a₀ │  k │    B     │       always has the same columns, and keeps their k elements of B in registers.
 //       │a₁ │    └──────────┘
-//     m │   │ ×  ┌──────────┐       Where w is no multiple of a vector, a vector may end one row of C and begin the next:
-//       │   │ =  │······▓▓▓▓│ a₀    its first elements are of the row a₀, the others of a₁.
+//     m │   │ ×  ┌──────────┐       If w is not a multiple of a vector, a vector may end one row of C and begin the
+//       │   │ =  │······▓▓▓▓│ a₀    next: its first elements belong to row a₀, the others to row a₁.
 //       └───┘    │▓▓▓▓······│ a₁
 //                └──────────┘ m
 //
-// Why it is fast: nearly all bytes are written, 512 contiguous ones a warp, and for each vector a thread reads one or
-// two short rows of A, which its neighbours read too. Tensor cores would sum over depths that are mostly padding.
+// Why it is fast: most of the traffic is the writes of C, 512 contiguous bytes per warp. For each vector a thread reads
+// one or two short rows of A, which its neighbours read too. Tensor cores would sum over mostly padding.
 #pragma once
 #include "kernels/device/element.cuh"
 
 namespace tsm2 {
 
-// The K elements of a row of A, which begins at a multiple of 16 bytes.
+// Loads row `row` of A, K elements; A is aligned to 16 bytes.
 template <typename T, typename Sum, int K>
 __device__ __forceinline__ void load_row(Sum (&to)[K], const T* A, long long row) {
   constexpr int kBytes = K * sizeof(T);
@@ -30,13 +30,13 @@ __device__ __forceinline__ void load_row(Sum (&to)[K], const T* A, long long row
   }
 }
 
-// Any grid, kThreads threads. B[j, c] is B[j·b_row + c·b_column]. A and C begin at multiples of 16 bytes. A thread
-// loads kAhead rows of A (or twice as many) before it multiplies the first.
+// Any grid, kThreads threads. B[j, c] is B[j·b_row + c·b_column]. A and C are aligned to 16 bytes. A thread loads
+// kAhead rows of A (or twice as many) before it multiplies the first.
 template <typename T, typename Sum, int K, int W, int kAhead, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_wide(const T* A, const T* B, long long b_row, long long b_column, T* C, long long m, Sum alpha, Sum beta) {
-  constexpr int kVector = 16 / sizeof(T), kRows = kThreads * kVector / W;  // of C, that a block has at a time
-  static_assert(W >= kVector && kThreads * kVector % W == 0, "a vector is of two rows at most, a block of whole rows");
+  constexpr int kVector = 16 / sizeof(T), kRows = kThreads * kVector / W;  // rows of C per block and step
+  static_assert(W >= kVector && kThreads * kVector % W == 0, "a vector must span at most two rows, a block whole rows");
   constexpr bool kTwoRows = W % kVector != 0;
   const int column = kVector * threadIdx.x % W, of_first_row = W - column;
   Sum b[K][kVector];
@@ -61,7 +61,7 @@ __global__ void __launch_bounds__(kThreads)
       const long long row = first + slot * stride;
       if (row >= m) break;
       T* to = C + row * W + column;
-      // Of C's last row there may be less than a vector.
+      // The last row of C may end within a vector.
       const bool whole = !kTwoRows || row + 1 < m || of_first_row >= kVector;
       Vector out;
       if (beta != Sum(0)) {

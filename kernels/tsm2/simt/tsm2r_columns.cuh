@@ -1,20 +1,21 @@
-// TSM2R for a column-major A: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, A large both ways, w small.
+// TSM2R without tensor cores, column-major A: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, m and k large, w
+// small.
 //
-//            k               w      w           A, column-major: one column is m consecutive numbers.
+//            k               w      w           A is column-major: a column is m consecutive numbers.
 //       ┌─┬─┬─────┐        ┌────┐ ┌────┐
-//  V    │v│v│ …   │      k │ B  │ │    │        A thread owns V = 16 / sizeof(T) consecutive rows and walks along k,
+//  V    │v│v│ …   │      k │ B  │ │    │        A thread owns V = 16 / sizeof(T) consecutive rows and steps along k,
 //  rows ├─┼─┼─────┤   ×    │    │=│ C  │ m      16 bytes of a column at a time. The V × W sums of its rows stay in
-//     m │         │        └────┘ │    │        registers, so that A is read once for W columns of C.
+//     m │         │        └────┘ │    │        registers, so A is read once for W columns of C.
 //       └─────────┘               └────┘
 //
-// Why it is fast. Each element of A is used W times and B stays in the level-2 cache, so the time is one read of A. A
-// thread asks for the kUnroll vectors of the next step before it multiplies those of this one; with the threads of one
-// wave that keeps far more bytes under way than latency times bandwidth needs. B is read from shared memory, the same
-// row by all threads at once (a broadcast), and each of its numbers serves V rows. Loads are plain: streaming hints
+// Why it is fast: each element of A is used W times and B stays in the level-2 cache, so the time is one read of A. A
+// thread loads the kUnroll vectors of the next step before it multiplies the current ones. All threads of a wave
+// together have far more bytes in flight than latency × bandwidth. All threads read the same row of B from shared
+// memory at once (a broadcast), and each element serves V rows. Loads have no cache hint: streaming loads
 // (ld.global.cs) cost 6 % on an H200.
 //
-// The rows alone do not fill a GPU, so k is split over gridDim.y. The block that arrives last for its rows adds the
-// partial sums in the order of the splits: the same bits on every run, whoever is last.
+// The rows alone do not fill a GPU, so k is split over gridDim.y. The last block to arrive for its rows adds the
+// partial sums in the order of the splits: the same bits on every run.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -33,23 +34,24 @@ struct StoreElement {
   }
 };
 
-// 16 bytes from an address that is a multiple of 16.
+// Loads 16 bytes from a 16-byte aligned address.
 template <typename T, int V>
 __device__ inline void load_vector(T (&into)[V], const T* from) {
   static_assert(sizeof(T) * V == sizeof(uint4), "a vector is 16 bytes");
   *reinterpret_cast<uint4*>(into) = *reinterpret_cast<const uint4*>(from);
 }
 
-// Grid (⌈m / (kThreads·V)⌉, splits, ⌈w / W⌉), kThreads threads. Split y works on columns y·per_split … of A.
-//   A[i, j] is A[i + j·lda]; with kVector, A and every column of it begin at a multiple of 16 bytes
+// Grid (⌈m / (kThreads·V)⌉, splits, ⌈w / W⌉), kThreads threads. Split y covers columns y·per_split to (y + 1)·per_split
+// − 1 of A.
+//   A[i, j] is A[i + j·lda]; with kVector, A and all its columns are aligned to 16 bytes
 //   B[j, c] is B[j·b_row + c·b_column]
-//   partial (tiles of C × splits × V·W·kThreads) and arrived (tiles of C) are not used with one split
+//   partial (tiles of C × splits × V·W·kThreads) and arrived (tiles of C) are unused with one split
 template <typename T, typename Sum, int W, int kUnroll, int kThreads, int kBlocks, bool kVector, typename Epilogue>
 __global__ void SIMT_RESIDENT(kThreads, kBlocks)
     tsm2r_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, long long m, long long k,
                   int w, long long per_split, Sum* partial, unsigned* arrived, Epilogue epilogue) {
   constexpr int V = 16 / sizeof(T), kTile = 64;
-  static_assert(kTile % kUnroll == 0, "a tile of B is a whole number of steps");
+  static_assert(kTile % kUnroll == 0, "a tile of B must be a whole number of steps");
   __shared__ __align__(16) Sum tile_of_B[kTile][W];
   const long long first = ((long long)blockIdx.x * kThreads + threadIdx.x) * V;
   const int rows = first >= m ? 0 : m - first < V ? (int)(m - first) : V;

@@ -1,36 +1,36 @@
-// TSMTTSM for few rows and columns: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C with k long, m · w at most 64.
+// TSMTTSM without tensor cores, few rows and columns: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C with k large
+// and m · w at most 64.
 //
 //      along the depth                       across it, without gaps
 //        k →                                   m, w →
 //      ┌────┬────┬────┐ m lines of A         ┌───┐ ┌──┐
-//      │ ▒▒ │    │    │                      │▒▒▒│ │▒▒│ kDepth    A *piece* is kDepth of the sum over k: 16 bytes of each
-//      ├────┼────┼────┤ w lines of B         ├───┤ ├──┤           line, or so many lines of each operand that they are
-//      │ ▒▒ │    │    │                    k │   │ │  │           whole vectors of 16 bytes.
+//      │ ▒▒ │    │    │                      │▒▒▒│ │▒▒│ kDepth    A *piece* is kDepth of the sum over k: 16 bytes of
+//      ├────┼────┼────┤ w lines of B         ├───┤ ├──┤           each line, or enough lines of each operand to be
+//      │ ▒▒ │    │    │                    k │   │ │  │           whole 16-byte vectors.
 //      └────┴────┴────┘                      └───┘ └──┘
 //
-// A thread takes pieces in turn, and has all m · w sums in registers. Those of a block's threads are added by shuffles
-// and in shared memory; each block leaves its sums in `partial`, and the last to arrive adds them in the blocks' order:
-// the same bits on every run.
+// Threads take pieces in turn; each keeps all m · w sums in registers. Shuffles and shared memory reduce the sums of a
+// block, which writes them to `partial`. The last block to arrive adds them in block order: the same bits on every run.
 //
-// Why it is fast: all that a thread does between loads is to multiply and add, and neighbours load neighbouring
-// vectors. Tensor cores would multiply blocks of 16 × 8 that are mostly padding, by way of shared memory.
+// Why it is fast: between loads a thread only multiplies and adds, and neighbouring threads load neighbouring vectors.
+// Tensor cores would need the data in shared memory first, and would multiply blocks of 16 × 8 that are mostly padding.
 #pragma once
 #include "kernels/device/element.cuh"
 
 namespace tsm2 {
 
-// Any grid, kThreads threads. Along the depth, line i of A begins at A + i·lda and line c of B at B + c·ldb, at
-// multiples of 16 bytes; else A[i, j] is A[j·M + i] and B[j, c] is B[j·W + c], and both begin at multiples of 16 bytes.
-// partial: gridDim.x · M · W sums; arrived: one zero.
+// Any grid, kThreads threads. With kAlong, line i of A is at A + i·lda and line c of B at B + c·ldb, aligned to 16
+// bytes. Otherwise A[i, j] is A[j·M + i] and B[j, c] is B[j·W + c], and both begin at multiples of 16 bytes. partial:
+// gridDim.x · M · W sums; arrived: one zero.
 template <typename T, typename Sum, int M, int W, bool kAlong, int kDepth, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsmttsm_small(const T* A, long long lda, const T* B, long long ldb, T* C, long long c_row, long long c_column,
                   long long k, Sum* partial, unsigned* arrived, Sum alpha, Sum beta) {
   constexpr int kVector = 16 / sizeof(T), kSums = M * W, kWarps = kThreads / simt::warp_size;
   static_assert(kAlong ? kDepth == kVector : kDepth * M % kVector == 0 && kDepth * W % kVector == 0,
-                "a piece is whole vectors");
+                "a piece must be whole vectors");
   using Vector = simt::Vector<T, kVector>;
-  // A piece of an operand with N lines: lines[j][i] is element i along the line, if lines run along the depth.
+  // Vectors of a piece: one per line if lines run along the depth, else those of kDepth consecutive lines.
   constexpr int kA = kAlong ? M : kDepth * M / kVector, kB = kAlong ? W : kDepth * W / kVector;
   Sum sums[M][W] = {};
   const long long pieces = k / kDepth, stride = (long long)gridDim.x * kThreads;
@@ -62,7 +62,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
   }
-  // Depths that make no whole piece.
+  // The remaining depths, fewer than a piece.
   for (long long j = pieces * kDepth + first; j < k; j += stride) {
 #pragma unroll
     for (int i = 0; i < M; ++i)
@@ -86,7 +86,7 @@ __global__ void __launch_bounds__(kThreads)
     partial[blockIdx.x * kSums + threadIdx.x] = sum;
   }
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
-  // Every kParts-th block in each part of the threads, then the parts.
+  // Each part of the threads sums every kParts-th block; then the parts are added.
   constexpr int kParts = kThreads / kSums;
   __shared__ Sum of_parts[kParts][kSums];
   const int part = threadIdx.x / kSums, i = threadIdx.x % kSums;

@@ -13,11 +13,12 @@ from host_cuda import harness
 from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
     checked_plan,
-    epilogue_name,
+    detect_epilogue,
     half_step,
     is_fused,
     measured,
     padded_depth,
+    row_sums_epilogue,
     store_of,
 )
 from tsapps.kernels import gemm
@@ -89,7 +90,9 @@ def test_stores():
     assert store_of("float16", 32, "rows") == "tsm2::StorePairs<ptx::Half, float>"
     assert store_of("float64", 16, "columns") == "tsm2::StoreColumns<double, double>"
     assert store_of("float64", 16, "any") == "abft::StoreEach<double, double>"
-    assert epilogue_name("bfloat16", 3, "any") == "abft::DetectEpilogue<float, abft::StoreEach<ptx::Bfloat16, float>>"
+    name = "abft::DetectEpilogue<float, abft::StoreEach<ptx::Bfloat16, float>>"
+    assert detect_epilogue("bfloat16", 3, "any").name == name
+    assert row_sums_epilogue("float64").name == "abft::StoreRowSums<double>"
 
 
 #: Compiled products: columns of A, w, layout of C.
@@ -104,7 +107,7 @@ def test_products_compile_without_spills(arch, dtype):
     device, name = ARCHITECTURES[arch]
     known = replace(KNOWN[device], name=name or device)
     plans = [checked_plan(problem_of(dtype, k, w, c=c), known, tuned_table(name)) for k, w, c in COMPILED]
-    epilogues = [epilogue_name(dtype, w, c) for _, w, c in COMPILED]
+    epilogues = [detect_epilogue(dtype, w, c) for _, w, c in COMPILED]
     wanted = [(plan, epilogue) for plan, epilogue in zip(plans, epilogues, strict=True) if plan is not None]
     assert len(wanted) >= len(COMPILED) - 1
     compiled = partial(_compiled, arch)
@@ -117,7 +120,7 @@ def test_products_compile_without_spills(arch, dtype):
 
 def _compiled(arch, wanted):
     plan, epilogue = wanted
-    cubin, name = gemm.compiled_plan(plan, arch, epilogue, "apps/abft/product/detect.cuh")
+    cubin, name = gemm.compiled_plan(plan, arch, epilogue)
     return cubin.resources[name]
 
 

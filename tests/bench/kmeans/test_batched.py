@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from host_cuda.batched_kmeans import HostMachine
+from host_cuda.machine import HostMachine
 
 from bench.common import record
 from bench.common.roofline import Ceilings
@@ -12,14 +12,13 @@ from bench.kmeans.batched import PEERS, SHAPES, BatchedTsapps, BatchShape, Step
 from bench.kmeans.measure import NotRightError, Timing, time_peer
 from bench.kmeans.problems import Shape
 from tsapps.kernels.devices import gpus
-from tsapps.kernels.gpu_specs import KNOWN
 
 
 class OnHost(BatchedTsapps):
     device = "cpu"
 
     def _machine(self):
-        return HostMachine(), KNOWN["H200"]
+        return HostMachine()
 
 
 @pytest.fixture(params=["float32", "float16"])

@@ -22,7 +22,7 @@ def test_structs_are_as_long_as_in_the_header():
 
 
 def test_no_library():
-    with pytest.raises(OSError, match=r"found no libnone_such\.so: CuPy has loaded none"):
+    with pytest.raises(OSError, match=r"found no libnone_such\.so: CuPy has not loaded it"):
         cublaslt.find("none_such")
 
 

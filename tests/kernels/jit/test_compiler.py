@@ -12,7 +12,7 @@ from tsapps.kernels.jit import compiler
 
 pytestmark = pytest.mark.compile
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
-KMEANS = Path(open_engine.__file__).parent / "engines/cublas_step.cuh"
+KMEANS = Path(open_engine.__file__).parent
 
 
 def test_second_build_is_the_first_ones_file(cache, headers, source):
@@ -128,14 +128,16 @@ def test_two_processes_at_once(tmp_path):
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("scalar", ["float", "double"])
 def test_kmeans_kernels_compile_without_spills(cache, scalar, arch):
-    names = ("nearest", "segment_sums", "point_distances")
-    kernels = [f"{name}<{scalar}>" for name in names]
     elements = ("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",)
     blocks = [f"{element}, {scalar}, {of}" for element in elements for of in ("false", "true")]
-    kernels += [f"{name}<{block}>" for name in ("own_distances", "column_moments") for block in blocks]
-    kernels += [f"add_in_order<{scalar}, {squares}>" for squares in ("false", "true")]
-    kernels.append("fold_moments")
-    for kernel, used in compiler.build(KMEANS.read_text(), kernels, arch).resources.items():
-        assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
-        # A block of add_in_order is one warp.
-        assert used.registers <= (255 if "add_in_order" in kernel else 128), kernel
+    passes = [f"{name}<{block}>" for name in ("own_distances", "column_moments") for block in blocks]
+    passes += [f"add_in_order<{scalar}, {squares}>" for squares in ("false", "true")]
+    of_file = {
+        "engines/cublas_step.cuh": [f"{name}<{scalar}>" for name in ("nearest", "segment_sums")],
+        "data/passes.cuh": [*passes, f"point_distances<{scalar}>", "fold_moments"],
+    }
+    for file, kernels in of_file.items():
+        for kernel, used in compiler.build((KMEANS / file).read_text(), kernels, arch).resources.items():
+            assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+            # A block of add_in_order is one warp.
+            assert used.registers <= (255 if "add_in_order" in kernel else 128), kernel

@@ -163,5 +163,5 @@ def test_columns_of_whole_tiles_are_stored_as_lines():
 
 def test_an_operand_between_elements_is_an_error():
     one = problem(500, 1000, 12, "float64", bases=(4, 16))
-    with pytest.raises(ValueError, match="float64 lies at a multiple of 4 bytes only"):
+    with pytest.raises(ValueError, match="aligned to 4 bytes; expected 8, the size of float64"):
         instantiate(MmaPlan("float64", 64, 12, 16), one)

@@ -98,13 +98,13 @@ __global__ void largest_of_others(const float* x, float* y) {
   label[threadIdx.x] = (signed char)((int)threadIdx.x - 2);
   __syncthreads();
   const int one = ptx::shared_byte(label + threadIdx.x);
-  const unsigned spared = ptx::spares(one);
+  const unsigned skipped = ptx::skip_bit(one);
   float of[4][7], most = x[0];
   for (int i = 0; i < 28; ++i) of[i / 7][i % 7] = x[1 + 32 * i + threadIdx.x];
-  most = ptx::max_unless_spared<0>(most, of[0], spared);
-  most = ptx::max_unless_spared<1>(most, of[1], spared);
-  most = ptx::max_unless_spared<2>(most, of[2], spared);
-  y[threadIdx.x] = ptx::max_unless_spared<3>(most, of[3], spared);
+  most = ptx::max_unless_skipped<0>(most, of[0], skipped);
+  most = ptx::max_unless_skipped<1>(most, of[1], skipped);
+  most = ptx::max_unless_skipped<2>(most, of[2], skipped);
+  y[threadIdx.x] = ptx::max_unless_skipped<3>(most, of[3], skipped);
   y[32 + threadIdx.x] = ptx::max_unless(x[0], of[0][0], one, 7);
 }
 

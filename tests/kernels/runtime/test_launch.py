@@ -4,15 +4,16 @@ import ctypes
 
 import numpy as np
 import pytest
+from host_cuda.machine import HostMachine
 
 from tsapps.kernels import gemm
 from tsapps.kernels.devices import gpus
-from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.jit.kernel import Kernel
 from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import Layout, Problem
 from tsapps.kernels.runtime import launch as packed_launches
-from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch, pack
+from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch, pack, structure
 
 PAIR = np.dtype([("pointer", "u8"), ("count", "i4"), ("scale", "f4")])
 
@@ -53,11 +54,6 @@ def test_what_is_packed_stays_as_it_was():
 def test_no_arguments():
     values, addresses = pack([])
     assert (len(values), len(addresses)) == (0, 0)
-
-
-def test_host_arrays_are_refused():
-    with pytest.raises(AttributeError):
-        pack([np.zeros(3)])
 
 
 def test_an_argument_that_points_elsewhere(monkeypatch):
@@ -127,35 +123,45 @@ def test_what_the_driver_is_told_of_a_launch_that_overlaps(monkeypatch):
     assert launched == [(*told, [7, 2**40], None), (*told, [7, 2**40 + 24], None)]
 
 
-def test_a_product_that_is_run_is_told_what_one_that_was_packed_is(monkeypatch):
-    cupy = pytest.importorskip("cupy", reason="CuPy is not installed")
-    launched, sizes = [], (40, 40, 24, 8, 8, 16)
+class RecordedKernel:
+    """A kernel that remembers the bytes of its arguments."""
 
-    def launch(reference, function, first, extra):
-        addresses = (ctypes.c_uint64 * len(sizes)).from_address(first.value)
-        launched.append([ctypes.string_at(address, size) for address, size in zip(addresses, sizes, strict=True)])
-        return 0
+    def __init__(self):
+        self.launched = []
 
+    def launch(self, grid, block, arguments, addresses, shared_mem):
+        sizes = [one.nbytes if isinstance(one, np.generic) else 8 for one in arguments]
+        self.launched.append([ctypes.string_at(int(at), size) for at, size in zip(addresses, sizes, strict=True)])
+
+
+def test_a_product_that_is_run_has_the_arguments_of_a_bound_one():
+    kernel, machine = RecordedKernel(), HostMachine()
     workspaces = iter([(OnGpu(1 << 20), OnGpu(2 << 20)), (OnGpu(3 << 20), OnGpu(4 << 20))] * 2)
-    monkeypatch.setattr(packed_launches, "_launch_function", lambda device: launch)
-    monkeypatch.setattr(cupy.cuda, "Device", lambda: type("Device", (), {"id": 0}))
-    monkeypatch.setattr(cupy.cuda, "get_current_stream", lambda: type("Stream", (), {"ptr": 0}))
-    monkeypatch.setattr(gemm, "live", lambda device: KNOWN["H200"])
-    monkeypatch.setattr(gemm, "workspace", lambda *_: next(workspaces))
-    monkeypatch.setattr(gemm, "_planned_kernel", lambda *_: type("Function", (), {"ptr": 77}))
+    machine.kernels = lambda source, name: [kernel]
+    machine.workspace = lambda size, counts: next(workspaces)
     problem = Problem(900, 700, 16, "float32", Layout(True, 700, 16, 16), Layout(False, 16, 16, 16))
     plan = instantiate(MmaPlan("float32", 64, 16, 32), problem)
-    product = gemm.Gemm(plan, problem, 0)
-    epilogue = np.array((5, 6), [("size", "u8"), ("to", "u8")])
+    epilogue = Epilogue("", "", np.dtype([("size", "u8"), ("to", "u8")]))
+    product = gemm.Gemm(plan, problem, machine, epilogue)
     products = (7 << 20, 8 << 20, 11 << 20), (9 << 20, 10 << 20, 12 << 20)
-    one = product.unbound(epilogue[()])
+    one = product.unbound(structure(epilogue.arguments, size=5, to=6))
     for A, B, C in products:
-        epilogue["to"] = C
-        product.packed(A, B, epilogue[()])()
+        product.bind(A, B, structure(epilogue.arguments, size=5, to=C))()
     for A, B, C in products:
         product.run(one, A, B, [(1, C)])
-    assert launched[:2] == launched[2:]
-    assert launched[0] != launched[1]
+    assert kernel.launched[:2] == kernel.launched[2:]
+    assert kernel.launched[0] != kernel.launched[1]
+
+
+def test_a_structure_has_every_field_by_its_name():
+    of = np.dtype([("array", "u8"), ("absent", "u8"), ("inner", PAIR), ("padding", "i4"), ("flag", "i4")])
+    array, inner = np.zeros(3), structure(PAIR, pointer=OnGpu(9), count=-7, scale=0.5)
+    made = structure(of, flag=True, array=array, absent=None, inner=inner)
+    assert made.tolist() == (array.ctypes.data, 0, (9, -7, 0.5), 0, 1)
+    with pytest.raises(TypeError, match=r"has fields \['count', 'pointer', 'scale'\], got \['count', 'pointer'\]"):
+        structure(PAIR, pointer=0, count=1)
+    with pytest.raises(TypeError, match="got .*'size'"):
+        structure(PAIR, pointer=0, count=1, scale=1, size=2)
 
 
 @pytest.mark.gpu

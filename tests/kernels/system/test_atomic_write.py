@@ -100,7 +100,7 @@ def test_files_that_came_meanwhile_are_not_deleted(tmp_path, exchange):
             (directory / "a.npy").write_text("new")
             (path / "notes.txt").write_text("mine")
 
-    with pytest.warns(UserWarning, match="holds other files") as caught:
+    with pytest.warns(UserWarning, match="contained unexpected files") as caught:
         replace()
     assert ["\n" in str(one.message) for one in caught] == [False]
     for _ in range(2):  # nor by the next writer

@@ -165,7 +165,7 @@ def no_home(monkeypatch):
 
 def test_no_home(place, compiled, monkeypatch):
     no_home(monkeypatch)
-    with pytest.warns(UserWarning, match="not kept: there is no home directory for a cache"):
+    with pytest.warns(UserWarning, match="not cached: there is no home directory for a cache"):
         found = built()
     assert found.path.read_bytes() == b"code"
     assert built() == found
@@ -199,7 +199,7 @@ def test_a_table_that_others_may_write_to_is_not_used(place):
     place.chmod(0o700)
     path.parent.chmod(0o700)
     path.chmod(0o666)
-    with pytest.warns(UserWarning, match=r"may be written to by others: .*: your tuning table is not used"):
+    with pytest.warns(UserWarning, match=r"other users may write to it: .*: your tuning table is not used"):
         assert tables.user_table("NVIDIA H200") == list(tables.user_table("NVIDIA H200"))
     with pytest.raises(PermissionError):  # nor replaced by tsapps tune
         tables.own_table("NVIDIA H200")

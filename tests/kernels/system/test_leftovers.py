@@ -74,7 +74,7 @@ def test_the_next_writer_removes_what_a_killed_one_left(tmp_path):
         write_bytes(path, b"new")
     text = only_warning(caught)
     assert all(name in text for name in left)
-    assert text.startswith(f"{path}: removed what a killed process left of it: ")
+    assert text.startswith(f"{path}: removed temporaries of killed processes: ")
     assert os.listdir(tmp_path) == ["x"]
 
 

@@ -7,7 +7,7 @@ import oracle
 import pytest
 from exhaustive import property_test
 from host_cuda import harness
-from host_cuda.batched_kmeans import HostMachine
+from host_cuda.machine import HostKernel, HostMachine
 from host_cuda.tall_skinny import DTYPES
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
@@ -15,7 +15,6 @@ from sklearn.exceptions import ConvergenceWarning
 from tsapps import TSKMeans
 from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
 from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
-from tsapps.kernels.gpu_specs import KNOWN
 
 
 def blobs(b, n, d, k, rng, apart=3.0):
@@ -27,8 +26,8 @@ def blobs(b, n, d, k, rng, apart=3.0):
 
 def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2):
     X = np.ascontiguousarray(np.asarray(X).astype(DTYPES[dtype]))
-    plan = batch_plan(*X.shape[1:], k, KNOWN["H200"])
-    return BatchedLloyd(HostMachine(multiprocessors), X, k, plan, max_iter=max_iter, tol=tol)
+    machine = HostMachine(multiprocessors)
+    return BatchedLloyd(machine, X, k, batch_plan(*X.shape[1:], k, machine.gpu), max_iter=max_iter, tol=tol)
 
 
 def one_iteration(X, centers, dtype="float32", multiprocessors=2):
@@ -198,8 +197,8 @@ def test_empty_clusters_as_in_tskmeans(max_iter, rng):
 @pytest.mark.parametrize("start", ["start_at", "start_at_plusplus"])
 def test_launches_are_as_many_for_any_number_of_problems(start, rng, monkeypatch):
     X, centers = blobs(9, 200, 4, 5, rng, apart=0.5)
-    launched, launch = [], HostMachine.launch
-    monkeypatch.setattr(HostMachine, "launch", lambda self, *given: launched.append(given[0]) or launch(self, *given))
+    launched, launch = [], HostKernel.launch
+    monkeypatch.setattr(HostKernel, "launch", lambda of, *given: launched.append(of.name) or launch(of, *given))
 
     def of_problems(b):
         launched.clear()

@@ -1,62 +1,82 @@
-"""Rows on their way from the host to a GPU: the buffers that they go through, without a GPU."""
-
-from contextlib import contextmanager
-from types import SimpleNamespace
+"""Rows streamed from the host to a GPU, on a machine whose copies land as late as the events allow."""
 
 import numpy as np
 import pytest
+from host_cuda.machine import HostMachine
 
+from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
 from tsapps.apps.kmeans.data.rows import ArrayRows
 
-pytest.importorskip("cupy", reason="CuPy is not installed")
-from tsapps.apps.kmeans.data import host_stream
 
-pytestmark = pytest.mark.compile
+class Stream:
+    """A stream whose copies land when it is waited for."""
+
+    ptr = 1
+
+    def __init__(self):
+        self.copies = []
+
+    def synchronize(self):
+        for to, source in self.copies:
+            to[...] = source
+        self.copies.clear()
+
+    def wait_event(self, event):
+        """Let later work of this stream wait, but not the host."""
 
 
-class Slot:
-    """A `_Slot` whose copies are over when they are waited for, and not before."""
+class Event:
+    def __init__(self):
+        self.stream = None
 
-    def __init__(self, made):
-        self.copied = SimpleNamespace(synchronize=self.wait)
-        self.on_its_way = False
-        made.append(self)
+    def record(self, stream=None):
+        self.stream = stream
 
-    def wait(self):
-        self.on_its_way = False
+    def synchronize(self):
+        if self.stream is not None:
+            self.stream.synchronize()
 
-    def fill(self, blocks, fillers):
-        self.wait()
-        start, count, read = next(blocks, (None, 0, None))
-        if start is not None:
-            self.block = np.empty((count, 2))
-            read(slice(0, count), self.block)
-        return start
 
-    @contextmanager
-    def on_gpu(self, copies):
-        self.on_its_way = True
-        yield self.block.copy()
+class LateMachine(HostMachine):
+    def __init__(self):
+        super().__init__()
+        self.copying, self.slots = Stream(), []
+
+    event = Event
+
+    def stream(self):
+        return self.copying
+
+    def current_stream(self):
+        return Stream()
+
+    def pinned(self, shape, dtype):
+        self.slots.append(np.zeros(shape, dtype))
+        return self.slots[-1]
+
+    def copy(self, to, source, stream=None):
+        assert stream is self.copying
+        stream.copies.append((to, source))
 
 
 @pytest.mark.parametrize("rows", [10, 4, 3, 1])
 @pytest.mark.parametrize("taken", [None, 1, 2])
-def test_buffers_are_not_given_away_while_they_are_copied(rows, taken, monkeypatch):
-    # Pinned memory that nobody holds is whoever's asks next: what was still to be copied from it would be theirs.
-    made = []
-    monkeypatch.setattr(host_stream, "_Slot", lambda shape, dtype: Slot(made))
-    monkeypatch.setattr(host_stream, "cupy", SimpleNamespace(cuda=SimpleNamespace(Stream=lambda **_: None)))
+def test_buffers_are_not_given_away_while_they_are_copied(rows, taken):
+    # Pinned memory that nobody holds goes to whoever asks next: a copy from it would read their data.
+    machine = LateMachine()
     X = np.arange(20.0).reshape(10, 2)
-    blocks = host_stream.stream_to_gpu(ArrayRows(X), rows)
+    blocks = stream_to_gpu(machine, ArrayRows(X), rows)
     found = []
-    for start, block in blocks:
-        assert any(slot.on_its_way for slot in made)
+    for number, (start, block) in enumerate(blocks, 1):
+        assert machine.copying.copies
         found.append((start, block))
-        if len(found) == taken:
+        if number == taken:
             break
+        machine.copying.synchronize()
+        found[-1] = start, block.copy()  # the next block but one is copied to the same memory
     blocks.close()
-    assert len(made) == 2
-    assert not any(slot.on_its_way for slot in made)
+    assert len(machine.slots) == 2
+    assert machine.copying.copies == []
     for start, block in found:
         np.testing.assert_array_equal(block, X[start : start + rows])
     if taken is None:

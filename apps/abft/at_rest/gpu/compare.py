@@ -18,7 +18,7 @@ from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
-from tsapps.kernels.jit.kernel import function
+from tsapps.kernels.jit.kernel import kernel_of
 
 __all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu", "places"]
 
@@ -104,7 +104,7 @@ def mismatches(found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
     with found.device:
         expected = cupy.asarray(expected, order="C")
         listed, count = cupy.empty(stripes * width, np.int64), cupy.zeros(1, np.uint64)
-        kernel = function(_SOURCE, (KERNEL,), KERNEL, found.device.id)
+        kernel = kernel_of(_SOURCE, (KERNEL,), KERNEL, found.device.id)
         sizes = np.int64(width), np.int64(listed.size)
         kernel((-(-listed.size // _THREADS),), (_THREADS,), (found, expected, *sizes, listed, count))
         n = int(count[0])

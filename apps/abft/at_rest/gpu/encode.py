@@ -14,7 +14,7 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
-from tsapps.kernels.jit.kernel import function
+from tsapps.kernels.jit.kernel import kernel_of
 from tsapps.kernels.runtime.workspace import zeroed_counts
 
 __all__ = ["add_checksums", "compiled", "passes_on_gpu", "plans", "sums_on_gpu"]
@@ -154,7 +154,7 @@ def _on_gpu(part: Any, device: int) -> Any:
 @cache
 def _loaded(plan: ChecksumsPlan, device: int) -> Any:
     """Return the kernel of a plan, loaded on the current GPU, which is `device`."""
-    kernel = function(_SOURCE, (plan.kernel,), plan.kernel, device)
+    kernel = kernel_of(_SOURCE, (plan.kernel,), plan.kernel, device)
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     return kernel
 
