@@ -7,7 +7,8 @@ from tsapps.kernels.blas import cublas
 from tsapps.kernels.gemm import compiled_plan, storing_gemm
 from tsapps.kernels.jit.cache import Resources
 from tsapps.kernels.jit.kernel import compile_header
-from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch

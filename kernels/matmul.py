@@ -12,7 +12,7 @@ from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gpu_ind
 from tsapps.kernels.blas import cublas, cublaslt, host
 from tsapps.kernels.dispatch import prepare
 from tsapps.kernels.gpu_specs import GpuSpec, live
-from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
 from tsapps.kernels.plan.select import LIBRARY, plan
 from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.plan.user_table import of_version, on_change, user_table

@@ -27,7 +27,7 @@ from tsapps.kernels.gpu_specs import GpuSpec, live
 from tsapps.kernels.jit import compiler
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.matmul import problem_of
-from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
 from tsapps.kernels.plan.select import (
     ALGORITHM,
     LIBRARY,

@@ -9,7 +9,7 @@ import numpy as np
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.blas.cublaslt import COL, ROW, LtProduct, Matrix, Product
-from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch
 from tsapps.kernels.runtime.workspace import scratch

@@ -14,7 +14,6 @@ __all__ = [
     "STORE_HEADER",
     "SUM",
     "KernelPlan",
-    "LibraryAlgorithm",
     "MmaPlan",
     "WgmmaPlan",
     "instantiate",
@@ -205,9 +204,7 @@ class MmaPlan(KernelPlan):
         row_blocks, column_blocks = self._row_blocks, -(-self.tile_n // self.warps_n // 8) + self.row_sums
         sums = self.warps_m * self.warps_n * self.teams * self._staging_bytes(row_blocks)
         split_sums = self.warps // 2 * 32 * 4 * row_blocks * column_blocks * self._sum_bytes
-        return (
-            pipeline_bytes + max(sums, split_sums if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
-        )
+        return pipeline_bytes + max(sums, split_sums if self.warps_k > 1 else 0) + (self._weights if self.keep_b else 0)
 
     @property
     def _sum_bytes(self) -> int:
@@ -323,24 +320,6 @@ class WgmmaPlan(MmaPlan):
         """Whether a unit is whole instructions and, except for float64, whole jobs, as the kernel requires."""
         pairs, rest = divmod(self._words, 2)
         return rest == 0 and (self.dtype == "float64" or pairs % self.job_pairs == 0)
-
-
-@dataclass(frozen=True)
-class LibraryAlgorithm:
-    """An algorithm of cublasLt.
-
-    Attributes
-    ----------
-    rank : int
-        Its rank in the list from cublasLt's heuristics, from 1 on. If the list is shorter, its last algorithm runs.
-    own_orders : bool
-        Whether cublasLt gets row-major matrices as row-major; otherwise it gets the equivalent column-major product.
-    """
-
-    kernel_name: ClassVar[str] = "cublaslt"
-
-    rank: int = 1
-    own_orders: bool = False
 
 
 _AnyPlan = TypeVar("_AnyPlan", bound=MmaPlan)

@@ -15,7 +15,8 @@ from typing import Any
 
 from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, measured_alike
 from tsapps.kernels.plan.candidates import candidates, stage_bytes
-from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.system.strict_json import read_json

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from math import gcd, lcm
 from typing import ClassVar
 
-from tsapps.kernels.plan.mma import ELEMENT, SUM, KernelPlan, LibraryAlgorithm, MmaPlan
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
+from tsapps.kernels.plan.mma import ELEMENT, SUM, KernelPlan, MmaPlan
 from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = [

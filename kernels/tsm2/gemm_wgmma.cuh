@@ -21,9 +21,9 @@
 // A unit is several *jobs*: products of a 64-row matrix with part of the depth. While the tensor cores run one job, the
 // warpgroup loads A for the next job and adds up the sums of the previous one.
 //
-// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32, and the tensor cores always have a job
-// queued. wgmma does not support doubles; they gain because no consumer waits for a block-wide barrier. Tall tiles limit
-// reads of B from the level-2 cache to a fraction of A. setmaxnreg moves registers from producers to consumers.
+// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32, and the tensor cores always have a
+// job queued. wgmma does not support doubles; they gain because no consumer waits for a block-wide barrier. Tall tiles
+// limit reads of B from the level-2 cache to a fraction of A. setmaxnreg moves registers from producers to consumers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"

@@ -17,7 +17,8 @@ from tsapps.kernels import tune as tuning
 from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.gpu_specs import KNOWN, live
 from tsapps.kernels.plan import user_table as tables
-from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, tuned_table
 
 PROBE = devices._probe

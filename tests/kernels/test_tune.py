@@ -7,7 +7,7 @@ from tsapps.kernels.blas import cublaslt
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import user_table
 from tsapps.kernels.plan.candidates import candidates
-from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
 from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, configuration_of
 
 CELL = tune.own_cell(10**6, 32, 32, "float32", along=True)

@@ -25,7 +25,7 @@ static_assert(sizeof(ConstantCenters) == 4 * (kMostElements + kMostSmallK + 2 * 
 }  // namespace kmeans
 
 #if defined(TSA_HOST)
-static kmeans::ConstantCenters constant_centers;
+[[maybe_unused]] static kmeans::ConstantCenters constant_centers;
 #else
 extern "C" {
 __constant__ kmeans::ConstantCenters constant_centers;

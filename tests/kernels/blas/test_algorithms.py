@@ -8,7 +8,7 @@ from cublaslt_stand_in import Lt
 
 from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.blas import cublas, cublaslt
-from tsapps.kernels.plan.mma import LibraryAlgorithm
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
 from tsapps.kernels.problem import Layout, Problem
 from tsapps.kernels.runtime import workspace
 

@@ -10,7 +10,8 @@ from problems import problem
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan.candidates import candidates, fits, registers
-from tsapps.kernels.plan.mma import LibraryAlgorithm, MmaPlan, WgmmaPlan, instantiate
+from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
+from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan, instantiate
 from tsapps.kernels.plan.select import KEY, LIBRARY, configuration_of, key_of, plan, promising
 from tsapps.kernels.plan.simt import RowsPlan, SmallTsmttsmPlan, SplitPlan
 from tsapps.kernels.problem import ITEMSIZE, NARROW

@@ -160,7 +160,7 @@ def test_a_structure_has_every_field_by_its_name():
     assert made.tolist() == (array.ctypes.data, 0, (9, -7, 0.5), 0, 1)
     with pytest.raises(TypeError, match=r"has fields \['count', 'pointer', 'scale'\], got \['count', 'pointer'\]"):
         structure(PAIR, pointer=0, count=1)
-    with pytest.raises(TypeError, match="got .*'size'"):
+    with pytest.raises(TypeError, match=r"got .*'size'"):
         structure(PAIR, pointer=0, count=1, scale=1, size=2)
 
 
