@@ -6,8 +6,8 @@
 // too small for rows whose products cancel, so locate.cuh re-checks flagged rows.
 //
 // Why it is fast: the check reads C from registers, before rounding to 16 bits. It takes two instructions per element
-// and twelve shuffles per fragment of sixteen rows. p takes one multiply-add per element of A, which is in registers for
-// the tensor cores anyway. B has no additional columns, so the plan of the product is unchanged.
+// and twelve shuffles per fragment of sixteen rows. p takes one multiply-add per element of A, which is in registers
+// for the tensor cores anyway. B has no additional columns, so the plan of the product is unchanged.
 #pragma once
 #include "kernels/tsm2/store.cuh"
 

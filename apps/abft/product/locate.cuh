@@ -1,9 +1,9 @@
-// Locate and correct: re-checks flagged rows, recomputes the elements of those that are confirmed, and repairs wrong ones.
+// Locate and correct: re-checks flagged rows, recomputes the elements of confirmed rows, and repairs wrong elements.
 //
 //   A (m × k), B (k × w), C (m × w), flagged rows   →   the wrong elements of C, and their correct values
 //
-// The re-check confirms a row whose residual exceeds row · q + row_absolute (row_checksums.cuh). An element of a confirmed
-// row is tested in one of two ways:
+// The re-check confirms a row whose residual exceeds row · q + row_absolute (row_checksums.cuh). An element of a
+// confirmed row is tested in one of two ways:
 //
 // - If the accumulation order of C is known, its sum is emulated bit for bit (emulated_gemm.cuh), and an element with
 //   other bits is wrong.
@@ -89,9 +89,9 @@ __device__ __forceinline__ double last_place(double x) {
 
 __device__ __forceinline__ double smaller(double x, double y) { return x < y ? x : y; }
 
-// The effect of an addition on the place of which a sum is a multiple: g → max(floor, min(g, place)). `floor` is the unit
-// in the last place of the sum, and `place` the last significant place of the product added. Composition of several is
-// again of this form.
+// The effect of an addition on the place of which a sum is a multiple: g → max(floor, min(g, place)). `floor` is the
+// unit in the last place of the sum, and `place` the last significant place of the product added. Compositions have the
+// same form.
 struct PlaceUpdate {
   double floor = 0, place = __longlong_as_double(0x7ff0000000000000LL);
 
@@ -109,8 +109,8 @@ __device__ __forceinline__ double max_deviation(long long k, double magnitude, d
   return sqrt((1 + products) * k) * magnitude;
 }
 
-// Deviation of an element's rounding error (rounding_model.py), valid in the warp's first lane. `magnitude` is Σ|ab| and
-// `products` is ρ.
+// Deviation of an element's rounding error (rounding_model.py), valid in the warp's first lane. `magnitude` is Σ|ab|
+// and `products` is ρ.
 template <typename T>
 __device__ __forceinline__ double rounding_deviation(const Operands<T>& of, long long row, long long column,
                                                      double magnitude, double products) {

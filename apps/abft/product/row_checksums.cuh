@@ -13,8 +13,9 @@
 // of n. The weights are exact in float32 up to w = 64. Each is a product of a factor per column of a fragment and a
 // factor per lane.
 //
-// Why it is fast: B is small. Eight lanes share a row of a row-major B, 16 bytes at a time; if columns are contiguous, a
-// lane has a row. Each lane has four rows, which share their weights: these need conversions, whose throughput is low.
+// Why it is fast: B is small. Eight lanes share a row of a row-major B, 16 bytes at a time; if columns are contiguous,
+// a lane has a row. Each lane has four rows, which share their weights: weights need conversions, whose throughput is
+// low.
 #pragma once
 #include "apps/abft/product/detect.cuh"
 
