@@ -75,6 +75,7 @@ def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str,
     from tsapps import matmul
     from tsapps.apps.abft.product import gpu as product_gpu
     from tsapps.kernels.arrays import device_matrix
+    from tsapps.kernels.runtime.machine import cuda_machine
 
     A, B, C = cell.operands()
     expected = matmul(A, B).astype("f8")
@@ -84,7 +85,7 @@ def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str,
     times = {}
     for plan in plans:
         C.fill(float("nan"))
-        fused = product_gpu.ProtectedProduct(plan, a, b, c, bounds)
+        fused = product_gpu.ProtectedProduct(cuda_machine(a.device), plan, a, b, c, bounds)
         memory = fused.check.begin(b)
         call = partial(fused.multiply, memory, a, b, c)
         call()

@@ -34,7 +34,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product import cpu as product_cpu
-from tsapps.apps.abft.product import exact_products
+from tsapps.apps.abft.product import exact_products, gpu_sums
 from tsapps.apps.abft.product.rounding_model import PRODUCT_VARIANCE, RoundingModel, rounding_deviations
 from tsapps.apps.abft.product.thresholds import (
     DTYPES,
@@ -44,17 +44,10 @@ from tsapps.apps.abft.product.thresholds import (
     statistical,
     summed_unit,
 )
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.runtime.machine import cuda_machine
 
-__all__ = [
-    "DEPTHS",
-    "Calibration",
-    "Depth",
-    "Scale",
-    "calibrate",
-    "device_name",
-    "emulated_sums_of",
-    "sums_of",
-]
+__all__ = ["DEPTHS", "Calibration", "Depth", "Scale", "calibrate", "device_name", "emulated_sums_of", "sums_of"]
 
 #: The measured depths.
 DEPTHS = (16, 64, 256, 1024, 4096)
@@ -344,24 +337,18 @@ def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.
     if device is None:
         work = product_cpu.working_type(A.dtype)
         return product_cpu.multiply(A.astype(work), B.astype(work)).astype(np.float64)
-    from tsapps.apps.abft.product import gpu_sums
-
-    return gpu_sums.sums(A, B, dtype, device).astype(np.float64)
+    return gpu_sums.sums(cuda_machine(device), A, B, dtype).astype(np.float64)
 
 
 def emulated_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> np.ndarray:
     """Return the bit-exact emulation of a GPU's sums; NaN where it does not apply."""
-    from tsapps.apps.abft.product import gpu_sums
-
-    return gpu_sums.emulated(A, B, dtype, device)
+    return gpu_sums.emulated(cuda_machine(device), A, B, dtype)
 
 
 def _sequential(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> Iterator[np.ndarray]:
     """Yield A · B as sequential sums in the accumulation type; 16-bit types also as tensor cores truncate them."""
     if A.itemsize == 2 and device is not None:
-        from tsapps.apps.abft.product import gpu_sums
-
-        found = gpu_sums.sequential_sums(A, B, dtype, device)
+        found = gpu_sums.sequential_sums(cuda_machine(device), A, B, dtype)
         if not np.isnan(found).any():
             yield found
     work = product_cpu.working_type(A.dtype)
@@ -395,6 +382,4 @@ def device_name(device: int | None) -> str:
     """Return the name of a GPU, or of the CPU."""
     if device is None:
         return _CPU
-    from tsapps.kernels.gpu_specs import live
-
     return live(device).name

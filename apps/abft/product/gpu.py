@@ -7,15 +7,12 @@ The second sequence also checks a finished product. All launches go to the curre
 that asks for the report waits.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import cached_property, lru_cache
 from pathlib import Path
 from threading import Lock
 from typing import Any
 
-import cupy
 import numpy as np
 
 from tsapps.apps.abft.product.cpu import MOST_LISTED, WrongElement
@@ -42,18 +39,26 @@ from tsapps.apps.abft.product.plan import (
 )
 from tsapps.apps.abft.product.thresholds import ErrorBounds
 from tsapps.kernels import matmul as product
-from tsapps.kernels.arrays import DeviceMatrix, as_array, device_matrix, gapless, kind_of
+from tsapps.kernels.arrays import DeviceMatrix, address, as_array, device_matrix, gapless, kind_of, to_host
 from tsapps.kernels.gemm import Gemm, blocks_of
-from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.kernel import kernel_of
 from tsapps.kernels.plan import accumulation_order
 from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
 from tsapps.kernels.plan.user_table import user_table
 from tsapps.kernels.problem import Problem
-from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch, structure
-from tsapps.kernels.runtime.machine import Launch, cuda_machine
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Launch, Machine, cuda_machine
 
-__all__ = ["ProtectedProduct", "check", "compiled_kernel", "matmul", "operands_of", "protecting_plan"]
+__all__ = [
+    "ProtectedProduct",
+    "RowCheck",
+    "check",
+    "check_matrices",
+    "kernel_of",
+    "matmul",
+    "matrix_on",
+    "operands_of",
+    "protecting_plan",
+]
 
 #: Waits, and returns the number of confirmed rows, the number of wrong elements, and a list of those that have room.
 Report = Callable[[], tuple[int, int, list[WrongElement]]]
@@ -68,7 +73,7 @@ _LEAST_CAPACITY = 1 << 14
 _ROW_MAJOR_LANES, _COLUMN_MAJOR_LANES = 8, 1
 
 
-class _RowCheck:
+class RowCheck:
     """The row check of products of one layout: kernels, sizes and arguments without addresses.
 
     Each product has one buffer: counts, wrong elements, flagged rows, and the two checksum vectors of B. Launches are
@@ -82,6 +87,7 @@ class _RowCheck:
 
     def __init__(
         self,
+        machine: Machine,
         a: DeviceMatrix,
         b: DeviceMatrix,
         c: DeviceMatrix,
@@ -91,7 +97,7 @@ class _RowCheck:
     ) -> None:
         (m, k), w, element, total = a.shape, b.shape[1], ELEMENT[a.dtype], SUM[a.dtype]
         self.lock = Lock()
-        self.device, self._bounds, self._recheck = a.device, row_bounds(bounds, w), recheck_args(bounds, w)
+        self._machine, self._bounds, self._recheck = machine, row_bounds(bounds, w), recheck_args(bounds, w)
         self.capacity = min(m, max(_LEAST_CAPACITY, m // 64))
         itemsize, at = summed(a.dtype).itemsize, COUNTS.itemsize
         self._at = {"counts": 0}
@@ -104,36 +110,33 @@ class _RowCheck:
         step, sizes = np.float64(half_step(w)), (np.int64(m), np.int64(k), np.int64(w))
         self._checksum_sizes = *sizes[1:], np.int64(padded), np.bool_(bounds.by_spread), step
         self._checksum_grid = (-(-padded * lanes // (_THREADS * ROWS_PER_LANE)),)
-        self._row_checksums = compiled_kernel(
-            "row_checksums.cuh", f"row_checksums<{element}, {total}, {lanes}, {vector}>", self.device
+        self._row_checksums = kernel_of(
+            machine, "row_checksums.cuh", f"row_checksums<{element}, {total}, {lanes}, {vector}>"
         )
-        self._locate = compiled_kernel("locate.cuh", f"locate<{element}, {total}>", self.device)
+        self._locate = kernel_of(machine, "locate.cuh", f"locate<{element}, {total}>")
         self._sizes, self._step, self._limits = sizes, step, element_bounds(bounds)
         self._order = order if bounds.bit_exact else accumulation_order.UNKNOWN
         self._operands, self._b = operands_of(a, b, c), _matrix(b)
-        self._multiprocessors = live(self.device).multiprocessors
 
     @cached_property
-    def _checksum_launch(self) -> BoundLaunch:
+    def _checksum_launch(self) -> Launch:
         arguments = self._b, *self._checksum_sizes, *(np.uint64(0),) * 3
-        return BoundLaunch(self._row_checksums, self._checksum_grid, (_THREADS,), arguments)
+        return self._machine.bind(self._row_checksums, self._checksum_grid, (_THREADS,), arguments, dependent=False)
 
     @cached_property
-    def _locate_launch(self) -> DependentLaunch:
+    def _locate_launch(self) -> Launch:
         listed = np.uint64(0), np.uint64(MOST_LISTED)
-        structures = self._operands[()], self._recheck[()], self._flagged_rows(0, 0), self._limits, self._order
-        grid = (_LOCATE_BLOCKS * self._multiprocessors,)
-        return DependentLaunch(self._locate, grid, (_THREADS,), (*structures, np.bool_(False), *listed))
+        structures = self._operands, self._recheck[()], self._flagged_rows(0, 0), self._limits, self._order
+        grid = (_LOCATE_BLOCKS * self._machine.gpu.multiprocessors,)
+        return self._machine.bind(self._locate, grid, (_THREADS,), (*structures, np.bool_(False), *listed))
 
     def _flagged_rows(self, rows: int, counts: int) -> Any:
         """Return the C++ class `FlaggedRows` for two addresses."""
-        flagged = np.zeros((), FLAGGED_ROWS)
-        flagged["rows"], flagged["counts"], flagged["capacity"] = rows, counts, self.capacity
-        return flagged[()]
+        return structure(FLAGGED_ROWS, rows=rows, counts=counts, capacity=self.capacity)
 
     def begin(self, b: DeviceMatrix) -> Any:
         """Return the buffer of one product, after launching the checksum vectors of B into it."""
-        memory = cupy.empty(self._bytes, np.uint8)
+        memory = self._machine.xp.empty(self._bytes, np.uint8)
         with self.lock:
             self._checksum_launch.change(0, b.pointer)
             for place, name in enumerate(("x", "y", "counts"), 1 + len(self._checksum_sizes)):
@@ -143,16 +146,15 @@ class _RowCheck:
 
     def address(self, memory: Any, name: str) -> int:
         """Return the address of a part of the buffer."""
-        return int(memory.data.ptr) + self._at[name]
+        return address(memory) + self._at[name]
 
     def check_rows(self, memory: Any, c: DeviceMatrix, sums: Any) -> None:
         """Flag the rows of a finished C that disagree with the checksums of A's rows."""
         flagged = self._flagged_rows(self.address(memory, "rows"), self.address(memory, "counts"))
         m, _, w = self._sizes
-        kernel = compiled_kernel(
-            "row_checksums.cuh", f"check_rows<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>", self.device
-        )
-        grid = (_CHECK_BLOCKS * self._multiprocessors,)
+        name = f"check_rows<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>"
+        kernel = kernel_of(self._machine, "row_checksums.cuh", name)
+        grid = (_CHECK_BLOCKS * self._machine.gpu.multiprocessors,)
         kernel(grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, flagged))
 
     def locate(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
@@ -167,17 +169,17 @@ class _RowCheck:
             self._locate_launch.change(6, self.address(memory, "wrong"))
             self._locate_launch.change(5, correct)
             self._locate_launch()
-        done = cupy.cuda.Event(disable_timing=True)
-        done.record()
+        done = self._machine.event()
+        done.record(self._machine.current_stream())
 
         def report() -> tuple[int, int, list[WrongElement]]:
-            with cupy.cuda.Device(self.device):
+            with self._machine.current():
                 done.synchronize()
-                counts = memory[: COUNTS.itemsize].get().view(COUNTS)[0]
+                counts = to_host(memory[: COUNTS.itemsize]).view(COUNTS)[0]
                 confirmed, n_wrong = int(counts["confirmed"]), int(counts["wrong"])
                 begin = self._at["wrong"]
                 end = begin + min(n_wrong, MOST_LISTED) * WRONG_ELEMENT.itemsize
-                found = memory[begin:end].get().view(WRONG_ELEMENT).tolist() if n_wrong else []
+                found = to_host(memory[begin:end]).view(WRONG_ELEMENT).tolist() if n_wrong else []
                 return confirmed, n_wrong, [tuple(one) for one in found]
 
         return report
@@ -188,31 +190,41 @@ class ProtectedProduct:
 
     Attributes
     ----------
-    check : _RowCheck
+    check : RowCheck
         The row check before and after the product.
+    epilogue : numpy.ndarray
+        The arguments of the epilogue, without addresses.
     """
 
-    def __init__(self, plan: MmaPlan, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        plan: MmaPlan,
+        a: DeviceMatrix,
+        b: DeviceMatrix,
+        c: DeviceMatrix,
+        bounds: ErrorBounds,
+    ) -> None:
         problem = product.problem_of(a, b, c)
-        machine, w = cuda_machine(a.device), problem.w
+        w = problem.w
         detect = detect_epilogue(a.dtype, w, problem.c)
         epilogue = np.zeros((), detect.arguments)
         epilogue["row_stride"], epilogue["column_stride"] = (stride // c.itemsize for stride in c.strides)
         epilogue["alpha"], epilogue["row_size"] = 1, row_size(bounds, w)
         epilogue["row"], epilogue["row_absolute"] = bounds.row, bounds.row_absolute
         self._multiply = Gemm(plan, problem, machine, detect)
-        self._epilogue = epilogue
+        self.epilogue = epilogue
         self._words = _words(epilogue.dtype, "C", "row_weights", "flagged_rows.rows", "flagged_rows.counts")
         order = accumulation_order.order_of(plan, problem, blocks_of(plan, problem, machine.gpu.multiprocessors))
-        self.check = _RowCheck(a, b, c, bounds, padded_depth(problem.k, plan), order)
+        self.check = RowCheck(machine, a, b, c, bounds, padded_depth(problem.k, plan), order)
         epilogue["flagged_rows"]["capacity"] = self.check.capacity
 
     @cached_property
     def _launch(self) -> Launch:
-        return self._multiply.unbound(self._epilogue[()])
+        return self._multiply.unbound(self.epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
-        """Compute C and flag its rows; `memory` is the buffer that `_RowCheck.begin` returned."""
+        """Compute C and flag its rows; `memory` is the buffer that `RowCheck.begin` returned."""
         addresses = c.pointer, *(self.check.address(memory, name) for name in ("x", "rows", "counts"))
         with self.check.lock:
             self._multiply.run(self._launch, a.pointer, b.pointer, zip(self._words, addresses, strict=True))
@@ -223,15 +235,16 @@ def matmul(A: Any, B: Any, ours: ErrorBounds, others: ErrorBounds, index: int, *
 
     `ours` are the error bounds of a product by our kernels, `others` of one by cuBLAS.
     """
+    machine = cuda_machine(index)
     with product.on_stream(A, index):
         a, b = device_matrix("A", A), device_matrix("B", B)
         (m, k), w = a.shape, b.shape[1]
         if k == 0:  # empty sums
-            return _new(A, (m, w), "zeros"), lambda: (0, 0, [])
+            return _new(machine, A, (m, w), "zeros"), lambda: (0, 0, [])
         if is_fused(m, k, w):
-            C = _new(A, (m, w), "empty")
+            C = _new(machine, A, (m, w), "empty")
             c = device_matrix("C", C)
-            protected = _protected(a.stand_in, b.stand_in, c.stand_in, ours)
+            protected = _protected(machine, a.stand_in, b.stand_in, c.stand_in, ours)
             if protected is not None:
                 memory = protected.check.begin(b)
                 protected.multiply(memory, a, b, c)
@@ -241,59 +254,68 @@ def matmul(A: Any, B: Any, ours: ErrorBounds, others: ErrorBounds, index: int, *
 
 
 @lru_cache(maxsize=4096)
-def _protected(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds) -> ProtectedProduct | None:
+def _protected(
+    machine: Machine, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds
+) -> ProtectedProduct | None:
     """Return the protected product of matrices of these layouts; None if no plan supports it."""
-    plan = protecting_plan(product.problem_of(a, b, c), a.device)
-    return None if plan is None else ProtectedProduct(plan, a, b, c, bounds)
+    plan = protecting_plan(machine, product.problem_of(a, b, c))
+    return None if plan is None else ProtectedProduct(machine, plan, a, b, c, bounds)
 
 
 def check(A: Any, B: Any, C: Any, bounds: ErrorBounds, index: int, *, correct: bool) -> Report:
     """Return the report of a finished product, for arguments that `check_product` has validated."""
     with product.on_stream(A, index):
         a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
-        if 0 in c.shape:
-            return lambda: (0, 0, [])
-        if a.shape[1] == 0:  # empty sums equal those of zeros
-            a, b = (_zeros(shape, a) for shape in ((c.shape[0], 1), (1, c.shape[1])))
-        row_check, problem, plan = _check_of(a.stand_in, b.stand_in, c.stand_in, bounds)
-        memory = row_check.begin(b)
-        sums = cupy.empty(c.shape[0], summed(a.dtype))
-        epilogue = row_sums_epilogue(a.dtype)
-        store = structure(epilogue.arguments, row_weights=row_check.address(memory, "x"), to=sums)
-        Gemm(plan, problem, cuda_machine(a.device), epilogue)(a.pointer, b.pointer, store)
-        row_check.check_rows(memory, c, sums)
-        return row_check.locate(memory, a, b, c, correct=correct)
+        return check_matrices(cuda_machine(index), a, b, c, bounds, correct=correct)
+
+
+def check_matrices(
+    machine: Machine, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds, *, correct: bool
+) -> Report:
+    """Return the report of a finished product, after launches on the current stream."""
+    if 0 in c.shape:
+        return lambda: (0, 0, [])
+    if a.shape[1] == 0:  # empty sums equal those of zeros
+        zeros = (np.zeros(shape, f"u{a.itemsize}") for shape in ((c.shape[0], 1), (1, c.shape[1])))
+        a, b = (matrix_on(machine, X, a.dtype) for X in zeros)
+    row_check, problem, plan = _check_of(machine, a.stand_in, b.stand_in, c.stand_in, bounds)
+    memory = row_check.begin(b)
+    sums = machine.xp.empty(c.shape[0], summed(a.dtype))
+    epilogue = row_sums_epilogue(a.dtype)
+    store = structure(epilogue.arguments, row_weights=row_check.address(memory, "x"), to=sums)
+    Gemm(plan, problem, machine, epilogue)(a.pointer, b.pointer, store)
+    row_check.check_rows(memory, c, sums)
+    return row_check.locate(memory, a, b, c, correct=correct)
 
 
 @lru_cache(maxsize=4096)
 def _check_of(
-    a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds
-) -> tuple[_RowCheck, Problem, MmaPlan]:
+    machine: Machine, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds
+) -> tuple[RowCheck, Problem, MmaPlan]:
     """Return the row check of finished products of these layouts, and the product that sums A's rows.
 
     That product multiplies A by the first column of B.
     """
     column = b._replace(shape=(b.shape[0], 1))
     problem = product.problem_of(a, column, gapless((a.shape[0], 1), a.dtype, a.itemsize, by_rows=True))
-    plan = protecting_plan(problem, a.device)
+    plan = protecting_plan(machine, problem)
     if plan is None:
         raise ValueError(
             f"no kernel checks a product of A with shape {a.shape} and dtype {a.dtype} on this GPU, which has compute "
-            f"capability {live(a.device).compute_capability}; expected 8.0 or higher, or shorter rows"
+            f"capability {machine.gpu.compute_capability}; expected 8.0 or higher, or shorter rows"
         )
-    return _RowCheck(a, b, c, bounds, padded_depth(problem.k, plan)), problem, plan
+    return RowCheck(machine, a, b, c, bounds, padded_depth(problem.k, plan)), problem, plan
 
 
-def protecting_plan(problem: Problem, index: int) -> MmaPlan | None:
-    """Return the plan of a protected product on a GPU; None if no kernel supports it."""
-    device = live(index)
-    return checked_plan(problem, device, user_table(device.name))
+def protecting_plan(machine: Machine, problem: Problem) -> MmaPlan | None:
+    """Return the plan of a protected product; None if no kernel supports it."""
+    return checked_plan(problem, machine.gpu, user_table(machine.gpu.name))
 
 
-def compiled_kernel(file: str, name: str, device: int) -> Any:
+def kernel_of(machine: Machine, file: str, name: str) -> Any:
     """Return a kernel of a file of this folder, by its name expression in namespace abft."""
-    name = f"abft::{name}"
-    return kernel_of(_FOLDER / file, (name,), name, device)
+    (kernel,) = machine.kernels(_FOLDER / file, f"abft::{name}")
+    return kernel
 
 
 @lru_cache
@@ -321,28 +343,27 @@ def _vector(x: DeviceMatrix) -> int:
     return 16 // size if whole else 1
 
 
-def _new(A: Any, shape: tuple[int, int], how: str) -> Any:
+def _new(machine: Machine, A: Any, shape: tuple[int, int], how: str) -> Any:
     """Return a new array of A's library and type; `how` is "empty" or "zeros"."""
     if kind_of(A) == "torch":
         return getattr(A, f"new_{how}")(shape)
-    return getattr(cupy, how)(shape, as_array(A).dtype)
+    return getattr(machine.xp, how)(shape, as_array(A).dtype)
 
 
-def _zeros(shape: tuple[int, int], like: DeviceMatrix) -> DeviceMatrix:
-    return device_matrix("zeros", cupy.zeros(shape, f"u{like.itemsize}"))._replace(dtype=like.dtype)
+def matrix_on(machine: Machine, X: np.ndarray, dtype: str) -> DeviceMatrix:
+    """Return a host array of type `dtype` on a machine."""
+    # As integers, because CuPy does not support bfloat16.
+    array = machine.xp.asarray(X.view(f"u{X.itemsize}"))
+    return DeviceMatrix(address(array), array.shape, array.strides, dtype, X.itemsize, machine.index, array)
 
 
-def operands_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> np.ndarray:
+def operands_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> Any:
     """Return the C++ class `Operands`."""
-    operands = np.zeros((), OPERANDS)
-    operands["A"], operands["B"], operands["C"] = _matrix(a), _matrix(b), _matrix(c)
-    operands["m"], operands["k"], operands["w"] = *a.shape, b.shape[1]
-    return operands
+    (m, k), w = a.shape, b.shape[1]
+    return structure(OPERANDS, A=_matrix(a), B=_matrix(b), C=_matrix(c), m=m, k=k, w=w)
 
 
 def _matrix(x: DeviceMatrix) -> Any:
     """Return the C++ class `Matrix`."""
-    matrix = np.zeros((), MATRIX)
-    matrix["data"] = x.pointer
-    matrix["row_stride"], matrix["column_stride"] = (stride // x.itemsize for stride in x.strides)
-    return matrix[()]
+    row_stride, column_stride = (stride // x.itemsize for stride in x.strides)
+    return structure(MATRIX, data=x.pointer, row_stride=row_stride, column_stride=column_stride)

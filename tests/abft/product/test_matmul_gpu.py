@@ -11,7 +11,8 @@ from oracle import product_tolerance
 
 from bench.abft.campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft.product import calibrate as calibration
-from tsapps.apps.abft.product import exact_products, thresholds
+from tsapps.apps.abft.product import exact_products, gpu_sums, thresholds
+from tsapps.apps.abft.product import gpu as product_gpu
 from tsapps.apps.abft.product.calibrate import calibrate
 from tsapps.apps.abft.product.matmul import check_product, matmul
 from tsapps.apps.abft.product.plan import COUNTS, FLAGGED_ROW
@@ -21,11 +22,10 @@ from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.matmul import problem_of
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.mma import MmaPlan
+from tsapps.kernels.runtime.machine import cuda_machine
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-product_gpu = pytest.importorskip("tsapps.apps.abft.product.gpu", reason="needs a GPU: CuPy is not installed")
-gpu_sums = pytest.importorskip("tsapps.apps.abft.product.gpu_sums", reason="needs a GPU: CuPy is not installed")
 
 DTYPES = ["float64", "float32", "float16"]
 #: Tall and narrow products, checked by their own kernel; and others, checked afterwards.
@@ -159,7 +159,7 @@ def test_sums_match_their_emulation(dtype, distribution):
     rng = np.random.default_rng(8)
     for m, k, w in ((5000, 64, 16), (40_000, 1000, 16), (300, 20_000, 8), (3000, 700, 64)):
         A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
-        sums, expected = gpu_sums.sums(A, B, dtype, 0), gpu_sums.emulated(A, B, dtype, 0)
+        sums, expected = (by(cuda_machine(0), A, B, dtype) for by in (gpu_sums.sums, gpu_sums.emulated))
         assert (sums == expected).all(), (m, k, w)
 
 
@@ -182,7 +182,8 @@ def test_every_kind_of_plan_matches_its_emulation(m, k, w, dtype, order):
     assert plans
     for plan in plans.values():
         one = replace(plan, store="StorePairs", row_sums=False)
-        sums, expected = gpu_sums.sums_by(one, problem, a, b), gpu_sums.emulated_by(one, problem, a, b)
+        given = cuda_machine(0), one, problem, a, b
+        sums, expected = gpu_sums.sums_by(*given), gpu_sums.emulated_by(*given)
         assert (sums == expected).all(), plan
 
 
@@ -194,7 +195,7 @@ def test_single_bit_errors_are_found_and_repaired(dtype):
     C = cupy.empty((m, w), dtype)
     c = device_matrix("C", C)
     bounds = thresholds.statistical(k, w, dtype, 1e-6, 1e-9, bit_exact=True)
-    protected = product_gpu._protected(a.stand_in, b.stand_in, c.stand_in, bounds)
+    protected = product_gpu._protected(cuda_machine(0), a.stand_in, b.stand_in, c.stand_in, bounds)
     memory = protected.check.begin(b)
     protected.multiply(memory, a, b, c)
     clean = C.get()
