@@ -25,6 +25,15 @@ def _empty(shape, dtype=np.float64, order="C"):
     return array
 
 
+def placed(array, offset=0):
+    """Return a copy that begins `offset` elements after a multiple of 256 bytes, as memory of a GPU does."""
+    room = np.zeros(array.nbytes + 256 + offset * array.itemsize, np.uint8)
+    begin = -room.ctypes.data % 256 + offset * array.itemsize
+    copy = room[begin : begin + array.nbytes].view(array.dtype).reshape(array.shape)
+    copy[...] = array
+    return copy
+
+
 class HostKernel:
     """A kernel built for the CPU when it is first launched."""
 
@@ -98,8 +107,8 @@ class HostMachine:
     ----------
     multiprocessors : int
         Which decide grids.
-    gpu : str
-        A key of `KNOWN`.
+    gpu : GpuSpec
+        All else that launchers ask of it.
     memory : int
         The bytes that arrays may take.
     """
@@ -109,8 +118,8 @@ class HostMachine:
     index = 0
     pinned, stream, current_stream, event = staticmethod(_empty), _Stream, _Stream, _Event
 
-    def __init__(self, multiprocessors=2, gpu="H200", memory=1 << 34):
-        self.gpu, self.memory = replace(KNOWN[gpu], multiprocessors=multiprocessors), memory
+    def __init__(self, multiprocessors=2, gpu=KNOWN["H200"], memory=1 << 34):
+        self.gpu, self.memory = replace(gpu, multiprocessors=multiprocessors), memory
 
     def current(self):
         return contextlib.nullcontext()
