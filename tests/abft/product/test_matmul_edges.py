@@ -10,8 +10,8 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exhaustive import property_test
-from host_cuda.protected_products import Check
 from hypothesis import strategies as st
+from protected_products import Check
 
 from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import exact_products, thresholds
@@ -347,9 +347,9 @@ def check_by_kernels(dtype):
 
     def check(A, B, C, threshold):
         bounds = _bounds_of(*B.shape, dtype, threshold, own=False, flushes=True)
-        one = Check(A, B, dtype, bounds)
-        one.check_rows(C)
-        found, n_wrong = one.locate(C)
+        one = Check(A, B, C, bounds)
+        one.check_rows()
+        found, n_wrong = one.locate()
         return SimpleNamespace(clean=n_wrong == 0, faults=[ProductFault(*each) for each in found])
 
     return check
