@@ -35,4 +35,4 @@ def is_whole(X: Any) -> str:
 
 def pointer(array: Any | None) -> Any:
     """Return the argument that a kernel takes for an array that may be absent."""
-    return np.intp(0) if array is None else array
+    return np.uint64(0) if array is None else array
