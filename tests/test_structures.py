@@ -10,7 +10,8 @@ import pytest
 from host_cuda import harness
 
 from tsapps.apps.abft.at_rest.gpu.plan import TASK
-from tsapps.apps.abft.product.plan import WRONG
+from tsapps.apps.abft.product import plan as abft
+from tsapps.apps.abft.product.plan import detect_epilogue, row_sums_epilogue
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
@@ -28,9 +29,24 @@ from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
 from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
 from tsapps.kernels.plan.accumulation_order import ORDER
 
+EPILOGUES = [
+    *(detect_epilogue("float64", 16, lies) for lies in ("packed", "columns", "any")),
+    *(detect_epilogue("float32", 16, lies) for lies in ("packed", "columns", "any")),
+    *(detect_epilogue("float16", 16, lies) for lies in ("packed", "columns", "any")),
+    *(row_sums_epilogue(dtype) for dtype in ("float64", "float32")),
+]
 STRUCTURES = {
     "abft::Task<double>": ("apps/abft/at_rest/gpu/tile_pipeline.cuh", TASK),
-    "abft::Wrong": ("apps/abft/product/locate.cuh", WRONG),
+    "abft::Matrix<float>": ("apps/abft/product/row_checksums.cuh", abft.MATRIX),
+    "abft::Operands<float>": ("apps/abft/product/exact_products.cuh", abft.OPERANDS),
+    "abft::Counts": ("apps/abft/product/detect.cuh", abft.COUNTS),
+    "abft::FlaggedRow": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROW),
+    "abft::FlaggedRows": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROWS),
+    "abft::RowBounds": ("apps/abft/product/row_checksums.cuh", abft.ROW_BOUNDS),
+    "abft::ElementBounds": ("apps/abft/product/locate.cuh", abft.ELEMENT_BOUNDS),
+    "abft::RecheckArgs<double>": ("apps/abft/product/locate.cuh", abft.RECHECK_ARGS),
+    "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
+    **{one.name: (one.header, one.arguments) for one in EPILOGUES},
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
     "kmeans::StreamedArgminEpilogue<128, 4, true>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
     "kmeans::ArgminEpilogueBounded": ("apps/kmeans/bounds/assign.cuh", BOUNDED),

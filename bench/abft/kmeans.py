@@ -44,8 +44,12 @@ def engine_of(device: str) -> Any:
     from tsapps.apps.kmeans.engines.cublas_step import CublasStep
     from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
     from tsapps.apps.kmeans.engines.select_step import Options
+    from tsapps.kernels.runtime.machine import cuda_machine
+
+    machine = cuda_machine(0)
 
     def cublas_engine(*given: Any) -> Any:
-        return with_seams(DeviceEngine(*given, 0, Options(kernels=False)), DeviceData, CublasStep, *given, 0)
+        engine = DeviceEngine(*given, machine, Options(kernels=False))
+        return with_seams(engine, DeviceData, CublasStep, *given, machine)
 
     return cublas_engine

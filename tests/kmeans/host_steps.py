@@ -7,7 +7,11 @@ import pytest
 from host_cuda.machine import HostMachine
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.half_copy import Placement
+from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines.device_step import integers_of
+from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 #: Type of X, digits of sums, whether samples have weights.
@@ -66,6 +70,12 @@ def data_on_host(X, kind, weights=None, mean=None, *, middle=None, multiprocesso
     data.middle, data.wide = middle, digits == 3 and work == np.float32
     data.center(np.zeros(X.shape[1]) if mean is None else mean, on_read=True)
     return data
+
+
+def buffers_of(data, k):
+    """Return the buffers of iterations for k clusters, and the format of their sums, without a product."""
+    sums, placement = integers_of(data), Placement(padded(data.n_features), 0, np.float32(1), np.float32(1))
+    return IterationBuffers.allocated(data, k, Layout(placement, 8), sums), sums
 
 
 def away_of(kind):

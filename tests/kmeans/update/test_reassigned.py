@@ -5,12 +5,8 @@ import pytest
 from host_cuda import harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from kmeans.host_steps import KINDS, SHAPES, add_sorted, data_on_host, fixed_point_sums
+from kmeans.host_steps import KINDS, SHAPES, add_sorted, buffers_of, data_on_host, fixed_point_sums
 
-from tsapps.apps.kmeans.data.half_copy import Placement
-from tsapps.apps.kmeans.data.plan import padded
-from tsapps.apps.kmeans.engines.device_step import integers_of
-from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.launch import SegmentedSum
 from tsapps.apps.kmeans.update.plan import LISTS
 from tsapps.kernels.runtime.launch import structure
@@ -25,8 +21,7 @@ class Sorting:
 
     def __init__(self, X, k, kind, labels, *, pairs, weights=None, mean=None):
         self.data, self.k, self.pairs = data_on_host(X, kind, weights, mean), k, pairs
-        sums, layout = integers_of(self.data), Layout(Placement(padded(X.shape[1]), 0, np.float32(1), np.float32(1)), 8)
-        self.buffers = IterationBuffers.allocated(self.data, k, layout, sums)
+        self.buffers, sums = buffers_of(self.data, k)
         self.labels, self.sums, self.scales = self.buffers.labels, self.buffers.sums, sums.scales
         self.labels[:] = labels
         self.sums[:] = self.sums_of(self.labels)
