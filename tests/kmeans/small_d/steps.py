@@ -122,20 +122,13 @@ def _made(made, data, plan, k, *, bounds=False):
     return step
 
 
-def assign(step, centers):
-    """Give every sample the label of its nearest center; return how many changed."""
-    of = step.buffers
+def assert_assigns(step, centers):
+    """Labels, sums and the number of labels that change are right at these centers; return that number."""
+    before, of = step.labels.copy(), step.buffers
     of.n_reassigned[...] = of.stopped[...] = 1  # of the last iterations, which were stopped
     found = step.assign(centers.astype(step.data.dtype), update=False)
     assert not of.stopped.any()
     assert not of.arrived.any()
-    return found.n_reassigned
-
-
-def assert_assigns(step, centers):
-    """Labels and sums are right once they are assigned, and so is the number of labels that changed; return it."""
-    before = step.labels.copy()
-    n_reassigned = assign(step, centers)
     assert_right(step, centers)
-    assert n_reassigned == np.count_nonzero(before != step.labels)
-    return n_reassigned
+    assert found.n_reassigned == np.count_nonzero(before != step.labels)
+    return found.n_reassigned
