@@ -23,11 +23,11 @@ def exact_verdict(
     of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
     if expected is None:
         raise ValueError("the sidecar has no sums of the exact code")
-    look = mismatches_on_gpu(source, sidecar, gpu, progress)
-    suspects, sums = _mismatches(source, expected, of, progress) if look is None else look
-    if not len(suspects):
+    by_gpu = mismatches_on_gpu(source, sidecar, gpu, progress)
+    mismatches, sums = _mismatches(source, expected, of, progress) if by_gpu is None else by_gpu
+    if not len(mismatches):
         return Verdict()
-    solved, refused = _solved(suspects, sums, expected, of)
+    solved, refused = _solved(mismatches, sums, expected, of)
     words, differences, blocks = solved.T
     order = np.argsort(words)
     words, differences, blocks = words[order], differences[order], blocks[order]

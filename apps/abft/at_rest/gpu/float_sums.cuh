@@ -19,7 +19,8 @@
 // column sums, lane 4·g + t reads chunk g of every fourth row from t on, like exact_sums.cuh: the pairs of a right
 // operand are rows t and t + 4, and its eight columns are one of each chunk.
 //
-// Why it is fast: two row sums and two column sums take six instructions per float, and two per pair of 16-bit elements.
+// Why it is fast: two row sums and two column sums take six instructions per float, and two per pair of 16-bit
+// elements.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -107,8 +108,8 @@ class ElementSums {
 
   static __device__ __forceinline__ Sum of_row(const Sum* parts, int p) { return parts[p * kWarps * kRows]; }
 
-  // `to` points to the sum of the warp's first column, `columns` is the number of columns from it on, and `width` is the
-  // distance between weights.
+  // `to` points to the sum of the warp's first column, `columns` is the number of columns from it on, and `width` is
+  // the distance between weights.
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
     // Reduction over the lanes g: each keeps half of its columns and sends the other half, until it has one.
     const int lane = threadIdx.x % 32;
