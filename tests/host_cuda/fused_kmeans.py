@@ -4,7 +4,6 @@ from functools import cache, partial
 
 import numpy as np
 import oracle
-import pytest
 
 from host_cuda import harness
 from host_cuda.tall_skinny import DTYPES
@@ -24,7 +23,6 @@ from tsapps.apps.kmeans.data.plan import (
     EXACT,
     ROUNDING,
     ROWS,
-    UNPROVED,
     half_copy_scale,
     log2_lanes,
     norm_limit_of,
@@ -32,7 +30,7 @@ from tsapps.apps.kmeans.data.plan import (
     vector_of,
 )
 from tsapps.apps.kmeans.update.fixed_point import columns_of_block, integers
-from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, PLACE_BYTES, SEGMENTS, UPDATE_CENTERS, segments_plan
+from tsapps.apps.kmeans.update.plan import OUTCOME, UPDATE_CENTERS
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.mma import ELEMENT
 
@@ -42,8 +40,6 @@ H200 = KNOWN["H200"]
 SHAPES = [(1, 1), (3, 2), (4, 16), (16, 9), (40, 33), (130, 64), (300, 5), (264, 9), (2050, 9)]
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 SCALAR = {np.float32: "float", np.float64: "double"}
-#: All features that tests have, of many clusters too, for each of which `segmented_sum` is compiled as it is planned.
-FEATURES = [*(d for d, _ in SHAPES), 50, 64, 70, 100]
 BLOCKS = 3
 
 
@@ -85,9 +81,8 @@ def rows_source(*kind):
     T, W, scale, flags, name = types_of(*kind)
     return f"""
 #include "apps/kmeans/update/centers.cuh"
-#include "apps/kmeans/assign/rescore_large_k.cuh"
+#include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/scatter_add.cuh"
-#include "apps/kmeans/update/segmented_sum.cuh"
 extern "C" void half_copy_{name}(const void* X, long long n, long long d, long long padded, long long panels,
                               const void* mean, double scale, double rounding, long long log2_lanes, void* half_copy,
                               float* norms, long long aligned) {{
@@ -127,67 +122,6 @@ extern "C" void scatter_add_{name}(const void* rows, const {scale}* scales, long
 }}"""
 
 
-def many_source(*kind):
-    T, W, _, _, name = types_of(*kind)
-    return f"""
-extern "C" void rescore_large_k_{name}(const void* rows, const void* centers, long long k,
-                                       kmeans::Reassignment* changes,
-                                      const kmeans::AmbiguousLargeK* ambiguous, kmeans::Lengths* lengths,
-                                      long long capacity,
-                                      long long lists, const int* stopped) {{
-  const auto of = *static_cast<const kmeans::CenteredRows<{T}, {W}>*>(rows);
-  cuda_host::launch(dim3(lists, 2), 256, 0, [=] {{
-    kmeans::rescore_large_k<{T}, {W}>(of, static_cast<const {W}*>(centers), (int)k, changes, ambiguous, lengths,
-                                     capacity, stopped);
-  }});
-}}
-template <typename Launch>
-void with_lists(const void* lists, bool pairs, Launch launch) {{
-  if (pairs) launch(*static_cast<const kmeans::Lists<kmeans::AmbiguousRow>*>(lists));
-  else launch(*static_cast<const kmeans::Lists<kmeans::Reassignment>*>(lists));
-}}
-extern "C" void count_{name}(const void* lists, long long n_lists, const kmeans::Segments* segments, int* labels,
-                             unsigned* counts, unsigned* begins, unsigned* arrived, unsigned* all,
-                             unsigned* n_reassigned,
-                             const int* stopped) {{
-  const auto of = *segments;
-  with_lists(lists, of.bits >= 0, [=](auto items) {{
-    cuda_host::launch(dim3(n_lists, 2), kmeans::kCountThreads, 0, [=] {{
-      kmeans::count_reassigned(items, of, labels, counts, begins, arrived, all, n_reassigned, stopped);
-    }});
-  }});
-}}
-extern "C" void sort_{name}(const void* lists, long long n_lists, const kmeans::Segments* segments, unsigned* begins,
-                            unsigned* places, const int* stopped) {{
-  const auto of = *segments;
-  with_lists(lists, of.bits >= 0, [=](auto items) {{
-    cuda_host::launch(dim3(n_lists, 2), kmeans::kCountThreads, 0,
-                      [=] {{ kmeans::sort_reassigned(items, of, begins, places, stopped); }});
-  }});
-}}""" + "".join(add_source(kind, arguments) for arguments in sorted({plan_of(kind, d).arguments for d in FEATURES}))
-
-
-def plan_of(kind, d):
-    """Return how rows of d features are added up."""
-    dtype, digits, weighted = kind
-    return segments_plan(np.dtype(DTYPES[dtype]).itemsize, d, 0, digits, weighted=weighted)
-
-
-def add_source(kind, arguments):
-    T, W, scale, flags, name = types_of(*kind)
-    return f"""
-extern "C" void add_{arguments.replace(", ", "_")}_{name}(const void* rows, const {scale}* scales,
-                                                          const kmeans::Segments* segments, const unsigned* places,
-                                                          const unsigned* ends, const unsigned* all,
-                                                          unsigned long long* sums, const int* stopped) {{
-  const auto of = *static_cast<const kmeans::CenteredRows<{T}, {W}>*>(rows);
-  const auto which = *segments;
-  cuda_host::launch(dim3({BLOCKS}), 256, 0, [=] {{
-    kmeans::segmented_sum<{T}, {W}, {flags}, {arguments}>(of, scales, which, places, ends, all, sums, stopped);
-  }});
-}}"""
-
-
 #: dtype, digits, whether samples have weights.
 KINDS = [
     ("float32", 2, False),
@@ -199,24 +133,18 @@ KINDS = [
 ]
 
 
-def rows_and_many_source(*kind):
-    return rows_source(*kind) + many_source(*kind)
-
-
 @cache
 def libraries():
     of_shapes = {shape: partial(product_source, *shape) for shape in SHAPES}
-    return harness.Libraries(of_shapes | {kind: partial(rows_and_many_source, *kind) for kind in KINDS})
+    return harness.Libraries(of_shapes | {kind: partial(rows_source, *kind) for kind in KINDS})
 
 
 class Iterations:
     """X and what iterations keep of it, as a step has them."""
 
-    panels, columns, tile = 0, 8, 1
+    columns = 8
     #: Whether iterations may have bounds.
     bounds = False
-    #: Whether rows are sorted to be moved; and whether by pairs of clusters.
-    sorts, pairs = False, True
 
     def __init__(self, X, k, kind, weights=None, mean=None):
         self.dtype, self.digits, self.weighted = kind
@@ -240,9 +168,9 @@ class Iterations:
         if self.digits != found.digits:
             bits = 30 if self.digits == 2 else 46
             self.scales = np.exp2(np.append(bits - np.ceil(np.log2(np.maximum(self.largest, 1e-30))), 0.0))
-        self.padded = 16 * self.panels or padded(self.d)
+        self.padded = padded(self.d)
         self.rounding = EXACT if self.X.itemsize == 2 and not self.mean.any() else ROUNDING
-        self.half_copy = np.full((-(-self.n // self.tile) * self.tile, self.padded), np.nan, np.float16)
+        self.half_copy = np.full((self.n, self.padded), np.nan, np.float16)
         self.norms = np.full(self.n, np.nan, np.float32)
         self.make_half_copy(self.scale)
         self.work_scales = self.scales.astype(np.float32 if self.digits == 2 else np.float64)
@@ -254,7 +182,7 @@ class Iterations:
         """Make the copy that iterations read."""
         self.scale, vector = scale, vector_of(self.X.itemsize)
         lanes, aligned = log2_lanes(self.padded // vector), int(self.d % vector == 0)
-        sizes = self.n, self.d, self.padded, self.panels
+        sizes = self.n, self.d, self.padded, 0
         self.call(
             "half_copy",
             self.X,
@@ -267,16 +195,6 @@ class Iterations:
             self.norms,
             aligned,
         )
-
-    def prove_nothing(self):
-        """Leave labels to the products in float16, as precision="tf32" does."""
-        self.norms[self.norms <= self.norm_limit] *= np.float32(UNPROVED)
-
-    def float16_scores(self, centers):
-        """Return x̂·ĉ − ‖c‖²/2 of every sample and center, from what float16 holds of both; (n, k), in float64."""
-        x, c = ((self.scale * one.astype(np.float64)) for one in (self.centered, centers.astype(self.work)))
-        centers_half = [one.astype(np.float16).astype(np.float64) for one in (x, c)]
-        return centers_half[0] @ centers_half[1].T - (c * c).sum(axis=1) / 2
 
     @property
     def plan_of_product(self):
@@ -295,8 +213,7 @@ class Iterations:
         k = self.k
         centers = np.ascontiguousarray(centers.astype(self.work))
         columns = -(-k // self.columns) * self.columns
-        width = self.padded + (16 if self.panels else 0)
-        self.centers_half = np.full((self.parts * columns, width), np.nan if columns == k else 0, np.float16)
+        self.centers_half = np.full((self.parts * columns, self.padded), np.nan if columns == k else 0, np.float16)
         self.offsets, self.error_coefficients = np.full((2, columns), np.nan, np.float32)
         self.center_stats, self.found = np.full(4, np.nan, np.float32), np.full((k, 4), np.nan)
         self.arrived, self.n_reassigned, self.stopped = (
@@ -314,7 +231,7 @@ class Iterations:
         """Return what the kernels of update/centers.cuh are told of an iteration."""
         self.units = 1 / self.scales
         error_coefficients = 0, 0.0, 0.0
-        if not self.panels and epilogue_of(self.plan_of_product, self.k) != "ArgminEpilogue":
+        if epilogue_of(self.plan_of_product, self.k) != "ArgminEpilogue":
             error_coefficients = (
                 self.error_coefficients.ctypes.data,
                 *error_coefficients_of(self.plan_of_product, self.d, self.k, self.rounding),
@@ -323,7 +240,7 @@ class Iterations:
         state = self.center_stats, self.arrived, self.n_reassigned, self.counts, self.stopped, outcome
         before, after = ([one.ctypes.data for one in some] for some in (pointed, state))
         second = len(self.offsets) if self.parts > 1 else 0
-        centers_half = self.centers_half.ctypes.data, self.padded, self.panels, self.columns, second
+        centers_half = self.centers_half.ctypes.data, self.padded, 0, self.columns, second
         sizes = self.k, self.d, self.counts.size, self.scale, self.norm_limit
         of = (
             *before,
@@ -358,10 +275,6 @@ class Iterations:
         rows = self.rows()
         self.call("rescore", rows, centers, k, entries, counts, room, lists, self.stopped)
         self.counts = counts
-        if self.sorts:
-            every = np.array((entries.ctypes.data, counts.ctypes.data, room, 1, 0), LISTS)
-            places = np.full(lists * room, 2**32 - 1, f"u{PLACE_BYTES}")
-            return ambiguous, self.move_segments(rows, every, lists, places)
         columns, chunks = columns_of_block(d, k, self.digits)
         sizes, lists_of = (k, columns, chunks, log2_lanes(min(d, columns))), (entries, counts, room, lists)
         n_reassigned = np.zeros(1, np.uint32)
@@ -380,25 +293,6 @@ class Iterations:
         name = epilogue_of(self.plan_of_product, self.k).partition("<")[0]
         libraries()[self.d, self.k].call(f"assign_{name}_{self.d}_{self.k}", *product)
 
-    def move_segments(self, rows, lists, n_lists, places):
-        """Move the rows of some lists, sorted by segment; return how many there are."""
-        bits = (self.k - 1).bit_length() if self.pairs else -1
-        number = (self.k + 1) << bits if self.pairs else 2 * self.k
-        segments, in_segment = np.array((self.k, bits), SEGMENTS), np.zeros(number, np.uint32)
-        begins, arrived, n_reassigned, every = (np.zeros(size, np.uint32) for size in (number, 1, 1, 1))
-        counts, of = (in_segment, begins, arrived, every, n_reassigned), (lists, n_lists, segments)
-        self.call("count", *of, self.labels, *counts, self.stopped)
-        assert not in_segment.any()
-        firsts = begins.tolist()
-        self.call("sort", *of, begins, places, self.stopped)
-        if not self.stopped[0]:
-            assert [0, *begins[:-1].tolist()] == firsts  # each ends where the next begins
-            assert begins[-1] == every[0]
-        add = "add_" + plan_of((self.dtype, self.digits, self.weights is not None), self.d).arguments.replace(", ", "_")
-        self.call(add, rows, self.work_scales, segments, places, begins, every, self.sums, self.stopped)
-        self.ends = begins
-        return int(n_reassigned[0])
-
     def update_centers(self, centers, n_reassigned, tolerance=0.0):
         """Return the outcome of an iteration, and the next centers, which are placed."""
         centers = np.ascontiguousarray(centers.astype(self.work))
@@ -408,21 +302,6 @@ class Iterations:
         assert not self.counts.any()
         assert not self.n_reassigned.any()
         return outcome[0], following
-
-    def assert_advanced(self, centers, n_reassigned, outcome, following):
-        """An iteration that left no cluster empty is one of Lloyd in float64, and told of as it is."""
-        one = np.ones(self.n) if self.weights is None else self.weights
-        labels, expected = oracle.lloyd_step(self.centered, centers, one)
-        tolerance = 4 * np.finfo(self.work).eps * abs(self.centered).max() + abs(self.centered).max() * 2.0**-29
-        np.testing.assert_allclose(following, expected, rtol=0, atol=tolerance)
-        change = following.astype(np.float64) - centers
-        assert not outcome["empty"]
-        assert outcome["n_reassigned"] == n_reassigned
-        assert outcome["stop"] == (n_reassigned == 0)
-        assert outcome["shift"] == pytest.approx((change * change).sum(), rel=1e-9)
-        distances = oracle.square_distances(self.centered, centers)[np.arange(self.n), labels]
-        norms = (self.centered.astype(np.float64) ** 2).sum(axis=1)
-        assert outcome["potential"] + one @ norms == pytest.approx(one @ distances, rel=1e-6)
 
     def assert_right(self, centers):
         """Labels are nearest centers to float64's last bits; sums are those of the labels, to the last bit."""

@@ -222,21 +222,13 @@ def schedule(*, seed: int = 0, copies: str = "late", threads: int | None = None)
     """
     if copies not in ("late", "early"):
         raise ValueError(f"copies is {copies!r}; it is 'late' or 'early'")
-    wanted = {"TSA_SEED": str(seed), "TSA_COPIES": copies, "TSA_THREADS": None if threads is None else str(threads)}
-    before = {name: os.environ.get(name) for name in wanted}
-    _set_environment(wanted)
-    try:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TSA_SEED", str(seed))
+        environment.setenv("TSA_COPIES", copies)
+        environment.delenv("TSA_THREADS", raising=False)
+        if threads is not None:
+            environment.setenv("TSA_THREADS", str(threads))
         yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def run_sanitized(script: str) -> subprocess.CompletedProcess[str]:

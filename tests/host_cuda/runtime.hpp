@@ -66,13 +66,14 @@ Parameters<P...> parameters_of(void (*)(P...));
 
 // Exports a kernel, by its name expression, for HostMachine.
 #define EXPORT_KERNEL(name, ...)                                                                            \
+  constexpr auto* exported_##name = __VA_ARGS__;                                                            \
+  using Of_##name = decltype(cuda_host::parameters_of(exported_##name));                                    \
   extern "C" void launch_##name(const unsigned* sizes, unsigned long long shared, void* const* arguments) { \
-    decltype(cuda_host::parameters_of(__VA_ARGS__))::launch(__VA_ARGS__, sizes, shared, arguments);         \
+    Of_##name::launch(exported_##name, sizes, shared, arguments);                                           \
   }                                                                                                         \
   extern "C" int parameters_##name(size_t* sizes, char* kinds) {                                            \
-    using Of = decltype(cuda_host::parameters_of(__VA_ARGS__));                                             \
-    Of::write(sizes, kinds);                                                                                \
-    return Of::count;                                                                                       \
+    Of_##name::write(sizes, kinds);                                                                         \
+    return Of_##name::count;                                                                                \
   }
 
 // Waits for all threads of the block that have not ended; `line` is where, in the source.

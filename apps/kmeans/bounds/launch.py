@@ -11,6 +11,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.bounds.plan import (
     BOUNDED,
+    BOUNDED_EPILOGUE,
     BOUNDS_STATE,
     DRIFT,
     FRESH_BYTES,
@@ -22,7 +23,6 @@ from tsapps.apps.kmeans.bounds.plan import (
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.kernels.arrays import address, to_host
-from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gemm import Gemm
 from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.problem import Problem
@@ -126,8 +126,7 @@ class ProductBounds(Bounds):
         (self._assign_active,) = load_kernels(
             data.machine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>"
         )
-        epilogue = Epilogue("apps/kmeans/bounds/assign.cuh", "kmeans::ArgminEpilogueBounded", BOUNDED)
-        self._assign_bounded = Gemm(plan, problem, data.machine, epilogue)
+        self._assign_bounded = Gemm(plan, problem, data.machine, BOUNDED_EPILOGUE)
 
     def bind(
         self, half_copy: Any, centers_half: Any, nearest: dict[str, Any], labels: Any, stopped: Any

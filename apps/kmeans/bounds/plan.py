@@ -3,9 +3,11 @@
 import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import ARGMIN
+from tsapps.kernels.epilogue import Epilogue
 
 __all__ = [
     "BOUNDED",
+    "BOUNDED_EPILOGUE",
     "BOUNDS_BYTES",
     "BOUNDS_STATE",
     "DRIFT",
@@ -24,6 +26,8 @@ DRIFT = np.dtype(
 )
 #: C++ classes that kernels take and keep, as NumPy structures: `ArgminEpilogueBounded`, `RowBounds` and `BoundsState`.
 BOUNDED = np.dtype([*ARGMIN.descr, *((name, "u8") for name in ("row_bounds", "limits", "state"))])
+#: The epilogue of assignment with bounds.
+BOUNDED_EPILOGUE = Epilogue("apps/kmeans/bounds/assign.cuh", "kmeans::ArgminEpilogueBounded", BOUNDED)
 ROW_BOUNDS = np.dtype([(name, "u8") for name in ("row_bounds", "limits", "active", "state")])
 BOUNDS_STATE = np.dtype(
     [

@@ -162,7 +162,7 @@ class ArrayRows:
 
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, in the order asked for."""
-        if self.device is not None:
+        if not isinstance(self.array, np.ndarray):
             import cupy
 
             indices = cupy.asarray(indices)

@@ -21,6 +21,7 @@ from tsapps.apps.kmeans.assign.plan import (
     product_error,
     tensor_error,
 )
+from tsapps.apps.kmeans.bounds.plan import BOUNDED_EPILOGUE
 from tsapps.apps.kmeans.data.plan import half_copy_scale, half_copy_scales
 from tsapps.apps.kmeans.update.fixed_point import columns_of_block, integers
 from tsapps.apps.kmeans.update.plan import LARGE_D, segments_plan, sorts_rows
@@ -167,13 +168,13 @@ def test_error_of_tensor_cores_by_hand():
     for d, bounds in ((256, False), (4096, True)):
         plan = assign_plan(10**6, d, 16, KNOWN["H200"], bounds=bounds)
         assert product_error(plan, d, 16) == tensor_error(d)
-        assert epilogue_of(plan, 16) == "ArgminEpilogue"
+        assert epilogue_of(plan, 16).name == "kmeans::ArgminEpilogue"
 
 
 @pytest.mark.parametrize(("d", "k", "parts"), [(257, 1, 1), (4096, 17, 1), (4096, 16, 2)])
 def test_long_rows_have_a_margin_of_each_center(d, k, parts):
     plan = assign_plan(10**6, d, k, KNOWN["H200"])
-    assert epilogue_of(plan, k) == f"ArgminEpilogueLargeD<{parts}>"
+    assert epilogue_of(plan, k).name == f"kmeans::ArgminEpilogueLargeD<{parts}>"
     of_norm, of_lost = error_coefficients_of(plan, d, k, 2.0**-12)
     error = product_error(plan, d, k)
     assert (of_norm, of_lost) == (2.0**-12 + 2.0**-22 + error, 1 + error)
@@ -186,25 +187,30 @@ def test_centers_have_two_parts_where_rows_are_long_and_they_are_few():
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("epilogue", "header", "shapes"),
+    ("name", "shapes"),
     [
-        ("ArgminEpilogue", "assign/small_k.cuh", [shape for shape in SHAPES if shape[0] <= 256]),
-        ("ArgminEpilogueLargeD<1>", "assign/small_k.cuh", [(257, 1), (300, 33), (1024, 16), (4096, 24), (4096, 64)]),
-        ("ArgminEpilogueLargeD<2>", "assign/small_k.cuh", [(2048, 1), (4096, 16)]),
-        ("ArgminEpilogue", "assign/small_k.cuh", LONG_WITH_BOUNDS),
-        ("ArgminEpilogueBounded", "bounds/assign.cuh", SHAPES),
+        ("ArgminEpilogue", [shape for shape in SHAPES if shape[0] <= 256]),
+        ("ArgminEpilogueLargeD<1>", [(257, 1), (300, 33), (1024, 16), (4096, 24), (4096, 64)]),
+        ("ArgminEpilogueLargeD<2>", [(2048, 1), (4096, 16)]),
+        ("ArgminEpilogue", LONG_WITH_BOUNDS),
+        ("ArgminEpilogueBounded", SHAPES),
     ],
 )
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_products_compile_without_spills(arch, epilogue, header, shapes):
-    bounds = header == "bounds/assign.cuh" or shapes is LONG_WITH_BOUNDS
-    plans = [assign_plan(10**7, *shape, KNOWN[ARCHITECTURES[arch]], bounds=bounds) for shape in shapes]
-    compiled = partial(gemm.compiled_plan, arch=arch, epilogue=f"kmeans::{epilogue}", header=f"apps/kmeans/{header}")
+def test_products_compile_without_spills(arch, name, shapes):
+    bounds = name == BOUNDED_EPILOGUE.name.removeprefix("kmeans::")
+    plans = [
+        assign_plan(10**7, *shape, KNOWN[ARCHITECTURES[arch]], bounds=bounds or shapes is LONG_WITH_BOUNDS)
+        for shape in shapes
+    ]
+    epilogue = BOUNDED_EPILOGUE if bounds else epilogue_of(plans[0], shapes[0][1])
+    assert epilogue.name == f"kmeans::{name}"
+    compiled = partial(gemm.compiled_plan, arch=arch, epilogue=epilogue)
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         for shape, plan, (cubin, name) in zip(shapes, plans, pool.map(compiled, plans), strict=True):
             used = cubin.resources[name]
             # Three registers too many on Blackwell, where nothing was measured.
-            most = 16 if arch == "sm_100a" and header == "bounds/assign.cuh" else 0
+            most = 16 if arch == "sm_100a" and bounds else 0
             assert max(used.stack, used.spill_stores, used.spill_loads) <= most, shape
             assert -(-used.registers // 8) * 8 * plan.threads * plan.blocks <= 65_536, shape
 
