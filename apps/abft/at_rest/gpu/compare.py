@@ -1,8 +1,8 @@
-"""Which blocks of a matrix do not have a sidecar's exact sums, found on a GPU: of those alone sums come to the host.
+"""Comparison of exact sums on a GPU: lists the blocks with a non-zero syndrome, and copies only their sums to the host.
 
-Sums are compared where the pass left them (compare.cuh). For that the sidecar's go there, too: piece by piece of a
-matrix in host memory, beside which they are small; of an array on the GPU at once, and a copy stays there, 2 % of the
-array, as long as the sidecar does, so that verifying it again is the pass alone.
+The sidecar's sums are uploaded for the comparison (compare.cuh). For a matrix in host memory they are uploaded piece by
+piece. For an array on the GPU, all sums are uploaded once and stay there as long as the sidecar object, 2 % of the
+array, so that later verifications only read the array.
 """
 
 from pathlib import Path
@@ -24,9 +24,9 @@ from tsapps.kernels.runtime.machine import Machine
 __all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("compare.cuh")
-#: The name expression of the kernel, and threads of a block (kCompareThreads).
+#: The name expression of the kernel, and its threads per block (kCompareThreads).
 KERNEL, _THREADS = f"abft::list_mismatches<{SUMS}>", 256
-# Copies of sidecars' sums, by the number of the GPU.
+# Copies of sidecars' sums, by the index of the GPU.
 _kept: WeakKeyDictionary[Sidecar, dict[int, Any]] = WeakKeyDictionary()
 
 
@@ -38,9 +38,9 @@ def compiled(arch: str) -> Cubin:
 def mismatches_on_gpu(
     source: Source, sidecar: Sidecar, device: int | None, progress: Progress | None = None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the blocks of a matrix whose exact sums seem to differ from a sidecar's; None where no pass serves it.
+    """Return the blocks of a matrix whose exact sums differ from a sidecar's; None if no kernel supports it.
 
-    They only seem to where the copy on the GPU is not what it was: the sums in host memory decide.
+    The caller checks them with the sums in host memory, since the copy on the GPU may be corrupted.
 
     Parameters
     ----------
@@ -48,16 +48,16 @@ def mismatches_on_gpu(
     sidecar : Sidecar
         With sums of the exact code.
     device : int or None
-        The GPU for what is not on one; None leaves that to the CPU.
+        As for `machine_of`.
     progress : callable, optional
-        Called with the bytes that have been read so far.
+        Called with the number of bytes read so far.
 
     Returns
     -------
     blocks : numpy.ndarray of shape (k,), int64
         stripe · width + column, ascending.
     sums : numpy.ndarray of shape (k, 5), uint64
-        What they are.
+        Their sums.
     """
     of, expected, machine = layout(sidecar.shape, sidecar.itemsize), sidecar.exact, machine_of(source, device)
     if machine is None or expected is None:

@@ -1,4 +1,4 @@
-"""The checksums of a matrix on a GPU, in one pass over it (at_rest/gpu/encode.cuh)."""
+"""Checksums of a matrix on a GPU in one pass: launches of at_rest/gpu/encode.cuh."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -18,9 +18,9 @@ from tsapps.kernels.runtime.machine import Machine, cuda_machine
 __all__ = ["add_checksums", "compiled", "machine_of", "passes_on_gpu", "plans", "sums_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("encode.cuh")
-# What the kernel's barriers and copies need.
+# Required by the kernel's barriers and copies.
 _LEAST_CAPABILITY = 9.0
-# Bytes of a matrix in host memory that go to a GPU at a time.
+# Bytes per upload of a matrix in host memory.
 _PIECE_BYTES = 1 << 28
 
 
@@ -32,9 +32,9 @@ def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
 def plans(
     m: int, n: int, dtype: str, of: Layout, *, code: str, weights: int, block: int
 ) -> tuple[ChecksumsPlan, ...] | None:
-    """Return the passes that make the checksums of a matrix; None where the kernel does not serve it.
+    """Return the plans of the passes that compute a matrix's checksums; None if the kernel does not support it.
 
-    One pass, or two where a row of words is no row of elements (`interleave.py`: skinny matrices and short ones).
+    There are two passes if a row of words is not a row of elements (`interleave.py`: skinny and short matrices).
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def plans(
     dtype : str
         The name of the elements' type.
     of : Layout
-        How its words are dealt out.
+        The interleaving of its words.
     code : {"exact", "float", "both"}
     weights, block : int
     """
@@ -82,7 +82,7 @@ def sums_on_gpu(
 
 
 def machine_of(source: Source, device: int | None) -> Machine | None:
-    """Return the GPU that makes a matrix's checksums; None if the CPU does.
+    """Return the GPU that computes a matrix's checksums; None if the CPU does.
 
     Parameters
     ----------
@@ -116,16 +116,16 @@ def passes_on_gpu(
     machine : Machine
     source : Source
     of : Layout
-        Of the whole matrix.
+        The interleaving of the whole matrix.
     code, weights, block
         As for `plans`.
     progress : callable, optional
-        Called with the bytes that have been read so far, of every piece when the next one is asked for.
+        Called with the number of bytes read so far, for each piece when the next one is requested.
     """
     array = whole_on_gpu(source)
     m, (n, name, size) = source.shape[0], (source.shape[1], source.dtype.name, source.dtype.itemsize)
     whole = array is not None and array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0
-    # Pieces are of whole stripes, so that their sums lie one after the other.
+    # Pieces are whole stripes, so that their sums are consecutive.
     stripe = ROWS * fold(source.shape, size)
     rows = m if whole else stripe and max(1, _PIECE_BYTES // (stripe * n * size)) * stripe
     if not rows:
