@@ -24,7 +24,7 @@ from tsapps.apps.kmeans.data.plan import (
     EXACT,
     ROUNDING,
     ROWS,
-    UNPROVED,
+    UNCERTIFIED,
     half_copy_scale,
     log2_lanes,
     norm_limit_of,
@@ -270,7 +270,7 @@ class Iterations:
 
     def prove_nothing(self):
         """Leave labels to the products in float16, as precision="tf32" does."""
-        self.norms[self.norms <= self.norm_limit] *= np.float32(UNPROVED)
+        self.norms[self.norms <= self.norm_limit] *= np.float32(UNCERTIFIED)
 
     def float16_scores(self, centers):
         """Return x̂·ĉ − ‖c‖²/2 of every sample and center, from what float16 holds of both; (n, k), in float64."""

@@ -18,7 +18,7 @@ from tsapps.apps.kmeans.batched.plan import (
     STATUS,
     TILE_ROWS,
     BatchPlan,
-    integers,
+    fixed_point_scales,
     update_parts,
 )
 from tsapps.apps.kmeans.data.plan import half_copy_scales, norm_limit_of
@@ -33,7 +33,7 @@ __all__ = ["BatchedLloyd", "random_states"]
 
 _FOLDER = Path(__file__).parents[1]
 # Iterations between two looks of the host: a look costs about as much as an iteration of small problems.
-_AHEAD = 4
+_ITERATIONS_PER_READ = 4
 # Blocks a multiprocessor of kernels that go over all rows.
 _BLOCKS = 8
 _SLICES, _SLICE_ROWS = 64, 256
@@ -80,7 +80,7 @@ class BatchedLloyd:
         # Looking a kernel up costs about as much as a launch.
         self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
         b, n, d = self.b, self.n, self.d = X.shape
-        self.mean, scales = self._look_at(tol)
+        self.mean, scales = self._compute_scales(tol)
         arrays = {
             "X": X,
             "means": xp.asarray(self.mean),
@@ -142,7 +142,7 @@ class BatchedLloyd:
             made.max_dynamic_shared_size_bytes = shared
         return made, threads
 
-    def _look_at(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+    def _compute_scales(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Return the means, float32, and the scales of shadow and sums."""
         xp, (b, n, d) = self.xp, self.X.shape
         slices = min(_SLICES, -(-n // _SLICE_ROWS))
@@ -160,7 +160,7 @@ class BatchedLloyd:
         self.tolerances = tol * variance
         off = origin - rounded
         middle = np.sqrt(variance + ((mean + off) ** 2).mean(axis=1))
-        self.sum_scales, self._narrow = integers(n, largest + abs(off), middle)
+        self.sum_scales, self._narrow = fixed_point_scales(n, largest + abs(off), middle)
         units = 1 / self.sum_scales
         return rounded, {
             "half_copy_scales": half_copy_scales(middle),
@@ -223,7 +223,7 @@ class BatchedLloyd:
         option, shared_bytes = (", true", self.plan.update_bytes) if shared else (", false", 0)
         self._launch("prepare_centers", (1, self.b))
         while True:
-            for _ in range(_AHEAD):
+            for _ in range(_ITERATIONS_PER_READ):
                 self._assign(tiles)
                 self._launch("update", (parts, self.b), option=option, shared=shared_bytes)
             status = to_host(self.status).copy()
@@ -251,7 +251,7 @@ class BatchedLloyd:
         n_reassigned = int(to_host(self.arrays["n_reassigned"])[problem])
         step = Assignment(n_reassigned, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
         before = to_host(self.centers[problem])
-        one: Any = _One(self, problem)
+        one: Any = _Problem(self, problem)
         relocate_empty_clusters(one, one.labels, step, before)
         centers = step.means().astype(np.float32)
         shift = float(((centers.astype(np.float64) - before) ** 2).sum())
@@ -288,7 +288,7 @@ class BatchedLloyd:
             )
 
 
-class _One:
+class _Problem:
     """The data of one of the problems, as `relocate_empty_clusters` reads it."""
 
     def __init__(self, of: BatchedLloyd, problem: int) -> None:

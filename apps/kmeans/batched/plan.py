@@ -19,7 +19,7 @@ __all__ = [
     "TILE_ROWS",
     "BatchPlan",
     "batch_plan",
-    "integers",
+    "fixed_point_scales",
     "update_parts",
 ]
 
@@ -132,7 +132,7 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     return BatchPlan(padded, width, columns, assign_bytes, update_bytes, update_bytes <= room)
 
 
-def integers(n: int, largest: np.ndarray, middle: np.ndarray) -> tuple[np.ndarray, bool]:
+def fixed_point_scales(n: int, largest: np.ndarray, middle: np.ndarray) -> tuple[np.ndarray, bool]:
     """Choose the powers of two that make elements integers of the sums.
 
     Parameters

@@ -247,8 +247,8 @@ class Data(ABC):
             total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
         return to_host(total), to_host(square)
 
-    def brought(self, array: Any) -> np.ndarray:
-        """Return an array of this device in host memory, where it is valid until the next one is brought."""
+    def copy_to_host(self, array: Any) -> np.ndarray:
+        """Return an array of this device in host memory, where it is valid until the next one is copy_to_host."""
         return to_host(array)
 
     def count_labels(self, labels: Any, k: int) -> np.ndarray:

@@ -51,7 +51,7 @@ def row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
     return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
 
 
-def _whole_vectors(array: Any, wide: int) -> bool:
+def _is_vectorizable(array: Any, wide: int) -> bool:
     """Tell whether an array's rows, or its one row, are whole vectors of `wide` elements, and begin where those may."""
     here = address(array) % (wide * array.itemsize) == 0
     return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
@@ -86,7 +86,7 @@ class DeviceData(Data):
         self.machine, self.xp, self.gpu, self.device = machine, machine.xp, machine.gpu, f"cuda:{machine.index}"
         self._context = machine.current()
         self._takes_16_bit = takes_16_bit
-        self._passing: Any = None  # pinned memory that arrays pass through on their way to the host
+        self._pinned: Any = None  # pinned memory that arrays pass through on their way to the host
         self.on_read = self._centered = False
         # The mean, the mean variance, and the largest |x − origin| of each feature; and what is subtracted of the mean.
         self._moments: tuple[np.ndarray, float, np.ndarray] | None = None
@@ -106,7 +106,7 @@ class DeviceData(Data):
         """Give the GPU before back."""
         self._context.__exit__(*exception)
 
-    def room(self) -> int:
+    def available_bytes(self) -> int:
         """Return the bytes that X may take more, so that the GPU has room to work."""
         # k-means++ holds the distances of 2 + ln k candidates a sample; 12 candidates are k = 22,000.
         working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
@@ -114,17 +114,17 @@ class DeviceData(Data):
 
     def fits(self, size: int) -> bool:
         """Tell whether `size` more bytes for X leave the GPU room to work."""
-        return size <= self.room()
+        return size <= self.available_bytes()
 
     def copies(self) -> bool:
         """Tell whether to hold a copy of X where it cannot be borrowed; see `Data.copies`."""
         return not (self._takes_16_bit and self._half_x() is not None) and super().copies()
 
-    def brought(self, array: Any) -> np.ndarray:
-        """Return an array in host memory; see `Data.brought`. By way of pinned memory, a third of the time."""
-        if self._passing is None or self._passing.nbytes < array.nbytes:
-            self._passing = self.machine.pinned(array.nbytes, np.uint8)
-        host: np.ndarray = self._passing[: array.nbytes].view(array.dtype).reshape(array.shape)
+    def copy_to_host(self, array: Any) -> np.ndarray:
+        """Return an array in host memory; see `Data.copy_to_host`. By way of pinned memory, a third of the time."""
+        if self._pinned is None or self._pinned.nbytes < array.nbytes:
+            self._pinned = self.machine.pinned(array.nbytes, np.uint8)
+        host: np.ndarray = self._pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
         self.machine.copy(host, array)
         self.machine.current_stream().synchronize()
         return host
@@ -252,14 +252,14 @@ class DeviceData(Data):
 
         About `subtracted` (d,) instead of what is subtracted from X on read, if it is given.
         """
-        mean, variance, largest = self.known_moments
+        mean, variance, largest = self.cached_moments
         about = self._subtracted if subtracted is None else subtracted.astype(self.dtype).astype(np.float64)
         with np.errstate(over="ignore"):  # infinite, nothing is certified by it
             square = variance + float(np.mean((mean - about) ** 2))
         return largest + np.abs(self.origin - about), square**0.5
 
     @property
-    def known_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
+    def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
         """The mean, the mean variance, and the largest ``|x − origin|`` of each feature."""
         if self._moments is None:
             self.moments()
@@ -298,7 +298,7 @@ class DeviceData(Data):
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
         rows, d = block.shape
         wide = vector_of(block.itemsize)
-        vectors = _whole_vectors(block, wide)
+        vectors = _is_vectorizable(block, wide)
         wide = wide if vectors else 1
         width = min(32, 1 << (-(-d // wide) - 1).bit_length())
         columns = -(-d // (width * wide))
@@ -336,7 +336,7 @@ class DeviceData(Data):
         rows, d = block.shape
         distances = self.xp.empty(rows, self.dtype)
         wide = vector_of(block.itemsize)
-        vectors = all(_whole_vectors(array, wide) for array in (block, self.shift, centers))
+        vectors = all(_is_vectorizable(array, wide) for array in (block, self.shift, centers))
         lanes, grid = row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
         self._kernel_of_blocks("own_distances", block, vectors=vectors)(grid, (_THREADS,), arguments)

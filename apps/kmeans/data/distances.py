@@ -8,7 +8,7 @@ from math import sqrt
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.frame import ldexp, shrinking
+from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
 
 __all__ = ["distances_of", "square_distances", "square_norms"]
 
@@ -68,7 +68,7 @@ def _piece_rows(m: int, n: int, d: int) -> int:
 def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
     """Return the distance of every row to every center, (n, k), float64: those that cancel, by differences."""
     rows, centers = rows.astype(np.float64, copy=False), centers.astype(np.float64, copy=False)
-    exponent = shrinking(rows, centers)
+    exponent = overflow_exponent(rows, centers)
     rows, centers = ldexp(rows, -exponent), ldexp(centers, -exponent)
     squares = square_distances(rows, centers)
     norms = (rows * rows).sum(axis=1)[:, np.newaxis] + (centers * centers).sum(axis=1)

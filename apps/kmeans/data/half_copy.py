@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
-from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
+from tsapps.apps.kmeans.data.load import is_aligned, load_kernels, types_of
 from tsapps.apps.kmeans.data.plan import (
     EXACT,
     ROUNDING,
-    UNPROVED,
+    UNCERTIFIED,
     half_copy_scale,
     log2_lanes,
     norm_limit_of,
@@ -68,13 +68,13 @@ class HalfCopy:
         self.rounding = np.float32(EXACT if exact else ROUNDING)
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
         lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        name = f"make_half_copy<{types_of(X, dtype)}, {is_whole(X)}>"
+        name = f"make_half_copy<{types_of(X, dtype)}, {is_aligned(X)}>"
         (kernel,) = load_kernels(machine, "data/half_copy.cuh", name)
         arguments = (X, *sizes, shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
         if not certifies:
             # But of few rows, for which centers far away may have been left out.
-            self.norms[self.norms <= norm_limit_of(d)] *= np.float32(UNPROVED)
+            self.norms[self.norms <= norm_limit_of(d)] *= np.float32(UNCERTIFIED)
 
     @property
     def nbytes(self) -> int:

@@ -9,13 +9,13 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.distances import distances_of, square_distances
-from tsapps.apps.kmeans.data.frame import length, less
+from tsapps.apps.kmeans.data.frame import frobenius_norm, subtract_mean
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
 from tsapps.kernels.blas.threads import one_blas_thread
 from tsapps.kernels.devices import available_cores
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["HostData", "check_room"]
+__all__ = ["HostData", "check_memory"]
 
 T = TypeVar("T")
 
@@ -56,29 +56,29 @@ class HostData(Data):
         available = available_host_memory()
         self.threads = max(1, min(available_cores(), available // 4 // of_thread))
         #: Bytes that a fit may take besides X.
-        self.besides = self.threads * of_thread + _SAMPLE_BYTES * n
-        check_room(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
+        self.working_bytes = self.threads * of_thread + _SAMPLE_BYTES * n
+        check_memory(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
         self.pool = ThreadPoolExecutor(self.threads)
         super().__init__(source, dtype, sample_weight)
 
     def fits(self, size: int) -> bool:
         """Tell whether `size` more bytes for X leave the machine room to work."""
-        return size + self.besides <= available_host_memory() // 2
+        return size + self.working_bytes <= available_host_memory() // 2
 
     @property
-    def is_narrow(self) -> bool:
+    def keeps_source_dtype(self) -> bool:
         """Whether X is held in its own type, which is narrower than `dtype`."""
         converted = self.n_samples * self.n_features * self.dtype.itemsize
         return self.source.dtype.itemsize < self.dtype.itemsize and converted > _MOST_CONVERTED
 
     def held_bytes(self) -> int:
         """Return the bytes of a copy of X, as it would be held."""
-        itemsize = (self.source if self.is_narrow else self).dtype.itemsize
+        itemsize = (self.source if self.keeps_source_dtype else self).dtype.itemsize
         return self.n_samples * self.n_features * itemsize
 
     def _hold(self) -> None:
         """Hold a copy of X, not centered; in its own type where that is narrow."""
-        if not self.is_narrow:
+        if not self.keeps_source_dtype:
             super()._hold()
         elif not isinstance(self.source, ArrayRows):
             copy = np.empty(self.source.shape, self.source.dtype)
@@ -107,11 +107,11 @@ class HostData(Data):
         if self.held is not None:
             return block
         rows = block.astype(self.dtype, order="C", copy=False)
-        return less(rows, self.mean, np.empty(rows.shape, self.dtype) if rows is block else rows)
+        return subtract_mean(rows, self.mean, np.empty(rows.shape, self.dtype) if rows is block else rows)
 
     def is_surely_finite(self, block: Any) -> bool:
         """Tell whether a block is finite, if that is soon told; see `Blocks.is_surely_finite`."""
-        return block.flags.c_contiguous and bool(np.isfinite(length(block)))
+        return block.flags.c_contiguous and bool(np.isfinite(frobenius_norm(block)))
 
     def center_once(self, mean: np.ndarray) -> None:
         """Check X, and subtract a mean from it as it is read: a copy is not worth a pass; see `Data.center_once`."""
@@ -152,7 +152,7 @@ class HostData(Data):
         return sizes
 
 
-def check_room(name: str, size: int, available: int) -> None:
+def check_memory(name: str, size: int, available: int) -> None:
     """Raise `MemoryError` if work on a matrix takes more than is available: the system would end the process."""
     if size > available:
         needed, found = (f"{count / 2**30:.2f} GiB" for count in (size, available))

@@ -46,14 +46,14 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
 
 
 class _Slot:
-    """One of two turns of a stream: a pinned buffer, its twin on the GPU, and when each may be written again."""
+    """One of two turns of a stream: a pinned buffer, its on_device on the GPU, and when each may be written again."""
 
     def __init__(self, machine: Machine, shape: tuple[int, int], dtype: np.dtype) -> None:
         self._machine = machine
-        self.pinned, self.twin = machine.pinned(shape, dtype), machine.xp.empty(shape, dtype)
+        self.pinned, self.on_device = machine.pinned(shape, dtype), machine.xp.empty(shape, dtype)
         self.used = 0
         self.copied, self.consumed = machine.event(), machine.event()
-        # The twin's memory may still be in use by work queued on this stream before it was freed.
+        # The on_device's memory may still be in use by work queued on this stream before it was freed.
         self.consumed.record()
 
     def fill(self, blocks: Iterator[tuple[int, int, Reader]], fillers: ThreadPoolExecutor) -> int | None:
@@ -72,9 +72,9 @@ class _Slot:
     def on_gpu(self, copies: Any) -> Iterator[Any]:
         """Move the buffer to the GPU and lend it to the current stream for the length of the context."""
         copies.wait_event(self.consumed)
-        self._machine.copy(self.twin[: self.used], self.pinned[: self.used], copies)
+        self._machine.copy(self.on_device[: self.used], self.pinned[: self.used], copies)
         self.copied.record(copies)
         current = self._machine.current_stream()
         current.wait_event(self.copied)
-        yield self.twin[: self.used]
+        yield self.on_device[: self.used]
         self.consumed.record(current)

@@ -12,7 +12,7 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["is_whole", "load_kernels", "pointer", "types_of"]
+__all__ = ["is_aligned", "load_kernels", "pointer", "types_of"]
 
 _FOLDER = Path(__file__).parents[1]
 
@@ -27,7 +27,7 @@ def types_of(X: Any, dtype: Any) -> str:
     return f"{ELEMENT[X.dtype.name]}, {ELEMENT[dtype.name]}"
 
 
-def is_whole(X: Any) -> str:
+def is_aligned(X: Any) -> str:
     """Tell, as a template argument, whether every row of X begins with a whole vector, and is whole ones."""
     vector = vector_of(X.itemsize)
     return str(X.shape[1] % vector == 0 and address(X) % (vector * X.itemsize) == 0).lower()

@@ -9,7 +9,7 @@ __all__ = [
     "MOST_EXPONENT",
     "ROUNDING",
     "ROWS",
-    "UNPROVED",
+    "UNCERTIFIED",
     "half_copy_scale",
     "half_copy_scales",
     "log2_lanes",
@@ -25,7 +25,7 @@ ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"),
 #: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
 #: What norms, and with them the bound, are multiplied by where labels are not proved: the roundings of a score remain.
-UNPROVED = 2.0**-10
+UNCERTIFIED = 2.0**-10
 # Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
 _MIDDLE = 16.0
 
