@@ -98,7 +98,7 @@ def test_outputs_follow_the_input(X):
         ({"X": np.zeros((2, 4, 3), complex)}, "X has dtype complex128; expected real numbers"),
         ({"n_clusters": 0}, "n_clusters must be an int, at least 1, got 0"),
         ({"n_clusters": 2.0}, "n_clusters must be an int, at least 1, got 2.0"),
-        ({"n_clusters": 201}, "n_clusters=201, and each problem has 200 samples"),
+        ({"n_clusters": 201}, "n_clusters=201, but each problem has 200 samples"),
         ({"max_iter": 0}, "max_iter must be an int, at least 1, got 0"),
         ({"tol": -1.0}, "tol must be a finite number, at least 0, got -1.0"),
         ({"tol": np.nan}, "tol must be a finite number"),
