@@ -144,10 +144,7 @@ def fit(
     if engine.data.n_samples < n_clusters:
         raise ValueError(f"n_samples={engine.data.n_samples} should be >= n_clusters={n_clusters}.")
     if protect and not engine.certifies:
-        raise ValueError(
-            "protect=True needs precision='exact': labels computed in tf32 are not certified and cannot be checked; "
-            "use precision='exact' or protect=False"
-        )
+        raise ValueError("protect=True needs precision='exact': tf32 labels are not certified and cannot be checked")
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
     engine, mean, variance, exponent = _scaled_into_range(engine)
