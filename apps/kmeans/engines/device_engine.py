@@ -66,7 +66,7 @@ class DeviceEngine(Engine):
             weights_alike=data.weights_alike,
             small=data.is_small,
             single_pass=single_pass,
-            room=data.room() + data.half_copy_bytes,
+            room=data.available_bytes() + data.half_copy_bytes,
         )
 
     def _select(self, k: int, subtracted: np.ndarray | None = None, *, single_pass: bool = False) -> StepPlan:

@@ -332,7 +332,7 @@ class DeviceStep(Step):
         squares = data.n_samples * data.n_features * data.spread()[1] ** 2
         inertia, error = inertia_from_sums(squares, *self.sums(), self.sums_units[:-1], centers)
         # `squares` came of such about the origin, by a difference.
-        about_origin = squares + data.n_samples * float(np.square(data.known_moments[0] - data.origin).sum())
+        about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
         exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
         return inertia / (2 if data.spherical else 1) if exact else None
 

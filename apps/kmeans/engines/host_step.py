@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.frame import ldexp, shrinking
+from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.engines.block_step import BlockStep
 
@@ -38,7 +38,7 @@ class HostStep(BlockStep):
         labels = np.empty(len(block), np.int32)
         lowest = np.empty(len(block), self.data.dtype) if potential else None
         # A fit's rows are in range (`Frame`); those of `predict` may be farther away.
-        exponent = shrinking(block, minus_2_centers) if self.data.may_be_far else 0
+        exponent = overflow_exponent(block, minus_2_centers) if self.data.may_be_far else 0
         block, minus_2_centers = ldexp(block, -exponent), ldexp(minus_2_centers, -exponent)
         norms, product = ldexp(norms, -2 * exponent), self._product
         if product is not None:

@@ -57,7 +57,7 @@ def random_samples(data: Data, n_clusters: int, random_state: np.random.RandomSt
 
 
 def _rows_on_host(data: Data) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what `Data.rows` is, for many calls: an array on a GPU is brought to the host once."""
+    """Return what `Data.rows` is, for many calls: an array on a GPU is copied to the host once."""
     if not isinstance(data.source, ArrayRows):
         return data.rows
     X, mean = data.source.on_host, to_host(data.mean)
@@ -96,7 +96,7 @@ def kmeans_plusplus(
     xp = np if small else data.xp
 
     def here(array: Any) -> Any:
-        return data.brought(array) if small else array
+        return data.copy_to_host(array) if small else array
 
     weights: Any = data.sample_weight
     if small:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.distances import square_distances
-from tsapps.apps.kmeans.data.host_data import HostData, check_room
+from tsapps.apps.kmeans.data.host_data import HostData, check_memory
 from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["draw_plus_plus"]
@@ -27,7 +27,7 @@ def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray 
     distances = draws.shape[1] * n * data.dtype.itemsize
     if distances <= max(_MOST_DISTANCES, n * d * data.source.dtype.itemsize // 4):
         return None
-    check_room(data.source.name, n * data.dtype.itemsize, available_host_memory())
+    check_memory(data.source.name, n * data.dtype.itemsize, available_host_memory())
     samples = np.empty(len(draws) + 1, np.int64)
     samples[0] = first
     closest = data.square_distances(data.rows(samples[:1]))[0]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
+from tsapps.apps.kmeans.data.load import is_aligned, load_kernels, types_of
 from tsapps.apps.kmeans.inertia.plan import MOST_WEIGHT, RUNNING_SUMS, RunningSums, difference_of
 from tsapps.apps.kmeans.protect.checks import stride_of
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES, THREADS, check_plan, hash_of
@@ -67,7 +67,7 @@ class StepCheck:
             weight = int(xp.rint(scaled).astype(np.int64).sum())
         self._totals[d] = np.uint64(weight % 2**64)
         self._launches: dict[tuple[int, ...], Launch] = {}
-        whole = is_whole(data.rows_on_gpu)
+        whole = is_aligned(data.rows_on_gpu)
         sizes = -(-n // self._stride), d, k, data.dtype.itemsize, data.gpu.multiprocessors
         self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
         types = types_of(data.rows_on_gpu, data.dtype)
