@@ -93,7 +93,7 @@ class GreedyDraw:
     def sample(self, step: int) -> None:
         """Choose the best of a step's candidates, and draw those of the next step, if there is one."""
         if step == len(self.draws):
-            last = self.candidates[step], np.intp(0), self.chosen[step:], np.intp(0)
+            last = self.candidates[step], pointer(None), self.chosen[step:], pointer(None)
             self._sample((1,), (_DRAW_THREADS,), (*self._read, *last))
             return
         rows = (self.candidates, step), (self.draws, step), (self.chosen, step), (self.candidates, step + 1)
