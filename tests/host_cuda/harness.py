@@ -21,9 +21,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,7 @@ __all__ = [
     "SANITIZE",
     "KernelError",
     "Kernels",
-    "Libraries",
     "build",
-    "in_shares",
     "require_compiler",
     "run_sanitized",
     "schedule",
@@ -170,39 +168,6 @@ def _made(suffix: str, arguments: Sequence[str], read: Sequence[Path]) -> Path:
             raise RuntimeError(f"a kernel does not compile for the CPU:\n{run.stderr}")
         os.replace(temporary, output)
     return output
-
-
-class Libraries(Mapping[Any, Kernels]):
-    """Libraries by any key, each built when it is first wanted.
-
-    Parameters
-    ----------
-    sources : mapping of any key to callable
-        Returns the source. Keys with the same callable share a library.
-    """
-
-    def __init__(self, sources: Mapping[Any, Callable[[], str]]) -> None:
-        self._sources = sources
-        self._built: dict[Callable[[], str], Kernels] = {}
-
-    def __getitem__(self, key: Any) -> Kernels:
-        source = self._sources[key]
-        if source not in self._built:
-            self._built[source] = build(source())
-        return self._built[source]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-
-def in_shares(keys: Iterable[Any], source_of: Callable[[Sequence[Any]], str], share: int = 4) -> dict[Any, Any]:
-    """Return for each key what makes the source of it and of those beside it: compiling some together takes less."""
-    every = list(keys)
-    shares = [every[first : first + share] for first in range(0, len(every), share)]
-    return {key: source for one in shares for source in [partial(source_of, one)] for key in one}
 
 
 @contextmanager
