@@ -1,6 +1,6 @@
-"""Lloyd steps for small d and small k: assign and update in one launch, X read once, in place.
+"""Lloyd steps for small d and small k: one launch assigns rows and updates the sums, and reads X itself once.
 
-See iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh, and with bounds iteration_bounded.cuh.
+Kernels: small_d/iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh; with bounds iteration_bounded.cuh.
 """
 
 from __future__ import annotations
@@ -41,40 +41,40 @@ __all__ = ["SmallDFmaStep", "SmallDMmaStep", "norms_of"]
 
 _FOLDER = Path(__file__).parents[1]
 _PLACE_THREADS = 128
-# As many blocks a multiprocessor as are resident.
+# widen_labels: threads of a block, and resident blocks per multiprocessor.
 _WIDEN_THREADS, _WIDEN_BLOCKS = 256, 8
-# More than a norm in float64 may be off by in float32.
+# Factor that keeps an upper bound of a norm valid when it is rounded to float32.
 _ROUNDED_UP = 1.000001
 
 
 def norms_of(data: DeviceData, subtracted: np.ndarray | None = None) -> tuple[float, float]:
-    """Return the norm of what is subtracted from rows on read, and what no row's norm exceeds once it is.
+    """Return the norm of the point subtracted from rows on read, and an upper bound of the row norms after that.
 
-    For `subtracted` (d,) instead of what is subtracted now, if it is given.
+    `subtracted` (d,) is that point; default: the one that is subtracted now.
     """
     shift = to_host(data.shift) if subtracted is None else subtracted.astype(data.dtype)
     return float(np.linalg.norm(shift.astype(np.float64))), float(np.linalg.norm(data.spread(subtracted)[0]))
 
 
 class SmallDStep(DeviceStep):
-    """A step for small d and small k, over samples without weights in float32 or a 16-bit type."""
+    """Lloyd step for small d and small k, on unweighted samples in float32 or a 16-bit type."""
 
-    # The kernel that gives every sample its label.
+    # Labels all rows and updates the sums, without bounds.
     _assign: Any
 
     def __init__(self, data: DeviceData, plan: FmaPlan | ProductsPlan, k: int, *, bounds: bool) -> None:
         of_mean, norm = norms_of(data)
         warpgroups = isinstance(plan, ProductsPlan) and plan.multiplier is Multiplier.WARPGROUPS
-        if warpgroups:  # they multiply rows from which no mean is subtracted
+        if warpgroups:  # scores_wgmma.cuh multiplies rows that are not centered
             norm += of_mean
         self._scale = np.float32(small_d_scale(norm, plan.dtype, warpgroups=warpgroups))
-        # No row's norm is beyond the limit.
+        # `_norm` bounds the norms of all scaled rows, so it also serves as their norm limit (update/centers.cuh).
         self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         self._padded = -(-plan.features // 16) * 16
-        # Columns of small_d/iteration_bounded.cuh's product.
+        # iteration_mma.cuh and iteration_bounded.cuh score centers in blocks of 8.
         layout = Layout(Placement(self._padded, 0, self._scale, self._norm), 8, labels="int8")
         super().__init__(data, k, layout, bounds=bounds, certifies=True)
-        # The labels as int32, and whether they are those of now.
+        # The labels widened to int32, and whether they are up to date.
         self._wide: Any = None
         self._is_wide = False
         (self._widen,) = load_kernels(data.machine, "data/labels.cuh", "widen_labels")
@@ -83,7 +83,7 @@ class SmallDStep(DeviceStep):
 
     @property
     def labels(self) -> Any:
-        """The label of every sample, (n,), int32; they are kept as bytes until they are asked for."""
+        """Label of each sample, (n,), int32, widened from int8 on demand."""
         if self._wide is None:
             self._wide = self.data.xp.empty(self.data.n_samples, np.int32)
         if not self._is_wide:
@@ -93,7 +93,7 @@ class SmallDStep(DeviceStep):
         return self._wide
 
     def reset(self) -> None:
-        """Begin again, with no sample in any cluster; see `Step.reset`."""
+        """Set every label to −1 and the sums to zero; see `Step.reset`."""
         super().reset()
         self._is_wide = False
 
@@ -102,7 +102,7 @@ class SmallDStep(DeviceStep):
         super()._begin(centers)
 
     def _products(self, tensor_error: float, rounding: float) -> Any:
-        """Return what kernels that multiply are told of centers and data, a `PRODUCTS`."""
+        """Return the `PRODUCTS` argument of mma kernels; `tensor_error` and `rounding` are γ and ρ or r there."""
         of = self.buffers
         return structure(
             PRODUCTS,
@@ -118,7 +118,7 @@ class SmallDStep(DeviceStep):
         )
 
     def _of_warps(self) -> Any:
-        """Return what small_d/scores_mma.cuh is told of them, which rounds rows to float16."""
+        """Return the `PRODUCTS` argument of scores_mma.cuh, which rounds rows to float16."""
         exact = self.data.rows_on_gpu.itemsize == 2 and not bool(self.data.shift.any())
         return self._products(tensor_error(self._padded), 0.0 if exact else SMALL_D_ROUNDING)
 
@@ -149,23 +149,23 @@ class SmallDStep(DeviceStep):
 
     @abstractmethod
     def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
-        """Return what scores all rows, without bounds, if `stopped` is not set."""
+        """Return the launches that label all rows without bounds; they do nothing if the flag `stopped` is set."""
 
     def _arguments(self, centers: Any, stopped: Any, *more: Any) -> tuple[Any, ...]:
-        """Return what kernels that give samples their labels are told; beside what all are, `more`."""
+        """Return the arguments of an assignment kernel; `more` are those that only this kernel has."""
         of = self.buffers
         given = self.data.rows_on_gpu, centers, np.int32(self.k), np.int64(self.data.n_samples)
         return *given, *more, of.labels, of.sums, of.n_reassigned, stopped
 
     def _bind_assign(self, centers: Any, stopped: Any, *more: Any, dependent: bool) -> Launch:
-        """Return the launch that gives every sample its label; arguments as for `_arguments`."""
+        """Return the launch of `_assign`; arguments as for `_arguments`."""
         arguments = self._arguments(centers, stopped, *more)
         grid, threads = self._grid, self._threads
         return self.data.machine.bind(self._assign, grid, threads, arguments, self._shared_bytes, dependent=dependent)
 
 
 class SmallDFmaStep(SmallDStep):
-    """Scores by multiply-adds, centers in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
+    """Small-d step by fused multiply-adds, centers in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
 
     def __init__(self, data: DeviceData, plan: FmaPlan, k: int, *, bounds: bool) -> None:
         super().__init__(data, plan, k, bounds=bounds)
@@ -193,7 +193,7 @@ class SmallDFmaStep(SmallDStep):
 
 
 class SmallDMmaStep(SmallDStep):
-    """Scores by products on tensor cores: small_d/iteration_mma.cuh."""
+    """Small-d step by tensor cores: small_d/iteration_mma.cuh."""
 
     comes_early = True
 

@@ -1,9 +1,10 @@
-"""Lloyd steps for k <= 64: centers stay in shared memory, and the product is bound by reading X's half-precision copy.
+"""Lloyd step for k <= 64: a GEMM that is bound by reading the half-precision copy of X; centers in shared memory.
 
-    assign/small_k.cuh on gemm_mma.cuh → assign/rescore.cuh → reassigned rows → update/centers.cuh
+    assign/small_k.cuh, the epilogue of gemm_mma.cuh
+    → assign/rescore.cuh → sums of reassigned rows → update/centers.cuh
 
-Reassigned rows are sorted and added up by sort_reassigned.cuh and segmented_sum.cuh or, where they and the clusters are
-few, added in any order by update/scatter_add.cuh.
+Reassigned rows update the sums by update/scatter_add.cuh if they are few (`sorts_rows`). Otherwise
+update/sort_reassigned.cuh sorts them for update/segmented_sum.cuh. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -39,7 +40,18 @@ __all__ = ["SmallKStep"]
 
 
 class SmallKStep(DeviceStep):
-    """A step for as many clusters as `assign/small_k.cuh` has room for."""
+    """Lloyd step for small k, up to `MOST_CLUSTERS`.
+
+    Parameters
+    ----------
+    data : DeviceData
+    plan : MmaPlan
+    k : int
+    bounds : bool
+        Whether bounds may skip rows.
+    certifies : bool
+        Whether labels are certified.
+    """
 
     def __init__(self, data: DeviceData, plan: MmaPlan, k: int, *, bounds: bool, certifies: bool) -> None:
         n, d = data.source.shape
@@ -101,7 +113,7 @@ class SmallKStep(DeviceStep):
         lists = self._entries, of.counts, np.int64(self._capacity)
         certified = of.rows, centers, np.int32(self.k), *lists, of.stopped
         launches.append(self.data.machine.bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
-        # Either gives the same bits.
+        # Both updates give the same bits.
         if self._segments is None or not self._sorts:
             return [*launches, self._scatter_add.bind(of, lists)]
         changes = structure(LISTS, items=self._entries, lengths=of.counts, capacity=self._capacity, step=1)
