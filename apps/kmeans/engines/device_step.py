@@ -360,7 +360,7 @@ class DeviceStep(Step):
         of_rows, fault = float(total.item()) / (2 if data.spherical else 1), check.fault()
         of_sums = self._inertia_of_sums(centers)
         if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
-            fault = "its inertia was not that of its rows"
+            fault = "the inertia of the cluster sums was not that of the samples"
         return of_rows if of_sums is None else of_sums, fault
 
     def examined(self) -> tuple[int, int]:

@@ -124,7 +124,7 @@ class Step(ABC):
         """Return the inertia, and a description of a fault in it or in the running sums; None if both are right."""
         inertia = self.data.inertia(centers, self.labels)
         same = np.array_equal(inertia, self.data.inertia(centers, self.labels), equal_nan=True)
-        return inertia, None if same else "its inertia was another the second time"
+        return inertia, None if same else "the inertia differed when it was computed twice"
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each label, (k,), int64; `labels` (n,) are current or earlier ones."""
