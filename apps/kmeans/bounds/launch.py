@@ -77,7 +77,7 @@ class Bounds:
             self._kept[before[0] :][: 4 * k].view("f4"),
         )
         self.state = self._kept[sum(before) :]
-        self._begun_bytes = sum(before) + FRESH_BYTES
+        self._reset_bytes = sum(before) + FRESH_BYTES
         self._begin_limit = begin_limit(n)
         self._select_grid = (min(data.gpu.multiprocessors * _SELECT_BLOCKS, -(-n // _SELECTED_ROWS)),)
         (self._select,) = load_kernels(data.machine, "bounds/state.cuh", f"select_active_rows<{labels}>")
@@ -87,8 +87,8 @@ class Bounds:
 
         Row bounds need no reset: a pass over all rows writes them before any row is tested.
         """
-        begun = slice(self._begun_bytes)
-        self._machine.copy(self._kept[begun], self._fresh[begun])
+        reset = slice(self._reset_bytes)
+        self._machine.copy(self._kept[reset], self._fresh[reset])
 
     def drift_args(self) -> Any:
         """Return the `DRIFT` argument of `update_centers` (update/centers.cuh)."""
@@ -100,11 +100,11 @@ class Bounds:
         """Flag on the GPU, (1,), int32: the pass over all rows without bounds does nothing if it is set."""
         return self.state[SKIP_FULL_ASSIGN : SKIP_FULL_ASSIGN + 4].view(np.int32)
 
-    def screening(self, labels: Any, stopped: Any) -> Launch:
+    def bind_select(self, labels: Any, stopped: Any) -> Launch:
         """Return the launch that lists the active rows. It does nothing if the flag `stopped` is set."""
-        screened = self.row_bounds, labels, np.int64(len(self.row_bounds)), self.limits
+        tested = self.row_bounds, labels, np.int64(len(self.row_bounds)), self.limits
         listed = self.active, np.uint32(len(self.active)), self.state, self._arrived, stopped
-        return self._machine.bind(self._select, self._select_grid, (_SELECT_THREADS,), (*screened, *listed))
+        return self._machine.bind(self._select, self._select_grid, (_SELECT_THREADS,), (*tested, *listed))
 
     def read_state(self) -> np.void:
         """Return the current `BOUNDS_STATE` from the GPU, after work on the current stream has ended."""
@@ -122,12 +122,12 @@ class ProductBounds(Bounds):
         Plan of the GEMM over all rows.
     problem : Problem
         That GEMM.
-    lists, room : int
+    lists, capacity : int
         Number and capacity of the lists of ambiguous and reassigned rows.
     """
 
-    def __init__(self, data: DeviceData, plan: MmaPlan, problem: Problem, lists: int, room: int) -> None:
-        super().__init__(data, problem.w, most_listed(problem.m, lists, room), "int")
+    def __init__(self, data: DeviceData, plan: MmaPlan, problem: Problem, lists: int, capacity: int) -> None:
+        super().__init__(data, problem.w, most_listed(problem.m, lists, capacity), "int")
         self._assign_active_grid = lists, max(1, data.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
         (self._assign_active,) = load_kernels(
             data.machine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>"
@@ -155,9 +155,9 @@ class ProductBounds(Bounds):
         """
         kept = {"row_bounds": self.row_bounds, "limits": self.limits, "state": self.state}
         bounded = structure(BOUNDED, **nearest, **kept)
-        examined = half_copy, centers_half, np.int32(half_copy.shape[1]), self.active, bounded
+        active = half_copy, centers_half, np.int32(half_copy.shape[1]), self.active, bounded
         return [
-            self.screening(labels, stopped),
-            self._machine.bind(self._assign_active, self._assign_active_grid, (_ACTIVE_THREADS,), examined),
+            self.bind_select(labels, stopped),
+            self._machine.bind(self._assign_active, self._assign_active_grid, (_ACTIVE_THREADS,), active),
             self._assign_bounded.bind(address(half_copy), address(centers_half), bounded),
         ]

@@ -84,10 +84,10 @@ def most_listed_small_d(n: int) -> int:
     return max(1, int(n * _MOST_PART_SMALL_D))
 
 
-def most_listed(n: int, lists: int, room: int) -> int:
+def most_listed(n: int, lists: int, capacity: int) -> int:
     """Return the capacity of the list of active rows, of n rows.
 
-    Active rows that are ambiguous or reassigned go to `lists` lists of `room` rows each. Tiles of active rows are
+    Active rows that are ambiguous or reassigned go to `lists` lists of `capacity` rows each. Tiles of active rows are
     assigned to these lists in turn, so that even the largest number of active rows fits them.
     """
-    return min(max(1, int(n * _MOST_PART)), room // _TILE * _TILE * lists)
+    return min(max(1, int(n * _MOST_PART)), capacity // _TILE * _TILE * lists)

@@ -70,7 +70,7 @@ class DeviceEngine(Engine):
             weights_alike=data.weights_alike,
             small=data.is_small,
             single_pass=single_pass,
-            room=data.room() + data.half_copy_bytes,
+            free_bytes=data.room() + data.half_copy_bytes,
         )
 
     def _select(self, k: int, subtracted: np.ndarray | None = None, *, single_pass: bool = False) -> StepPlan:
@@ -117,10 +117,10 @@ class DeviceEngine(Engine):
         """Return the step for k clusters; see `Engine.step_for`."""
         selected = self._plan_for(k)
         if self._step is None:
-            self._step = self.blocks if selected.step == "cublas" else self._made(selected, k)
+            self._step = self.blocks if selected.step == "cublas" else self._new_step(selected, k)
         return self._step
 
-    def _made(self, selected: StepPlan, k: int) -> DeviceStep:
+    def _new_step(self, selected: StepPlan, k: int) -> DeviceStep:
         """Return a new step of the selected kind, with all labels −1."""
         plan, flags = selected.plan, {"bounds": selected.bounds}
         step: DeviceStep
@@ -137,11 +137,11 @@ class DeviceEngine(Engine):
         """Tell whether kernels of this package, not cuBLAS, iterate for k clusters."""
         return self._plan_for(k).step != "cublas"
 
-    def _copy_for(self, k: int) -> HalfCopy | None:
+    def _half_copy_for(self, k: int) -> HalfCopy | None:
         """Return the half-precision copy that certified iterations for k clusters read; None if they read none."""
         step: Any = self.step_for(k) if self.certifies and self.serves(k) else None
         return getattr(step, "half_copy", None)
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`."""
-        return draw_plus_plus(self.data, self._copy_for, first, draws) if self.options.kernels else None
+        return draw_plus_plus(self.data, self._half_copy_for, first, draws) if self.options.kernels else None

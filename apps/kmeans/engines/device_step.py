@@ -76,7 +76,7 @@ class DeviceStep(Step):
     check: StepCheck | None = None
     #: Whether blocks of the assignment kernel may start before `update_centers` ends. It must have one block per
     #: multiprocessor (update/centers.cuh).
-    comes_early = False
+    starts_early = False
 
     def __init__(self, data: DeviceData, k: int, layout: Layout, *, bounds: bool, certifies: bool) -> None:
         super().__init__(data)
@@ -84,24 +84,24 @@ class DeviceStep(Step):
         d, dtype = data.n_features, data.dtype
         self._may_have_bounds = bounds and k > 1 and certifies
         # Staging buffer of centers in pinned memory: copies from and to pageable memory are several times slower.
-        self._passing = data.machine.pinned((k, d), dtype)
+        self._staging = data.machine.pinned((k, d), dtype)
         # Index of the buffer in `buffers.centers` that the staging buffer holds a copy of, or None.
-        self._passed: int | None = None
+        self._staged: int | None = None
         self._n_columns = layout.columns_of(k)
         # Outcomes of the iterations in flight. The GPU writes to pinned memory: a copy of 32 bytes takes as long as a
         # kernel. An event tells that an outcome is there.
-        self._seen = data.machine.pinned(_AHEAD, OUTCOME)
+        self._outcomes = data.machine.pinned(_AHEAD, OUTCOME)
         self._events = [data.machine.event() for _ in range(_AHEAD)]
         # Expected number of reassigned rows: that of the last iteration whose outcome the host has read.
-        self._changing = data.n_samples
+        self._expected_reassigned = data.n_samples
         # Bound launches by their key (see `_run`), and the stream that they were bound to.
         self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
-        self._made_for: int | None = None
+        self._bound_stream: int | None = None
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
         # Two compilations, which can run in parallel: each takes longer than most.
-        (self._place,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
+        (self._prepare,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
         (self._update_centers,) = load_kernels(data.machine, "update/centers.cuh", f"update_centers<{scalar}>")
 
     @property
@@ -138,7 +138,7 @@ class DeviceStep(Step):
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
         self.data.machine.fill(self.buffers.labels, 0xFF)
         self.data.machine.fill(self.buffers.sums, 0)
-        self._changing = self.data.n_samples
+        self._expected_reassigned = self.data.n_samples
         if self.check is not None:
             self.check.forget()
 
@@ -146,14 +146,14 @@ class DeviceStep(Step):
         """Label every sample with its nearest center; see `Step.assign`."""
         self._begin(centers)
         self._run(("rows", self._sorts), lambda: self._bind_rows(self.buffers.centers[0]))
-        self._changing = int(self.buffers.n_reassigned[0])
+        self._expected_reassigned = int(self.buffers.n_reassigned[0])
         if not (update or potential):
-            return Assignment(self._changing, np.zeros((0, 0)), np.zeros(0), float("nan"))
-        found, wide = self._assignment(self._changing, float("nan")), centers.astype(np.float64)
+            return Assignment(self._expected_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
+        found, wide = self._assignment(self._expected_reassigned, float("nan")), centers.astype(np.float64)
         found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
         return found
 
-    def _made_bounds(self) -> Bounds | None:
+    def _new_bounds(self) -> Bounds | None:
         """Return the bounds for this step's data and k; None if the step does not support them."""
         return None
 
@@ -161,7 +161,7 @@ class DeviceStep(Step):
         """Include the launches of bounds from the next iteration on, if bounds are supported and fit the GPU."""
         if self.bounds is None:
             fits = self.data.fits(BOUNDS_BYTES * self.data.n_samples)
-            self.bounds = self._made_bounds() if fits else None
+            self.bounds = self._new_bounds() if fits else None
         if self.bounds is None:
             self._may_have_bounds = False
         else:
@@ -182,17 +182,17 @@ class DeviceStep(Step):
                     self._launch(count, tol)
                     self._events[count % _AHEAD].record()
                     if before + count + 1 == last:
-                        self._pass(1 - count % 2)
+                        self._stage_centers(1 - count % 2)
                 known = count - _AHEAD + 1
                 if known < 0:
                     continue
                 self._events[known % _AHEAD].synchronize()
-                outcome = self._seen[known % _AHEAD].copy()
+                outcome = self._outcomes[known % _AHEAD].copy()
                 fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:
                     break
                 # The host runs ahead: this is the count two iterations before the one that it launches next.
-                self._changing = int(outcome["n_reassigned"])
+                self._expected_reassigned = int(outcome["n_reassigned"])
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
                 if outcome["stop"]:
@@ -225,10 +225,10 @@ class DeviceStep(Step):
     def _begin(self, centers: np.ndarray) -> None:
         """Prepare `centers` (k, d) for the first iteration, and the check of a protected fit."""
         stream = self.data.machine.current_stream()
-        if stream.ptr != self._made_for:
+        if stream.ptr != self._bound_stream:
             self._launches.clear()
-            self._made_for = stream.ptr
-        self._passing[...], self._passed = centers, None
+            self._bound_stream = stream.ptr
+        self._staging[...], self._staged = centers, None
         self._bounded = False
         if self.protection is None:
             self.check = None
@@ -236,47 +236,47 @@ class DeviceStep(Step):
             scale = self.integers.scales[-1]
             self.check = self.check or StepCheck(self.data, self.buffers, self.k, scale, _AHEAD)
             self.check.begin()
-        self._run("place", self._bind_place)
+        self._run("prepare", self._bind_prepare)
 
-    def _bind_place(self) -> Sequence[Callable[[], None]]:
+    def _bind_prepare(self) -> Sequence[Callable[[], None]]:
         """Return the launch that prepares the first centers, from pinned host memory."""
-        arguments = self._passing, self._update_args(1, 0, 0.0)
-        return [self.data.machine.bind(self._place, (self._n_columns,), (_CENTER_THREADS,), arguments)]
+        arguments = self._staging, self._update_args(1, 0, 0.0)
+        return [self.data.machine.bind(self._prepare, (self._n_columns,), (_CENTER_THREADS,), arguments)]
 
-    def _pass(self, place: int) -> None:
-        """Copy `buffers.centers[place]` to the staging buffer, asynchronously."""
-        self.data.machine.copy(self._passing, self.buffers.centers[place])
-        self._passed = place
+    def _stage_centers(self, index: int) -> None:
+        """Copy `buffers.centers[index]` to the staging buffer, asynchronously."""
+        self.data.machine.copy(self._staging, self.buffers.centers[index])
+        self._staged = index
 
-    def _centers_on_host(self, place: int) -> np.ndarray:
-        """Return a copy of `buffers.centers[place]` in host memory. No work that changes it may be in flight."""
-        if self._passed != place:
-            self._pass(place)
+    def _centers_on_host(self, index: int) -> np.ndarray:
+        """Return a copy of `buffers.centers[index]` in host memory. No work that changes it may be in flight."""
+        if self._staged != index:
+            self._stage_centers(index)
             self.data.machine.current_stream().synchronize()
-        return self._passing.copy()
+        return self._staging.copy()
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch iteration `count` of this call, from 0, which writes its outcome to pinned memory."""
-        now, place = count % 2, count % _AHEAD
-        if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._changing):
+        now, slot = count % 2, count % _AHEAD
+        if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._expected_reassigned):
             self._begin_bounds()
-        key = "iteration", now, place, tol, self._sorts, self._bounded
-        self._run(key, lambda: self._bind_iteration(now, place, tol))
+        key = "iteration", now, slot, tol, self._sorts, self._bounded
+        self._run(key, lambda: self._bind_iteration(now, slot, tol))
         if self.check is not None:
             if count == 0 and self.protection is not None:  # hash on the host while the GPU runs the first iteration
                 self.check.expect(self.protection.kept.centers)
-            self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], place, now)
+            self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], slot, now)
 
-    def _bind_iteration(self, now: int, place: int, tol: float) -> Sequence[Callable[[], None]]:
+    def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
         """Return the launches of an iteration: labels and sums, then new centers and the outcome.
 
-        It reads `buffers.centers[now]`, and writes the other centers and outcome `place`.
+        It reads `buffers.centers[now]`, and writes the other centers and outcome `slot`.
         """
-        arguments = (self._update_args(now, place, tol),)
+        arguments = (self._update_args(now, slot, tol),)
         update_centers = self.data.machine.bind(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
         return [*self._bind_rows(self.buffers.centers[now]), update_centers]
 
-    def _update_args(self, now: int, place: int, tol: float) -> Any:
+    def _update_args(self, now: int, slot: int, tol: float) -> Any:
         """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh for an iteration."""
         of, layout, placement = self.buffers, self.layout, self.layout.placement
         coefficients, bounds = layout.error_coefficients, self.bounds if self._bounded else None
@@ -295,7 +295,7 @@ class DeviceStep(Step):
             n_reassigned=of.n_reassigned,
             counts=of.counts,
             stopped=of.stopped,
-            outcome=self._seen[place:],
+            outcome=self._outcomes[slot:],
             centers_half=structure(
                 HALF_CENTERS,
                 to=of.centers_half,
@@ -314,7 +314,7 @@ class DeviceStep(Step):
             norm_limit=placement.norm_limit,
             of_norm=of_norm,
             of_lost=of_lost,
-            lets_begin=self.comes_early,
+            lets_begin=self.starts_early,
         )
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:

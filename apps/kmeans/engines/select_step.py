@@ -18,7 +18,7 @@ from tsapps.apps.kmeans.update.fixed_point import NARROW
 from tsapps.apps.kmeans.update.plan import MOST_PLACED, PLACE_BYTES
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["Facts", "Norms", "Options", "StepPlan", "half_copy_room", "select_step", "why_cublas"]
+__all__ = ["Facts", "Norms", "Options", "StepPlan", "iteration_bytes", "select_step", "why_cublas"]
 
 # Row indices are 32-bit and the last tiles are padded. Row norms are summed over at most so many features in float32
 # (half_copy.cuh).
@@ -92,7 +92,7 @@ class Facts:
         Whether X is so small that results follow scikit-learn's rounding; see `SMALL`.
     single_pass : bool
         Whether labels are computed once, as in `predict`.
-    room : int
+    free_bytes : int
         Free GPU memory for the half-precision copy and the buffers of iterations, in bytes.
     norms : Norms, optional
         None until the moments of X are known.
@@ -107,7 +107,7 @@ class Facts:
     weights_alike: bool = True
     small: bool = False
     single_pass: bool = False
-    room: int = 1 << 62
+    free_bytes: int = 1 << 62
     norms: Norms | None = None
 
 
@@ -143,21 +143,21 @@ def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
         if facts.dtype == "float64":
             return "small float64 data follows scikit-learn's rounding"
         if facts.single_pass:
-            return "a single pass over small data is over before a copy of X is made"
+            return "a single pass over small data takes less time than a copy of X"
     if float(gpu.compute_capability) < _LEAST_CAPABILITY:
-        return f"compute capability {gpu.compute_capability} has no tensor cores for this; it takes {_LEAST_CAPABILITY}"
+        return f"compute capability {gpu.compute_capability} is below {_LEAST_CAPABILITY}, which the kernels require"
     if facts.x_dtype is None:
-        return "X is not held on the GPU"
+        return "X is not stored row-major in GPU memory"
     if facts.n >= _MOST_SAMPLES:
-        return f"{facts.n} samples exceed 32-bit row numbers"
+        return f"{facts.n} samples exceed 32-bit row indices"
     if facts.d > _MOST_FEATURES:
         return f"{facts.d} features exceed {_MOST_FEATURES}"
     if not facts.weights_alike:
-        return "weights differ by more than fixed-point sums hold"
+        return "weights differ by more orders of magnitude than fixed-point sums represent"
     return None
 
 
-def half_copy_room(n: int, d: int, k: int, panels: int) -> int:
+def iteration_bytes(n: int, d: int, k: int, panels: int) -> int:
     """Return the approximate bytes of the half-precision copy, the row lists of an iteration, and the centers.
 
     `panels` is the number of 16-column panels of the copy for large k; 0 for small k.
@@ -191,7 +191,7 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
     if reason is not None:
         return StepPlan("cublas", reason)
     if facts.norms is None:
-        raise ValueError("select_step needs the norms of the data; got facts without")
+        raise ValueError("select_step needs facts.norms, got None: compute the moments of X first")
     n, d = facts.n, facts.d
     certifies = options.precision == "exact" or facts.x_dtype != "float32"
     pays = d <= _MOST_BOUNDED and n * d >= _LEAST_BOUNDED
@@ -209,18 +209,18 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
         )
         return _if_it_fits(found, facts, k, 0)
     if n > MOST_PLACED or k > MOST_LARGE_K:
-        return StepPlan("cublas", f"n = {n} and k = {k} exceed {MOST_PLACED} or {MOST_LARGE_K}")
+        return StepPlan("cublas", f"n = {n} or k = {k} exceeds the limit ({MOST_PLACED}, {MOST_LARGE_K})")
     large_k = stream_plan(d, k, gpu, certifies=certifies)
     if large_k is None:
-        return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} takes a Hopper GPU, and d = {d} that fits it")
+        return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} requires a Hopper GPU")
     found = StepPlan("large_k", f"k = {k} > {MOST_CLUSTERS}: centers are streamed", large_k, False, certifies)
     return _if_it_fits(found, facts, k, large_k.row_panels)
 
 
 def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int) -> StepPlan:
     """Return `found`, a step that reads a half-precision copy; cuBLAS if the copy does not fit the GPU."""
-    needed = half_copy_room(facts.n, facts.d, k, panels)
-    if needed <= facts.room:
+    needed = iteration_bytes(facts.n, facts.d, k, panels)
+    if needed <= facts.free_bytes:
         return found
-    reason = f"a half-precision copy takes {needed} bytes, and {facts.room} are free"
+    reason = f"a half-precision copy needs {needed} bytes, but {facts.free_bytes} are free"
     return replace(found, step="cublas", reason=reason, plan=None, bounds=False, certifies=True)

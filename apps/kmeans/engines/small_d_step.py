@@ -69,14 +69,14 @@ class SmallDStep(DeviceStep):
             norm += of_mean
         self._scale = np.float32(small_d_scale(norm, plan.dtype, warpgroups=warpgroups))
         # `_norm` bounds the norms of all scaled rows, so it also serves as their norm limit (update/centers.cuh).
-        self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
+        self._mean_norm, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         self._padded = -(-plan.features // 16) * 16
         # iteration_mma.cuh and iteration_bounded.cuh score centers in blocks of 8.
         layout = Layout(Placement(self._padded, 0, self._scale, self._norm), 8, labels="int8")
         super().__init__(data, k, layout, bounds=bounds, certifies=True)
         # The labels widened to int32, and whether they are up to date.
-        self._wide: Any = None
-        self._is_wide = False
+        self._labels_int32: Any = None
+        self._labels_are_current = False
         (self._widen,) = load_kernels(data.machine, "data/labels.cuh", "widen_labels")
         self._threads, self._shared_bytes = (plan.threads,), plan.shared_bytes
         self._grid = (plan.grid(data.n_samples, data.gpu.multiprocessors),)
@@ -84,24 +84,24 @@ class SmallDStep(DeviceStep):
     @property
     def labels(self) -> Any:
         """Label of each sample, (n,), int32, widened from int8 on demand."""
-        if self._wide is None:
-            self._wide = self.data.xp.empty(self.data.n_samples, np.int32)
-        if not self._is_wide:
+        if self._labels_int32 is None:
+            self._labels_int32 = self.data.xp.empty(self.data.n_samples, np.int32)
+        if not self._labels_are_current:
             grid, n = self.data.gpu.multiprocessors * _WIDEN_BLOCKS, np.int64(self.data.n_samples)
-            self._widen((grid,), (_WIDEN_THREADS,), (self.buffers.labels, n, self._wide))
-            self._is_wide = True
-        return self._wide
+            self._widen((grid,), (_WIDEN_THREADS,), (self.buffers.labels, n, self._labels_int32))
+            self._labels_are_current = True
+        return self._labels_int32
 
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
         super().reset()
-        self._is_wide = False
+        self._labels_are_current = False
 
     def _begin(self, centers: np.ndarray) -> None:
-        self._is_wide = False
+        self._labels_are_current = False
         super()._begin(centers)
 
-    def _products(self, tensor_error: float, rounding: float) -> Any:
+    def _products_argument(self, tensor_error: float, rounding: float) -> Any:
         """Return the `PRODUCTS` argument of mma kernels; `tensor_error` and `rounding` are γ and ρ or r there."""
         of = self.buffers
         return structure(
@@ -117,12 +117,12 @@ class SmallDStep(DeviceStep):
             rounding=rounding,
         )
 
-    def _of_warps(self) -> Any:
+    def _mma_products(self) -> Any:
         """Return the `PRODUCTS` argument of scores_mma.cuh, which rounds rows to float16."""
         exact = self.data.rows_on_gpu.itemsize == 2 and not bool(self.data.shift.any())
-        return self._products(tensor_error(self._padded), 0.0 if exact else SMALL_D_ROUNDING)
+        return self._products_argument(tensor_error(self._padded), 0.0 if exact else SMALL_D_ROUNDING)
 
-    def _made_bounds(self) -> Bounds | None:
+    def _new_bounds(self) -> Bounds | None:
         data = self.data
         dtype, room = data.rows_on_gpu.dtype.name, data.gpu.shared_memory_per_block
         plan = bounded_plan(data.n_features, self.k, dtype, room)
@@ -130,7 +130,7 @@ class SmallDStep(DeviceStep):
             return None
         (self._assign_bounded,) = load_kernels(data.machine, "small_d/iteration_bounded.cuh", plan.kernel)
         self._assign_bounded.max_dynamic_shared_size_bytes = plan.shared_bytes
-        self._bounded_plan, self._bounded_products = plan, self._of_warps()
+        self._bounded_plan, self._bounded_products = plan, self._mma_products()
         return Bounds(data, self.k, most_listed_small_d(data.n_samples), "kmeans::Label")
 
     def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
@@ -142,7 +142,7 @@ class SmallDStep(DeviceStep):
         grid = (plan.grid(self.data.n_samples, self.data.gpu.multiprocessors),)
         given = self._arguments(centers, stopped, self._bounded_products, row_bounds)
         return [
-            bounds.screening(self.buffers.labels, stopped),
+            bounds.bind_select(self.buffers.labels, stopped),
             self.data.machine.bind(self._assign_bounded, grid, (plan.threads,), given, plan.shared_bytes),
             *self._bind_all_rows(centers, bounds.skip_full_assign),
         ]
@@ -170,7 +170,7 @@ class SmallDFmaStep(SmallDStep):
     def __init__(self, data: DeviceData, plan: FmaPlan, k: int, *, bounds: bool) -> None:
         super().__init__(data, plan, k, bounds=bounds)
         self._plan = plan
-        self._norms = self._scale, self._norm, self._of_mean, np.bool_(not plan.shifts)
+        self._norms = self._scale, self._norm, self._mean_norm, np.bool_(not plan.shifts)
         names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{ELEMENT[data.dtype.name]}>")]
         kernels, self._in_constant_memory = data.machine.private_kernels(
             _FOLDER / plan.file, names, CONSTANT_CENTERS_NAME
@@ -195,16 +195,16 @@ class SmallDFmaStep(SmallDStep):
 class SmallDMmaStep(SmallDStep):
     """Small-d step by tensor cores: small_d/iteration_mma.cuh."""
 
-    comes_early = True
+    starts_early = True
 
     def __init__(self, data: DeviceData, plan: ProductsPlan, k: int, *, bounds: bool) -> None:
         super().__init__(data, plan, k, bounds=bounds)
         (self._assign,) = load_kernels(data.machine, "small_d/iteration_mma.cuh", plan.kernel)
         self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
         if plan.multiplier is Multiplier.WARPGROUPS:
-            self._of = self._products(tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype])
+            self._products_of = self._products_argument(tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype])
         else:
-            self._of = self._of_warps()
+            self._products_of = self._mma_products()
 
     def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
-        return [self._bind_assign(centers, stopped, self._of, dependent=True)]
+        return [self._bind_assign(centers, stopped, self._products_of, dependent=True)]

@@ -67,8 +67,8 @@ class SmallKStep(DeviceStep):
         self.half_copy, self._plan = half_copy, plan
         self._product = Gemm(plan, problem, machine, epilogue)
         self._capacity = capacity(plan, n, lists)
-        self._bounds_of = plan, problem, lists, self._capacity
-        self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
+        self._bounds_arguments = plan, problem, lists, self._capacity
+        self._prefetch_distance = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = data.xp.empty(lists * self._capacity * AMBIGUOUS_BYTES, np.uint8)
         self._scatter_add = ScatterAdd(data, k, self.integers, lists)
         self._segments: SegmentedSum | None = None
@@ -80,12 +80,12 @@ class SmallKStep(DeviceStep):
             machine, "assign/rescore.cuh", f"rescore<{types_of(data.rows_on_gpu, data.dtype)}>"
         )
 
-    def _made_bounds(self) -> ProductBounds:
-        return ProductBounds(self.data, *self._bounds_of)
+    def _new_bounds(self) -> ProductBounds:
+        return ProductBounds(self.data, *self._bounds_arguments)
 
     @property
     def _sorts(self) -> bool:
-        return self._segments is not None and sorts_rows(self._changing, self.data.n_features)
+        return self._segments is not None and sorts_rows(self._expected_reassigned, self.data.n_features)
 
     def _bind_rows(self, centers: Any) -> list[Launch]:
         half_copy, of = self.half_copy, self.buffers
@@ -100,7 +100,7 @@ class SmallKStep(DeviceStep):
             "stopped": of.stopped,
             "capacity": self._capacity,
             "n": n,
-            "ahead": self._ahead,
+            "ahead": self._prefetch_distance,
             "tensor_error": product_error(self._plan, d, self.k),
             "rounding": half_copy.rounding,
         }

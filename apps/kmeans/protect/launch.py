@@ -61,7 +61,7 @@ class StepCheck:
         # Number of the check after which iterations ended; see check_iteration.cuh.
         self._over = xp.zeros(1, np.int64)
         self._seen = pinned((ahead, len(FAULTS)), np.uint32)
-        self._seen_at = [np.uint64(address(place)) for place in self._seen]
+        self._seen_at = [np.uint64(address(flags)) for flags in self._seen]
         weight = n  # an unweighted sample counts as the integer 1
         if data.sample_weight is not None:
             scaled = data.sample_weight.astype(np.float64) * weight_scale
@@ -88,7 +88,7 @@ class StepCheck:
         self._expected[...] = hash_of(centers)
         self._machine.copy(self._hashes[0], self._expected)
 
-    def launch(self, now: Any, following: Any, place: int, parity: int) -> None:
+    def launch(self, now: Any, following: Any, slot: int, parity: int) -> None:
         """Launch the check of the iteration that was launched last.
 
         Parameters
@@ -97,15 +97,15 @@ class StepCheck:
             The centers of the iteration, on the GPU.
         following : array of shape (k, d)
             The new centers that it computed, on the GPU.
-        place : int
+        slot : int
             Index of the outcome, below `ahead`; see `fault`.
         parity : {0, 1}
             Number of the iteration since `expect`, modulo 2; the first is 0.
         """
-        self._seen[place] = 0  # the kernel only writes flags of faults
-        key = address(now), place
+        self._seen[slot] = 0  # the kernel only writes flags of faults
+        key = address(now), slot
         if key not in self._launches:
-            self._launches[key] = self._bind(now, following, place, parity)
+            self._launches[key] = self._bind(now, following, slot, parity)
         launch = self._launches[key]
         for argument, value in ((_KNOWN, self._known), (_FIRST, self._turn % self._stride), (_NUMBER, self._turn + 1)):
             launch.change(argument, value)
@@ -113,7 +113,7 @@ class StepCheck:
         self._turn += 1
         self._known = True
 
-    def _bind(self, now: Any, following: Any, place: int, parity: int) -> Launch:
+    def _bind(self, now: Any, following: Any, slot: int, parity: int) -> Launch:
         """Return the launch of a check; `launch` sets the arguments that change."""
         buffers = self._buffers
         checked = structure(
@@ -126,18 +126,18 @@ class StepCheck:
             each=self._each,
         )
         sums = buffers.sums, buffers.units, self._totals, np.int32(0)
-        counted = np.int64(0), np.int64(0), self._over, buffers.stopped, self._seen_at[place]
+        counted = np.int64(0), np.int64(0), self._over, buffers.stopped, self._seen_at[slot]
         hashes = structure(HASHES, of_centers=self._hashes[parity], of_next=self._hashes[1 - parity])
         arguments = buffers.rows, now, following, checked, *sums, *counted, hashes
         return self._machine.bind(self._check, (self._blocks,), (THREADS,), arguments)
 
-    def fault(self, place: int) -> str | None:
+    def fault(self, slot: int) -> str | None:
         """Return the faults that the check with this outcome index found, or None. The check must have ended."""
-        return "; ".join(what for what, found in zip(FAULTS, self._seen[place], strict=True) if found) or None
+        return "; ".join(what for what, found in zip(FAULTS, self._seen[slot], strict=True) if found) or None
 
-    def lost(self, place: int) -> bool:
+    def lost(self, slot: int) -> bool:
         """Tell whether the check found that the iteration started from wrong centers. The check must have ended."""
-        return bool(self._seen[place][LOST])
+        return bool(self._seen[slot][LOST])
 
     def are_right(self, centers: np.ndarray, parity: int) -> bool:
         """Tell whether centers (k, d) on the host have the hash of those that iterations of this parity start from."""
