@@ -36,7 +36,7 @@ MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 @dataclass(frozen=True)
 class RunningSums:
-    """Kernel argument for the Freivalds check (protect/freivalds.cuh): running sums, and random weights.
+    """Running sums and random weights for the Freivalds check: the C++ class of protect/freivalds.cuh.
 
     Attributes
     ----------
