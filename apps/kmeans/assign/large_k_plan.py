@@ -110,16 +110,16 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     """
     if device.compute_capability != "9.0":
         return None
-    every, room = -(-d // 16), device.shared_memory_per_block - 1024
+    panels_of_row, shared_memory = -(-d // 16), device.shared_memory_per_block - 1024
     for most in (8, 4):
-        chunks = -(-every // most)
-        panels = -(-every // chunks)
+        chunks = -(-panels_of_row // most)
+        panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
             plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, levels=certifies)
-            if chunks <= stages_b and plan.shared_bytes <= room:
+            if chunks <= stages_b and plan.shared_bytes <= shared_memory:
                 return plan
     # Larger column tiles read the rows less often, but multiply more padding after the last center.
     columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
     # For such large d the GEMM outweighs its epilogue, so three warpgroups suffice and levels would save little.
-    plans = (StreamPlan(4, -(-every // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
-    return next(plan for plan in plans if plan.shared_bytes <= room)
+    plans = (StreamPlan(4, -(-panels_of_row // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
+    return next(plan for plan in plans if plan.shared_bytes <= shared_memory)

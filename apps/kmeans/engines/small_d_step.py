@@ -124,8 +124,8 @@ class SmallDStep(DeviceStep):
 
     def _new_bounds(self) -> Bounds | None:
         data = self.data
-        dtype, room = data.rows_on_gpu.dtype.name, data.gpu.shared_memory_per_block
-        plan = bounded_plan(data.n_features, self.k, dtype, room)
+        dtype, shared_memory = data.rows_on_gpu.dtype.name, data.gpu.shared_memory_per_block
+        plan = bounded_plan(data.n_features, self.k, dtype, shared_memory)
         if plan is None:
             return None
         (self._assign_bounded,) = load_kernels(data.machine, "small_d/iteration_bounded.cuh", plan.kernel)

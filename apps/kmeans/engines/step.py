@@ -99,8 +99,8 @@ class Step(ABC):
                 shift = square_shift(centers, new_centers)
                 if protection is not None:
                     # Given centers, those of the first of these iterations, need not be cluster means.
-                    stood = found.n_reassigned == 0 and iteration > before + 1
-                    fault = protection.fault_of_next(data, found, new_centers, shift, stood=stood)
+                    unchanged = found.n_reassigned == 0 and iteration > before + 1
+                    fault = protection.fault_of_next(data, found, new_centers, shift, unchanged=unchanged)
             if protection is not None and fault is not None:
                 intact = protection.intact(centers)
                 return IterationResult(intact, iteration - 1 - before, False, float("nan"), fault=fault)

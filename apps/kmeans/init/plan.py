@@ -225,8 +225,8 @@ def _window(d: int, column: int, device: GpuSpec) -> int | None:
 
     Plans for `_BLOCKS` blocks per multiprocessor if all d columns, or whole intervals, fit; otherwise for one.
     """
-    for room in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
-        fit = (min(room, device.shared_memory_per_block) - _DECLARED) // column
+    for shared_memory in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
+        fit = (min(shared_memory, device.shared_memory_per_block) - _DECLARED) // column
         if d <= fit:
             return d
         if fit >= _INTERVAL:

@@ -193,7 +193,7 @@ class Protection:
         return None if right.all() else "the cluster sums did not add up to the sum of all samples"
 
     def fault_of_next(
-        self, data: Data, found: Assignment, following: np.ndarray, shift: float, *, stood: bool
+        self, data: Data, found: Assignment, following: np.ndarray, shift: float, *, unchanged: bool
     ) -> str | None:
         """Check the new centers after a checked assignment; return a description of the first fault, or None.
 
@@ -208,7 +208,7 @@ class Protection:
             The new centers.
         shift : float
             The center shift; see `square_shift`.
-        stood : bool
+        unchanged : bool
             Whether no label changed since the stored centers were computed, so that the new ones must equal them.
         """
         assert found.again is not None
@@ -218,7 +218,7 @@ class Protection:
             return "the new centers were not the means of the cluster sums"
         if not np.array_equal(shift, square_shift(at, again), equal_nan=True):
             return "the center shift differed when it was computed twice"
-        if stood and not same_bits(again, at):
+        if unchanged and not same_bits(again, at):
             return "reassigned samples were not counted"
         self.keep(again)
         return None
