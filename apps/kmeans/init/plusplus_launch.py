@@ -1,4 +1,4 @@
-"""Greedy k-means++ on a GPU, without the host until every center is drawn; see init/plusplus.cuh."""
+"""Greedy k-means++ on a GPU, without host synchronisation until all centers are drawn; see init/plusplus.cuh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ from tsapps.apps.kmeans.init.plan import (
     COPY,
     PlusPlusPlan,
     copy_error,
-    first_screened,
+    first_pruned_step,
     plusplus_plan,
     pruned_plan,
 )
@@ -23,11 +23,12 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["GreedyDraw", "draw_plus_plus"]
 
-# Threads and blocks a multiprocessor of evaluate_candidates, and threads of sample_candidates.
+# evaluate_candidates: threads of a block and blocks per multiprocessor. sample_candidates: threads of a block.
 _TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
-# Bytes of X, as it is worked on, from which on steps read its copy, which iterations want too, but not of small data.
-_LEAST_SCREENED = 32 << 20
-# Of halves, how many times their bytes are to be free: for X in float32, the copy, and what iterations list.
+# Steps may be pruned from this many bytes of X in the working dtype on.
+_LEAST_PRUNED_BYTES = 32 << 20
+# For 16-bit X, this many times its bytes must be free: for X in float32, the half-precision copy, and row lists of
+# iterations.
 _BESIDE_HALF_COPY = 4
 
 
@@ -56,7 +57,7 @@ class GreedyDraw:
     sums : array of shape (trials, chunks)
         Σ w·D² of each chunk of samples, were a candidate a center.
     by_rows, by_copy : Launch
-        Evaluate candidates from X, and from the copy and a part of X; None without a copy, or without room for it.
+        Evaluate candidates from X, and from the copy and a part of X. `by_copy` is None if steps are not pruned.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class GreedyDraw:
         self._read = *samples, self.closest, *chunks, self.sums
         drawn = *self._read, self.candidates, self.draws, self.chosen, self.candidates
         self.by_rows = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
-        self.by_copy = None if half_copy is None else _screening(data, half_copy, plan, blocks, tried)
+        self.by_copy = None if half_copy is None else _bind_pruned(data, half_copy, plan, blocks, tried)
         self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), drawn)
         # Arguments that change with the step: two behind the samples, and the last four.
         self._tried, self._drawn = len(samples), len(self._read)
@@ -108,9 +109,9 @@ def _row(array: Any, step: int) -> int:
 
 
 def _reads_copy(data: DeviceData) -> bool:
-    """Tell whether steps are to read X's copy, if iterations do."""
+    """Tell whether later steps may be pruned by the half-precision copy of X, if iterations read it too."""
     X = data.rows_on_gpu
-    if X is None or data.n_samples * data.n_features * data.dtype.itemsize < _LEAST_SCREENED:
+    if X is None or data.n_samples * data.n_features * data.dtype.itemsize < _LEAST_PRUNED_BYTES:
         return False
     return data.held is not None or data.fits(_BESIDE_HALF_COPY * X.nbytes)
 
@@ -118,18 +119,33 @@ def _reads_copy(data: DeviceData) -> bool:
 def draw_plus_plus(
     data: DeviceData, copy_for: Callable[[int], HalfCopy | None], first: int, draws: np.ndarray
 ) -> np.ndarray | None:
-    """Draw samples by greedy k-means++, see `plusplus.Draw`; None where X is not held or there is no plan.
+    """Draw samples by greedy k-means++ on the GPU; implements `plusplus.Draw`.
 
-    X is read once for each center, or its copy and a part of X where iterations will read the copy and some centers are
-    drawn; beside it, n numbers are kept. By the copy sums are added up in another order, so that one draw in some 10¹⁰
-    may be another. `copy_for(k)` is the half-precision copy that iterations for k clusters read, or None.
+    Each step reads X once, and stores one distance per sample. If iterations will read the half-precision copy, later
+    steps are pruned: they read the copy and a part of X. Pruned steps add sums in another order, which may change about
+    one draw in 10¹⁰.
+
+    Parameters
+    ----------
+    data : DeviceData
+    copy_for : callable
+        Returns the half-precision copy that iterations for k clusters read, or None.
+    first : int
+        Index of the first sample.
+    draws : numpy.ndarray of shape (k − 1, trials)
+        Uniform random numbers in [0, 1).
+
+    Returns
+    -------
+    numpy.ndarray of shape (k,) or None
+        Sample indices. None if X does not fit the GPU in the working dtype, or the kernels do not support its shape.
     """
     steps, trials = draws.shape
-    screened_from = first_screened(trials)
-    half_copy = copy_for(steps + 1) if steps >= screened_from and _reads_copy(data) else None
+    first_pruned = first_pruned_step(trials)
+    half_copy = copy_for(steps + 1) if steps >= first_pruned and _reads_copy(data) else None
     X = data.held
     if X is None and data.rows_on_gpu is not None and data.fits(2 * data.rows_on_gpu.nbytes):
-        X = data.rows_on_gpu.astype(data.dtype)  # halves
+        X = data.rows_on_gpu.astype(data.dtype)  # of a 16-bit type
     if X is None:
         return None
     if steps == 0:
@@ -141,15 +157,15 @@ def draw_plus_plus(
         return None
     draw = GreedyDraw(data, X, plan, first, draws, half_copy)
     for step in range(steps + 1):
-        draw.evaluate(step, draw.by_rows if draw.by_copy is None or step < screened_from else draw.by_copy)
+        draw.evaluate(step, draw.by_rows if draw.by_copy is None or step < first_pruned else draw.by_copy)
         draw.sample(step)
     return to_host(draw.chosen)
 
 
-def _screening(
+def _bind_pruned(
     data: DeviceData, half_copy: HalfCopy, plusplus: PlusPlusPlan, blocks: int, tried: tuple[Any, ...]
 ) -> Launch | None:
-    """Return the launch of a step that reads X's copy; None where there is no room.
+    """Return the launch of a pruned step, which reads the half-precision copy; None if there is no plan for it.
 
     `blocks` and the arguments `tried` are those of evaluate_candidates.
     """

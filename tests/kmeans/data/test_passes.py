@@ -48,7 +48,7 @@ def test_three_rows_by_hand():
     mean, variance = data.moments()
     assert mean.tolist() == [3, 4]
     assert variance == pytest.approx(8 / 3, rel=1e-15)
-    assert data.known_moments[2].tolist() == [4, 4]
+    assert data.cached_moments[2].tolist() == [4, 4]
 
 
 @pytest.mark.parametrize("offset", [0, 1])
@@ -71,7 +71,7 @@ def test_moments_and_distances(n, d, k, dtype, offset, rng):
     wide = X.astype(np.float64)
     np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6)
     assert variance == pytest.approx(float(wide.var(axis=0).mean()), rel=1e-6, abs=1e-12)
-    np.testing.assert_allclose(data.known_moments[2], abs(wide - wide[0]).max(axis=0), rtol=unit)
+    np.testing.assert_allclose(data.cached_moments[2], abs(wide - wide[0]).max(axis=0), rtol=unit)
     # Distances are of rows less the mean, as it is rounded.
     data.center(wide.mean(axis=0), on_read=True)
     centers, labels = rng.standard_normal((k, d)).astype(data.dtype), rng.integers(0, k, n).astype(np.int32)
@@ -101,7 +101,7 @@ def test_the_largest_of_several_blocks_of_rows(rng, monkeypatch):
     assert [len(block) for _, block in data.blocks(0)] == [20, 20, 10]
     mean, _ = data.moments()
     np.testing.assert_allclose(mean, X.astype(np.float16).astype(np.float64).mean(axis=0), rtol=1e-12)
-    assert data.known_moments[2].tolist() == [2, 3, 4]
+    assert data.cached_moments[2].tolist() == [2, 3, 4]
 
 
 @settings(max_examples=60, deadline=None)

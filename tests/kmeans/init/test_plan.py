@@ -3,7 +3,7 @@
 import pytest
 
 from tsapps.apps.kmeans.data.plan import padded
-from tsapps.apps.kmeans.init.plan import MOST_TRIALS, first_screened, plusplus_plan, pruned_plan
+from tsapps.apps.kmeans.init.plan import MOST_TRIALS, first_pruned_step, plusplus_plan, pruned_plan
 from tsapps.kernels.gpu_specs import KNOWN
 
 
@@ -25,7 +25,7 @@ def test_plans(n, d, trials):
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("itemsize", [4, 8])
 def test_plans_of_screens(itemsize, weighted, panels):
-    assert first_screened(6) == 7
+    assert first_pruned_step(6) == 7
     for d in (1, 16, 100, 128, 256, 511, 512, 768, 1500, 5000):
         for n in (1000, 600_000, 2**20, 10**7):
             plan = plusplus_plan(n, d, 6, itemsize, aligned=True, device=KNOWN["H200"])

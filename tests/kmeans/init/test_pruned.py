@@ -13,7 +13,7 @@ from kmeans.init.host_draw import H200, SHAPES, Seeding, blobs, data_of, drawn, 
 
 from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.init import plusplus_launch
-from tsapps.apps.kmeans.init.plan import first_screened, pruned_plan
+from tsapps.apps.kmeans.init.plan import first_pruned_step, pruned_plan
 from tsapps.apps.kmeans.init.plusplus_launch import GreedyDraw
 from tsapps.kernels.plan.mma import ELEMENT
 
@@ -170,7 +170,7 @@ def test_draws_by_the_copy_are_those_by_the_rows(panels, monkeypatch, rng):
     expected = drawn(data, 3, draws)
     data.center(data.moments()[0], on_read=True)
     half_copy, launched = data.half_copy(d // 16 if panels else 0, certifies=True), []
-    monkeypatch.setattr(plusplus_launch, "_LEAST_SCREENED", 0)
+    monkeypatch.setattr(plusplus_launch, "_LEAST_PRUNED_BYTES", 0)
     evaluate = GreedyDraw.evaluate
 
     def recorded(draw, step, launch):
@@ -179,5 +179,5 @@ def test_draws_by_the_copy_are_those_by_the_rows(panels, monkeypatch, rng):
 
     monkeypatch.setattr(GreedyDraw, "evaluate", recorded)
     assert drawn(data, 3, draws, half_copy) == expected
-    first = first_screened(trials_of(k))
+    first = first_pruned_step(trials_of(k))
     assert launched == [False] * first + [True] * (11 - first)
