@@ -25,12 +25,11 @@ from tsapps.apps.kmeans.open_engine import (
     check_precision,
     check_sample_weight,
     choose,
-    is_sparse,
     open_engine,
     resident,
 )
 from tsapps.apps.kmeans.scikit_learn import Passes, as_host, narrow_indices
-from tsapps.kernels.arrays import as_array, like, to_host
+from tsapps.kernels.arrays import as_array, is_sparse, like, to_host
 from tsapps.kernels.blas.threads import is_forked
 
 __all__ = ["TSKMeans"]

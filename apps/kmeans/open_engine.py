@@ -1,28 +1,25 @@
 """Construction of an engine: validates X, weights and options, selects the device, and opens X there."""
 
-import sys
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
+from tsapps.apps.kmeans.data.rows import Rows, UnitRows, as_numbers, as_rows
 from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
-from tsapps.kernels.arrays import gpu_index, to_host
+from tsapps.kernels.arrays import gpu_index, is_sparse, to_host
 from tsapps.kernels.devices import Choice, choose_device
 
 __all__ = [
     "ENGINES",
     "METRICS",
     "PRECISIONS",
-    "as_rows",
     "check_metric",
     "check_precision",
     "check_sample_weight",
     "check_weights",
     "choose",
     "compute_dtype",
-    "is_sparse",
     "open_engine",
     "resident",
 ]
@@ -78,53 +75,11 @@ def check_precision(precision: str) -> None:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
 
 
-def is_sparse(X: Any) -> bool:
-    """Tell whether X is a SciPy or CuPy sparse matrix."""
-    if type(X).__module__.startswith("cupyx.scipy.sparse"):
-        return True
-    scipy_sparse = sys.modules.get("scipy.sparse")  # None: no caller can have such a matrix
-    return scipy_sparse is not None and scipy_sparse.issparse(X)
-
-
 def resident(X: Any) -> int | None:
     """Return the index of the GPU that holds X; None if X is in host memory."""
     if isinstance(X, Rows):
         return X.device
     return as_rows(X).device if is_sparse(X) else gpu_index(X)
-
-
-def as_rows(X: Any) -> Rows:
-    """Return X as a `Rows`, a matrix that is read in blocks of rows.
-
-    Parameters
-    ----------
-    X : Rows, array of any library, frame, list or sparse matrix
-
-    Returns
-    -------
-    Rows
-        X itself if it is one.
-
-    Raises
-    ------
-    ValueError
-        If X is not two-dimensional, is empty, or does not hold real numbers in native byte order.
-    """
-    rows: Rows
-    if isinstance(X, Rows):
-        rows = X
-    elif is_sparse(X):
-        rows = SparseRows(X.tocsr())
-    else:
-        rows = ArrayRows(as_numbers(X))
-    if len(rows.shape) != 2:
-        raise ValueError(f"X has shape {rows.shape}; expected a matrix of shape (n_samples, n_features)")
-    if 0 in rows.shape:
-        raise ValueError(f"X has shape {rows.shape}; expected at least one sample and one feature")
-    check_real(rows.dtype, rows.name)
-    if not rows.dtype.isnative or (rows.dtype.kind not in "fiub" and rows.dtype.name != "bfloat16"):
-        raise ValueError(f"{rows.name} has dtype {rows.dtype}; expected real numbers in the machine's byte order")
-    return rows
 
 
 def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:

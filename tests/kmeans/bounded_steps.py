@@ -33,8 +33,8 @@ class RecordedBounds:
         self.state = self.bounds.state.view(BOUNDS_STATE)
         self.begins_below(step.data.n_samples + 1)
         self.lists_at_most(len(self.bounds.active))
-        self._screening = self.bounds.screening
-        self.bounds.screening = self._recorded
+        self._bind_select = self.bounds.bind_select
+        self.bounds.bind_select = self._recorded
 
     def begins_below(self, n_reassigned):
         """Let bounds begin after iterations that reassigned fewer rows."""
@@ -52,7 +52,7 @@ class RecordedBounds:
     def select(self, labels):
         """List the active rows; return them."""
         stopped = np.zeros(1, np.int32)
-        self.bounds.screening(labels, stopped)()
+        self.bounds.bind_select(labels, stopped)()
         return self.bounds.active[: self.state["active"][0]]
 
     def assign(self, centers):
@@ -80,15 +80,15 @@ class RecordedBounds:
             np.testing.assert_array_equal(_results(self.step), before)
 
     def _recorded(self, labels, stopped):
-        launch = self._screening(labels, stopped)
+        launch = self._bind_select(labels, stopped)
 
-        def screen():
+        def select():
             launch()
             self.passes.append(int(self.state["pass"][0]))
             assert not self.bounds._arrived.any()
             assert self._listed[-1] == 2**32 - 1
 
-        return screen
+        return select
 
 
 def labels_of(step):

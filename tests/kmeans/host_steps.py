@@ -183,7 +183,7 @@ def iterate_once(step, count, tolerance=0.0):
     """Launch iteration `count` since centers were placed; return its centers, its outcome and the next centers."""
     step._launch(count, tolerance)
     now, following = (step.buffers.centers[(count + odd) % 2].copy() for odd in (0, 1))
-    return now, step._seen[count % 2].copy(), following
+    return now, step._outcomes[count % 2].copy(), following
 
 
 def float16_scores(step, centers):

@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
+from tsapps.kernels.arrays import as_array, is_sparse, kind_of, refuse_masked, to_host
 
 __all__ = [
     "ArrayRows",
@@ -21,6 +21,7 @@ __all__ = [
     "SparseRows",
     "UnitRows",
     "as_numbers",
+    "as_rows",
     "check_real",
     "is_plain",
     "readers",
@@ -274,3 +275,37 @@ def unit(vectors: Any) -> Any:
     norms = xp.sqrt((scaled * scaled).sum(axis=1, dtype=np.float64))
     scaled /= norms.astype(vectors.dtype)[:, np.newaxis]
     return scaled
+
+
+def as_rows(X: Any) -> Rows:
+    """Return X as a `Rows`, a matrix that is read in blocks of rows.
+
+    Parameters
+    ----------
+    X : Rows, array of any library, frame, list or sparse matrix
+
+    Returns
+    -------
+    Rows
+        X itself if it is one.
+
+    Raises
+    ------
+    ValueError
+        If X is not two-dimensional, is empty, or does not hold real numbers in native byte order.
+    """
+    rows: Rows
+    if isinstance(X, Rows):
+        rows = X
+    elif is_sparse(X):
+        rows = SparseRows(X.tocsr())
+    else:
+        rows = ArrayRows(as_numbers(X))
+    if len(rows.shape) != 2:
+        raise ValueError(f"X has shape {rows.shape}; expected a matrix of shape (n_samples, n_features)")
+    if 0 in rows.shape:
+        raise ValueError(f"X has shape {rows.shape}; expected at least one sample and one feature")
+    check_real(rows.dtype, rows.name)
+    if not rows.dtype.isnative or (rows.dtype.kind not in "fiub" and rows.dtype.name != "bfloat16"):
+        raise ValueError(f"{rows.name} has dtype {rows.dtype}; expected real numbers in the machine's byte order")
+    return rows

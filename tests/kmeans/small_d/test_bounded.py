@@ -191,7 +191,7 @@ def test_the_rows_that_are_listed(n, part, rng):
         bounds.row_bounds[:], bounds.limits[:], bounds.active = row_bounds, limits, active[:room]
         state = bounds.state.view(BOUNDS_STATE)
         state["pass"], state["skip_full_assign"] = SELECT, 1
-        bounds.screening(words, stopped)()
+        bounds.bind_select(words, stopped)()
         assert active[room] == 2**32 - 1
         assert not bounds._arrived.any()
         if len(expected) <= room:

@@ -30,7 +30,7 @@ def test_labels_and_sums(d, k, away, rng):
     X, centers = X + away, centers + away
     mean = X.mean(axis=0)
     step = fma_step(X, k, mean=mean)
-    assert step._plan.shifts == (away == 1e4 or (away == 5.0 and step._of_mean > step._norm))
+    assert step._plan.shifts == (away == 1e4 or (away == 5.0 and step._mean_norm > step._norm))
     for number, scale in enumerate((0, 0.05, 0.5)):
         n_reassigned = assert_assigns(step, centers - mean + scale * rng.standard_normal(centers.shape))
         assert number or n_reassigned == step.data.n_samples

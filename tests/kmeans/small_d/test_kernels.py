@@ -121,7 +121,7 @@ def test_iterations_without_the_host(made, d, k, rng):
     for count in range(4):
         before = step.labels.copy()
         now, outcome, following = iterate_once(step, count)
-        step._is_wide = False  # as of a fit that has ended
+        step._labels_are_current = False  # as of a fit that has ended
         assert_right(step, now)
         n_reassigned = np.count_nonzero(before != step.labels)
         if outcome["empty"]:

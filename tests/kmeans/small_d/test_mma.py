@@ -58,7 +58,7 @@ def test_labels_and_sums(d, k, away, rng):
 def test_halves(d, k, dtype, centered, rng):
     X, centers = blobs(700, d, k, rng)
     step = mma_step(X, k, dtype, X.mean(axis=0) if centered else None)
-    assert (step._of["rounding"] == 0) != centered
+    assert (step._products_of["rounding"] == 0) != centered
     for now in (centers - step.data.shift, centers[::-1] - step.data.shift):
         assert_assigns(step, now)
 
