@@ -3,6 +3,7 @@
 The type of an array identifies its library, which is imported only when such an array occurs (as in einops).
 """
 
+import sys
 from functools import cache
 from typing import Any, NamedTuple
 
@@ -15,6 +16,7 @@ __all__ = [
     "device_matrix",
     "gapless",
     "gpu_index",
+    "is_sparse",
     "kind_of",
     "like",
     "refuse_masked",
@@ -310,3 +312,11 @@ def device_matrix(name: str, obj: Any) -> DeviceMatrix:
 def _name(dtype: Any) -> str:
     """Return the name of a NumPy or torch dtype; cached, because both libraries build it on every access."""
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
+
+
+def is_sparse(X: Any) -> bool:
+    """Tell whether X is a SciPy or CuPy sparse matrix."""
+    if type(X).__module__.startswith("cupyx.scipy.sparse"):
+        return True
+    scipy_sparse = sys.modules.get("scipy.sparse")  # None: no caller can have such a matrix
+    return scipy_sparse is not None and scipy_sparse.issparse(X)

@@ -14,7 +14,7 @@ from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch, structure
 from tsapps.kernels.runtime.machine import Launch, Machine
 
-__all__ = ["Gemm", "blocks_of", "compiled_plan", "store_epilogue", "storing_gemm"]
+__all__ = ["Gemm", "blocks_of", "compiled_plan", "source_of", "store_epilogue", "storing_gemm"]
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
@@ -29,7 +29,7 @@ def store_epilogue(plan: MmaPlan) -> Epilogue:
     return Epilogue(STORE_HEADER, plan.epilogue(), np.dtype([("C", "u8"), *fields, *scalars]))
 
 
-def _source_of(plan: MmaPlan, epilogue: Epilogue) -> tuple[str, str]:
+def source_of(plan: MmaPlan, epilogue: Epilogue) -> tuple[str, str]:
     """Return the source of a plan's kernel with an epilogue, and its name expression."""
     source = f'#include "{plan.header}"\n#include "{epilogue.header}"\n{plan.struct()}\n'
     return source, f"{plan.function}<Plan, {epilogue.name}>"
@@ -40,7 +40,7 @@ def compiled_plan(plan: MmaPlan, arch: str, epilogue: Epilogue | None = None) ->
 
     The epilogue is by default that which stores C.
     """
-    source, name = _source_of(plan, epilogue or store_epilogue(plan))
+    source, name = source_of(plan, epilogue or store_epilogue(plan))
     return build(source, [name], arch), name
 
 
@@ -73,7 +73,7 @@ class Gemm:
         self._a = np.array((0, problem.a.leading * plan.fold, m, k, a_size), _SOURCE)
         self._b = np.array((0, problem.b.leading * plan.fold, w, k, b_size), _SOURCE)
         self._work = np.array((m, w, k), _WORK)[()]
-        source, name = _source_of(plan, epilogue)
+        source, name = source_of(plan, epilogue)
         (self._kernel,) = machine.kernels(source, name)
         self._kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
 

@@ -1,4 +1,4 @@
-"""Structures that Python packs for kernels: offsets and sizes of fields match the C++ members of the same names.
+"""Structures and constants that Python and C++ share: fields match the C++ members of the same names, values match.
 
 Sizes of C++ classes that Python only makes room for match, too.
 """
@@ -9,28 +9,56 @@ import numpy as np
 import pytest
 from host_cuda import harness
 
+from tsapps.apps.abft.at_rest.gpu import compare
+from tsapps.apps.abft.at_rest.gpu import plan as at_rest
 from tsapps.apps.abft.at_rest.gpu.plan import TASK
-from tsapps.apps.abft.product.plan import WRONG
+from tsapps.apps.abft.product import gpu as abft_gpu
+from tsapps.apps.abft.product import plan as abft
+from tsapps.apps.abft.product.plan import detect_epilogue, row_sums_epilogue
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
     ARGMIN,
+    MOST_LARGE_K,
     REASSIGNMENT_BYTES,
     STREAMED_ARGMIN,
 )
+from tsapps.apps.kmeans.batched import plan as batched
 from tsapps.apps.kmeans.batched.plan import BATCH, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
 from tsapps.apps.kmeans.data.plan import ROWS
+from tsapps.apps.kmeans.engines import device_step
+from tsapps.apps.kmeans.inertia import plan as inertia
 from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS
+from tsapps.apps.kmeans.init import plan as init
 from tsapps.apps.kmeans.init.plan import COPY
+from tsapps.apps.kmeans.protect import plan as protect
+from tsapps.apps.kmeans.protect.launch import FAULTS
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES
+from tsapps.apps.kmeans.small_d import plan as small_d
 from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
+from tsapps.apps.kmeans.update import fixed_point, launch
 from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
 from tsapps.kernels.plan.accumulation_order import ORDER
 
+EPILOGUES = [
+    *(detect_epilogue("float64", 16, lies) for lies in ("packed", "columns", "any")),
+    *(detect_epilogue("float32", 16, lies) for lies in ("packed", "columns", "any")),
+    *(detect_epilogue("float16", 16, lies) for lies in ("packed", "columns", "any")),
+    *(row_sums_epilogue(dtype) for dtype in ("float64", "float32")),
+]
 STRUCTURES = {
     "abft::Task<double>": ("apps/abft/at_rest/gpu/tile_pipeline.cuh", TASK),
-    "abft::Wrong": ("apps/abft/product/locate.cuh", WRONG),
+    "abft::Matrix<float>": ("apps/abft/product/row_checksums.cuh", abft.MATRIX),
+    "abft::Operands<float>": ("apps/abft/product/exact_products.cuh", abft.OPERANDS),
+    "abft::Counts": ("apps/abft/product/detect.cuh", abft.COUNTS),
+    "abft::FlaggedRow": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROW),
+    "abft::FlaggedRows": ("apps/abft/product/detect.cuh", abft.FLAGGED_ROWS),
+    "abft::RowBounds": ("apps/abft/product/row_checksums.cuh", abft.ROW_BOUNDS),
+    "abft::ElementBounds": ("apps/abft/product/locate.cuh", abft.ELEMENT_BOUNDS),
+    "abft::RecheckArgs<double>": ("apps/abft/product/locate.cuh", abft.RECHECK_ARGS),
+    "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
+    **{one.name: (one.header, one.arguments) for one in EPILOGUES},
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
     "kmeans::StreamedArgminEpilogue<128, 4, true>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
     "kmeans::ArgminEpilogueBounded": ("apps/kmeans/bounds/assign.cuh", BOUNDED),
@@ -59,6 +87,42 @@ SIZES = {
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }
 
+_SMALL_D = "apps/kmeans/small_d/constant_centers.cuh"
+_CHECKS = "apps/kmeans/protect/check_iteration.cuh"
+_TILES = "apps/abft/at_rest/gpu/tile_pipeline.cuh"
+CONSTANTS = {
+    "abft::kCompareThreads": ("apps/abft/at_rest/gpu/compare.cuh", compare._THREADS),
+    "abft::kLocateThreads": ("apps/abft/product/locate.cuh", abft_gpu._THREADS),
+    "abft::kPitch": (_TILES, at_rest._PITCH),
+    "abft::kProducts": ("apps/abft/at_rest/gpu/exact_sums.cuh", at_rest._PRODUCTS),
+    "abft::kRows": (_TILES, at_rest._PIPELINE_ROWS),
+    "abft::kRowsPerLane": ("apps/abft/product/row_checksums.cuh", abft.ROWS_PER_LANE),
+    "abft::kStages": (_TILES, at_rest._STAGES),
+    "abft::kStrip": (_TILES, at_rest._STRIP),
+    "abft::kWarps": (_TILES, at_rest._WARPS),
+    "batched::kSeedRows": ("apps/kmeans/batched/init.cuh", batched.SEED_ROWS),
+    "batched::kTileRows": ("apps/kmeans/batched/assign.cuh", batched.TILE_ROWS),
+    "kmeans::kCheckCenters": (_CHECKS, protect.CENTERS),
+    "kmeans::kCheckColumns": (_CHECKS, protect.COLUMNS),
+    "kmeans::kCheckRows": (_CHECKS, protect.ROWS),
+    "kmeans::kCheckThreads": (_CHECKS, protect.THREADS),
+    "kmeans::kCountThreads": ("apps/kmeans/update/sort_reassigned.cuh", launch._SORT_THREADS),
+    "kmeans::kFaults": (_CHECKS, len(FAULTS)),
+    "kmeans::kHashFactor": (_CHECKS, protect.HASH_FACTOR),
+    "kmeans::kInertiaRows": ("apps/kmeans/inertia/inertia.cuh", inertia.ROWS_TOGETHER),
+    "kmeans::kInertiaThreads": ("apps/kmeans/inertia/inertia.cuh", inertia.THREADS),
+    "kmeans::kInterval": ("apps/kmeans/init/candidate_distances.cuh", init._INTERVAL),
+    "kmeans::kMostCenters": ("apps/kmeans/assign/large_k.cuh", MOST_LARGE_K),
+    "kmeans::kMostElements": (_SMALL_D, small_d._MOST_ELEMENTS[0][1]),
+    "kmeans::kMostFeatures": (_SMALL_D, small_d._MOST_ELEMENTS[-1][0]),
+    "kmeans::kPlane<1>": ("apps/kmeans/update/scatter_add.cuh", fixed_point._PLANES // 4),
+    "kmeans::kRescoreThreads": ("apps/kmeans/assign/rescore_large_k.cuh", device_step.RESCORE_THREADS),
+    "kmeans::kTryRows<float, 8>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_SMALL),
+    "kmeans::kTryRows<float, 9>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_LARGE),
+    "kmeans::OwnScores<4, 8>::kRow": ("apps/kmeans/small_d/own_score.cuh", small_d._OWN_BYTES),
+    "kmeans::Difference<float, kmeans::RunningSums<3>>::kLastBits": ("apps/kmeans/protect/freivalds.cuh", inertia.LAST_BITS),
+}
+
 
 def leaves(dtype, path="", offset=0):
     """Yield (member, offset, size) of all fields of a structure, including nested ones; gaps are named padding."""
@@ -73,11 +137,13 @@ def leaves(dtype, path="", offset=0):
 
 @cache
 def library():
-    """Return a compiled library with the size of every structure and the offset and size of its members."""
-    headers = dict.fromkeys(header for header, _ in (*STRUCTURES.values(), *SIZES.values()))
+    """Return a compiled library with the values of constants, and the size and members of every structure."""
+    headers = dict.fromkeys(header for header, _ in (*STRUCTURES.values(), *SIZES.values(), *CONSTANTS.values()))
     parts = [f'#include "{header}"\n' for header in headers]
     sizes = ", ".join(f"sizeof({name})" for name in SIZES)
     parts.append(f'extern "C" void sizes(long long* to) {{ for (long long size : {{{sizes}}}) *to++ = size; }}\n')
+    values = ", ".join(f"(unsigned long long)({name})" for name in CONSTANTS)
+    parts.append(f'extern "C" void values(long long* to) {{ for (auto value : {{{values}}}) *to++ = value; }}\n')
     for number, (name, (_, dtype)) in enumerate(STRUCTURES.items()):
         members = "".join(
             f"  *to++ = (char*)&one->{path} - (char*)one; *to++ = sizeof one->{path};\n" for path, *_ in leaves(dtype)
@@ -95,6 +161,13 @@ def test_sizes():
     found = np.zeros(len(SIZES), np.int64)
     library().call("sizes", found)
     assert dict(zip(SIZES, found.tolist(), strict=True)) == {name: size for name, (_, size) in SIZES.items()}
+
+
+def test_constants():
+    found = np.zeros(len(CONSTANTS), np.int64)
+    library().call("values", found)
+    values = found.view(np.uint64).tolist()
+    assert dict(zip(CONSTANTS, values, strict=True)) == {name: value for name, (_, value) in CONSTANTS.items()}
 
 
 @pytest.mark.parametrize("name", STRUCTURES)

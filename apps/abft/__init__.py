@@ -1,19 +1,19 @@
-"""Checksums that find and repair numbers that went wrong (ABFT, algorithm-based fault tolerance).
+"""Checksums that detect and repair corrupted numbers (ABFT, algorithm-based fault tolerance).
 
 encode
-    The checksums of an array or file of any size: a `Sidecar`.
+    Compute the checksums of an array or file of any size: a `Sidecar`.
 verify, locate
-    What is not as it was: a `Verdict`; rows and columns.
+    Find corruption: a `Verdict`; rows and columns.
 correct, repaired
-    An array as it was; the bytes of a file of any size as they were.
+    Restore an array; restore the bytes of a file of any size.
 read_sidecar, write_sidecar
-    The checksums in a file.
+    Read and write a file of checksums.
 matmul, check_product
-    A product that finds and repairs what goes wrong in it; the check of one that is there.
+    Compute a product with checksums; check a finished product.
 calibrate
-    How far rounding takes products on a device: what statistical thresholds stand on.
+    Measure the rounding errors of products on a device, for the statistical threshold.
 inject
-    Faults, for trying it out.
+    Inject faults, for tests.
 """
 
 from tsapps.apps.abft.at_rest.correct import correct, locate

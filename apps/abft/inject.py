@@ -1,4 +1,4 @@
-"""Faults for trying checksums out: reproducible changes of an array's bytes, as memory, disks and cables make them."""
+"""Fault injection: reproducible corruption of an array's bytes, like that of memory, disks and cables."""
 
 from collections.abc import Callable
 
@@ -10,7 +10,7 @@ from tsapps.kernels.arrays import refuse_masked
 
 __all__ = ["FAULTS", "inject"]
 
-# Of an array and so many of something: the offsets of bytes to be written, ascending, and what.
+# Ascending offsets of the bytes to overwrite, and their new values.
 _Bytes = tuple[np.ndarray, np.ndarray]
 
 
@@ -18,7 +18,7 @@ def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
     """Flip bits of one element."""
     width = 8 * array.itemsize
     if size > width:
-        raise ValueError(f"an element of {array.dtype} has {width} bits, and {size} are to be flipped")
+        raise ValueError(f"size is {size}; expected at most {width}, the bits of an element of {array.dtype}")
     flips = np.zeros(array.itemsize, np.uint8)
     for bit in rng.choice(width, size, replace=False).tolist():
         flips[bit // 8] |= 1 << bit % 8
@@ -27,10 +27,10 @@ def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Overwrite words of 32 bits, anywhere, every byte by another."""
+    """Overwrite random words of 32 bits; every byte changes."""
     n_words = -(-array.nbytes // WORD)
     if size > n_words:
-        raise ValueError(f"an array of {array.nbytes} bytes has {n_words} words, and {size} are to be overwritten")
+        raise ValueError(f"size is {size}; expected at most {n_words}, the words of an array of {array.nbytes} bytes")
     words = np.sort(rng.choice(n_words, size, replace=False))
     offsets = (words[:, np.newaxis] * WORD + np.arange(WORD)).ravel()
     offsets = offsets[offsets < array.nbytes]
@@ -38,14 +38,14 @@ def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _burst(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Overwrite a run of bytes, every one by another."""
+    """Overwrite a run of bytes; every byte changes."""
     size = min(size, array.nbytes)
     offsets = int(rng.integers(array.nbytes - size + 1)) + np.arange(size)
     return offsets, bytes_in(array, offsets) ^ rng.integers(1, 256, size, np.uint8)
 
 
 def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Overwrite a square of elements by zeros."""
+    """Overwrite a square of elements with zeros."""
     rows, columns = (int(rng.integers(n - min(n, size) + 1)) + np.arange(min(n, size)) for n in array.shape)
     elements = (rows[:, np.newaxis] * array.shape[1] + columns).ravel()
     offsets = (elements[:, np.newaxis] * array.itemsize + np.arange(array.itemsize)).ravel()
@@ -53,7 +53,7 @@ def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _rectangle(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Add δ to two opposite corners of a rectangle and take it from the others: sums of rows and columns stay."""
+    """Add δ to two opposite corners of a rectangle and subtract it from the others: sums of rows and columns stay."""
     if min(array.shape) < 2:
         raise ValueError(f"an array of {array.shape[0]} × {array.shape[1]} has no rectangle in it")
     rows, columns = (np.sort(rng.choice(n, 2, replace=False)) for n in array.shape)
@@ -65,7 +65,7 @@ def _rectangle(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes
     return (offsets + np.arange(array.itemsize)).ravel(), changed.reshape(-1).view(np.uint8)
 
 
-#: What may happen, by its name, and how much of it does unless another size is asked for.
+#: The faults by name, each with its default size.
 FAULTS: dict[str, tuple[Callable[[np.ndarray, int, np.random.Generator], _Bytes], int]] = {
     "bit": (_bits, 1),
     "two-bits": (_bits, 2),
@@ -80,38 +80,37 @@ FAULTS: dict[str, tuple[Callable[[np.ndarray, int, np.random.Generator], _Bytes]
 def inject(
     array: np.ndarray, fault: str, rng: np.random.Generator, *, size: int | None = None
 ) -> list[tuple[int, int]]:
-    """Damage an array, in place.
+    """Corrupt an array in place.
 
     Parameters
     ----------
     array : numpy.ndarray of shape (m, n)
-        Of any strides and byte order; it may map a file.
+        Any strides and byte order; it may be a memory map.
     fault : str
         bit, two-bits
-            Flips as many different bits of one element.
+            Flips `size` different bits of one element: 1, 2.
         word, words
-            Overwrites so many words of 32 bits, counted from the first byte, every byte of them by another: 1, 3.
+            Overwrites `size` words of 32 bits; every byte changes: 1, 3.
         burst
-            Overwrites a run of so many bytes, every one by another: 4096.
+            Overwrites a run of `size` bytes; every byte changes: 4096.
         tile
-            Overwrites a square of elements, so many a side, by zeros: 32.
+            Overwrites a square of `size` × `size` elements with zeros: 32.
         rectangle
-            Adds so much to two opposite corners of a rectangle and takes it from the other two: 1.
+            Adds `size` to two opposite corners of a rectangle and subtracts it from the other two: 1.
     rng : numpy.random.Generator
-        The same one does the same.
+        Determines the fault.
     size : int, optional
-        Another number in place of the one above.
+        By default the number above.
 
     Returns
     -------
     list of (row, column)
-        Elements whose bits are others now, in order.
+        The changed elements, in order.
 
     Raises
     ------
     ValueError
-        If the fault is none of these, does not fit into the array, or the array is masked, is no matrix or may not be
-        written to.
+        If the fault is unknown or does not fit into the array, or if the array is masked, read-only or not a matrix.
     """
     refuse_masked(array)
     if fault not in FAULTS:
@@ -123,7 +122,7 @@ def inject(
     if array.ndim != 2 or array.size == 0:
         raise ValueError(f"expected a matrix with elements, got an array of shape {array.shape}")
     if not array.flags.writeable:
-        raise ValueError("the array may not be written to: damage a copy")
+        raise ValueError("the array is read-only: inject faults into a copy")
     offsets, values = make(array, size, rng)
     before = overwrite(array, offsets, values)
     touched = np.unique(offsets[before != values] // array.itemsize)

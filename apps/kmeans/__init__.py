@@ -1,6 +1,7 @@
-"""Exact K-means: `TSKMeans`, the loop, the seeding, and one engine a device; and many problems at once.
+"""Exact K-means on the CPU and on GPUs: the estimator `TSKMeans`, and `kmeans_batched` for many problems of one shape.
 
-The public names are imported when they are first used: the command line needs the loop, and not scikit-learn.
+Public names are imported on first use, so that the command line can run Lloyd iterations without importing
+scikit-learn.
 """
 
 from importlib import import_module
@@ -12,7 +13,8 @@ if TYPE_CHECKING:
 
 __all__ = ["BatchedClustering", "TSKMeans", "kmeans_batched"]
 
-_HOMES = {
+# The module that defines each public name.
+_MODULES = {
     "BatchedClustering": "tsapps.apps.kmeans.batched.api",
     "TSKMeans": "tsapps.apps.kmeans.estimator",
     "kmeans_batched": "tsapps.apps.kmeans.batched.api",
@@ -20,8 +22,8 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
-        globals()[name] = value = getattr(import_module(_HOMES[name]), name)
+    if name in _MODULES:
+        globals()[name] = value = getattr(import_module(_MODULES[name]), name)
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 

@@ -1,4 +1,4 @@
-"""Empty clusters: each gets the sample that is farthest from its own center, as in scikit-learn."""
+"""Relocation of empty clusters to the samples farthest from their own centers, as in scikit-learn."""
 
 from typing import Any
 
@@ -9,24 +9,46 @@ from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.means import next_centers
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["relocate_empty_clusters", "without_empty_clusters"]
+__all__ = ["next_centers_after_relocation", "relocate_empty_clusters"]
 
 
-def without_empty_clusters(data: Data, labels: Any, found: Assignment, centers: np.ndarray) -> np.ndarray:
-    """Return the next centers where `centers` (k, d) left a cluster empty."""
+def next_centers_after_relocation(data: Data, labels: Any, found: Assignment, centers: np.ndarray) -> np.ndarray:
+    """Relocate the empty clusters of an assignment, and return the next centers.
+
+    Parameters
+    ----------
+    data : Data
+    labels : array of shape (n,), int32
+    found : Assignment
+        The assignment to `centers`; its sums and weights are changed in place.
+    centers : numpy.ndarray of shape (k, d)
+
+    Returns
+    -------
+    numpy.ndarray of shape (k, d)
+    """
     relocate_empty_clusters(data, labels, found, centers)
     return next_centers(data, found, centers)
 
 
 def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers: np.ndarray) -> None:
-    """Give each empty cluster the sample farthest from its own center, taken from that center's cluster.
+    """Move the samples farthest from their own centers into the empty clusters, one sample per cluster.
 
-    The choice among equals is scikit-learn's: the order that `numpy.argpartition` leaves.
+    Changes the sums and weights of `found` in place; `labels` stay unchanged. Equal distances are ordered by
+    `numpy.argpartition`, as in scikit-learn. Nothing changes if all distances are zero.
+
+    Parameters
+    ----------
+    data : Data
+    labels : array of shape (n,), int32
+    found : Assignment
+        The assignment to `centers`.
+    centers : numpy.ndarray of shape (k, d)
     """
     empty = np.flatnonzero(found.weights == 0)
     distances = data.own_distances(centers, labels)
     if distances.max() == 0:
-        return  # fewer distinct samples than clusters: there is nothing to move to
+        return  # fewer distinct samples than clusters
     farthest = np.argpartition(distances, -len(empty))[: -len(empty) - 1 : -1]
     rows = data.rows(farthest).astype(np.float64)
     of_rows = to_host(labels[data.xp.asarray(farthest)])

@@ -1,8 +1,7 @@
-"""`TSKMeans`: scikit-learn's KMeans on the CPU and on GPUs.
+"""`TSKMeans`: scikit-learn's `KMeans` estimator on the CPU and on GPUs.
 
-On the CPU, arrays in memory go to scikit-learn's own `KMeans.fit` (public API, compiled, as fast as itself); matrices
-that are read in blocks go to the NumPy engine. On a GPU everything goes to the CuPy engines. Which one ran is in
-`device_`.
+On the CPU, scikit-learn's compiled `KMeans.fit` clusters arrays in memory, and the NumPy engine clusters matrices that
+are read in blocks. On a GPU, the GPU engine clusters all data. `device_` tells where `fit` ran.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from sklearn.utils._param_validation import StrOptions
 from sklearn.utils.validation import check_is_fitted, validate_data
 
 from tsapps.apps.kmeans import lloyd, scikit_learn
-from tsapps.apps.kmeans.data.frame import Placed, frame_about, ldexp
+from tsapps.apps.kmeans.data.frame import FittedCenters, frame_about, ldexp
 from tsapps.apps.kmeans.data.rows import Rows, is_plain
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.open_engine import (
@@ -26,101 +25,103 @@ from tsapps.apps.kmeans.open_engine import (
     check_precision,
     check_sample_weight,
     choose,
-    is_sparse,
     open_engine,
     resident,
 )
 from tsapps.apps.kmeans.scikit_learn import Passes, as_host, narrow_indices
-from tsapps.kernels.arrays import as_array, like, to_host
+from tsapps.kernels.arrays import as_array, is_sparse, like, to_host
 from tsapps.kernels.blas.threads import is_forked
 
 __all__ = ["TSKMeans"]
 
 
 class TSKMeans(KMeans):
-    """K-means clustering: scikit-learn's `KMeans`, and the same on GPUs.
+    """K-means clustering: a drop-in replacement for scikit-learn's `KMeans` that also runs on GPUs.
 
-    The same parameters, attributes, semantics and random draws: with the same `random_state`, `TSKMeans` and
-    `sklearn.cluster.KMeans` find the same clustering. On a GPU and of more than 8 MiB in float32, k-means++ is drawn by
-    sums in float64, where scikit-learn's round to samples nearby.
+    Parameters, attributes, semantics and random draws are scikit-learn's: with the same `random_state`, `TSKMeans` and
+    `sklearn.cluster.KMeans` find the same clustering. Exception: for float32 data above 8 MiB on a GPU, k-means++
+    accumulates in float64, so its initial centers can differ from scikit-learn's.
 
     Parameters
     ----------
     n_clusters : int, default=8
-        The number k of clusters.
+        The number of clusters k.
     init : {"k-means++", "k-means||", "random"}, callable or array of shape (k, d), default="k-means++"
-        The first centers. "k-means++" is the greedy form, as in scikit-learn. "k-means||" [1]_, which scikit-learn does
-        not have, draws 2k samples in each of five passes over X and chooses k of them; "k-means++" takes a pass for
-        each of the k. A callable is called with the centered X, k and ``random_state=``.
+        The initial centers. "k-means++" is the greedy variant, as in scikit-learn. "k-means||" [1]_, which scikit-learn
+        does not offer, samples 2k candidates in each of five passes over X and chooses k of them; "k-means++" makes k
+        passes. A callable receives the centered X, k and ``random_state=``.
     n_init : "auto" or int, default="auto"
-        Runs from different first centers, of which the best is kept; "auto" is 1 for "k-means++", "k-means||" and
-        arrays, else 10.
+        Number of runs from different initial centers; the run with the lowest inertia is kept. "auto" means 1 for
+        "k-means++", "k-means||" and arrays, otherwise 10.
     max_iter : int, default=300
-        Iterations of one run at most.
+        Maximum number of iterations of a run.
     tol : float, default=1e-4
-        A run ends when the centers move less than this in all (squared, relative to the mean variance of the features),
-        or when no label changes.
+        A run converges when the squared center shift, summed over the centers, is at most `tol` times the mean variance
+        of the features, or when no label changes.
     verbose : int, default=0
-        Print the inertia of every iteration.
+        If positive, print the inertia of every iteration.
     random_state : int, RandomState or None, default=None
+        Source of the random draws; an int makes them reproducible.
     copy_x : bool, default=True
-        On the CPU, False lets X be centered in place and restored afterwards. On a GPU X is never written.
+        On the CPU, False allows centering X in place and restoring it afterwards. X is never written on a GPU.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both find the same clustering, on a GPU with the same bits. There a sample can be left out of an iteration whose
-        nearest center cannot have changed (Hamerly's bounds [3]_, up to 7 more bytes a sample, where they fit): late
-        iterations over clusters that lie apart cost a fraction, and bounds that do not pay turn themselves off. "fused"
-        has them for 2 to 64 clusters, but of few features (up to 32, or 64 of 16 bits) only where a sample is whole 16
-        bytes and 32 at least, and not where `precision` is "tf32". By "elkan" whatever has bounds takes them, by
-        "lloyd" what is likely to gain: up to 256 features, as more are compared faster without, and 2²⁶ elements of X.
+        Both find the same clustering; on a GPU, bit for bit. There, an iteration can skip samples whose nearest center
+        cannot have changed, by Hamerly's bounds [3]_. Bounds take up to 7 bytes per sample, and turn themselves off
+        when they save no time. They require ``precision="exact"``, our own kernels and 2 to 64 clusters. Up to 32
+        features (64 for 16-bit types), they also require that a sample is a multiple of 16 bytes, and at least 32.
+        "elkan" uses bounds wherever possible; "lloyd" only where they usually pay: up to 256 features, and at least
+        2²⁶ elements in X.
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
-        "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
+        "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU.
     engine : {"auto", "fused", "cublas"}, default="auto"
-        What does the work on a GPU. "fused" is our own kernels, which "auto" takes for all but small data; "cublas" is
-        Lloyd by cuBLAS products, to compare with.
+        The kernels of a GPU fit. "fused" selects our own kernels, and "cublas" Lloyd's algorithm by cuBLAS products,
+        for comparison. "auto" selects our own kernels, except for small data. Shapes that our kernels do not serve use
+        cuBLAS.
     metric : {"euclidean", "cosine"}, default="euclidean"
-        "cosine" is spherical K-means [2]_: samples and centers are scaled to norm 1, and a sample goes to the center of
-        the largest cosine. X is not written, nor centered.
+        "cosine" is spherical K-means [2]_: samples and centers are scaled to norm 1, and a sample belongs to the center
+        with the largest cosine. X is neither written nor centered.
     precision : {"exact", "tf32"}, default="exact"
-        "tf32" lets a GPU take the labels of float32 data as products of numbers with 11 significant bits (tf32's) have
-        them, and prove none: a sample about as near to two centers may get either, some in ten thousand. Centers and
-        `inertia_` are exact for the labels, and the same bits come out on every run. It saves deciding such samples
-        in float64. The CPU, ``engine="cublas"``, small data, other dtypes and few features (up to 16, of few clusters)
-        are exact all the same.
+        "tf32" accepts labels of float32 data from tf32 products (11 significant bits) on a GPU, without certifying them
+        or rescoring ambiguous samples in float64. A few labels in 10,000 may then belong to the second nearest center.
+        Centers and `inertia_` are exact for these labels, and every run gives the same bits. Labels stay exact on the
+        CPU, with ``engine="cublas"``, and for small data, other dtypes, and up to 16 features with few clusters.
     protect : bool, default=False
-        Check every step, so that a computation that went wrong is found, and make it again. Clusters' sums and the
-        centers are computed twice, or checked exactly; some samples are compared with every center once more, others
-        each time; and a run's labels and centers are computed a second time. Without a fault the result has the same
-        bits as without protection; but on the CPU, where scikit-learn's `fit` cannot be checked, arrays go to the
-        NumPy engine, which finds the same clustering. Not with ``precision="tf32"`` for float32 data on a GPU.
+        Check every iteration and the result for computation errors, and recompute after an error. Cluster sums and
+        centers are computed twice or checked exactly; each iteration compares another sample of the rows with all
+        centers; labels and centers of a run are computed twice. A fit without errors has the same bits with and without
+        protection. On the CPU, arrays use the NumPy engine instead of scikit-learn's `fit`, with the same clustering.
+        Not available with ``precision="tf32"`` for float32 data on a GPU.
 
     Attributes
     ----------
     cluster_centers_ : array of shape (k, d)
-        Of norm 1 where the metric is the cosine. Of float32 data in float64 where float32 would lose 2⁻¹² of their
+        Of norm 1 for the cosine metric. Float64 for float32 data if float32 would lose more than 2⁻¹² of the centers'
         distances from the mean.
     labels_ : array of shape (n,), int32
-        The index of the nearest final center, the lowest on a tie.
+        Index of the nearest final center; the lowest index on a tie.
     inertia_ : float
-        Σ w·‖x − c‖² over the samples and their centers; by "cosine" Σ w·(1 − cos(x, c)), which is half of the former of
-        samples scaled to norm 1.
+        Σ w·‖x − c‖² over the samples and their centers. For "cosine", Σ w·(1 − cos(x, c)), which is half of that sum
+        for samples of norm 1.
     n_iter_ : int
+        Number of iterations of the best run.
     n_features_in_ : int
+        Number of features d.
     feature_names_in_ : array of shape (d,)
-        Where X is a frame with string column names.
+        Column names of X, if it is a frame with string column names.
     device_ : str
-        Where `fit` ran: "cpu" or "cuda:i".
+        Device of `fit`: "cpu" or "cuda:i".
     faults_ : int
-        What `protect` found wrong, and was made again; 0 without it.
+        Number of faults that `protect` found and recomputed; 0 without it.
 
     Notes
     -----
-    X may be a NumPy, CuPy or torch array, anything with DLPack or ``__cuda_array_interface__``, a pandas or polars
-    frame, a sparse matrix, or what `tsapps.open_matrix` gives, which need not fit in memory. Masked arrays are refused,
-    even where nothing is masked, and so are lists and callable inits that give some. Arrays that come out
-    (`labels_`, `cluster_centers_`, what `predict` and `transform` return) are of the kind that went in: CuPy for CuPy,
-    torch for torch on the same device, else NumPy.
+    X may be a NumPy, CuPy or torch array, any array with DLPack or ``__cuda_array_interface__``, a pandas or polars
+    frame, a sparse matrix, or a matrix of `tsapps.open_matrix`, which need not fit in memory. Masked arrays are not
+    supported, even if nothing is masked, also inside lists and from a callable `init`. Returned arrays (`labels_`,
+    `cluster_centers_`, and those of `predict` and `transform`) are of the same kind as X: CuPy for CuPy, torch for
+    torch on the same device, otherwise NumPy.
 
-    float32 data is worked on in float32, float16 and bfloat16 on a GPU in float32, all else in float64.
+    The working type is float32 for float32 data, and for float16 and bfloat16 on a GPU; otherwise float64.
 
     References
     ----------
@@ -183,56 +184,58 @@ class TSKMeans(KMeans):
         self.precision = precision
         self.protect = protect
 
-    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:  # noqa: ARG002 (as scikit-learn has it)
-        """Compute the clustering.
+    def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:  # noqa: ARG002 (scikit-learn's API)
+        """Cluster the samples of X.
 
         Parameters
         ----------
-        X : array, frame, sparse matrix or matrix of blocks, of shape (n, d)
+        X : array, frame, sparse matrix or `tsapps.open_matrix` matrix of shape (n, d)
         y : ignored
         sample_weight : array of shape (n,), optional
-            None negative. Not used by an `init` that is a callable or an array.
+            Non-negative weights; 1 by default. Not used by an `init` that is a callable or an array.
 
         Returns
         -------
         TSKMeans
-            Itself.
+            The fitted estimator itself.
 
         Raises
         ------
         ValueError
-            If a parameter is out of its range, X has a NaN or an infinity, fewer samples than clusters or, by "cosine",
-            a row of zeros.
+            If a parameter is out of its range, X has a NaN or an infinity or fewer samples than clusters, or, for
+            "cosine", X has a row of zeros.
         NoDeviceError
-            If a GPU is asked for that is not there.
+            If the requested GPU is not present.
+        MemoryError
+            If the CPU's memory does not hold the labels and the temporaries of a fit.
         FaultError
-            If `protect` finds the same step wrong as often as it is made.
+            If `protect` finds the same step wrong again after every recomputation.
         """
         check_metric(self.metric)
         check_precision(self.precision)
         choice = choose(X, self.device, self.engine)
-        # scikit-learn has no spherical K-means, its iterations cannot be checked, and its OpenMP may hang after a fork.
+        # scikit-learn has no spherical K-means, its iterations cannot be checked, and OpenMP may hang after a fork.
         simple = self.metric == "euclidean" and not self.protect and not is_forked()
         simple = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
-        placed = scikit_learn.fit(self, X, sample_weight) if simple else None
-        self._by_scikit_learn = placed is not None
-        if placed is None:
+        fitted = scikit_learn.fit(self, X, sample_weight) if simple else None
+        self._by_scikit_learn = fitted is not None
+        if fitted is None:
             self._fit_engine(X, sample_weight)
         else:
-            self._placed: Placed | None = placed
-            if self.algorithm == "elkan":  # its bounds decide ties by what came before, which `predict` cannot know
-                self.labels_ = Passes(self, placed.frame, placed.worked).labels(self._validated_on_host(X))
+            self._fitted_centers: FittedCenters | None = fitted
+            if self.algorithm == "elkan":  # with bounds, ties keep earlier labels, unlike in `predict`
+                self.labels_ = Passes(self, fitted.frame, fitted.centered).labels(self._validated_on_host(X))
         if not np.isfinite(self.inertia_):
-            warnings.warn("the inertia overflows float64; labels and centers are right", RuntimeWarning, stacklevel=2)
+            warnings.warn("the inertia overflows float64; labels and centers are correct", RuntimeWarning, stacklevel=2)
         self.device_ = choice.device
         self.labels_ = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
         return self
 
     def _init_centroids(self, *arguments: Any, **options: Any) -> np.ndarray:
-        """Return scikit-learn's first centers, never in memory of the caller's, so that they remember their mean."""
-        return scikit_learn.remembering(self, super()._init_centroids(*arguments, **options))
+        """Return a copy of scikit-learn's initial centers that records the mean added by `fit`."""
+        return scikit_learn.recording_centers(self, super()._init_centroids(*arguments, **options))
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         self._validate_params()
@@ -252,7 +255,7 @@ class TSKMeans(KMeans):
             progress=_print_progress if self.verbose else None,
             protect=self.protect,
         )
-        self.cluster_centers_, self._placed = best.centers, best.placed
+        self.cluster_centers_, self._fitted_centers = best.centers, best.fitted
         self.labels_ = best.labels
         self.inertia_ = best.inertia
         self.n_iter_ = best.n_iter
@@ -264,25 +267,25 @@ class TSKMeans(KMeans):
 
         Parameters
         ----------
-        X : array, frame, sparse matrix or matrix of blocks, of shape (n, d)
+        X : array, frame, sparse matrix or `tsapps.open_matrix` matrix of shape (n, d)
 
         Returns
         -------
         array of shape (n,), int32
-            Of X's kind.
+            Of the same kind as X; the lowest index on a tie.
         """
         check_is_fitted(self)
-        placed = self._placed_now()
+        fitted = self._current_centers()
         if self._runs_scikit_learn(X):
-            return like(Passes(self, placed.frame, placed.worked).labels(self._validated_on_host(X)), X)
-        with self._open(self._validated(X, reset=False), exponent=placed.frame.exponent) as engine:
-            centers = engine.place(placed.worked, placed.frame.mean)
+            return like(Passes(self, fitted.frame, fitted.centered).labels(self._validated_on_host(X)), X)
+        with self._open(self._validated(X, reset=False), exponent=fitted.frame.exponent) as engine:
+            centers = engine.place(fitted.centered, fitted.frame.mean)
             step = engine.step_for(len(centers))
             step.assign(centers, update=False)
             return like(step.labels, X)
 
     def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Compute the clustering and return the distance of every sample to every center; see `transform`."""
+        """Cluster the samples of X, and return their distances to the centers; see `fit` and `transform`."""
         return self.fit(X, y, sample_weight).transform(X)
 
     def transform(self, X: Any) -> Any:
@@ -290,56 +293,68 @@ class TSKMeans(KMeans):
 
         Parameters
         ----------
-        X : array, frame, sparse matrix or matrix of blocks, of shape (n, d)
+        X : array, frame, sparse matrix or `tsapps.open_matrix` matrix of shape (n, d)
 
         Returns
         -------
         array of shape (n, k)
-            Of X's kind. Cosine distances, 1 − cos, where that is the metric.
+            Of the same kind as X. For the cosine metric, distances are 1 − cos(x, c).
         """
         check_is_fitted(self)
-        placed = self._placed_now()
-        # Of what is given, so that a center is at no distance from itself.
-        frame, exponent = placed.frame, placed.frame.exponent
-        centers = frame.centered(placed.given)
+        fitted = self._current_centers()
+        # Distances to the centers as returned to the caller: each of these has distance 0 to itself.
+        frame, exponent = fitted.frame, fitted.frame.exponent
+        centers = frame.centered(fitted.restored)
         if self._runs_scikit_learn(X):
             distances = Passes(self, frame, centers).distances(self._validated_on_host(X))
         else:
             with self._open(self._validated(X, reset=False), exponent=exponent) as engine:
                 distances = engine.data.distances(engine.place(centers, frame.mean))
         distances = ldexp(distances, exponent)
-        # A frame that set_output asks for is built from host memory.
+        # scikit-learn builds the frames of `set_output` from host memory.
         return to_host(distances) if self._gives_frames() else like(distances, X)
 
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG002
-        """Return the opposite of the inertia of X about the centers."""
+        """Return the negative inertia of X about the centers.
+
+        Parameters
+        ----------
+        X : array, frame, sparse matrix or `tsapps.open_matrix` matrix of shape (n, d)
+        y : ignored
+        sample_weight : array of shape (n,), optional
+            Non-negative weights; 1 by default.
+
+        Returns
+        -------
+        float
+        """
         check_is_fitted(self)
-        placed = self._placed_now()
+        fitted = self._current_centers()
         if self._runs_scikit_learn(X):
             X = self._validated_on_host(X)
             weights = check_sample_weight(as_host(sample_weight, "sample_weight"), X.shape[0])
-            inertia = Passes(self, placed.frame, placed.worked).inertia(X, weights)
+            inertia = Passes(self, fitted.frame, fitted.centered).inertia(X, weights)
         else:
             X = self._validated(X, reset=False)
-            with self._open(X, sample_weight, exponent=placed.frame.exponent) as engine:
-                centers = engine.place(placed.worked, placed.frame.mean)
+            with self._open(X, sample_weight, exponent=fitted.frame.exponent) as engine:
+                centers = engine.place(fitted.centered, fitted.frame.mean)
                 step = engine.step_for(len(centers))
                 step.assign(centers, update=False)
                 inertia = engine.data.inertia(centers, step.labels)
-        return -float(ldexp(inertia, 2 * placed.frame.exponent))
+        return -float(ldexp(inertia, 2 * fitted.frame.exponent))
 
     def _runs_scikit_learn(self, X: Any) -> bool:
-        """Tell whether scikit-learn's passes serve X: on the CPU, in memory, after scikit-learn's own fit."""
+        """Tell whether scikit-learn computes for X: it is in memory, the device is the CPU, and scikit-learn fitted."""
         on_cpu = not choose(X, self.device, self.engine).is_gpu
         return self._by_scikit_learn and on_cpu and not isinstance(X, Rows) and not is_forked()
 
-    def _placed_now(self) -> Placed:
-        """Return the centers as the fit worked on them; those of now, if the caller has set others."""
-        centers, placed = to_host(as_array(self.cluster_centers_)), getattr(self, "_placed", None)
-        if placed is None:
+    def _current_centers(self) -> FittedCenters:
+        """Return the current centers: those of the fit, or others that the caller has set since."""
+        centers, fitted = to_host(as_array(self.cluster_centers_)), getattr(self, "_fitted_centers", None)
+        if fitted is None:
             frame = frame_about(centers, centers.dtype)
-            return Placed(frame, frame.centered(centers), centers)
-        return Placed(placed.frame, placed.centers(centers), centers)
+            return FittedCenters(frame, frame.centered(centers), centers)
+        return FittedCenters(fitted.frame, fitted.centers(centers), centers)
 
     def _open(self, X: Any, sample_weight: Any = None, exponent: int = 0) -> Engine:
         return open_engine(
@@ -354,14 +369,14 @@ class TSKMeans(KMeans):
         )
 
     def _validated_on_host(self, X: Any) -> Any:
-        """Check X as scikit-learn's `predict` does; return a NumPy array, or a sparse matrix by rows."""
+        """Validate X as scikit-learn's `predict` does; return a NumPy array or a CSR matrix."""
         checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
-        # Passes see what is not finite in an array.
+        # `Passes` finds values in an array that are not finite.
         X = narrow_indices(as_host(X))
         return validate_data(self, X, reset=False, ensure_all_finite=is_sparse(X), **checks)
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
-        """Check X's features as scikit-learn does; make an array of what is not yet one (lists, frames)."""
+        """Validate the features of X as scikit-learn does; convert lists and frames to arrays."""
         ready = isinstance(X, Rows) or is_plain(X) or (is_sparse(X) and resident(X) is not None)
         ready = ready and not isinstance(X, np.matrix)  # which scikit-learn refuses
         return validate_data(

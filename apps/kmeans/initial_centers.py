@@ -1,4 +1,4 @@
-"""The initial centers of a fit: drawn, given, or made by the caller's function."""
+"""Initial centers of a fit: drawn from the data, given as an array, or returned by a callable."""
 
 from typing import Any
 
@@ -12,12 +12,12 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["Init", "draw_centers", "initial_centers"]
 
-#: A way to choose the initial centers: a name, an array of centers, or a function of (X, k, random_state).
+#: The `init` parameter: a name, an array of shape (k, d), or a function of (X, k, random_state).
 Init = Any
 
 
 def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
-    """Draw initial centers (n_clusters, d) by "k-means++", "k-means||" or "random"."""
+    """Draw initial centers, (n_clusters, d), by "k-means++", "k-means||" or "random"; they are centered as X is."""
     if name == "k-means++":
         return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus)
     if name == "k-means||":
@@ -28,22 +28,38 @@ def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.ra
 def initial_centers(
     engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, frame: Frame
 ) -> np.ndarray:
-    """Return the initial centers (n_clusters, d) of a fit, about what was subtracted from X.
+    """Return the initial centers of a fit, centered as X is.
+
+    Parameters
+    ----------
+    engine : Engine
+    n_clusters : int
+    init : {"k-means++", "k-means||", "random"}, array of shape (n_clusters, d), or callable
+        A given array is in the units of the caller's X. A callable receives the centered X, and returns centered
+        centers.
+    random_state : numpy.random.RandomState
+    frame : Frame
+        Converts given centers.
+
+    Returns
+    -------
+    numpy.ndarray of shape (n_clusters, d)
+        In the dtype of the computation; of norm 1 for the cosine metric.
 
     Raises
     ------
     ValueError
-        If `init` gives centers of another shape, or numbers that are not finite.
+        If given or returned centers have the wrong shape or dtype, are not finite, or, for the cosine metric, are zero.
     """
     if isinstance(init, str):
         return draw_centers(engine, init, n_clusters, random_state)
     data = engine.data
     if callable(init):
         centers = init(data.centered(), n_clusters, random_state=random_state)
-        centers = to_host(as_numbers(centers, "what init returned"))
+        centers = to_host(as_numbers(centers, "the array returned by init"))
     else:
         centers = to_host(as_numbers(init, "init"))
-    centers = np.array(centers, dtype=data.dtype)  # never the caller's own
+    centers = np.array(centers, dtype=data.dtype)  # a copy: the caller's array is never written
     if centers.shape != (n_clusters, data.n_features):
         raise ValueError(
             f"the initial centers have shape {centers.shape}; "
@@ -55,6 +71,8 @@ def initial_centers(
     if data.spherical:
         if not centers.any(axis=1).all():
             index = int(np.flatnonzero(~centers.any(axis=1))[0])
-            raise ValueError(f"initial center {index} is zero, and has no direction: metric='cosine' needs another")
+            raise ValueError(
+                f"initial center {index} is zero, and has no direction: metric='cosine' needs nonzero centers"
+            )
         return unit(centers)
     return centers if callable(init) else frame.centered(centers)

@@ -1,8 +1,7 @@
-"""Lloyd's algorithm: one loop for every engine, with scikit-learn's semantics to the letter.
+"""Lloyd's algorithm with the semantics of scikit-learn's `KMeans`: one loop for all engines.
 
-The loop holds the centers in host memory (k×d numbers) and asks a `Step` for iterations over the n samples. It never
-sees X. Random numbers are drawn from one `RandomState` in scikit-learn's order, so the same seed finds the same
-clustering as `sklearn.cluster.KMeans`.
+The loop keeps the k × d centers in host memory; a `Step` iterates over the n samples. Random numbers are drawn from one
+`RandomState` in scikit-learn's order, so the same seed gives the same clustering as `sklearn.cluster.KMeans`.
 
 References
 ----------
@@ -19,37 +18,37 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
-from tsapps.apps.kmeans.data.frame import Frame, Placed, ScaledRows, exponent_of, is_in_range, ldexp
+from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, ScaledRows, exponent_of, is_in_range, ldexp
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.empty_clusters import without_empty_clusters
+from tsapps.apps.kmeans.empty_clusters import next_centers_after_relocation
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.initial_centers import Init, initial_centers
 from tsapps.apps.kmeans.protect.checks import Protection
-from tsapps.apps.kmeans.result_check import checked_result, filled_alike
+from tsapps.apps.kmeans.result_check import checked_result, relocation_repeats
 from tsapps.apps.kmeans.results import IterationResult, Report, square_shift
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit"]
 
-# Labels are compared so many at a time: as indices they take eight bytes each.
+# Labels are compared in parts of this many: NumPy widens labels used as indices to 8 bytes each.
 _LABELS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
 class Progress:
-    """What the loop tells its listener after every iteration.
+    """Report on one iteration.
 
     Attributes
     ----------
     run : int
-        Which of the `n_init` runs, from 0.
+        Index of the run among the `n_init` runs, from 0.
     iteration : int
-        From 1.
+        Number of the iteration in its run, from 1.
     inertia : float
-        Of the samples and the centers that they were just assigned to.
+        Inertia about the centers that the iteration assigned samples to, before their update.
     n_reassigned : int
-        Samples whose label this iteration changed.
+        Number of samples whose label the iteration changed.
     """
 
     run: int
@@ -60,7 +59,7 @@ class Progress:
 
 @dataclass
 class Clustering:
-    """A fitted clustering of n samples in d dimensions into k clusters.
+    """A fitted clustering of n samples with d features into k clusters.
 
     Attributes
     ----------
@@ -72,16 +71,16 @@ class Clustering:
     n_iter : int
         Iterations of the best run.
     converged : bool
-        False where the best run ended at `max_iter`.
+        False if the best run stopped at `max_iter`.
     cluster_sizes : numpy.ndarray of shape (k,), int64
     seconds : dict of str to float
-        Wall time by phase: "prepare", "seed", "iterate".
+        Wall time of each phase, summed over the runs: "prepare", "seed" (initial centers) and "iterate".
     faults : int
-        Steps of a protected fit that went wrong and were made again, in all runs.
-    placed : Placed
-        The centers as labels were found with them.
+        Faults that a protected fit found and recomputed, in all runs.
+    fitted : FittedCenters
+        The centers as the fit computed with them, and as `centers` returns them.
     step, step_reason : str
-        The name of the step that iterated, and why it was selected; see `engines/select_step.py`.
+        Name of the step that iterated, and the reason why it was selected; see `engines/select_step.py`.
     """
 
     labels: Any
@@ -92,7 +91,7 @@ class Clustering:
     cluster_sizes: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     seconds: dict[str, float] = field(default_factory=dict)
     faults: int = 0
-    placed: Placed | None = None
+    fitted: FittedCenters | None = None
     step: str = ""
     step_reason: str = ""
 
@@ -110,25 +109,25 @@ def fit(
     progress: Callable[[Progress], None] | None = None,
     protect: bool = False,
 ) -> Clustering:
-    """Cluster the samples of an engine; keep the best of `n_init` runs.
+    """Cluster the samples of an engine by Lloyd's algorithm; return the best of `n_init` runs.
 
     Parameters
     ----------
     engine : Engine
     n_clusters : int
-        k, with 1 ≤ k ≤ n.
+        The number of clusters k, with 1 ≤ k ≤ n.
     init : {"k-means++", "k-means||", "random"}, array of shape (k, d), or callable
-        As in scikit-learn, and `init.plusplus.kmeans_parallel`; a callable is given the centered X, a NumPy or CuPy
-        array.
+        As in scikit-learn; "k-means||" is `init.plusplus.kmeans_parallel`. A callable receives the centered X as a
+        NumPy or CuPy array.
     n_init, max_iter, tol, random_state
         As in scikit-learn; `tol` is relative to the mean variance of the features.
     center : bool
-        Whether to subtract the mean of X while working (scikit-learn does, but for sparse X). An engine of unit rows is
-        never centered.
+        Whether to subtract the mean of X during the computation, as scikit-learn does for dense X. Rows of unit norm
+        (cosine metric) are never centered.
     progress : callable, optional
-        Called with a `Progress` after every iteration; costs the pass's best scores.
+        Called with a `Progress` after every iteration; each pass then also sums the best scores.
     protect : bool
-        Whether every step and the result are checked, and made again where they are wrong; see `protect/checks.py`.
+        Whether to check every iteration and the result, and recompute them after a fault; see `protect/checks.py`.
 
     Returns
     -------
@@ -137,18 +136,18 @@ def fit(
     Raises
     ------
     ValueError
-        If X has a NaN or an infinity, `init` gives centers of another shape, or labels are to be protected that are not
-        proved.
+        If X has a NaN or an infinity, there are fewer samples than clusters, `init` gives invalid centers, or `protect`
+        is set and the engine does not certify labels.
     FaultError
-        If a step of a protected fit goes wrong again and again.
+        If a protected fit finds the same step wrong again after every recomputation.
     """
     if engine.data.n_samples < n_clusters:
         raise ValueError(f"n_samples={engine.data.n_samples} should be >= n_clusters={n_clusters}.")
     if protect and not engine.certifies:
-        raise ValueError("protect=True needs precision='exact': of labels that are not proved none can be called wrong")
+        raise ValueError("protect=True needs precision='exact': tf32 labels are not certified and cannot be checked")
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
-    engine, mean, variance, exponent = _in_range(engine)
+    engine, mean, variance, exponent = _scaled_into_range(engine)
     best: Clustering | None = None
     protection = Protection() if protect else None
     with engine:
@@ -175,12 +174,12 @@ def fit(
         best.cluster_sizes = step.cluster_sizes(best.labels, n_clusters)
         best.step, best.step_reason = engine.selection(n_clusters)
         if protection is not None and kept is not None:
-            # They were checked at the end of their run, and others may have come since.
+            # The centers were checked when their run ended; they may have changed in memory during later runs.
             changed = kept.differs(best.centers)
             best.faults = protection.faults + changed
             best.centers = kept.intact(best.centers) if changed else best.centers
     given = frame.restored(best.centers)
-    best.placed, best.centers = Placed(frame, best.centers, given), given
+    best.fitted, best.centers = FittedCenters(frame, best.centers, given), given
     best.inertia = float(ldexp(best.inertia, 2 * exponent))
     best.seconds = clock.seconds
     distinct = int(np.count_nonzero(best.cluster_sizes))
@@ -200,18 +199,19 @@ def _warn_of_duplicates(distinct: int, n_clusters: int) -> None:
     )
 
 
-def _in_range(engine: Engine) -> tuple[Engine, np.ndarray, float, int]:
-    """Return an engine over rows that are scaled so that no square of a distance overflows or underflows.
+def _scaled_into_range(engine: Engine) -> tuple[Engine, np.ndarray, float, int]:
+    """Scale X by a power of two if squared distances would overflow or underflow; see `Frame`.
 
     Returns
     -------
     engine : Engine
+        The given engine, or one over the scaled rows x · 2^−exponent.
     mean : numpy.ndarray of shape (d,)
-        The mean of its rows.
+        The mean of the engine's rows.
     variance : float
-        The mean variance of its features.
+        The mean variance of the engine's features.
     exponent : int
-        Its rows are those of X times 2^−exponent; see `Frame`.
+        0 if the rows are not scaled.
     """
     with engine:
         mean, variance = _moments(engine.data)
@@ -224,7 +224,7 @@ def _in_range(engine: Engine) -> tuple[Engine, np.ndarray, float, int]:
 
 
 class _Listener:
-    """Reports iterations to the caller's function."""
+    """Calls the caller's `progress` function after every iteration."""
 
     def __init__(self, progress: Callable[[Progress], None], data: Data, exponent: int) -> None:
         self._progress, self._spherical, self._exponent = progress, data.spherical, exponent
@@ -236,7 +236,10 @@ class _Listener:
 
 
 def _exponent(data: Data, variance: float) -> int:
-    """Return the exponent of the unit in which no square of a distance overflows or underflows; see `Frame`."""
+    """Return an exponent for which squared distances of x · 2^−exponent neither overflow nor underflow; 0 for most X.
+
+    An infinite `variance` has overflowed. Halved values keep the largest difference finite.
+    """
     square = data.n_features * variance
     if is_in_range(data.dtype, square, data.n_samples * square):
         return 0
@@ -246,13 +249,13 @@ def _exponent(data: Data, variance: float) -> int:
         return float(abs(0.5 * block - first).max()), float(abs(block).max())
 
     extents, sizes = zip(*data.each_block(extent, data.n_features), strict=True)
-    # What is far from zero beside its spread cannot be scaled up as far.
+    # Scaling up must not overflow values that are far from zero compared with their spread.
     most = np.finfo(data.dtype).maxexp - 2 - int(np.frexp(max(sizes))[1])
     return max(exponent_of(max(extents)), -most)
 
 
 def _number_of_runs(init: Init, n_init: int | str) -> int:
-    """Return how many runs `n_init` means: one from given centers, and "auto" as in scikit-learn."""
+    """Return the number of runs: one for given centers; "auto" is resolved as in scikit-learn."""
     given = not isinstance(init, str) and not callable(init)
     if n_init == "auto":
         return 1 if given or init in ("k-means++", "k-means||") else 10
@@ -267,7 +270,7 @@ def _number_of_runs(init: Init, n_init: int | str) -> int:
 
 
 class _Clock:
-    """Adds up the wall time of each phase."""
+    """Accumulates the wall time of each phase."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
@@ -284,7 +287,7 @@ def _moments(data: Data) -> tuple[np.ndarray, float]:
     found, source = data.moments(), data.source
     if not isinstance(source, ArrayRows) or not data.is_small:
         return found
-    # scikit-learn's own rounding; see SMALL.
+    # For small arrays, follow scikit-learn's rounding; see SMALL.
     rounded = data.rounded_moments()
     if rounded is not None:
         return rounded
@@ -295,20 +298,21 @@ def _moments(data: Data) -> tuple[np.ndarray, float]:
 
 
 def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
-    """Iterate until no label changes, the centers move less than `tol` in all (squared), or `max_iter`.
+    """Iterate from initial centers, (k, d), until convergence or `max_iter`, and assign the final labels.
 
-    A protected run makes a step again that went wrong, and all of it where its result cannot be made twice.
+    The run converges if no label changes, or if the squared center shift is at most `tol`. A protected run repeats an
+    iteration after a fault, and the whole run if its recomputed result differs.
     """
     protection = step.protection
     if protection is not None:
         protection.begin_run()
     while True:
-        ended = _iterated(step, first, max_iter, tol, report)
+        ended = _iterate_run(step, first, max_iter, tol, report)
         if ended is None:
             continue
         found, centers, done, converged = ended
         if not found.strict:
-            # So that the labels are those of the final centers.
+            # Labels were still changing: assign them to the final centers.
             step.assign(centers, update=False)
         if protection is None:
             inertia = step.inertia(centers)
@@ -320,20 +324,22 @@ def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report
     return Clustering(step.labels, centers, inertia, done, converged)
 
 
-def _iterated(
+def _iterate_run(
     step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None
 ) -> tuple[IterationResult, np.ndarray, int, bool] | None:
-    """Iterate from the first centers of a run, (k, d), which stay as they are.
+    """Iterate from initial centers, (k, d), which are not changed.
 
     Returns
     -------
     found : IterationResult
         The last iterations.
     centers : numpy.ndarray of shape (k, d)
+        The final centers.
     done : int
-        Iterations.
+        Number of iterations.
     converged : bool
-        All are None if a protected run lost its centers, and is to begin again.
+
+    Returns None instead of the four if a fault corrupted the centers of a protected run, which must then restart.
     """
     protection = step.protection
     step.reset()
@@ -352,19 +358,22 @@ def _iterated(
             continue
         converged = found.strict
         if found.empty is not None:
-            centers = without_empty_clusters(step.data, step.labels, found.empty, found.centers)
+            centers = next_centers_after_relocation(step.data, step.labels, found.empty, found.centers)
             shift = square_shift(found.centers, centers)
-            if protection is not None and not filled_alike(step, protection, found.empty, centers):
-                protection.found("clusters that were empty were filled otherwise the second time", "a run")
+            if protection is not None and not relocation_repeats(step, protection, found.empty, centers):
+                protection.found("empty clusters were relocated differently when recomputed", "a run")
                 return None
-            # Labels may have stood, and yet not be those of the new centers.
+            # Relocation moved centers, so labels may be out of date even if the last iteration changed none.
             found = replace(found, strict=found.strict and shift == 0)
         converged = converged or shift <= tol
     return found, centers, done, converged
 
 
 def _same_clustering(labels: Any, others: Any, n_clusters: int) -> bool:
-    """Tell whether each label in `labels` goes with only one in `others`: the same clusters under other names."""
+    """Tell whether two labelings, (n,), describe the same clusters up to renumbering.
+
+    As in scikit-learn, this checks that each label in `labels` occurs with only one label in `others`.
+    """
     labels, others = to_host(labels), to_host(others)
     partner = np.full(n_clusters, -1, np.int32)
     parts = [slice(start, start + _LABELS_AT_ONCE) for start in range(0, len(labels), _LABELS_AT_ONCE)]

@@ -1,125 +1,104 @@
-"""From data of any kind to the engine that will work on it."""
+"""Construction of an engine: validates X, weights and options, selects the device, and opens X there."""
 
-import sys
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, SparseRows, UnitRows, as_numbers, check_real
+from tsapps.apps.kmeans.data.rows import Rows, UnitRows, as_numbers, as_rows
 from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
-from tsapps.kernels.arrays import gpu_index, to_host
+from tsapps.kernels.arrays import gpu_index, is_sparse, to_host
 from tsapps.kernels.devices import Choice, choose_device
 
 __all__ = [
     "ENGINES",
     "METRICS",
     "PRECISIONS",
-    "as_rows",
     "check_metric",
     "check_precision",
     "check_sample_weight",
     "check_weights",
     "choose",
     "compute_dtype",
-    "is_sparse",
     "open_engine",
     "resident",
 ]
 
-#: The engines that `engine=` names; "auto" is the best one for the device.
+#: Values of the `engine` parameter; "auto" selects the fastest for the data and the device.
 ENGINES = ("auto", "fused", "cublas")
-#: The metrics that `metric=` names.
+#: Values of the `metric` parameter.
 METRICS = ("euclidean", "cosine")
-#: What `precision=` names.
+#: Values of the `precision` parameter.
 PRECISIONS = ("exact", "tf32")
 
 
 def choose(X: Any, device: str, engine: str) -> Choice:
-    """Choose the device, and check that the engine runs there.
+    """Choose the device for X, and check that the engine runs on it.
 
     Parameters
     ----------
-    X : Rows or array
-        The data.
+    X : Rows, array, frame or sparse matrix
     device : {"auto", "cpu", "cuda", "cuda:i"}
-        "auto" follows X to its GPU, else takes a GPU if there is one, else the CPU.
+        "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU.
     engine : {"auto", "fused", "cublas"}
+
+    Returns
+    -------
+    Choice
 
     Raises
     ------
     ValueError
-        If an argument is none of these, or an engine for GPUs is asked for on the CPU.
+        If `device` or `engine` is invalid, or a GPU engine is requested and the device is the CPU.
     NoDeviceError
-        If a GPU is asked for that is not there.
+        If the requested GPU is not present.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
     choice = choose_device(device, resident=resident(X))
     if engine != "auto" and not choice.is_gpu:
-        raise ValueError(f"engine={engine!r} needs a GPU, and the device is the CPU: {choice.reason}")
+        raise ValueError(
+            f"engine={engine!r} needs a GPU, but the device is the CPU ({choice.reason}); use engine='auto' or a GPU"
+        )
     return choice
 
 
 def check_metric(metric: str) -> None:
-    """Raise ValueError if a metric is none of `METRICS`."""
+    """Raise ValueError if `metric` is not one of `METRICS`."""
     if metric not in METRICS:
         raise ValueError(f"metric must be one of {', '.join(map(repr, METRICS))}, got {metric!r}")
 
 
 def check_precision(precision: str) -> None:
-    """Raise ValueError if a precision is none of `PRECISIONS`."""
+    """Raise ValueError if `precision` is not one of `PRECISIONS`."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(map(repr, PRECISIONS))}, got {precision!r}")
 
 
-def is_sparse(X: Any) -> bool:
-    """Tell whether X is a sparse matrix of SciPy or, on a GPU, of CuPy."""
-    if type(X).__module__.startswith("cupyx.scipy.sparse"):
-        return True
-    scipy_sparse = sys.modules.get("scipy.sparse")  # whoever has such a matrix has imported it
-    return scipy_sparse is not None and scipy_sparse.issparse(X)
-
-
 def resident(X: Any) -> int | None:
-    """Return the GPU that X lies on, or None where it lies in host memory."""
+    """Return the index of the GPU that holds X; None if X is in host memory."""
     if isinstance(X, Rows):
         return X.device
     return as_rows(X).device if is_sparse(X) else gpu_index(X)
 
 
-def as_rows(X: Any) -> Rows:
-    """See X as blocks of rows: a `Rows` as it is, else a dense array of any library or a sparse matrix.
-
-    Raises
-    ------
-    ValueError
-        If X is not two-dimensional, is empty, or is not of a real number type.
-    """
-    rows: Rows
-    if isinstance(X, Rows):
-        rows = X
-    elif is_sparse(X):
-        rows = SparseRows(X.tocsr())
-    else:
-        rows = ArrayRows(as_numbers(X))
-    if len(rows.shape) != 2:
-        raise ValueError(f"X has shape {rows.shape}; expected a matrix of shape (n_samples, n_features)")
-    if 0 in rows.shape:
-        raise ValueError(f"X has shape {rows.shape}; expected at least one sample and one feature")
-    check_real(rows.dtype, rows.name)
-    if not rows.dtype.isnative or (rows.dtype.kind not in "fiub" and rows.dtype.name != "bfloat16"):
-        raise ValueError(f"{rows.name} has dtype {rows.dtype}; expected real numbers in the machine's byte order")
-    return rows
-
-
 def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
-    """Return the weights as a NumPy or CuPy array of shape (n,), or None where every sample weighs 1.
+    """Validate sample weights.
+
+    Parameters
+    ----------
+    sample_weight : array of shape (n_samples,), number or None
+        A number is the weight of every sample; None means 1.
+    n_samples : int
+
+    Returns
+    -------
+    numpy.ndarray or cupy.ndarray of shape (n_samples,), or None
 
     Raises
     ------
     ValueError
-        If there is not one finite number a sample, one is negative, or all are zero.
+        If the shape is wrong, a weight is negative or not finite, or all weights are zero.
     """
     if sample_weight is None:
         return None
@@ -127,13 +106,13 @@ def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
     if weights.ndim == 0:
         weights = np.full(n_samples, float(weights))
     if weights.shape != (n_samples,):
-        raise ValueError(f"sample_weight has shape {weights.shape}; expected one number a sample, ({n_samples},)")
+        raise ValueError(f"sample_weight has shape {weights.shape}; expected one number per sample, ({n_samples},)")
     check_weights(weights)
     return weights
 
 
 def check_weights(sample_weight: Any) -> None:
-    """Raise ValueError unless weights, if any, are finite, none is negative, and one is not zero."""
+    """Raise ValueError if a weight is negative or not finite, or if all are zero; None is valid."""
     if sample_weight is None:
         return
     weights = np.atleast_1d(to_host(as_numbers(sample_weight, "sample_weight")))
@@ -141,16 +120,16 @@ def check_weights(sample_weight: Any) -> None:
         raise ValueError("sample_weight has a NaN or an infinity; expected finite numbers")
     if (weights < 0).any():
         index = int(np.argmax(weights < 0))
-        raise ValueError(f"sample_weight[{index}] is {weights[index]}; expected no negative weight")
+        raise ValueError(f"sample_weight[{index}] is {weights[index]}; expected non-negative weights")
     if not weights.any():
-        raise ValueError("sample_weight is zero for every sample; expected a positive weight")
+        raise ValueError("sample_weight is zero for every sample; expected at least one positive weight")
 
 
 def compute_dtype(dtype: np.dtype, *, on_gpu: bool) -> np.dtype:
-    """Return the type that K-means works in for data of `dtype`.
+    """Return the working type of K-means for data of `dtype`: float32 or float64.
 
-    float32 for float32, else float64: scikit-learn's rule. On a GPU the halves (float16, bfloat16) are widened to
-    float32, which holds them exactly.
+    As in scikit-learn, float32 for float32 data and float64 for all other types. On a GPU also float32 for float16 and
+    bfloat16, which it represents exactly.
     """
     narrow = dtype == np.float32 or (on_gpu and dtype.name in ("float16", "bfloat16"))
     return np.dtype(np.float32 if narrow else np.float64)
@@ -168,33 +147,39 @@ def open_engine(
     bounds: bool | None = None,
     exponent: int = 0,
 ) -> Engine:
-    """Choose the device and build the engine that holds X there.
+    """Choose the device, and build an engine for X on it.
 
     Parameters
     ----------
-    X : Rows or array of shape (n, d)
+    X : Rows, array, frame or sparse matrix of shape (n, d)
         See `as_rows`.
     dtype : {float32, float64}, optional
-        The type to work in; by default `compute_dtype` of X's.
+        The working type; by default the `compute_dtype` of X.
     sample_weight : array of shape (n,), optional
     device, engine : str
         See `choose`.
     metric : {"euclidean", "cosine"}
-        By "cosine" the engine holds X's rows scaled to norm 1.
+        "cosine" scales the rows of X to norm 1.
     precision : {"exact", "tf32"}
-        Whether the kernels of this package prove labels of float32 data, see `TSKMeans`; others always do.
+        Whether our GPU kernels certify labels of float32 data; see `TSKMeans`. The CPU and cuBLAS ignore it.
     bounds : bool, optional
-        Whether kernels of this package skip rows whose label cannot change, by default where that is likely to pay;
-        others ignore it.
+        Whether our GPU kernels skip rows whose label cannot change; by default only where that usually pays. The CPU
+        and cuBLAS ignore it.
     exponent : int
-        Rows are worked on times 2^−exponent; see `Frame`.
+        The engine computes with rows x · 2^−exponent; see `Frame`.
+
+    Returns
+    -------
+    Engine
 
     Raises
     ------
     ValueError
-        If an argument is out of its range, or X is no matrix of real numbers.
+        If an argument is out of its range, or X is not a matrix of real numbers.
     NoDeviceError
-        If a GPU is asked for that is not there.
+        If the requested GPU is not present.
+    MemoryError
+        If the CPU's memory does not hold the labels and the temporaries of a fit.
     """
     check_metric(metric)
     check_precision(precision)

@@ -1,4 +1,4 @@
-"""What an engine's passes find: assignments, and where iterations ended."""
+"""Results of Lloyd passes: the assignment of one pass, and the outcome of several iterations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,22 +10,22 @@ __all__ = ["Assignment", "IterationResult", "Report", "square_shift"]
 
 @dataclass
 class Assignment:
-    """What one assignment pass found.
+    """Cluster sums and statistics of one assignment pass.
 
     Attributes
     ----------
     n_reassigned : int
-        Samples whose label changed.
+        Number of samples whose label changed.
     sums : numpy.ndarray of shape (k, d), float64
         Weighted sum of the (centered) samples of each cluster.
     weights : numpy.ndarray of shape (k,), float64
-        Weight in each cluster.
+        Total weight of each cluster.
     potential : float
-        Σ w·score over the samples: the inertia less Σ w·‖x‖². NaN unless asked for.
+        Σ w·score over the samples, which is the inertia minus Σ w·‖x‖²; NaN unless requested.
     again : Assignment or None
-        Of a protected fit: the same, of sums that were added up a second time, or came from the GPU a second time.
+        Protected fits only: the same assignment, with sums that were computed or copied from the GPU a second time.
     changed : bool
-        Of a protected fit: whether the centers, or what the pass made of them, changed during the pass.
+        Protected fits only: whether the centers, or values derived from them, changed during the pass.
     """
 
     n_reassigned: int
@@ -36,7 +36,7 @@ class Assignment:
     changed: bool = False
 
     def means(self) -> np.ndarray:
-        """Return sums / weights (k, d); a cluster that is empty takes the place of the heaviest one."""
+        """Return the cluster means, (k, d), float64; an empty cluster gets the mean of the heaviest cluster."""
         heaviest = int(self.weights.argmax())
         empty = self.weights == 0
         means = self.sums * (1 / np.where(empty, 1, self.weights))[:, np.newaxis]
@@ -46,26 +46,26 @@ class Assignment:
 
 @dataclass(frozen=True)
 class IterationResult:
-    """Where some iterations ended.
+    """Outcome of one or more Lloyd iterations.
 
     Attributes
     ----------
     centers : numpy.ndarray of shape (k, d)
-        The next ones; those that the last labels are of, if a cluster is empty.
+        The next centers. If a cluster is empty or a fault was found: the centers of the last assignment.
     count : int
-        How many iterations there were.
+        Number of completed iterations.
     strict : bool
-        Whether no label changed in the last.
+        Whether the last iteration changed no label (strict convergence).
     shift : float
-        Σ ‖new c − c‖² of the last; NaN if a cluster is empty.
+        Σ ‖new c − c‖² of the last iteration; NaN if a cluster is empty or a fault was found.
     empty : Assignment or None
         The last assignment, if it left a cluster empty.
     at : numpy.ndarray of shape (k, d) or None
-        The centers that the last labels are of; None from a GPU without protection.
+        The centers of the last assignment; None from an unprotected fit on a GPU.
     fault : str or None
-        What was found wrong with the iteration after these `count`, which is to be made again, at `centers`.
+        Description of a fault in the iteration after these `count`. That iteration must be repeated from `centers`.
     lost : bool
-        Whether `centers` are wrong too, so that the run is to be made again from its first centers.
+        Whether the fault also corrupted `centers`, so that the run must restart from its initial centers.
     """
 
     centers: np.ndarray
@@ -79,9 +79,9 @@ class IterationResult:
 
 
 def square_shift(centers: np.ndarray, following: np.ndarray) -> float:
-    """Return Σ ‖new c − c‖²."""
+    """Return the squared center shift Σ ‖new c − c‖² from `centers` to `following`, both of shape (k, d)."""
     return float(((following - centers) ** 2).sum())
 
 
-#: Called after every iteration with its number in the run, from 1, the labels that changed, and Σ w·score.
+#: Callback after each iteration: (iteration number in the run, from 1; number of reassigned samples; Σ w·score).
 Report = Callable[[int, int, float], None]

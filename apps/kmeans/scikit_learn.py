@@ -1,7 +1,7 @@
-"""scikit-learn's compiled Lloyd, for arrays on the CPU: what its `fit` worked with, and its passes over centered rows.
+"""Fit and prediction by scikit-learn's compiled Lloyd code, for arrays in memory on the CPU.
 
-`KMeans.fit` subtracts the mean of X, adds it to the centers that it found, and keeps neither. Here both are kept, as
-they were: rows that are centered by the same mean get the same labels by the same centers.
+`KMeans.fit` subtracts the mean of X and adds it to the centers at the end, but stores neither the mean nor the centered
+centers. This module records both, so that prediction centers its rows as the fit did and finds the same labels.
 """
 
 from __future__ import annotations
@@ -22,109 +22,115 @@ from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import assert_all_finite, check_random_state
 
 from tsapps.apps.kmeans.data.distances import distances_of
-from tsapps.apps.kmeans.data.frame import Frame, Placed, is_in_range, ldexp, length, shrinking
+from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, frobenius_norm, is_in_range, ldexp, overflow_exponent
 from tsapps.apps.kmeans.data.rows import check_real
 from tsapps.apps.kmeans.initial_centers import draw_centers
 from tsapps.apps.kmeans.open_engine import check_weights, open_engine
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 from tsapps.kernels.blas.threads import one_blas_thread, threads_kept
 
-__all__ = ["Passes", "as_host", "fit", "narrow_indices", "remembering"]
+__all__ = ["Passes", "as_host", "fit", "narrow_indices", "recording_centers"]
 
 T = TypeVar("T")
 
-# Where a model has what its centers remember, during a fit.
-_MEMORY = "_memory"
-# Rows that a thread centers at a time, and rows for which no thread is started.
+# Attribute of a model that holds the record of its `RecordingCenters` during a fit.
+_RECORD = "_record"
+# Bytes of rows that a thread centers at a time; and bytes of X up to which one thread does all the work.
 _BLOCK_BYTES, _SMALL_BYTES = 4 << 20, 1 << 19
 
 
-class Remembering(np.ndarray):
-    """Centers that remember what they were, and what was added to them, when their mean is."""
+class RecordingCenters(np.ndarray):
+    """Centers that record their values, and the mean, when `KMeans.fit` adds the mean to them in place."""
 
-    memory: dict[str, np.ndarray]
+    record: dict[str, np.ndarray]
 
     @classmethod
-    def of(cls, centers: np.ndarray, memory: dict[str, np.ndarray]) -> Remembering:
-        """Return a copy of centers, which it and all that are made of it remember in `memory`."""
+    def of(cls, centers: np.ndarray, record: dict[str, np.ndarray]) -> RecordingCenters:
+        """Return a copy of centers that, like all arrays derived from it, writes to `record`."""
         made = np.array(centers).view(cls)
-        made.memory = memory
+        made.record = record
         return made
 
     def __array_finalize__(self, source: Any) -> None:
-        """Remember where `source` does."""
-        self.memory = getattr(source, "memory", {})
+        """Share the record of `source`, the array that this one derives from."""
+        self.record = getattr(source, "record", {})
 
-    def __iadd__(self, mean: Any) -> Remembering:  # type: ignore[misc]
-        """Add the mean, and remember both."""
-        self.memory["centers"], self.memory["mean"] = np.array(self), np.array(mean)
+    def __iadd__(self, mean: Any) -> RecordingCenters:  # type: ignore[misc]
+        """Add the mean in place, and record the mean and the centers before the addition."""
+        self.record["centers"], self.record["mean"] = np.array(self), np.array(mean)
         np.add(self, mean, out=self)
         return self
 
 
-def remembering(model: KMeans, centers: np.ndarray) -> np.ndarray:
-    """Return first centers of a fit of a model, never in memory of the caller's, so that they remember their mean."""
-    return Remembering.of(centers, model.__dict__.get(_MEMORY, {}))
+def recording_centers(model: KMeans, centers: np.ndarray) -> np.ndarray:
+    """Return a copy of the initial centers, (k, d), of a running `fit`, as `RecordingCenters` of that fit."""
+    return RecordingCenters.of(centers, model.__dict__.get(_RECORD, {}))
 
 
-def fit(model: KMeans, X: Any, sample_weight: Any) -> Placed | None:
-    """Fit a model by `KMeans.fit`, and set its centers.
+def fit(model: KMeans, X: Any, sample_weight: Any) -> FittedCenters | None:
+    """Fit a model by `KMeans.fit`.
 
-    The model's `_init_centroids` gives `remembering` centers.
+    Parameters
+    ----------
+    model : KMeans
+        Its `_init_centroids` must return `recording_centers`.
+    X : array, frame or sparse matrix of shape (n, d)
+    sample_weight : array of shape (n,), optional
 
     Returns
     -------
-    Placed or None
-        None if the result does not stand. No random number has been drawn then.
+    FittedCenters or None
+        None if scikit-learn's result is unreliable; see `_is_sound`. The random state is then restored.
     """
     weights = as_host(sample_weight, "sample_weight")
     check_weights(weights)
-    generator = check_random_state(model.random_state)  # of an int a new one, which nobody else draws from
+    generator = check_random_state(model.random_state)  # for an int: a new generator
     state, given = generator.get_state(), {"init": model.init, "n_init": model.n_init}
-    memory: dict[str, np.ndarray] = {}
-    model.__dict__[_MEMORY] = memory
+    record: dict[str, np.ndarray] = {}
+    model.__dict__[_RECORD] = record
     model.set_params(**_init_for_scikit_learn(**given, sample_weight=weights))
-    placed = None
+    fitted = None
     try:
-        # What overflows is seen by the result.
+        # Overflow shows in the result.
         with threads_kept(), np.errstate(over="ignore", invalid="ignore"):
             KMeans.fit(model, narrow_indices(as_host(X)), sample_weight=weights)
-        placed = _placed(np.array(model.cluster_centers_), memory)
-        model.cluster_centers_ = placed.given.copy()
+        fitted = _fitted_centers(np.array(model.cluster_centers_), record)
+        model.cluster_centers_ = fitted.restored.copy()
     except ValueError:
         if not _overflows(as_host(X)):
             raise
     finally:
         model.set_params(**given)
-        del model.__dict__[_MEMORY]
-    if placed is None or not _is_sound(placed, model.labels_, model.inertia_):
+        del model.__dict__[_RECORD]
+    if fitted is None or not _is_sound(fitted, model.labels_, model.inertia_):
         generator.set_state(state)
         return None
-    return placed
+    return fitted
 
 
-def _placed(found: np.ndarray, memory: dict[str, np.ndarray]) -> Placed:
-    """Return centers that `KMeans.fit` found, by what they remember: of sparse X it subtracts no mean."""
-    worked, frame = memory.get("centers", found), Frame(memory.get("mean", np.zeros_like(found[0])))
-    return Placed(frame, worked, frame.restored(worked))
+def _fitted_centers(found: np.ndarray, record: dict[str, np.ndarray]) -> FittedCenters:
+    """Return the fitted centers from their record; for sparse X it is empty, since `KMeans.fit` does not center it."""
+    centered, frame = record.get("centers", found), Frame(record.get("mean", np.zeros_like(found[0])))
+    return FittedCenters(frame, centered, frame.restored(centered))
 
 
-def _is_sound(placed: Placed, labels: np.ndarray, inertia: float) -> bool:
-    """Tell whether the result of a fit of `KMeans` stands.
+def _is_sound(fitted: FittedCenters, labels: np.ndarray, inertia: float) -> bool:
+    """Tell whether the result of `KMeans.fit` is reliable.
 
-    Where clusters are empty its labels may be of earlier centers; and where squares overflow or underflow, any.
+    With an empty cluster, its labels may belong to earlier centers. If squared distances overflow or underflow, they
+    may be arbitrary.
     """
-    centers = placed.worked.astype(np.float64)
+    centers = fitted.centered.astype(np.float64)
     if not np.isfinite(centers).all() or not np.bincount(labels, minlength=len(centers)).all():
         return False
     with np.errstate(over="ignore"):
         largest = float((centers * centers).sum(axis=1).max())
     n = len(labels)
-    return is_in_range(placed.worked.dtype, largest + inertia / n, 4 * (n * largest + inertia))
+    return is_in_range(fitted.centered.dtype, largest + inertia / n, 4 * (n * largest + inertia))
 
 
 def _overflows(X: Any) -> bool:
-    """Tell whether X is an array of finite numbers of which squares of distances may overflow."""
+    """Tell whether X is a NumPy array of finite floats whose squared distances may overflow."""
     if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or not X.size or not np.isfinite(X).all():
         return False
     square = 4 * float(abs(X).max()) ** 2 * X.size
@@ -132,7 +138,7 @@ def _overflows(X: Any) -> bool:
 
 
 def narrow_indices(X: Any) -> Any:
-    """Return a sparse matrix by rows, with indices of 32 bits where they do; anything else as it is."""
+    """Return a sparse matrix in CSR format, with 32-bit indices if they suffice; return anything else unchanged."""
     if not issparse(X):
         return X
     rows = X.tocsr()
@@ -144,7 +150,13 @@ def narrow_indices(X: Any) -> Any:
 
 
 def as_host(X: Any, name: str = "X") -> Any:
-    """Return X as scikit-learn can take it: arrays of other libraries as NumPy, all else as it is."""
+    """Return X as scikit-learn accepts it: arrays of other libraries as NumPy arrays, anything else unchanged.
+
+    Raises
+    ------
+    ValueError
+        If X is masked, complex or wider than float64; the message calls it `name`.
+    """
     kind = kind_of(X)
     if kind in (None, "frame"):
         refuse_masked(X)
@@ -155,9 +167,9 @@ def as_host(X: Any, name: str = "X") -> Any:
 
 
 def _writable(frame: Any) -> Any:
-    """Return a frame of one column or one row of which scikit-learn makes an array that it can write to.
+    """Return a frame of one column or one row that scikit-learn converts to a writable array.
 
-    It takes the array that pandas makes of bools and nullable numbers for a copy, and pandas 3 gives a view.
+    scikit-learn assumes that pandas copies bools and nullable numbers on conversion, but pandas 3 returns a view.
     """
     if type(frame).__module__.startswith("pandas") and (array := as_array(frame)).dtype.kind in "iuf":
         return frame.__class__(array, frame.index, frame.columns)
@@ -165,7 +177,7 @@ def _writable(frame: Any) -> Any:
 
 
 def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[str, Any]:
-    """Return the parameters `init` and `n_init` as scikit-learn can take them, a function for what it cannot draw."""
+    """Return `init` and `n_init` as scikit-learn accepts them; "k-means||" becomes a callable."""
 
     def draw(X: Any, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
         with open_engine(X, sample_weight=sample_weight, device="cpu") as engine:
@@ -187,12 +199,12 @@ def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[s
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return threads that stay: OpenMP and BLAS take longer to begin in a new one than a pass takes."""
+    """Return a persistent thread pool: OpenMP and BLAS take longer to start in a new thread than a pass takes."""
     return ThreadPoolExecutor(threads)
 
 
-def _by_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) -> list[T]:
-    """Return what `work` makes of every part, in order; the caller's thread is one of the threads."""
+def _map_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) -> list[T]:
+    """Return `work(part)` for every part, in order; the calling thread is one of the `threads`."""
     left, results = deque(enumerate(parts)), dict[int, T]()
 
     def take() -> None:
@@ -208,7 +220,7 @@ def _by_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) ->
         take()
     finally:
         left.clear()
-        # Those that have not begun, for other calls' work, would find nothing left.
+        # Helpers still queued behind the work of other calls have no parts left, so they are cancelled.
         begun = [helper for helper in helpers if not helper.cancel()]
         wait(begun)
     for helper in begun:
@@ -217,9 +229,17 @@ def _by_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) ->
 
 
 class Passes:
-    """Passes over X, a checked NumPy array or sparse matrix by rows, about the mean of the fitted rows.
+    """Passes over X, a validated NumPy array or CSR matrix, that center its rows by the mean of the fit.
 
-    Each thread centers a block of rows, and gives it to scikit-learn, which works on that thread alone.
+    Each thread centers a block of rows, and calls scikit-learn's single-threaded code for it. A CSR matrix is not
+    centered, and is passed as a whole.
+
+    Parameters
+    ----------
+    model : KMeans
+    frame : Frame
+    centers : numpy.ndarray of shape (k, d)
+        Centered by the frame.
     """
 
     def __init__(self, model: KMeans, frame: Frame, centers: np.ndarray) -> None:
@@ -231,13 +251,13 @@ class Passes:
         labels = np.empty(X.shape[0], np.int32)
 
         def work(block: np.ndarray, part: slice, size: float) -> None:
-            exponent = shrinking(block, self.centers, size)
+            exponent = overflow_exponent(block, self.centers, size)
             labels[part] = self._assigned(ldexp(block, -exponent), ldexp(self.centers, -exponent))
 
         if issparse(X):
             work(self._sparse(X), slice(None), 0.0)
         else:
-            self._each(X, work)
+            self._map_blocks(X, work)
         return labels
 
     def inertia(self, X: Any, weights: np.ndarray | None) -> float:
@@ -247,7 +267,7 @@ class Passes:
             part_of_weights = None if weights is None else weights[part]
             return float(self._assigned(block, self.centers, part_of_weights, with_inertia=True)[1])
 
-        return work(self._sparse(X), slice(None), 0.0) if issparse(X) else float(np.sum(self._each(X, work)))
+        return work(self._sparse(X), slice(None), 0.0) if issparse(X) else float(np.sum(self._map_blocks(X, work)))
 
     def distances(self, X: Any) -> np.ndarray:
         """Return the distance of every row to every center, (n, k), in X's dtype."""
@@ -258,11 +278,11 @@ class Passes:
         def work(block: np.ndarray, part: slice, _: float) -> None:
             distances[part] = distances_of(block, self.centers)
 
-        self._each(X, work)
+        self._map_blocks(X, work)
         return distances
 
-    def _each(self, X: np.ndarray, work: Callable[[np.ndarray, slice, float], T]) -> list[T]:
-        """Return what `work` makes of every block of centered rows, their place and their length, in order.
+    def _map_blocks(self, X: np.ndarray, work: Callable[[np.ndarray, slice, float], T]) -> list[T]:
+        """Return `work(rows, slice, norm)` for every block of centered rows and its Frobenius norm, in row order.
 
         Raises
         ------
@@ -277,16 +297,16 @@ class Passes:
             if not hasattr(mine, "buffer"):
                 mine.buffer = np.empty((each, X.shape[1]), self.frame.mean.dtype)
             block = self.frame.centered(X[part], mine.buffer)
-            size = length(block)
+            size = frobenius_norm(block)
             if not np.isfinite(size):
                 assert_all_finite(X, input_name="X", estimator_name="TSKMeans")
             with config_context(assume_finite=True):
                 return work(block, part, size)
 
         parts = [slice(start, start + each) for start in range(0, len(X), each)]
-        # One thread of BLAS for each of these.
+        # BLAS runs on one thread in each of these threads.
         with one_blas_thread():
-            return _by_threads(self._threads, center, parts)
+            return _map_threads(self._threads, center, parts)
 
     def _sparse(self, X: Any) -> Any:
         return X.astype(self.frame.mean.dtype, copy=False)
@@ -294,13 +314,13 @@ class Passes:
     def _assigned(
         self, rows: Any, centers: np.ndarray, weights: np.ndarray | None = None, *, with_inertia: bool = False
     ) -> Any:
-        """Return the rows' labels, and their inertia if it is asked for.
+        """Return the labels of rows, or with `with_inertia` their labels and inertia.
 
-        `KMeans.predict` and `score` do the same, but look at rows and parameters first, for as long as it takes to
-        assign a block.
+        `KMeans.predict` and `score` do the same, but their validation of rows and parameters takes as long as the
+        assignment of a block.
         """
         if weights is None:
-            # Labels do not depend on them, and to write them takes as long as to center rows of few features.
+            # Labels do not depend on weights. At small d, initializing them would take as long as centering the rows.
             weights = (np.ones if with_inertia else np.empty)(rows.shape[0], rows.dtype)
         weights = np.ascontiguousarray(weights, rows.dtype)
         return _labels_inertia(rows, weights, centers, self._threads if issparse(rows) else 1, with_inertia)

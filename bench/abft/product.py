@@ -29,7 +29,7 @@ from tsapps.apps.abft import Calibration, Checked, calibrate, check_product, mat
 from tsapps.apps.abft.product import calibrate as calibration
 from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import exact_products, thresholds
-from tsapps.apps.abft.product.rounding_model import walks
+from tsapps.apps.abft.product.rounding_model import rounding_deviations
 
 __all__ = ["Limits", "allowed_of", "calibrated_at", "over_rounding", "try_judged", "try_product"]
 
@@ -280,24 +280,26 @@ def try_judged(cell: Cell, seed: int, _device: str) -> Counts:
     while found.clean < CLEAN / len(DISTRIBUTIONS) * cell.n:
         A, B = _operands(cell, _CLEAN_ROWS, rng)
         C = matmul(A, B).C
-        found.false_alarms += sum(len(rows) for rows, *_ in product_cpu.wrong(A, B, C, range(len(A)), bounds))
+        found.false_alarms += sum(len(rows) for rows, *_ in product_cpu.wrong_elements(A, B, C, range(len(A)), bounds))
         found.clean += C.size
     return found
 
 
-def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: str) -> float | None:
+def _ratio(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.ErrorBounds, device: str) -> float | None:
     """Return the ratio of allowed to actual errors of unrounded elements; None if no element is off."""
     some, index = A[:_LOOKED_AT], 0 if device == "cuda" else None
     off = calibration.sums_of(some, B, dtype, index) - exact_products.exact_rows(some, B)[0]
     return over_rounding(allowed_of(some, B, dtype, bounds, index), off)
 
 
-def allowed_of(A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.Bounds, device: int | None) -> np.ndarray:
+def allowed_of(
+    A: np.ndarray, B: np.ndarray, dtype: str, bounds: thresholds.ErrorBounds, device: int | None
+) -> np.ndarray:
     """Return the allowed error of each sum: where a device's sums are emulated bit for bit, their actual error."""
     exact, magnitude = exact_products.exact_rows(A, B)
-    if bounds.predicted and device is not None:
-        return abs(calibration.predicted_sums_of(A, B, dtype, device) - exact)
-    walked = walks(A, B, bounds.walk)
+    if bounds.bit_exact and device is not None:
+        return abs(calibration.emulated_sums_of(A, B, dtype, device) - exact)
+    walked = rounding_deviations(A, B, bounds.model)
     return bounds.magnitude * magnitude + bounds.spread * walked
 
 

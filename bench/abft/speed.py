@@ -143,13 +143,14 @@ class Speed:
 
     def _encode(self, task: Task) -> Iterator[dict[str, Any]]:
         from tsapps.apps.abft.at_rest.gpu.encode import add_checksums
+        from tsapps.kernels.runtime.machine import cuda_machine
 
-        A = self._square(task)
+        A, machine = self._square(task), cuda_machine(0)
         library = self._library(A, task.dtype)
         for code, passes in plans_of(task).items():
 
             def run(passes: Any = passes) -> dict[str, Any]:
-                return {name: sums for plan in passes for name, sums in add_checksums(A, plan).items()}
+                return {name: sums for plan in passes for name, sums in add_checksums(machine, A, plan).items()}
 
             check_sums(A, task.dtype, layout(A.shape, A.itemsize), run())
             yield {

@@ -25,7 +25,7 @@ _PRODUCTS, _MOST_ROWS = 1 << 25, 1 << 15
 
 
 def measure(
-    dtype: str, distribution: str, k: int, bounds: thresholds.Bounds, device: int | None, seed: int
+    dtype: str, distribution: str, k: int, bounds: thresholds.ErrorBounds, device: int | None, seed: int
 ) -> tuple[float | None, int, int]:
     """Return the ratio, or None if no element is off; the number of elements above the threshold; and their total."""
     rng = np.random.default_rng(seed)
@@ -33,7 +33,7 @@ def measure(
     A, B = draw(distribution, (rows, k), dtype, rng), draw(distribution, (k, COLUMNS_OF_C), dtype, rng)
     off = abs(calibrate.sums_of(A, B, dtype, device) - exact_products.exact_rows(A, B)[0])
     allowed = allowed_of(A, B, dtype, bounds, device)
-    beyond = off != allowed if bounds.predicted and device is not None else off > allowed
+    beyond = off != allowed if bounds.bit_exact and device is not None else off > allowed
     return over_rounding(allowed, off), int(beyond.sum()), off.size
 
 

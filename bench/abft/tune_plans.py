@@ -23,7 +23,7 @@ from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
     TUNED,
-    checked_epilogue,
+    detect_epilogue,
     with_row_sums,
 )
 from tsapps.kernels.epilogue import Epilogue
@@ -75,6 +75,7 @@ def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str,
     from tsapps import matmul
     from tsapps.apps.abft.product import gpu as product_gpu
     from tsapps.kernels.arrays import device_matrix
+    from tsapps.kernels.runtime.machine import cuda_machine
 
     A, B, C = cell.operands()
     expected = matmul(A, B).astype("f8")
@@ -84,7 +85,7 @@ def measured_row(cell: Cell, plans: list[MmaPlan], clock: GpuClock) -> dict[str,
     times = {}
     for plan in plans:
         C.fill(float("nan"))
-        fused = product_gpu.Fused(plan, a, b, c, bounds)
+        fused = product_gpu.ProtectedProduct(cuda_machine(a.device), plan, a, b, c, bounds)
         memory = fused.check.begin(b)
         call = partial(fused.multiply, memory, a, b, c)
         call()
@@ -113,7 +114,7 @@ def main() -> int:
         if cell.shape not in (options.shape or [cell.shape]) or cell.w not in (options.w or [cell.w]):
             continue
         problem = cell.problem()
-        jobs.append((cell, plans_of(problem, device), checked_epilogue(cell.dtype, cell.w, problem.c)))
+        jobs.append((cell, plans_of(problem, device), detect_epilogue(cell.dtype, cell.w, problem.c)))
     wanted = list(dict.fromkeys((plan, epilogue) for _, plans, epilogue in jobs for plan in plans))
     with ProcessPoolExecutor(None, multiprocessing.get_context("spawn")) as pool:
         sound = dict(zip(wanted, pool.map(partial(is_sound, arch), wanted, chunksize=4), strict=True))

@@ -47,6 +47,9 @@ class Machine(Protocol):
     index: int
     gpu: GpuSpec
 
+    def __hash__(self) -> int:
+        """Return the same number for one machine: caches have machines as keys."""
+
     def current(self) -> AbstractContextManager[Any]:
         """Return a context within which the GPU is the current one."""
 

@@ -73,7 +73,7 @@ def test_parameters(rng):
     A = np.ones((3, 1), np.int8)
     for arguments, message in (
         ((A, "flood", rng), "fault must be one of bit, two-bits, .*, got 'flood'"),
-        ((A, "words", rng), "has 1 words, and 3 are to be"),
+        ((A, "words", rng), "size is 3; expected at most 1, the words of"),
         ((A, "rectangle", rng), "3 × 1 has no rectangle"),
         ((A[0], "bit", rng), r"got an array of shape \(1,\)"),
     ):
@@ -81,8 +81,8 @@ def test_parameters(rng):
             inject(*arguments)
     with pytest.raises(ValueError, match="size must be at least 1, got 0"):
         inject(A, "bit", rng, size=0)
-    with pytest.raises(ValueError, match="int8 has 8 bits, and 9 are"):
+    with pytest.raises(ValueError, match="size is 9; expected at most 8, the bits of an element of int8"):
         inject(A, "bit", rng, size=9)
     A.flags.writeable = False
-    with pytest.raises(ValueError, match="damage a copy"):
+    with pytest.raises(ValueError, match="inject faults into a copy"):
         inject(A, "bit", rng)

@@ -16,7 +16,7 @@ from tsapps.errors import ExitCode
 @pytest.fixture(autouse=True)
 def _own_cache(directory, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(directory / "cache"))
-    monkeypatch.setattr(calibrate, "_CHOSEN_AT", (64,))  # one depth is enough to test the command
+    monkeypatch.setattr(calibrate, "_SELECT_DEPTHS", (64,))  # one depth is enough to test the command
 
 
 def test_calibration_is_stored(succeed, directory):

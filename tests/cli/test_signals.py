@@ -174,7 +174,7 @@ def calibrated():
     """Return the files that abft-calibrate writes; measuring one depth is fast."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(calibration, "DEPTHS", (16,))
-        patch.setattr(calibration, "_CHOSEN_AT", (16,))
+        patch.setattr(calibration, "_SELECT_DEPTHS", (16,))
         return calibration.calibrate("float32", None, rows=16)
 
 

@@ -19,7 +19,7 @@ from tsapps.apps.abft.at_rest.sidecar import SidecarError, _digest, dump_sidecar
 from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.apps.abft.product import calibration_file
 from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
-from tsapps.apps.abft.product.rounding_model import Walk
+from tsapps.apps.abft.product.rounding_model import RoundingModel
 from tsapps.cli.result import KIND, read_model
 from tsapps.errors import MatrixError
 from tsapps.kernels.gpu_specs import KNOWN, GpuSpec
@@ -163,7 +163,10 @@ class Calibrations(Sidecars):
 
     def make(self, directory: Path) -> bytes:
         os.environ["XDG_CACHE_HOME"] = str(directory)
-        own, others = Scale(Walk(0.0, (1, 2), 256), 2e-7, 1e-7, 2e-7, 1e-7), Scale(Walk(), 5e-7, 1e-7, 1e-7, 5e-7)
+        own, others = (
+            Scale(RoundingModel(0.0, (1, 2), 256), 2e-7, 1e-7, 2e-7, 1e-7),
+            Scale(RoundingModel(), 5e-7, 1e-7, 1e-7, 5e-7),
+        )
         depths = tuple(Depth(k, 100, own, others, True) for k in (10, 100))
         return calibration_file.save_calibration(Calibration("cpu", "float32", 1e-6, 0.99, depths)).read_bytes()
 

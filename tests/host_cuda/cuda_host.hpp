@@ -1,6 +1,6 @@
 // Runs the source of a CUDA C++ kernel on the CPU: one fiber a CUDA thread, one OS thread for several blocks.
 //
-//   vectors.hpp     float4 and its kin; __half and __nv_bfloat16
+//   vectors.hpp     float4 and its kin; conversions of 16-bit floats
 //   intrinsics.hpp  __syncthreads, shuffles, votes, atomics, cached loads
 //   runtime.hpp     what they, and the host bodies of instructions, ask of the runner
 //   runtime.cpp     the runner: blocks, warps, barriers, the launch; what is varied, and what is found wrong

@@ -21,9 +21,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -36,9 +36,7 @@ __all__ = [
     "SANITIZE",
     "KernelError",
     "Kernels",
-    "Libraries",
     "build",
-    "in_shares",
     "require_compiler",
     "run_sanitized",
     "schedule",
@@ -172,39 +170,6 @@ def _made(suffix: str, arguments: Sequence[str], read: Sequence[Path]) -> Path:
     return output
 
 
-class Libraries(Mapping[Any, Kernels]):
-    """Libraries by any key, each built when it is first wanted.
-
-    Parameters
-    ----------
-    sources : mapping of any key to callable
-        Returns the source. Keys with the same callable share a library.
-    """
-
-    def __init__(self, sources: Mapping[Any, Callable[[], str]]) -> None:
-        self._sources = sources
-        self._built: dict[Callable[[], str], Kernels] = {}
-
-    def __getitem__(self, key: Any) -> Kernels:
-        source = self._sources[key]
-        if source not in self._built:
-            self._built[source] = build(source())
-        return self._built[source]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self._sources)
-
-    def __len__(self) -> int:
-        return len(self._sources)
-
-
-def in_shares(keys: Iterable[Any], source_of: Callable[[Sequence[Any]], str], share: int = 4) -> dict[Any, Any]:
-    """Return for each key what makes the source of it and of those beside it: compiling some together takes less."""
-    every = list(keys)
-    shares = [every[first : first + share] for first in range(0, len(every), share)]
-    return {key: source for one in shares for source in [partial(source_of, one)] for key in one}
-
-
 @contextmanager
 def schedule(*, seed: int = 0, copies: str = "late", threads: int | None = None) -> Iterator[None]:
     """Within the block, launches run as said.
@@ -222,21 +187,13 @@ def schedule(*, seed: int = 0, copies: str = "late", threads: int | None = None)
     """
     if copies not in ("late", "early"):
         raise ValueError(f"copies is {copies!r}; it is 'late' or 'early'")
-    wanted = {"TSA_SEED": str(seed), "TSA_COPIES": copies, "TSA_THREADS": None if threads is None else str(threads)}
-    before = {name: os.environ.get(name) for name in wanted}
-    _set_environment(wanted)
-    try:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("TSA_SEED", str(seed))
+        environment.setenv("TSA_COPIES", copies)
+        environment.delenv("TSA_THREADS", raising=False)
+        if threads is not None:
+            environment.setenv("TSA_THREADS", str(threads))
         yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 def run_sanitized(script: str) -> subprocess.CompletedProcess[str]:

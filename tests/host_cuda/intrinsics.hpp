@@ -27,7 +27,6 @@ inline int __syncthreads_or(int predicate, std::source_location at = std::source
 }
 inline void __syncwarp(unsigned mask = ~0u) { cuda_host::publish(mask, 0, "__syncwarp"); }
 inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-inline void __threadfence_block() {}
 
 // --- Within a warp --------------------------------------------------------------------------------------------------
 // As in CUDA, a lane whose source lies outside its segment of `width` lanes keeps its own value.
@@ -67,21 +66,8 @@ template <typename T>
 T atomicAdd(T* at, std::type_identity_t<T> value) {
   return std::atomic_ref<T>(*at).fetch_add(value);
 }
-template <typename T>
-T atomicOr(T* at, std::type_identity_t<T> value) {
-  return std::atomic_ref<T>(*at).fetch_or(value);
-}
-template <typename T>
-T atomicExch(T* at, std::type_identity_t<T> value) {
-  return std::atomic_ref<T>(*at).exchange(value);
-}
-template <typename T>
-T atomicCAS(T* at, std::type_identity_t<T> expected, std::type_identity_t<T> value) {
-  std::atomic_ref<T>(*at).compare_exchange_strong(expected, value);
-  return expected;
-}
-template <typename T, typename Reassignment>
-T atomic_change(T* at, Reassignment change) {
+template <typename T, typename Change>
+T atomic_change(T* at, Change change) {
   std::atomic_ref<T> cell(*at);
   T old = cell.load();
   while (!cell.compare_exchange_weak(old, change(old))) {
@@ -102,10 +88,6 @@ inline unsigned atomicInc(unsigned* at, unsigned last) {
 
 // --- Loads and stores with a cache hint -----------------------------------------------------------------------------
 
-template <typename T>
-T __ldg(const T* at) {
-  return *at;
-}
 template <typename T>
 T __ldcs(const T* at) {
   return *at;

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 struct uint3 {
@@ -39,14 +40,18 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel) {
   launch(grid, size, shared_bytes, [](const void* it) { (*static_cast<const Kernel*>(it))(); }, &kernel);
 }
 
-// A kernel's parameters: launches it as the driver does, by the address of each argument; and their sizes.
+// A kernel's parameters: launches it as the driver does, by the address of each argument; their sizes, and their kinds:
+// pointer, floating, class or integer.
 template <typename... P>
 struct Parameters {
   static constexpr int count = sizeof...(P);
   static void launch(void (*kernel)(P...), const unsigned* sizes, size_t shared_bytes, void* const* arguments) {
     launch(kernel, sizes, shared_bytes, arguments, std::index_sequence_for<P...>{});
   }
-  static void write_sizes(size_t* to) { ((*to++ = sizeof(P)), ...); }
+  static void write(size_t* sizes, char* kinds) {
+    ((*sizes++ = sizeof(P)), ...);
+    ((*kinds++ = std::is_pointer_v<P> ? 'p' : std::is_floating_point_v<P> ? 'f' : std::is_class_v<P> ? 'c' : 'i'), ...);
+  }
 
  private:
   template <size_t... I>
@@ -60,14 +65,15 @@ template <typename... P>
 Parameters<P...> parameters_of(void (*)(P...));
 
 // Exports a kernel, by its name expression, for HostMachine.
-#define EXPORT_KERNEL(name, ...)                                                                             \
-  extern "C" void launch_##name(const unsigned* sizes, unsigned long long shared, void* const* arguments) {  \
-    decltype(cuda_host::parameters_of(__VA_ARGS__))::launch(__VA_ARGS__, sizes, shared, arguments);          \
-  }                                                                                                          \
-  extern "C" int sizes_##name(size_t* to) {                                                                  \
-    using Of = decltype(cuda_host::parameters_of(__VA_ARGS__));                                              \
-    if (to) Of::write_sizes(to);                                                                             \
-    return Of::count;                                                                                        \
+#define EXPORT_KERNEL(name, ...)                                                                            \
+  constexpr auto* exported_##name = __VA_ARGS__;                                                            \
+  using Of_##name = decltype(cuda_host::parameters_of(exported_##name));                                    \
+  extern "C" void launch_##name(const unsigned* sizes, unsigned long long shared, void* const* arguments) { \
+    Of_##name::launch(exported_##name, sizes, shared, arguments);                                           \
+  }                                                                                                         \
+  extern "C" int parameters_##name(size_t* sizes, char* kinds) {                                            \
+    Of_##name::write(sizes, kinds);                                                                         \
+    return Of_##name::count;                                                                                \
   }
 
 // Waits for all threads of the block that have not ended; `line` is where, in the source.

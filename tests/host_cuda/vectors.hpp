@@ -1,25 +1,18 @@
-// CUDA's vector types and 16-bit floats, as far as kernels use them: storage, and conversion from and to float.
+// CUDA's vector types, as far as kernels use them, and the conversions of 16-bit floats from and to float.
 #pragma once
 #include <bit>
 #include <cmath>
 #include <cstdint>
 
-#define TSA_VECTORS(T, name, align2, align4)                \
-  struct alignas(align2) name##2 {                          \
-    T x, y;                                                 \
-  };                                                        \
-  struct alignas(align4) name##4 {                          \
-    T x, y, z, w;                                           \
-  };                                                        \
-  inline name##2 make_##name##2(T x, T y) { return {x, y}; } \
-  inline name##4 make_##name##4(T x, T y, T z, T w) { return {x, y, z, w}; }
-
-TSA_VECTORS(float, float, 8, 16)
-TSA_VECTORS(double, double, 16, 16)
-TSA_VECTORS(int, int, 8, 16)
-TSA_VECTORS(unsigned, uint, 8, 16)
-TSA_VECTORS(long long, longlong, 16, 16)
-#undef TSA_VECTORS
+struct alignas(8) uint2 {
+  unsigned x, y;
+};
+struct alignas(16) uint4 {
+  unsigned x, y, z, w;
+};
+struct alignas(16) float4 {
+  float x, y, z, w;
+};
 
 namespace cuda_host {
 
@@ -51,22 +44,3 @@ inline uint16_t bfloat16_bits(float value) {
 inline float bfloat16_value(uint16_t bits) { return std::bit_cast<float>((uint32_t)bits << 16); }
 
 }  // namespace cuda_host
-
-struct __half {
-  uint16_t bits;
-  __half() = default;
-  __half(float value) : bits(cuda_host::half_bits(value)) {}
-  operator float() const { return cuda_host::half_value(bits); }
-};
-struct __nv_bfloat16 {
-  uint16_t bits;
-  __nv_bfloat16() = default;
-  __nv_bfloat16(float value) : bits(cuda_host::bfloat16_bits(value)) {}
-  operator float() const { return cuda_host::bfloat16_value(bits); }
-};
-inline __half __float2half(float value) { return value; }
-inline __half __float2half_rn(float value) { return value; }
-inline float __half2float(__half value) { return value; }
-inline __nv_bfloat16 __float2bfloat16(float value) { return value; }
-inline __nv_bfloat16 __float2bfloat16_rn(float value) { return value; }
-inline float __bfloat162float(__nv_bfloat16 value) { return value; }

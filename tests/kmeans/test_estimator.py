@@ -173,7 +173,7 @@ def test_verbose_prints_as_scikit_learn_does(X, capsys):
         ({"algorithm": "full"}, "algorithm"),
         ({"device": "tpu"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got 'tpu'"),
         ({"precision": "half"}, "precision must be one of 'exact', 'tf32', got 'half'"),
-        ({"engine": "cublas"}, "engine='cublas' needs a GPU, and the device is the CPU"),
+        ({"engine": "cublas"}, "engine='cublas' needs a GPU, but the device is the CPU"),
     ],
 )
 @pytest.mark.parametrize("blocks", [False, True])

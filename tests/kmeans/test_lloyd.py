@@ -310,8 +310,8 @@ def test_not_a_matrix(X, message):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        (np.ones(3), r"shape \(3,\); expected one number a sample, \(4,\)"),
-        (np.ones((4, 1)), "expected one number a sample"),
+        (np.ones(3), r"shape \(3,\); expected one number per sample, \(4,\)"),
+        (np.ones((4, 1)), "expected one number per sample"),
         ([1, 1, np.nan, 1], "NaN or an infinity"),
     ],
 )

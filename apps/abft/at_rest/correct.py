@@ -1,4 +1,4 @@
-"""Arrays in memory: where they are wrong, and the same array repaired."""
+"""Locate and correct corruption of arrays in memory."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -15,7 +15,7 @@ __all__ = ["bytes_in", "correct", "locate", "overwrite"]
 
 
 def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
-    """Return the rows and columns of the elements of a matrix that are not what they were.
+    """Return the rows and columns of the corrupted elements of a matrix.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
     ValueError
         If the matrix has another shape or dtype.
     AmbiguousError
-        If not every one is known: `verify` says what is.
+        If some corruption cannot be located; `verify` returns the rest.
     """
     source = as_source(X)
     verdict = verify(source, sidecar)
@@ -49,7 +49,7 @@ def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
 
 
 def correct(X: Any, sidecar: Sidecar, *, in_place: bool = False) -> Any:
-    """Return an array as it was when its sidecar was made.
+    """Return the original of a corrupted array.
 
     Parameters
     ----------
@@ -62,18 +62,18 @@ def correct(X: Any, sidecar: Sidecar, *, in_place: bool = False) -> Any:
     Returns
     -------
     array of the same library and device
-        `X` itself if `in_place`; a NumPy or CuPy array where the library is none of NumPy, CuPy and torch.
+        `X` itself if `in_place`; a NumPy or CuPy array if the library is not NumPy, CuPy or torch.
 
     Raises
     ------
     ValueError
-        If the array has another shape or dtype, or is to be repaired in place and cannot be written.
+        If the array has another shape or dtype, or if `in_place` and it is read-only.
     AmbiguousError
-        If more was changed than can be repaired; nothing has then been written.
+        If the corruption cannot be repaired; nothing is written.
     ChangedError
-        If it changed meanwhile; nothing has then been written.
+        If the array changes meanwhile; nothing is written.
     TypeError
-        If `X` is no array, or a data frame that is to be repaired in place.
+        If `X` is not an array, or if `in_place` and it is a data frame.
     """
     kind = kind_of(X)
     if kind is None:
@@ -100,7 +100,7 @@ def _writable(array: Any) -> bool:
 
 
 def _repair(array: Any, sidecar: Sidecar, verdict: Verdict) -> None:
-    """Write to an array what it was; if it is not so then, what it had."""
+    """Repair an array in place; undo it if the result does not match the sidecar."""
     array = array if array.ndim == 2 else array[None, :]
     offsets, was = verdict.patches()
     before = overwrite(array, offsets, was)
@@ -110,26 +110,26 @@ def _repair(array: Any, sidecar: Sidecar, verdict: Verdict) -> None:
 
 
 def bytes_in(array: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return single bytes of an array, by their offsets as for `overwrite`."""
+    """Return single bytes of an array by their offsets, as in `overwrite`."""
     _, native, places = _elements_of(array, offsets)
     return native.view(np.uint8)[places]
 
 
 def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Write single bytes of an array, as they are in C order and the machine's byte order.
+    """Overwrite single bytes of an array.
 
     Parameters
     ----------
     array : numpy.ndarray or cupy.ndarray of shape (m, n)
         Of any strides and byte order.
     offsets : numpy.ndarray of shape (k,), int
-        Ascending.
+        Ascending, for C order and the machine's byte order.
     values : numpy.ndarray of shape (k,), uint8
 
     Returns
     -------
     numpy.ndarray of shape (k,), uint8
-        What they were.
+        The values before.
     """
     with nullcontext() if isinstance(array, np.ndarray) else array.device:
         where, native, places = _elements_of(array, offsets)
@@ -146,7 +146,7 @@ def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray
 
 
 def _elements_of(array: Any, offsets: np.ndarray) -> tuple[tuple[Any, Any], np.ndarray, np.ndarray]:
-    """Return the rows and columns of the elements that bytes are of, a copy of those, and the bytes' places in it."""
+    """Return the rows and columns of the elements with these bytes, a copy of them, and the bytes' offsets in it."""
     size = array.itemsize
     elements = np.unique(offsets // size)
     rows, columns = np.divmod(elements, array.shape[1])

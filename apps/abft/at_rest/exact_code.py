@@ -1,21 +1,21 @@
-"""The exact code of data at rest: sums of its words by which corrupted ones are found, and are as they were again.
+"""The exact code of data at rest: integer checksums that locate and correct corrupted words.
 
-Bytes are taken as they lie, as little-endian words of 32 bits, so that NaN payloads, negative zeros and denormals are
-words like others; blocks of 512 of them are columns, as `interleave.py` deals them out. The five sums of a block of L
-words x₀ … x_{L−1} are
+The bytes of the data are little-endian words of 32 bits, so NaN payloads, negative zeros and denormals are words like
+others. `interleave.py` arranges them in blocks of 512. The five sums of a block of L words x₀ … x_{L−1} are
 
     S_k = Σ_j C(r_j + k − 1, k) · x_j   with   r_j = L − j,   k = 0 … 3,
     S₄  = Σ_j h(r_j) · x_j,
 
-whole numbers below 2⁶⁴; h are 22 bits of no order (`last_weight`). If some words were changed by δ_e, the differences
-of the first four sums give the moments p_i = Σ δ_e r_e^i, i = 0 … 3, exactly. No four places have moments that are all
-zero (Vandermonde): so up to four corrupted words are seen for certain. One is at r = p₁ / p₀; two are at the roots of
-Prony's quadratic, in whole numbers. Two pairs of the same moments would be four places with moments of zero: so two
-words are repaired for certain, whatever was written in their place. Three and more are refused, unless a pair has the
-same moments and the same S₄.
+integers below 2⁶⁴; h is a hash of 22 bits (`last_weight`). If words were changed by δ_e, the syndrome, which is the
+difference of the first four sums, gives the moments p_i = Σ δ_e r_e^i, i = 0 … 3, exactly.
 
-Source: R. Prony (1795) for the nodes of a sum of powers; I. Reed and G. Solomon (1960) for codes of power sums, here in
-whole numbers in place of a finite field.
+- Four positions never have four zero moments (Vandermonde), so up to four corrupted words are always detected.
+- One corrupted word is at r = p₁ / p₀; two are at the integer roots of Prony's quadratic. Two pairs with the same
+  moments would be four positions with zero moments, so two words are always corrected, whatever their new values.
+- Three or more are refused, except if a pair has the same moments and the same S₄.
+
+Source: R. Prony (1795) for the nodes of a sum of powers; I. Reed and G. Solomon (1960) for codes of power sums, here
+over integers instead of a finite field.
 """
 
 from collections.abc import Callable, Sequence
@@ -28,15 +28,15 @@ from tsapps.kernels.blas.threads import one_blas_thread
 
 __all__ = ["SUMS", "ExactSums", "block_faults", "last_weight"]
 
-#: Sums of a block.
+#: Number of sums of a block.
 SUMS = 5
 
 
 def last_weight(r: int) -> int:
-    """Return the weight in the last sum of a word of which r words are left of its block, itself included.
+    """Return the weight in the last sum of the word from which on a block has r words.
 
-    A finalizer of hashes (MurmurHash3's), of which the upper 22 bits are taken: so that three words and more that are
-    changed by small numbers agree with two no more often than by chance.
+    The upper 22 bits of a hash finalizer (MurmurHash3): three or more words changed by small numbers have the last sum
+    of a pair only by chance.
     """
     x = r * 0x9E3779B1 % 2**32
     x = (x ^ x >> 15) * 0x85EBCA77 % 2**32
@@ -44,7 +44,7 @@ def last_weight(r: int) -> int:
     return (x ^ x >> 16) >> 10
 
 
-# Weights of all sums, by how many words are left; products with halves of words add up exactly in float64.
+# Weights of all sums by r; products with 16-bit halves of words are summed exactly in float64.
 _WEIGHTS = np.array(
     [
         *([comb(r + k - 1, k) if r else 0 for r in range(ROWS + 1)] for k in range(SUMS - 1)),
@@ -52,42 +52,41 @@ _WEIGHTS = np.array(
     ],
     np.float64,
 )
-# Rows and columns of words that are multiplied at a time, for what they are converted to to be in a CPU's cache.
+# Rows and columns of words per product: the converted words fit in a CPU's cache.
 _TOGETHER, _BESIDE = 32, 4096
 
 
 class ExactSums:
-    """The sums of the blocks of bytes that come in parts of any size, stripe by stripe.
+    """The sums of all blocks, for bytes added in parts of any size.
 
-    Besides one stripe's sums, one row of words is in memory.
+    The sums of one stripe and one row of words are in memory.
 
     Parameters
     ----------
     of : Layout
     ended : callable
-        Called with the number of a stripe and its sums, (5, width) uint64, once these are whole; the array is then the
-        callee's.
+        Called with the index of a complete stripe and its sums, (5, width) uint64, which the callee owns.
     """
 
     def __init__(self, of: Layout, ended: Callable[[int, np.ndarray], None]) -> None:
         self._of, self._ended = of, ended
         self._came = self._waiting = 0
-        self._row = np.zeros(of.width * WORD, np.uint8)  # of words of which more than one part has something
+        self._row = np.zeros(of.width * WORD, np.uint8)  # a row of words split between parts
         self._stripe = self._done = 0
         self._sums = np.zeros((SUMS, of.width), np.uint64)
 
     def add(self, part: np.ndarray) -> None:
-        """Add some bytes, uint8.
+        """Add the next bytes, uint8.
 
         Raises
         ------
         ValueError
-            If there are more than were announced.
+            If the layout has fewer bytes.
         """
         size = len(self._row)
         self._came += len(part)
         if self._came > self._of.n_bytes:
-            raise ValueError(f"more than the {self._of.n_bytes} bytes that were announced")
+            raise ValueError(f"got {self._came} bytes; expected the {self._of.n_bytes} bytes of the layout")
         if self._waiting:
             here, part = part[: size - self._waiting], part[size - self._waiting :]
             self._row[self._waiting : self._waiting + len(here)] = here
@@ -101,15 +100,15 @@ class ExactSums:
         self._row[: self._waiting] = part[whole:]
 
     def finish(self) -> None:
-        """End the last stripe, the last word of which is filled up with zeros.
+        """Pad the last word with zeros, and complete the last stripe.
 
         Raises
         ------
         ValueError
-            If fewer bytes have come than were announced.
+            If bytes are missing.
         """
         if self._came != self._of.n_bytes:
-            raise ValueError(f"{self._came} of the {self._of.n_bytes} bytes that were announced have come")
+            raise ValueError(f"got {self._came} bytes; expected the {self._of.n_bytes} bytes of the layout")
         if self._waiting:
             self._row[self._waiting :] = 0
             self._waiting = 0
@@ -130,7 +129,7 @@ class ExactSums:
 
 
 def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
-    """Add rows of words to the sums of their blocks, (5, width), of which `left` rows are left, these included."""
+    """Add rows of words to the sums of their blocks, (5, width); from these on, a block has `left` rows."""
     with one_blas_thread():
         for column in range(0, words.shape[1], _BESIDE):
             to = sums[:, column : column + _BESIDE]
@@ -143,19 +142,19 @@ def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
 
 
 def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> list[tuple[int, int]] | None:
-    """Return which words of a block are not what they were, by its sums.
+    """Decode the syndrome of a block: locate its corrupted words.
 
     Parameters
     ----------
     found, expected : sequence of 5 ints
-        The sums as they are, and as they were.
+        The current and the original sums.
     length : int
         Words of the block.
 
     Returns
     -------
     list of (row, difference) or None
-        No, one or two words, and what is to be subtracted from them; None where these do not explain the sums.
+        Up to two words, and the differences to subtract from them; None if they do not explain the sums.
     """
     d = [int(now) - int(then) for now, then in zip(found, expected, strict=True)]
     if not any(d):
@@ -174,12 +173,12 @@ def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> 
 
 
 def _one(p0: int, p1: int) -> list[tuple[int, int]] | None:
-    """Return the one (r, δ) with the first two moments, if there is one in whole numbers."""
+    """Return the (r, δ) with the first two moments; None if r is not an integer."""
     return [(p1 // p0, p0)] if p0 and p1 % p0 == 0 else None
 
 
 def _two(p0: int, p1: int, p2: int, p3: int) -> list[tuple[int, int]] | None:
-    """Return the two (r, δ) with these moments, if there are such in whole numbers: the roots of r² − s r + t."""
+    """Return the two (r, δ) with these moments, r being the roots of r² − s r + t; None if they are not integers."""
     det = p0 * p2 - p1 * p1
     if det == 0:
         return None

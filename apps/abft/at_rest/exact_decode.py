@@ -1,4 +1,4 @@
-"""Which words of a matrix are not what they were, by the exact code: one pass, and a look at the words it names."""
+"""Decoding of the exact code: syndromes of all blocks in one pass, then the corrupted words."""
 
 import numpy as np
 
@@ -15,25 +15,25 @@ __all__ = ["ExactCheck", "exact_verdict"]
 def exact_verdict(
     source: Source, sidecar: Sidecar, progress: Progress | None = None, gpu: int | None = None
 ) -> Verdict:
-    """Return what of a matrix is not as it was, by its sums of words.
+    """Return the verdict of the exact code.
 
-    The sums tell which words were changed and by how much; what they are now is then read again, and what they were
-    must be a word.
+    The sums determine which words were changed and by how much. The current words are then read again, and the
+    original values must be words.
     """
     of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
     if expected is None:
         raise ValueError("the sidecar has no sums of the exact code")
-    look = mismatches_on_gpu(source, sidecar, gpu, progress)
-    suspects, sums = _mismatches(source, expected, of, progress) if look is None else look
-    if not len(suspects):
+    by_gpu = mismatches_on_gpu(source, sidecar, gpu, progress)
+    mismatches, sums = _mismatches(source, expected, of, progress) if by_gpu is None else by_gpu
+    if not len(mismatches):
         return Verdict()
-    solved, refused = _solved(suspects, sums, expected, of)
+    solved, refused = _solved(mismatches, sums, expected, of)
     words, differences, blocks = solved.T
     order = np.argsort(words)
     words, differences, blocks = words[order], differences[order], blocks[order]
     found = _words_at(source, words, of)
     was = found - differences
-    # Bytes that the last word was filled up with are zero, and nobody changed them.
+    # The padding of the last word is zero and cannot change.
     most = np.where(words == of.n_words - 1, 1 << 8 * (of.n_bytes - (of.n_words - 1) * WORD), 1 << 8 * WORD)
     impossible = np.unique(blocks[(was < 0) | (was >= most)])
     possible = ~np.isin(blocks, impossible)
@@ -44,7 +44,7 @@ def exact_verdict(
 def _mismatches(
     source: Source, expected: np.ndarray, of: Layout, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks whose sums differ from those of a sidecar, ascending, and these sums, (k, 5), by the CPU."""
+    """Return the blocks whose sums differ from a sidecar's, ascending, and their sums, (k, 5), computed on the CPU."""
     blocks: list[np.ndarray] = []
     found: list[np.ndarray] = []
 
@@ -61,9 +61,9 @@ def _mismatches(
 
 
 def _solved(blocks: np.ndarray, found: np.ndarray, expected: np.ndarray, of: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """Return (word, difference, block) of what was changed in some blocks, and those of them that do not tell.
+    """Return (word, difference, block) of the corrupted words, and the blocks that cannot be decoded.
 
-    A block may have the sums that it should: then nothing in it was changed.
+    A block with the expected sums has no corrupted words.
     """
     words, refused = [], []
     for block, now in zip(blocks.tolist(), found, strict=True):
@@ -78,7 +78,7 @@ def _solved(blocks: np.ndarray, found: np.ndarray, expected: np.ndarray, of: Lay
 
 
 def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
-    """Return words of a matrix by their ascending numbers, as int64."""
+    """Return words of a matrix by their ascending indices, as int64."""
     if not len(words):
         return words
     offsets = words[:, np.newaxis] * WORD + np.arange(WORD)
@@ -89,10 +89,10 @@ def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
 
 
 def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
-    """Return the elements that blocks have something of, as `Region` has them, (k, 4)."""
+    """Return the regions of elements that blocks overlap, with the fields of `Region`, (k, 4)."""
     n, itemsize = sidecar.shape[1], sidecar.itemsize
     stripes, columns = np.divmod(blocks, of.width)
-    # Offsets of words from the row of words that they are in, and of that from the first of all.
+    # Offsets of words within their row of words, and of the stripe.
     row_bytes, stripe_bytes, first = n * itemsize, ROWS * of.width * WORD, columns * WORD
     last = first + WORD - 1
     regions = np.stack(
@@ -104,13 +104,13 @@ def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
         ],
         axis=1,
     )
-    spread = first // row_bytes != last // row_bytes  # over the end of a row
+    spread = first // row_bytes != last // row_bytes  # across the end of a row
     regions[spread | (fold(sidecar.shape, itemsize) == 0), 2:] = 0, n
     return regions
 
 
 class ExactCheck:
-    """Whether elements that come in parts have a sidecar's sums of words."""
+    """Comparison of elements, added in parts, with the exact sums of a sidecar."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         self._expected, self._same = sidecar.exact, True
@@ -120,10 +120,10 @@ class ExactCheck:
         self._same = self._same and self._expected is not None and np.array_equal(sums, self._expected[stripe])
 
     def add(self, _row: int, _column: int, elements: np.ndarray) -> None:
-        """Add some of them, the next."""
+        """Add the next elements."""
         self._sums.add(elements.reshape(-1).view(np.uint8))
 
     def passed(self) -> bool:
-        """Return whether the sums are the same, when all have come."""
+        """Return whether the sums are equal, after all elements were added."""
         self._sums.finish()
         return self._same

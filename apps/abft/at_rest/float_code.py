@@ -1,20 +1,19 @@
-"""The float code: weighted sums of a matrix's elements along its rows and along its columns, block by block.
+"""The float code: weighted (Huang–Abraham) checksums of a matrix's rows and columns, by blocks.
 
     rows    (⌈n / block⌉, weights, m)    rows[b, p, i]    = Σ_j (j − b·block + 1)^p A[i, j],   columns j of block b
     columns (⌈m / block⌉, weights, n)    columns[b, p, j] = Σ_i (i − b·block + 1)^p A[i, j],   rows i of block b
 
 with p = 0 … weights − 1: the products A·W and Vᵀ·A with fixed tall matrices W and V of weights. A block of rows and a
-block of columns meet in a *tile* of block × block elements, which has its own sums of every row and every column.
+block of columns intersect in a *tile* of block × block elements, which has its own sums of each row and column.
 
-Sums are float64, of float16 and bfloat16 float32; here all are added up in float64, and those rounded at the end. The
-same sums made elsewhere are of another order of additions. Of two that are both sums of the same q numbers, with
-roundings u, neither is farther from the exact one than ``γ_q Σ |w x|``, with γ_q = q·u / (1 − q·u): so they are not
-farther apart than twice that. Nothing is lost below the smallest normal number, where additions are exact. A stored sum
-that is not finite, of elements that are not or by overflow, says nothing.
+Sums are float64, or float32 for float16 and bfloat16. This module accumulates all sums in float64, and rounds them at
+the end. A GPU accumulates in another order. Two sums of the same q terms with unit roundoff u each differ from the
+exact sum by at most ``γ_q Σ |w x|``, with γ_q = q·u / (1 − q·u), and from each other by at most twice that. Additions
+of denormals are exact. A stored sum that is not finite is ignored.
 
-Elements near the largest float64 overflow on the way to a sum that does not, in one order of additions and not in
-another. Where sums come near it, elements beyond 2⁸⁵⁰ are therefore added up apart, times 2⁻⁶⁴: an element's weights
-add up to less than 2⁴⁰, so neither those sums nor the others' overflow.
+With elements near the largest float64, partial sums may overflow although the sum does not. If sums approach that
+range, elements beyond 2⁸⁵⁰ are therefore summed separately, scaled by 2⁻⁶⁴. The weights of an element add up to less
+than 2⁴⁰, so that neither of the two sums overflows.
 
 Source: K.-H. Huang and J. Abraham (1984) for weighted checksums of matrices; N. Higham, Accuracy and Stability of
 Numerical Algorithms (2002), section 4.2, for the bound.
@@ -38,20 +37,20 @@ __all__ = [
     "sums_dtype",
 ]
 
-#: Sizes of blocks; the most weights.
+#: Supported block sizes; the largest number of weights.
 BLOCKS, MOST_WEIGHTS = (256, 512, 1024), 4
-#: What sums of huge elements are multiplied by; a power of two, so that nothing is rounded.
+#: Scale of the sums of huge elements: a power of two, so that scaling is exact.
 SCALE = 2.0**-64
 _HALF_TYPES = ("float16", "bfloat16")
-# Where a tile's sums reach the first number, they are added up again, with elements beyond the second one apart: the
-# others' are then less than 2⁸⁹⁰.
+# If a sum of a tile reaches the first number, the tile is summed again, with elements beyond the second one separately:
+# the other sums are then below 2⁸⁹⁰.
 _LARGE, _HUGE = 2.0**900, 2.0**850
-# A tile that is converted at a time has no more columns than these, and about so many elements: a CPU's cache.
+# Most columns, and approximate number of elements, that are converted at once: they fit in a CPU's cache.
 _COLUMNS, _ELEMENTS = 2048, 1 << 17
 
 
 def check_weighted(weights: int, block: int) -> None:
-    """Raise `ValueError` unless there are so many weights, and blocks of that size."""
+    """Raise `ValueError` for an unsupported number of weights or block size."""
     if not 1 <= weights <= MOST_WEIGHTS:
         raise ValueError(f"weights must be 1 to {MOST_WEIGHTS}, got {weights}")
     if block not in BLOCKS:
@@ -59,40 +58,40 @@ def check_weighted(weights: int, block: int) -> None:
 
 
 def sums_dtype(dtype: str) -> np.dtype:
-    """Return the type of the sums of elements of a type, by its name.
+    """Return the type of the sums of elements of type `dtype`.
 
     Raises
     ------
     ValueError
-        If they are wider than float64.
+        If `dtype` is wider than float64.
     """
     if dtype in ("longdouble", "float96", "float128"):
-        raise ValueError(f"the float code's sums are float64, and cannot be of {dtype}: use the exact code")
+        raise ValueError(f"dtype is {dtype}; expected at most float64, the float code's sums: use the exact code")
     return np.dtype(np.float32 if dtype in _HALF_TYPES else np.float64)
 
 
 def rows_shape(shape: Sequence[int], weights: int, block: int) -> tuple[int, int, int]:
-    """Return the shape of the sums along rows of a matrix (m, n)."""
+    """Return the shape of the row sums of a matrix (m, n)."""
     return -(-shape[1] // block), weights, shape[0]
 
 
 def columns_shape(shape: Sequence[int], weights: int, block: int) -> tuple[int, int, int]:
-    """Return the shape of the sums along columns of a matrix (m, n)."""
+    """Return the shape of the column sums of a matrix (m, n)."""
     return -(-shape[0] // block), weights, shape[1]
 
 
 def gamma(block: int, sums: np.dtype) -> float:
-    """Return γ_q of a sum of a block, in a type.
+    """Return γ_q of a block's sum in a type.
 
-    q is its additions, and four roundings more: of the element, its weight, their product, and the sum itself. A sum in
-    float32 may have been cut off rather than rounded: so do tensor cores.
+    q counts the additions, and the roundings of the element, of its weight, of their product and of the sum. float32
+    sums may be truncated instead of rounded, as tensor cores do.
     """
     q_u = (block + 4) * float(np.finfo(sums).eps) / (1 if sums == np.float32 else 2)
     return q_u / (1 - q_u)
 
 
 class WeightedSums:
-    """The sums of a matrix that comes in parts, in the order of its bytes.
+    """The sums of a matrix that is added in parts, in row-major order.
 
     Parameters
     ----------
@@ -101,14 +100,14 @@ class WeightedSums:
         The name of its elements' type.
     weights, block : int
     absolute : bool, optional
-        Whether these are sums of ``|w x|``: what bounds of rounding are made of.
+        Whether to sum ``|w x|``, for rounding error bounds.
 
     Attributes
     ----------
     rows, columns : numpy.ndarray of float64
-        Whole once all parts have been added. They are finite wherever the elements are.
+        Complete after all parts were added. They are finite if the elements are.
     huge : (numpy.ndarray, numpy.ndarray) or None
-        What is to be added to them, times `SCALE`; None where there is nothing.
+        Sums of huge elements, to add to these, scaled by `SCALE`; None if there are none.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, weights: int, block: int, *, absolute: bool = False) -> None:
@@ -121,16 +120,13 @@ class WeightedSums:
         self._huge_here: np.ndarray | None = None
 
     def _zeros(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return sums along rows, along columns, and along columns of the block of rows at hand."""
+        """Return zero sums of rows, of columns, and of the columns of the current block of rows."""
         weights = len(self._powers)
         rows, columns = (of(self._shape, weights, self._block) for of in (rows_shape, columns_shape))
         return np.zeros(rows), np.zeros(columns), np.zeros((weights, self._shape[1]))
 
     def stored(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sums along rows and along columns in the type that they are stored in, once all are whole.
-
-        A sum that is larger than the type's largest number is infinite.
-        """
+        """Return the complete sums of rows and of columns in the stored type; overflow gives infinity."""
         rows, columns = self.rows, self.columns
         with np.errstate(over="ignore", invalid="ignore"):
             if self.huge is not None:
@@ -138,12 +134,12 @@ class WeightedSums:
             return rows.astype(self._kind, copy=False), columns.astype(self._kind, copy=False)
 
     def add(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add some rows, or of one row a piece that begins at a multiple of the block.
+        """Add rows, or a piece of one row that begins at a multiple of the block.
 
         Parameters
         ----------
         row, column : int
-            Of the first element.
+            Indices of the first element.
         elements : numpy.ndarray of shape (some, some)
         """
         with one_blas_thread():
@@ -178,7 +174,7 @@ class WeightedSums:
             sums = self._multiply(row, column, tile, self.rows)
             bands = slice(column // self._block, -(-across.stop // self._block))
             of_rows = self.rows[bands, :, row : row + len(tile)]
-            # No other type's come near overflow.
+            # Sums of other types do not approach overflow.
             if elements.dtype == np.float64 and (_large(sums) or _large(of_rows)):
                 huge = np.abs(tile) > _HUGE
                 if huge.any():
@@ -188,7 +184,7 @@ class WeightedSums:
             self._here[:, across] += sums
 
     def _multiply(self, row: int, column: int, tile: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Write the sums along rows of a tile, and return those along its columns."""
+        """Write the row sums of a tile, and return its column sums."""
         for j in range(0, tile.shape[1], self._block):
             piece = tile[:, j : j + self._block]
             band = (column + j) // self._block
@@ -197,7 +193,7 @@ class WeightedSums:
         return self._powers[:, inside : inside + len(tile)] @ tile
 
     def _scaled_apart(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return sums of huge elements: along rows, and along columns of the block of rows at hand."""
+        """Return the sums of huge elements: of rows, and of the columns of the current block of rows."""
         if self.huge is None or self._huge_here is None:
             rows, columns, self._huge_here = self._zeros()
             self.huge = rows, columns
@@ -205,5 +201,5 @@ class WeightedSums:
 
 
 def _large(sums: np.ndarray) -> bool:
-    """Return whether a sum is large or not finite."""
+    """Return whether any sum is large or not finite."""
     return not np.abs(sums).max() < _LARGE

@@ -1,14 +1,16 @@
-"""Which elements of a matrix are not what they were, by the float code: where rows and columns of a tile cross.
+"""Decoding of the float code: locates corrupted elements at the crossings of a tile's rows and columns.
 
-A sum differs where it is farther from the stored one than two orders of additions can be (see `float_code.py`). Rows
-and columns of one tile whose sums differ cross where elements were changed: one of each, at one element; k of each, at
-k elements, if every row's sums tell of another one of the columns, by the ratio of two weights or by the one element
-that is not finite.
+A sum mismatches if it differs from the stored one by more than two summation orders can (see `float_code.py`).
+Mismatching rows and columns of a tile cross at the corrupted elements:
 
-Such an element is rebuilt: every sum with it, less the others, is an interval in which it was. If one number of its
-type lies in all of them, it was that one; if more do, the place is known, and what it was is not. So elements whose
-type has much fewer digits than their sums (float32, and integers of 32 bits or fewer) are rebuilt; those that have
-nearly as many (float64, halves) rarely.
+- one row and one column cross at one element;
+- k rows and k columns cross at k elements, if the sums of each row point to a different column, by the ratio of two
+  sums or by its only non-finite element.
+
+Each sum, minus its other elements, is an interval that contains the original element. If exactly one number of the
+element's type is in all intervals, it is the original. If there are more, the element is located but not corrected. So
+float32 and integers of up to 32 bits, which have far fewer digits than their sums, are corrected; float64 and 16-bit
+types rarely are.
 """
 
 from typing import NamedTuple
@@ -24,18 +26,18 @@ from tsapps.apps.abft.at_rest.verdict import Region, Verdict
 
 __all__ = ["WeightedCheck", "weighted_verdict"]
 
-# Tiles are in memory by so many bytes.
+# Bytes of tiles that are in memory at once.
 _TILES_BYTES = 1 << 26
 
 
 class WeightedCheck:
-    """Whether elements that come in parts have a sidecar's weighted sums.
+    """Comparison of elements, added in parts, with the weighted sums of a sidecar.
 
     Parameters
     ----------
     sidecar : Sidecar
     bounds : bool, optional
-        Whether sums of magnitudes are added up in the same pass, which bounds are made of.
+        Whether to compute the error bounds, from sums of magnitudes, in the same pass.
     """
 
     def __init__(self, sidecar: Sidecar, *, bounds: bool = True) -> None:
@@ -48,32 +50,32 @@ class WeightedCheck:
         return WeightedSums(sidecar.shape, sidecar.dtype, sidecar.weights, sidecar.block, absolute=True)
 
     def add(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add some of them, the next."""
+        """Add the next elements."""
         self._found.add(row, column, elements)
         if self._magnitudes is not None:
             self._magnitudes.add(row, column, elements)
 
     def same(self) -> bool:
-        """Return whether all sums that say something are the same, when all have come."""
+        """Return whether all finite sums are equal, after all elements were added."""
         return _same(self._found.stored(), self._stored)
 
     def wrong(self, source: Source | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return which sums are farther from the sidecar's than rounding is, when all have come.
+        """Return which sums differ from the sidecar's by more than rounding, after all elements were added.
 
         Parameters
         ----------
         source : Source, optional
-            Read for the bounds, if they were left out.
+            Read for the error bounds, if `bounds` was false.
 
         Returns
         -------
         rows : numpy.ndarray of shape (⌈n / block⌉, m), bool
         columns : numpy.ndarray of shape (⌈m / block⌉, n), bool
-            Whether one weight's or more are.
+            Whether the sum of any weight does.
         """
         if self._magnitudes is None:
             if source is None:
-                raise ValueError("there are no bounds, and no source to make them of")
+                raise ValueError("the error bounds were not computed; expected a source to compute them from")
             self._magnitudes = self._new_magnitudes()
             for part in parts(source):
                 self._magnitudes.add(*part)
@@ -85,43 +87,43 @@ class WeightedCheck:
         return rows, columns
 
     def passed(self) -> bool:
-        """Return whether none is, when all have come."""
+        """Return whether none does, after all elements were added."""
         return not any(wrong.any() for wrong in self.wrong())
 
 
 def _stored(sidecar: Sidecar) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums along rows and along columns."""
+    """Return the stored sums of rows and of columns."""
     if sidecar.rows is None or sidecar.columns is None:
         raise ValueError("the sidecar has no sums of the float code")
     return sidecar.rows, sidecar.columns
 
 
 def _same(found: tuple[np.ndarray, np.ndarray], stored: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Return whether all sums along rows and along columns that say something are the same."""
+    """Return whether all finite stored sums are equal to those found."""
     return all(bool(((one == other) | ~np.isfinite(other)).all()) for one, other in zip(found, stored, strict=True))
 
 
 class _Sums(NamedTuple):
-    """Sums (blocks, weights, lines) along rows or along columns, and of huge elements apart, times `SCALE`."""
+    """Sums (blocks, weights, lines) of rows or of columns; sums of huge elements are separate, scaled by `SCALE`."""
 
     others: np.ndarray
     huge: np.ndarray | None
 
     def of_block(self, block: int) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return both of one block."""
+        """Return both sums of one block."""
         return self.others[block], 0.0 if self.huge is None else self.huge[block]
 
 
 def _of(sums: WeightedSums, lines: int) -> _Sums:
-    """Return the sums along rows (0) or along columns (1)."""
+    """Return the sums of rows (0) or of columns (1)."""
     return _Sums((sums.rows, sums.columns)[lines], None if sums.huge is None else sums.huge[lines])
 
 
 def _apart(stored: np.ndarray, found: _Sums, bound: float, magnitudes: _Sums) -> np.ndarray:
-    """Return where sums (blocks, weights, lines) of any weight are too far apart, (blocks, lines).
+    """Return where sums (blocks, weights, lines) of any weight differ by more than the bound, (blocks, lines).
 
-    Sums with huge elements are compared times `SCALE`, where neither they nor their bounds overflow. Where there are
-    none, sums and magnitudes are less than 2⁹¹⁰ (a block has at most 2¹⁰ tiles), and nothing overflows either.
+    Sums with huge elements are compared scaled by `SCALE`, so that neither they nor their bounds overflow. Other sums
+    and magnitudes are below 2⁹¹⁰, since a block has at most 2¹⁰ tiles.
     """
     wrong = np.empty((stored.shape[0], stored.shape[2]), bool)
     for block in range(len(stored)):
@@ -137,7 +139,7 @@ def _apart(stored: np.ndarray, found: _Sums, bound: float, magnitudes: _Sums) ->
 
 
 class _Tile(NamedTuple):
-    """Rows and columns of one tile whose sums are wrong, counted from the matrix's first."""
+    """Mismatching rows and columns of one tile, as indices of the matrix."""
 
     band: int
     side: int
@@ -146,18 +148,18 @@ class _Tile(NamedTuple):
 
 
 def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = None) -> Verdict:
-    """Return what of a matrix is not as it was, by its weighted sums.
+    """Return the verdict of the float code.
 
-    One pass if they are bit for bit the same; another for the bounds if not; and one for every 64 MiB of tiles in
-    which elements may be rebuilt. An array on a GPU is first read there, where a kernel serves it: sums that were made
-    so are the same again. If they are not, it is all as for others.
+    It takes one pass if all sums are bit-identical, a second one for the error bounds if not, and one per 64 MiB of
+    tiles that may be corrected. An array on a GPU is first read there if a kernel supports it, which reproduces sums
+    that the kernel computed; only if they differ does the CPU read it.
     """
     of, weights, block = layout(sidecar.shape, sidecar.itemsize), sidecar.weights, sidecar.block
     by_gpu = sums_on_gpu(source, None, of, code="float", weights=weights, block=block, progress=progress)
     if by_gpu is not None:
         if _same((by_gpu["rows"], by_gpu["columns"]), _stored(sidecar)):
             return Verdict()
-        progress = None  # which has been told of all bytes
+        progress = None  # all bytes have been reported
     check = WeightedCheck(sidecar, bounds=False)
     for part in parts(source, progress):
         check.add(*part)
@@ -181,7 +183,7 @@ def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None
 
 
 def _tiles(rows_wrong: np.ndarray, columns_wrong: np.ndarray, block: int) -> list[_Tile]:
-    """Return the tiles that have rows or columns whose sums are wrong."""
+    """Return the tiles with mismatching rows or columns."""
     tiles: dict[tuple[int, int], _Tile] = {}
     for side, row in np.argwhere(rows_wrong).tolist():
         tiles.setdefault((row // block, side), _Tile(row // block, side, [], [])).rows.append(row)
@@ -191,7 +193,7 @@ def _tiles(rows_wrong: np.ndarray, columns_wrong: np.ndarray, block: int) -> lis
 
 
 def _whole(tile: _Tile, sidecar: Sidecar) -> Region:
-    """Return where in a tile elements were changed: where its rows cross its columns, or all of those it has."""
+    """Return the region of a tile's mismatching rows and columns; all rows, or all columns, if none mismatch."""
     (m, n), block = sidecar.shape, sidecar.block
     rows = tile.rows or [tile.band * block, min(m, (tile.band + 1) * block) - 1]
     columns = tile.columns or [tile.side * block, min(n, (tile.side + 1) * block) - 1]
@@ -199,7 +201,7 @@ def _whole(tile: _Tile, sidecar: Sidecar) -> Region:
 
 
 def _read(source: Source, tiles: list[_Tile], block: int) -> list[np.ndarray]:
-    """Return the elements of tiles, by one pass."""
+    """Return the elements of tiles, in one pass."""
     m, n = source.shape
     found = [
         np.empty((min(block, m - tile.band * block), min(block, n - tile.side * block)), source.dtype) for tile in tiles
@@ -207,7 +209,7 @@ def _read(source: Source, tiles: list[_Tile], block: int) -> list[np.ndarray]:
     for row, column, elements in parts(source):
         for tile, to in zip(tiles, found, strict=True):
             down, right = tile.band * block - row, tile.side * block - column
-            # What the part has of the tile, in the part's own numbers.
+            # The intersection of the part and the tile, in indices of the part.
             top, bottom = max(0, down), min(len(elements), down + to.shape[0])
             left, end = max(0, right), min(elements.shape[1], right + to.shape[1])
             if top < bottom and left < end:
@@ -216,7 +218,7 @@ def _read(source: Source, tiles: list[_Tile], block: int) -> list[np.ndarray]:
 
 
 def _solved(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> tuple[list[tuple[int, int, int]], list[Region]]:
-    """Return the faults of a tile, and its elements that cannot be rebuilt; or no faults, and all of it as a region."""
+    """Return the faults of a tile and its elements that cannot be corrected; or its whole region if it is unclear."""
     block, n = sidecar.block, sidecar.shape[1]
     top, left = tile.band * block, tile.side * block
     crossings = _crossings(tile, elements, sidecar)
@@ -236,7 +238,7 @@ def _solved(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> tuple[list[t
 
 
 def _crossings(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> list[tuple[int, int]]:
-    """Return where each row of a tile crosses its one column, counted from the tile's first; nothing if unclear."""
+    """Return the crossing of each row of a tile with its column, as indices of the tile; an empty list if unclear."""
     top, left = tile.band * sidecar.block, tile.side * sidecar.block
     columns = [column - left for column in tile.columns]
     if len(columns) == 1:
@@ -256,9 +258,9 @@ def _crossings(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> list[tupl
 
 
 def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: Sidecar) -> np.ndarray | None:
-    """Return the numbers that an element of a tile can have been: one, two where there are more, None where none can.
+    """Return the possible originals of an element of a tile: one, two if there are more, None if there are none.
 
-    It is to be the only one in intervals twice as wide as rounding makes them, for others that are wrong unseen.
+    The intervals are twice as wide as rounding, because of undetected errors of other elements.
     """
     rows, columns = _stored(sidecar)
     lines = (
@@ -289,7 +291,7 @@ def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: 
 
 
 def _numbers(low: float, high: float, dtype: np.dtype) -> np.ndarray | None:
-    """Return the numbers of a type from `low` to `high`: one, two where there are more, None where there are none."""
+    """Return the numbers of a type from `low` to `high`: one, two if there are more, None if there are none."""
     if dtype.kind in "iu":
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
         first, last = np.ceil(max(low, float(least))), np.floor(min(high, float(most)))
@@ -299,7 +301,7 @@ def _numbers(low: float, high: float, dtype: np.dtype) -> np.ndarray | None:
     if low > high:
         return None
     both = np.array([low, high]).astype(dtype)
-    # Rounding never changes the order: a number between the two would lie between what they are rounded to.
+    # Rounding is monotonic: a number between the two is between their rounded values.
     if both[0] != both[1] or not np.isfinite(both[0].astype(np.float64)):
         return both
     return both[:1] if low <= float(both[0]) <= high else None

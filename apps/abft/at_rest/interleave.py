@@ -1,17 +1,17 @@
-"""How the bytes of a matrix are dealt out to blocks of words, for the exact code: along the matrix's own columns.
+"""Interleaving of a matrix's bytes over code blocks of the exact code, along the columns of the matrix.
 
-Bytes are taken as they lie, row by row, as little-endian words of 32 bits, the last filled up with zeros. The words are
-rows of `width` words each, and of every column of them, 512 words one below the other are a *block*:
+The bytes in row-major order are little-endian words of 32 bits; the last word is padded with zeros. The words form rows
+of `width` words, and 512 consecutive words of a column form a *block*:
 
               column 0   column 1   …   column width − 1
-    row 0     word 0     word 1         word width − 1        512 rows are a *stripe*: width blocks of 512 words,
-    row 1     word width …                                    the last stripe's of fewer
+    row 0     word 0     word 1         word width − 1        512 rows are a *stripe* of width blocks;
+    row 1     word width …                                    the last stripe may have fewer rows
     …
 
-A row of words is `fold` rows of the matrix, so that a block stays in the columns of the matrix that it began in, and a
-kernel that walks down columns adds up whole blocks. A run of `width` words that were overwritten (a sector, a page) is
-one word of as many blocks: rows of a skinny matrix are folded until a row of words has up to 4 KiB, a page. A matrix
-of too few rows for full blocks is *flat*: its words are dealt out to up to 4096 columns in turn, whatever its own are.
+A row of words consists of `fold` rows of the matrix. So each block stays within the same columns of the matrix, and a
+kernel that reads along columns sums whole blocks. An overwritten run of `width` words (a sector, a page) touches one
+word of each block: rows of a skinny matrix are folded until a row of words has up to 4 KiB, a page. A matrix with too
+few rows for full blocks is *flat*: its words are interleaved over up to 4096 columns, independent of its own columns.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ __all__ = ["ROWS", "WORD", "Layout", "fold", "layout"]
 
 #: Words of a block; bytes of a word.
 ROWS, WORD = 512, 4
-# Bytes of a row of words that come by folding, a page, and words by dealing out, at most. Wider rows are not folded:
-# of those a GPU adds up words and elements in one pass.
+# Most bytes of a folded row of words, a page, and most words of a flat row. Wider rows are not folded: a GPU then sums
+# words and elements in one pass.
 _FOLDED_BYTES, _FLAT_WIDTH = 4096, 4096
 
 
 @dataclass(frozen=True)
 class Layout:
-    """How so many bytes are dealt out.
+    """The interleaving of a number of bytes.
 
     Attributes
     ----------
@@ -42,12 +42,12 @@ class Layout:
 
     @property
     def n_words(self) -> int:
-        """Words, the last of which may be filled up."""
+        """Number of words; the last one may be padded."""
         return -(-self.n_bytes // WORD)
 
     @property
     def stripes(self) -> int:
-        """Stripes of 512 rows, the last of which may have fewer."""
+        """Number of stripes of 512 rows; the last one may have fewer."""
         return -(-self.n_words // (self.width * ROWS))
 
     def rows(self, stripe: int) -> int:
@@ -56,13 +56,13 @@ class Layout:
         return min(ROWS, -(-left // self.width))
 
     def stripe_bytes(self, stripe: int) -> tuple[int, int]:
-        """Return where the bytes of a stripe begin and end."""
+        """Return the offsets of the begin and the end of a stripe's bytes."""
         begin = stripe * ROWS * self.width * WORD
         return begin, min(self.n_bytes, begin + ROWS * self.width * WORD)
 
 
 def layout(shape: Sequence[int], itemsize: int) -> Layout:
-    """Return how the bytes of a matrix are dealt out.
+    """Return the interleaving of a matrix's bytes.
 
     Parameters
     ----------
@@ -85,7 +85,7 @@ def layout(shape: Sequence[int], itemsize: int) -> Layout:
 
 
 def fold(shape: Sequence[int], itemsize: int) -> int:
-    """Return how many rows of a matrix are one row of words; 0 where it is dealt out flat."""
+    """Return the number of matrix rows per row of words; 0 if the matrix is flat."""
     rows, row_bytes = shape[0], shape[1] * itemsize
     together = next(q for q in (1, 2, 4) if q * row_bytes % WORD == 0)
     while 2 * together * row_bytes <= _FOLDED_BYTES and rows // (2 * together) >= ROWS:

@@ -1,22 +1,22 @@
-"""The file beside a matrix that holds its checksums, `A.npy.abft`, and knows when it is damaged itself.
+"""The sidecar file of a matrix's checksums, such as `A.npy.abft`, with a digest of its own content.
 
-A safetensors container, which other programs read too: 8 bytes that say how long the header is, the header in JSON,
-then the tensors one after the other, little-endian. Version 1 has
+The file is a safetensors container, which other programs can read: the length of the header in 8 bytes, the header in
+JSON, then the tensors, little-endian. Version 1 has
 
     __metadata__   format          "tsapps-abft"
                    version         "1"
                    shape, dtype    of the matrix (m, n), as JSON: "[20480, 20480]", "float32"
                    bytes           of its elements, row by row
                    code            "exact", "float" or "both"
-                   block, weights  of the float code; "0" where there is none
-                   digest          SHA-256 of all that is here, in hexadecimal
+                   block, weights  of the float code; "0" without it
+                   digest          SHA-256 of the content, in hexadecimal
     exact          U64 (stripes, 5, width): the sums of at_rest/exact_code.py, of those bytes
-    rows           F64 or F32 (⌈n / block⌉, weights, m): the sums of at_rest/float_code.py along rows
-    columns        F64 or F32 (⌈m / block⌉, weights, n): and along columns
+    rows           F64 or F32 (⌈n / block⌉, weights, m): the row sums of at_rest/float_code.py
+    columns        F64 or F32 (⌈m / block⌉, weights, n): its column sums
 
-of which `exact` is there, or `rows` and `columns`, or all three. The digest is of the other metadata, as JSON with
-sorted keys and no spaces, and then of every tensor in the order of their names: the name, a zero byte, and its bytes. A
-sidecar that does not have the digest that it says it has was corrupted, and tells nothing of the matrix.
+A sidecar has `exact`, or `rows` and `columns`, or all three. The digest covers the other metadata, as JSON with sorted
+keys and no spaces, then each tensor in the order of names: the name, a zero byte, and its bytes. A sidecar with another
+digest is corrupted, and cannot verify the matrix.
 """
 
 import hashlib
@@ -51,19 +51,19 @@ __all__ = [
 
 FORMAT, VERSION = "tsapps-abft", "1"
 _LENGTH = struct.Struct("<Q")
-# A header is some hundred bytes; a length beyond this is no length.
+# Largest valid length of a header; real ones have some hundred bytes.
 _MOST_HEADER = 1 << 20
 _TYPES: dict[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
 _TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class SidecarError(OneLineError):
-    """A file is no sidecar, or one that was corrupted, or of a version that is not known here."""
+    """A file is not a sidecar, is corrupted, or has an unknown version."""
 
 
 @dataclass(frozen=True, eq=False)
 class Sidecar:
-    """What is known of a matrix as it was; its arrays cannot be written to.
+    """The checksums of a matrix, as read-only arrays.
 
     Attributes
     ----------
@@ -72,20 +72,20 @@ class Sidecar:
     dtype : str
         The name of its elements' type.
     n_bytes : int
-        Of its elements.
+        Bytes of its elements.
     exact : numpy.ndarray of shape (stripes, 5, width), uint64, or None
         The sums of `at_rest/exact_code.py`.
     rows : numpy.ndarray of shape (⌈n / block⌉, weights, m), float64 or float32, or None
-        The sums of `at_rest/float_code.py` along rows.
+        The row sums of `at_rest/float_code.py`.
     columns : numpy.ndarray of shape (⌈m / block⌉, weights, n), float64 or float32, or None
-        And along columns.
+        The column sums.
     block, weights : int
-        Of these; 0 where there are none.
+        Parameters of the float code; 0 without it.
 
     Raises
     ------
     ValueError
-        If these do not fit each other.
+        If these are inconsistent.
     """
 
     shape: tuple[int, int]
@@ -117,7 +117,7 @@ class Sidecar:
                     f"the {name} sums of {self.shape[0]} × {self.shape[1]} {self.dtype} are {dtype} of shape {shape}, "
                     f"got {found.dtype} of shape {found.shape}"
                 )
-            # What was does not change, and GPUs may keep a copy of it.
+            # Read-only, since GPUs may keep a copy.
             found = found.view()
             found.flags.writeable = False
             object.__setattr__(self, name, found)
@@ -137,14 +137,14 @@ class Sidecar:
 
     @property
     def code(self) -> str:
-        """Which code it has: "exact", "float" or "both"."""
+        """The code: "exact", "float" or "both"."""
         if self.rows is None:
             return "exact"
         return "float" if self.exact is None else "both"
 
     @property
     def metadata(self) -> dict[str, str]:
-        """What the header says of the matrix, the digest apart."""
+        """The metadata of the header, without the digest."""
         return {
             "format": FORMAT,
             "version": VERSION,
@@ -158,7 +158,7 @@ class Sidecar:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays by their names, little-endian."""
+        """The arrays by name, little-endian."""
         arrays = {"exact": self.exact, "rows": self.rows, "columns": self.columns}
         return {
             name: np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -170,7 +170,7 @@ class Sidecar:
 def _sums(
     shape: tuple[int, int], itemsize: int, dtype: str, code: str, weights: int, block: int
 ) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Return the type and the shape of each array that a code has of a matrix."""
+    """Return the type and the shape of each array of a code."""
     sums: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     if code != "float":
         of = layout(shape, itemsize)
@@ -183,12 +183,12 @@ def _sums(
 
 
 def sidecar_bytes(shape: tuple[int, int], dtype: np.dtype, code: str, weights: int, block: int) -> int:
-    """Return the bytes of the arrays that a sidecar of a matrix (m, n) has, besides its header of some hundred bytes.
+    """Return the bytes of the arrays of a sidecar, without its header of some hundred bytes.
 
     Parameters
     ----------
     shape, dtype
-        Of the matrix.
+        Those of the matrix.
     code, weights, block
         As for `encode`.
     """
@@ -205,7 +205,7 @@ def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
 
 
 def dump_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
-    """Write a sidecar to a binary file, from where it stands."""
+    """Write a sidecar to a binary file, from its current position."""
     tensors, metadata = sidecar.tensors, sidecar.metadata
     header: dict[str, Any] = {"__metadata__": {**metadata, "digest": _digest(metadata, tensors)}}
     begin = 0
@@ -221,28 +221,28 @@ def dump_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
 
 
 def write_sidecar(path: str | PathLike[str], sidecar: Sidecar) -> None:
-    """Write a sidecar to a file, whole or not at all; what had its name is replaced.
+    """Write a sidecar to a file atomically; replaces an existing file.
 
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     with replacing(path) as file:
         dump_sidecar(file, sidecar)
 
 
 def read_sidecar(path: str | PathLike[str]) -> Sidecar:
-    """Read a sidecar, and find that it is as it was written.
+    """Read a sidecar, and check its digest.
 
     Raises
     ------
     SidecarError
-        If it is not, or is none, or of another version.
+        If the file is not a sidecar, is corrupted, or has an unknown version.
     OSError
         If the file cannot be read.
     MemoryError
-        If it is larger than available memory.
+        If the file is larger than the available memory.
     """
     name = fspath(path)
     with open(path, "rb") as file:
@@ -286,14 +286,14 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
 
 
 def _sizes(found: Any) -> list[int]:
-    """Return a list of sizes as it is, having checked that it is one."""
+    """Return a validated list of sizes."""
     if not isinstance(found, list) or any(type(size) is not int or size < 0 for size in found):
         raise ValueError(f"{str(found)[:80]}, expected a list of whole numbers")
     return found
 
 
 def _tensor(entry: dict[str, Any], data: memoryview) -> np.ndarray:
-    """Return one tensor of the container, a view of its bytes."""
+    """Return a tensor of the container as a view of its bytes."""
     begin, end = _sizes(entry["data_offsets"])
     shape = _sizes(entry["shape"])
     kind: np.dtype[Any] = _TYPES[entry["dtype"]]

@@ -1,4 +1,4 @@
-"""What checksums are made of: a matrix that is read in blocks of rows, whatever holds it, and single bytes of it."""
+"""Matrices read in blocks of rows, from arrays and files, and single bytes of them."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -19,19 +19,17 @@ __all__ = [
     "whole_on_gpu",
 ]
 
-#: What is told how many bytes of a pass have been read.
+#: Called with the number of bytes that a pass has read so far.
 Progress = Callable[[int], None]
 
-# Rows are asked for by so many bytes; by more where that would be too few rows to multiply well.
+# Bytes per block of rows; up to the second number if the first has too few rows for fast products.
 _PART_BYTES, _MOST_PART_BYTES, _LEAST_ROWS = 1 << 24, 1 << 26, 32
-# Of a row that is larger than that, so many elements at a time: a multiple of all blocks of weighted sums.
+# Elements per piece of a longer row: a multiple of all block sizes of weighted sums.
 _PART_COLUMNS = 1 << 20
 
 
 class Source(Protocol):
-    """A matrix of shape (m, n) that is read in blocks of rows, as often as needed, as `open_matrix` gives it.
-
-    A source of a file may have ``pieces(columns)``, which yields (row, column, elements) for rows too long to be held.
+    """A matrix of shape (m, n) that can be read repeatedly in blocks of rows, such as a result of `open_matrix`.
 
     Attributes
     ----------
@@ -47,7 +45,7 @@ class Source(Protocol):
         """Yield (first row, C-contiguous block of at most `rows` rows), in order."""
 
     def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, in the order asked for, C-contiguous."""
+        """Return the rows with these indices, in this order, C-contiguous."""
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
         """Yield (row, column, piece of shape (1, at most `columns`)) of every row, in order."""
@@ -69,7 +67,7 @@ class ArraySource:
             yield start, self._plain(slice(start, start + rows))
 
     def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, in the order asked for, C-contiguous."""
+        """Return the rows with these indices, in this order, C-contiguous."""
         return self._plain(indices)
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
@@ -85,25 +83,25 @@ class ArraySource:
 
         with self.array.device:
             which = cupy.asarray(which) if isinstance(which, np.ndarray) else which
-            # As whole numbers: CuPy copies columns to rows of floating-point numbers by cuBLAS, which alters NaNs.
+            # As integers: CuPy transposes floating-point arrays by cuBLAS, which alters NaNs.
             bits = self.array.view(f"u{self.dtype.itemsize}")[which]
             return cupy.ascontiguousarray(bits).view(self.array.dtype)
 
 
 def as_source(X: Any) -> Source:
-    """View an array of any library as a source; what is one already is given back.
+    """View an array of any library as a source; return a source unchanged.
 
     Parameters
     ----------
     X : array of any library, or Source
-        Of one or two dimensions; one is a matrix of one row.
+        One-dimensional arrays become a matrix of one row.
 
     Raises
     ------
     TypeError
-        If it is neither, or does not hold integers or floating-point numbers.
+        If it is neither, or its dtype is not an integer or floating-point type.
     ValueError
-        If it is empty, or has more dimensions.
+        If it is empty, or has more than two dimensions.
     """
     if kind_of(X) is None and hasattr(X, "blocks") and hasattr(X, "rows"):
         return X
@@ -122,18 +120,18 @@ def as_source(X: Any) -> Source:
 
 
 def whole_on_gpu(source: Any) -> Any | None:
-    """Return the CuPy array that a source is, if it is one."""
+    """Return the CuPy array of a source; None if it has none."""
     array = getattr(source, "array", None)
     return None if array is None or isinstance(array, np.ndarray) or not hasattr(array, "device") else array
 
 
 def name_of(source: Any) -> str:
-    """Return what messages call a source."""
+    """Return the name of a source in messages."""
     return getattr(source, "name", "the matrix")
 
 
 def bytes_of(source: Source) -> int:
-    """Return how many bytes the elements of a source are."""
+    """Return the number of bytes of a source's elements."""
     return source.shape[0] * source.shape[1] * source.dtype.itemsize
 
 
@@ -144,14 +142,14 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
     ----------
     source : Source
     progress : callable, optional
-        Called with the bytes that have been read and are done with.
+        Called with the number of bytes processed so far.
 
     Yields
     ------
     row, column : int
-        Of the first element: column 0, or a multiple of 2²⁰.
+        Indices of the first element; the column is a multiple of 2²⁰.
     elements : numpy.ndarray of shape (some, some)
-        C-contiguous whole rows, or a piece of one.
+        Whole rows, or a piece of one; C-contiguous.
     """
     row_bytes = source.shape[1] * source.dtype.itemsize
     pieces: Iterator[tuple[int, int, Any]]
@@ -170,7 +168,7 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
 
 
 def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:
-    """Return single bytes of a source, by their ascending offsets from its first: by their rows if these are few.
+    """Return single bytes of a source by their ascending offsets; reads only their rows if these are few.
 
     Returns
     -------

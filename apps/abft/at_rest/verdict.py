@@ -1,4 +1,4 @@
-"""What is found when a matrix is held against its checksums: what can be repaired, and what cannot."""
+"""Result of a verification: faults that can be repaired, and regions that cannot."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -16,37 +16,37 @@ _T = TypeVar("_T")
 
 
 class AmbiguousError(ValueError):
-    """More was changed than can be repaired for certain."""
+    """The corruption exceeds what the code can correct."""
 
 
 class ChangedError(ValueError):
-    """A matrix changed while it was read: what was found of it in one pass does not hold in the next.
+    """A matrix changed while it was read: a second pass contradicts the first.
 
     Parameters
     ----------
     name : str
-        What messages call it.
+        The matrix's name in messages.
     """
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"{name}: changed while it was read, so that what is wrong with it is not known: leave it alone until the "
-            f"work is done, and begin again"
+            f"{name}: changed while it was read; expected the same bytes in every pass: stop other writers, and run "
+            f"this again"
         )
 
 
 class Fault(NamedTuple):
-    """Bytes that are not what they were.
+    """Corrupted bytes, and their original values.
 
     Attributes
     ----------
     offset : int
-        Of the first of them, from the first of all elements, which lie row by row.
+        Offset of the first byte from the first element, in row-major order.
     found, was : int
-        What they are and what they were, as a little-endian number without a sign.
+        The corrupted and the original bytes, as little-endian unsigned integers.
     size : int
-        How many: 4, a word, by the exact code; those of an element by the float code. Those past the last element's
-        last are zeros that a word was filled up with.
+        Number of bytes: 4, a word, by the exact code; the size of an element by the float code. The last word is padded
+        with zeros.
     """
 
     offset: int
@@ -65,13 +65,13 @@ class Region(NamedTuple):
 
 
 class Records(Sequence[_T]):
-    """Records that are kept as rows of an array, for there may be millions.
+    """Records stored as rows of an array, since there may be millions.
 
     Parameters
     ----------
     array : numpy.ndarray of shape (k, fields)
     make : callable
-        The record of a row's numbers.
+        Returns the record of a row's numbers.
     """
 
     def __init__(self, array: np.ndarray, make: Callable[..., _T]) -> None:
@@ -99,7 +99,7 @@ class Records(Sequence[_T]):
 
 
 class Verdict:
-    """What is not as it was.
+    """The corruption of a matrix.
 
     Parameters
     ----------
@@ -113,10 +113,9 @@ class Verdict:
     Attributes
     ----------
     faults : sequence of Fault
-        What can be repaired, by their offsets.
+        Corruption that can be repaired, by offset.
     refused : sequence of Region
-        Where more was changed than that, so that what it was is not known. One element alone is known to be wrong; of
-        more, some are.
+        Corruption that cannot be repaired. A region of one element is wrong; of a larger region, some elements are.
     """
 
     def __init__(self, faults: Any = (), refused: Any = (), size: int = WORD) -> None:
@@ -128,7 +127,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether everything is as it was."""
+        """Whether no corruption was found."""
         return not self.faults and not self.refused
 
     def __repr__(self) -> str:
@@ -141,7 +140,7 @@ class Verdict:
         )
 
     def patches(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the offsets of all single bytes that are not what they were, ascending, and what they were.
+        """Return the offsets of all corrupted bytes, ascending, and their original values.
 
         Returns
         -------
@@ -156,12 +155,12 @@ class Verdict:
         return places[old != new], old[old != new]
 
     def elements(self, sidecar: "Sidecar") -> list[tuple[int, int]]:
-        """Return the rows and columns of the elements that can be repaired, each once, in order."""
+        """Return the rows and columns of the elements that can be repaired, without duplicates, in order."""
         touched = np.unique(self.patches()[0] // sidecar.itemsize)
         return list(zip(*(part.tolist() for part in np.divmod(touched, sidecar.shape[1])), strict=True))
 
     def check_repairable(self, name: str) -> None:
-        """Raise `AmbiguousError` if something is refused."""
+        """Raise `AmbiguousError` if any region cannot be repaired."""
         if self.refused:
             first = self.refused[0]
             others = f", and {len(self.refused) - 1} more such places" if len(self.refused) > 1 else ""

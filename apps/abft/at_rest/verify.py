@@ -1,8 +1,7 @@
-"""Data at rest: its checksums, which of its numbers are not what they were, and its bytes as they were.
+"""Encode, verify and restore data at rest.
 
-All of it is one pass over rows, as `open_matrix` gives them, of a matrix of any size: some tens of MiB are in memory at
-a time besides the checksums. The bytes are those of the elements row by row, in the machine's byte order, which is
-little-endian.
+Each reads a matrix of any size in one pass over its rows; besides the checksums, some tens of MiB are in memory. The
+bytes of a matrix are those of its elements in row-major order, little-endian.
 """
 
 from collections.abc import Iterator
@@ -36,27 +35,27 @@ def encode(
     device: str | None = None,
     progress: Progress | None = None,
 ) -> Sidecar:
-    """Return the checksums of a matrix, by which changed elements are found and repaired later.
+    """Compute the checksums of a matrix, which detect and repair corrupted elements later.
 
     Parameters
     ----------
     X : array of any library, or Matrix
-        NumPy, CuPy, torch, an object with DLPack or ``__cuda_array_interface__``, or what `open_matrix` gives, of any
-        size; read once. An array of one dimension is a matrix of one row.
+        NumPy, CuPy, torch, an object with DLPack or ``__cuda_array_interface__``, or a result of `open_matrix`; of any
+        size; read once. One-dimensional arrays are matrices of one row.
     code : {"both", "exact", "float"}, optional
-        "exact" is sums of words, which repair any two of 512 bit by bit, and cost 2 %. "float" is weighted sums of
-        elements along rows and columns, which a product carries along; they cost 8·weights·(m·⌈n / block⌉ +
-        n·⌈m / block⌉) bytes (half of it for float16 and bfloat16), which is more than the matrix where it has only few
-        rows or columns.
+        "exact" stores sums of words: they repair any two of 512 words bit by bit, and take 2 % of the data. "float"
+        stores weighted sums of elements along rows and columns, which a matrix product preserves. They take
+        8·weights·(m·⌈n / block⌉ + n·⌈m / block⌉) bytes, or half of it for float16 and bfloat16: more than a matrix with
+        few rows or columns.
     weights : int, optional
-        Of the float code, 1 to 4.
+        Number of weights of the float code, 1 to 4.
     block : int, optional
-        Elements of its sums: 256, 512 or 1024.
+        Elements per sum of the float code: 256, 512 or 1024.
     device : {"auto", "cpu", "cuda", "cuda:i"}, optional
-        Where what is in host memory or a file is added up; by default on the CPU. Arrays on a GPU are added up there. A
-        GPU of compute capability 9.0 or more serves up to 2 weights and blocks of 512; all else is the CPU's.
+        The device for data in host memory or in a file; by default the CPU. An array on a GPU is encoded there. GPUs of
+        compute capability 9.0 or higher support up to 2 weights and blocks of 512; the CPU does all else.
     progress : callable, optional
-        Called with the bytes that have been read so far.
+        Called with the number of bytes read so far.
 
     Returns
     -------
@@ -65,11 +64,11 @@ def encode(
     Raises
     ------
     ValueError
-        If a parameter is not one of those, the array is empty or has more than two dimensions.
+        If a parameter is invalid, or the array is empty or has more than two dimensions.
     TypeError
-        If `X` is no array of a known kind, or not one of numbers.
+        If `X` is not an array of numbers.
     MemoryError
-        If the checksums alone take more memory than is available.
+        If the checksums take more memory than is available.
 
     Examples
     --------
@@ -107,7 +106,7 @@ def encode(
 
 
 def gpu_of(device: str | None) -> int | None:
-    """Return the number of the GPU that a device is; None of the CPU, and where none is said."""
+    """Return the index of a device's GPU; None for the CPU and by default."""
     choice = None if device is None else choose_device(device)
     return choice.index if choice is not None and choice.is_gpu else None
 
@@ -115,9 +114,9 @@ def gpu_of(device: str | None) -> int | None:
 def sums_of(
     source: Source, code: str, weights: int, block: int, progress: Progress | None = None, gpu: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Return the sums of a matrix as a sidecar has them, by their names, from one pass over it.
+    """Return the tensors of a matrix's sidecar, by name, in one pass.
 
-    Arrays on a GPU are read there, where a kernel serves them; all else on `gpu`, or on the CPU.
+    Arrays on a GPU are read there if a kernel supports them, all else on `gpu` or on the CPU.
     """
     of = layout(source.shape, source.dtype.itemsize)
     if code != "exact":
@@ -145,24 +144,25 @@ def sums_of(
 
 
 def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Progress | None = None) -> Verdict:
-    """Return what of a matrix is not as it was when its sidecar was made.
+    """Find the corruption of a matrix since its sidecar was made.
 
-    The exact code decides where the sidecar has it. The float code alone sees no change that is within rounding of its
-    sums, nor a zero's sign or which NaN it is. It says nothing of rows and columns with elements that are not finite;
-    nor does a sum that is larger than its type's largest number, which only sums of float64 and bfloat16 can be.
+    The exact code is used if the sidecar has it. The float code does not detect:
 
-    An array on a GPU is held against the sidecar there. The exact code's sums stay on that GPU for the next time, 2 %
-    of the array, until the sidecar object is no longer used.
+    - changes within the rounding of its sums, the sign of a zero, and the payload of a NaN;
+    - changes in rows and columns that have non-finite elements, or whose sum overflows (float64 and bfloat16).
+
+    An array on a GPU is verified there. The exact sums stay on that GPU for the next call, 2 % of the array, as long as
+    the sidecar object exists.
 
     Parameters
     ----------
     X : array of any library, or Matrix
-        As for `encode`; it need not lie where it lay then.
+        As for `encode`; may be on another device than then.
     sidecar : Sidecar
     device : {"auto", "cpu", "cuda", "cuda:i"}, optional
         As for `encode`, for the exact code.
     progress : callable, optional
-        Called with the bytes that have been read so far; what is wrong is then read again, and not counted.
+        Called with the number of bytes read so far; reading corrupted parts again is not counted.
 
     Raises
     ------
@@ -184,31 +184,31 @@ def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Pro
 def repaired(
     X: Any, sidecar: Sidecar, *, verdict: Verdict | None = None, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """Return the bytes of a matrix as they were, some MiB at a time.
+    """Return the original bytes of a corrupted matrix, some MiB at a time.
 
-    The matrix is read twice: to find what is wrong, before this returns; and again as its bytes are asked for, whose
-    sums must then be those of the sidecar.
+    The matrix is read twice: to verify it, before this function returns; and while the iterator yields its bytes. The
+    repaired bytes must match the sidecar.
 
     Parameters
     ----------
     X : array of any library, or Matrix
     sidecar : Sidecar
     verdict : Verdict, optional
-        What `verify` found of it, to read it only once more.
+        The result of `verify`, which saves the first pass.
     progress : callable, optional
-        Called with the bytes that have been given so far.
+        Called with the number of bytes yielded so far.
 
     Returns
     -------
     iterator of bytes
-        Of the elements row by row. It may raise `ChangedError`: then none of what came is to be used.
+        The bytes of the elements in row-major order. If it raises `ChangedError`, discard all bytes.
 
     Raises
     ------
     ValueError
         If the matrix has another shape or dtype.
     AmbiguousError
-        If more was changed than can be repaired.
+        If the corruption cannot be repaired.
     """
     source = as_source(X)
     if verdict is None:

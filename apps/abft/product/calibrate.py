@@ -1,31 +1,29 @@
-"""How large rounding errors are on a device, measured: what the statistical threshold stands on.
+"""Calibration of the statistical threshold: the measured scale of rounding errors on a device.
 
-Of random matrices, products of several depths k are computed as the device computes them, before they are rounded to 16
-bits, and held against exact ones. Each element's error x, relative to how far roundings may walk (rounding_model.py),
-is taken for one of a sub-Gaussian scale e, which is the largest of these, over the distributions:
+Products of random matrices at several depths k, before rounding to 16 bits, are compared with exact ones. An element's
+error, relative to the deviation of the rounding-error model (rounding_model.py), is modelled as sub-Gaussian with scale
+e, the largest of the following over the distributions:
 
-- the root of their mean square, at the upper end of its χ² interval;
-- what their tail says. Of the largest 256th, those beyond y, the mean of x² − y² is 2e², if the tail is Gaussian: e is
-  that of the upper end of the mean's interval, and no less than y / c(q), with the upper end q of their share's. If the
-  tail goes on as it begins, by P(x² > y² + z) ≤ q exp(−z / 2e²), then e · c(p) is exceeded with probability p at most,
-  for any p below q: (e · c(p))² = 2e² ln(2/q) + 2e² ln(q/p) ≥ y² + 2e² ln(q/p). Also no less than the largest of n
-  over c(1/n);
-- u/√3, which additions one after another have that lose anything up to half a last place. Data that lose less, as those
-  of few bits do, say nothing of others.
+- The root mean square of the errors, at the upper end of its χ² interval.
+- The scale of the tail. Among the largest 256th, those beyond y, the mean of x² − y² is 2e² if the tail is Gaussian. e
+  uses the upper end of that mean's interval, and is at least y / c(q), with q the upper end of the tail's share. If the
+  tail continues as it begins, P(x² > y² + z) ≤ q exp(−z / 2e²), then e · c(p) is exceeded with probability ≤ p for any
+  p below q: (e · c(p))² = 2e² ln(2/q) + 2e² ln(q/p) ≥ y² + 2e² ln(q/p). e is also at least the largest of n errors
+  over c(1/n).
+- u/√3, for sequential additions whose errors are uniform up to half a last place. Data that lose less, such as data of
+  few bits, give no information about others.
 
-On a GPU that is e of our own kernels. The library's sums, which many products there are, cannot be had before they are
-rounded to 16 bits; cuBLAS was seen to add up one product after another, and longer sums of that kind have a larger e:
-tensor cores cut off sums of halves, which of positive data is a drift that grows as the depth. It is measured beside,
-of sums that are added up so.
+On a GPU, that is e of our own kernels. The sums of cuBLAS are not accessible before rounding to 16 bits. cuBLAS was
+seen to add sequentially, and long sequential sums have a larger e: tensor cores truncate 16-bit products, so the error
+of positive data drifts in proportion to the depth. So the calibration also measures sequential sums.
 
-A BLAS may have several accumulators, which take products in turn, and in some rows others than in others; by what data
-that cancel in pairs then lose, e would be tens of times what others need. So the CPU's walk is the one, of several, by
-which the threshold is the least.
-Products that others computed are of no order that is known: their walk and e are those of the BLAS's sums and of sums
-one after another together.
+A BLAS may have several accumulators that take products in turn, and their number may differ between rows. For data that
+cancel in pairs, a wrong number makes e tens of times larger than other data need. So the calibration of a CPU tries
+several models and selects the one with the smallest threshold. Other libraries' products have an unknown order: their
+model and e cover the BLAS's sums and sequential sums.
 
-Beside all that, a GPU's sums are held against what they should be, to the bit (emulated_gemm.cuh). Where each is just
-that, e says only which rows are suspected, and their elements are judged by bits.
+On a GPU, sums are also compared with their bit-exact emulation (emulated_gemm.cuh). If all agree, e only bounds the
+residuals of rows, and elements are compared bit for bit.
 """
 
 from collections.abc import Callable, Iterator
@@ -36,34 +34,33 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product import cpu as product_cpu
-from tsapps.apps.abft.product import exact_products
-from tsapps.apps.abft.product.rounding_model import OF_PRODUCTS, Walk, walks
-from tsapps.apps.abft.product.thresholds import DTYPES, Bounds, confidence, of_products, statistical, summed_unit
+from tsapps.apps.abft.product import exact_products, gpu_sums
+from tsapps.apps.abft.product.rounding_model import PRODUCT_VARIANCE, RoundingModel, rounding_deviations
+from tsapps.apps.abft.product.thresholds import (
+    DTYPES,
+    ErrorBounds,
+    confidence,
+    product_variance,
+    statistical,
+    summed_unit,
+)
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.runtime.machine import cuda_machine
 
-__all__ = [
-    "DEPTHS",
-    "Calibration",
-    "Depth",
-    "Scale",
-    "calibrate",
-    "device_name",
-    "predicted_sums_of",
-    "sums_of",
-]
+__all__ = ["DEPTHS", "Calibration", "Depth", "Scale", "calibrate", "device_name", "emulated_sums_of", "sums_of"]
 
-#: The depths that are measured.
+#: The measured depths.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Columns of a product that is measured; how many elements say something of a distribution; and the tail's share.
-_COLUMNS, _FEWEST, _TAIL = 16, 64, 1 / 256
-# Accumulators that a BLAS is tried for, by the orders that it may have; rows of the products by which it is, and the
-# confidence of their tails.
-_ACCUMULATORS, _TRIED, _LEVEL_TRIED = ((1,), (2,), (4,), (1, 2), (1, 2, 4)), 64, 0.5
-# The depths of products by which walks are chosen, for all depths.
-_CHOSEN_AT = (256, 1024)
-# What the CPU is called.
+# Columns of a measured product; least elements of a distribution to be significant; the share of the tail.
+_COLUMNS, _LEAST_ELEMENTS, _TAIL = 16, 64, 1 / 256
+# Numbers of accumulators in the candidate models of a BLAS; rows of the products that select one, and the confidence
+# level of their tails.
+_ACCUMULATORS, _SELECT_ROWS, _SELECT_LEVEL = ((1,), (2,), (4,), (1, 2), (1, 2, 4)), 64, 0.5
+# Depths of the products that select the model for all depths.
+_SELECT_DEPTHS = (256, 1024)
 _CPU = "cpu"
-#: What is drawn: of mean zero, all positive, with a long tail, of wide range, mostly zero, and cancelling in pairs, of
-#: which those that are all but alike have no bits left in 16 to lose.
+#: Distributions: mean zero, positive, long-tailed, wide range, mostly zero, and two that cancel in pairs. The first of
+#: these has nearly equal magnitudes, which have no bits to lose in 16-bit types; the second does.
 _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
     lambda rng, shape: rng.uniform(0, 1, shape),
@@ -77,21 +74,21 @@ _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarra
 
 @dataclass(frozen=True)
 class Scale:
-    """How large the rounding errors of sums are that are added up in one way.
+    """The scale of the rounding errors of sums in one order.
 
     Attributes
     ----------
-    walk : Walk
-        What errors are relative to.
+    walk : RoundingModel
+        The model whose deviation errors are relative to.
     error : float
-        e: the larger of `high` and `tail`, and no less than that of additions one after another.
+        e: the larger of `high` and `tail`, and at least that of sequential additions.
     low, high : float
-        The confidence interval of the root mean square of relative errors, where it is largest.
+        The confidence interval of the root mean square of relative errors; the largest over the distributions.
     tail : float
-        The scale of the tail, at its interval's upper end, where it is largest.
+        The upper end of the interval of the tail's scale; the largest over the distributions.
     """
 
-    walk: Walk
+    walk: RoundingModel
     error: float
     low: float
     high: float
@@ -100,20 +97,19 @@ class Scale:
 
 @dataclass(frozen=True)
 class Depth:
-    """What was measured of sums of k products.
+    """The measurements of sums of k products.
 
     Attributes
     ----------
     k : int
     n : int
-        Elements of a distribution.
+        Elements per distribution.
     own : Scale
-        Of products that `matmul` computes, by a kernel of our own or the CPU's BLAS.
+        Products that `matmul` computes by our own kernels or the CPU's BLAS.
     others : Scale
-        Of products that the library computes, or anybody: of those and of sums that are added up one product after
-        another.
+        Products by cuBLAS or other libraries: measured on the sums of `own` and on sequential sums.
     predicted : bool
-        Whether each sum that a kernel of our own added up on a GPU was what it should be, to the bit.
+        Whether all sums by our own kernels on a GPU equal their bit-exact emulation.
     """
 
     k: int
@@ -133,11 +129,11 @@ class Calibration:
         The GPU's name, or "cpu".
     dtype : str
     p : float
-        The false-alarm rate of an element.
+        The false positive rate of an element.
     confidence : float
-        Of each interval.
+        The confidence level of each interval.
     depths : tuple of Depth
-        By k, the smallest first.
+        In ascending order of k.
     """
 
     device: str
@@ -152,31 +148,31 @@ class Calibration:
 
     @property
     def predicted(self) -> bool:
-        """Whether sums of our own kernels on this GPU are known, to the bit."""
+        """Whether the emulation of our own kernels on this GPU is bit-exact."""
         return all(depth.predicted for depth in self.depths)
 
     def error(self, k: int, *, own: bool = True) -> float:
-        """Return e for sums of k products: of the depths below and above, or as √k beyond the last.
+        """Return e for sums of k products: the maximum of both neighboring depths; beyond the last, e grows as √k.
 
-        Even of additions that all lose on the same side, the error grows no faster beside what it is relative to.
+        Relative to the deviation, the error grows no faster, even if all additions round in the same direction.
 
         Parameters
         ----------
         k : int
         own : bool
-            Whether `matmul` adds them up, by a kernel of our own or the CPU's BLAS.
+            Whether `matmul` computes them by our own kernels or the CPU's BLAS.
         """
         scales, last = self._at(k, own=own), self.depths[-1].k
         return max(scale.error for scale in scales) * sqrt(max(1.0, k / last))
 
-    def bounds(self, k: int, w: int, *, own: bool = True) -> Bounds:
+    def bounds(self, k: int, w: int, *, own: bool = True) -> ErrorBounds:
         """Return the statistical bounds of a product (m × k) · (k × w); `own` as for `error`."""
-        walk, error, predicted = self._at(k, own=own)[-1].walk, self.error(k, own=own), own and self.predicted
+        model, error, bit_exact = self._at(k, own=own)[-1].walk, self.error(k, own=own), own and self.predicted
         flushes = self.device != _CPU
-        return statistical(k, w, self.dtype, error, self.p, walk=walk, predicted=predicted, flushes=flushes)
+        return statistical(k, w, self.dtype, error, self.p, model=model, bit_exact=bit_exact, flushes=flushes)
 
     def _at(self, k: int, *, own: bool) -> list[Scale]:
-        """Return the scales of the depths next to k, the last of the larger, if there is one."""
+        """Return the scales of the depths next to k, in ascending order."""
         above = next((i for i, depth in enumerate(self.depths) if k <= depth.k), len(self.depths) - 1)
         return [depth.own if own else depth.others for depth in self.depths[max(0, above - 1) : above + 1]]
 
@@ -190,13 +186,13 @@ def calibrate(
     ----------
     dtype : {"float64", "float32", "float16", "bfloat16"}
     device : int, optional
-        The number of a GPU; the CPU, if not given.
+        The index of a GPU; the CPU, if not given.
     p : float
-        The false-alarm rate of an element that thresholds are to have, at least 10⁻¹².
+        The false positive rate of an element, at least 10⁻¹².
     level : float
-        The confidence of each interval, between 0 and 1.
+        The confidence level of each interval, between 0 and 1.
     rows : int
-        Of each product that is measured, at least 16; there are 16 columns, and seven distributions.
+        Rows of each measured product, at least 16; there are 16 columns, and seven distributions.
     seed : int
 
     Returns
@@ -206,9 +202,9 @@ def calibrate(
     Raises
     ------
     ValueError
-        If an argument is none of these.
+        If an argument is out of range.
     ArithmeticError
-        If the device's sums are not exact where those of any order are: the statistical threshold is not for it.
+        If sums of the device that are exact in any order are not exact: it has no statistical threshold.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -218,98 +214,100 @@ def calibrate(
         raise ValueError(f"rows is {rows}; expected at least 16")
     confidence(p)
     rng = np.random.default_rng(seed)
-    kinds = _walks_of(dtype, device, rows, rng)
-    depths = tuple(_measured(dtype, device, k, kinds, level, rows, rng) for k in DEPTHS)
+    models = _models_of(dtype, device, rows, rng)
+    depths = tuple(_measured(dtype, device, k, models, level, rows, rng) for k in DEPTHS)
     return Calibration(device_name(device), dtype, p, level, depths)
 
 
 @dataclass(frozen=True)
 class _Product:
-    """Rows of a product of one distribution: what they are, as the device adds them up, and as others may."""
+    """A product of one distribution: exact, as the device accumulates it, and as sequential sums."""
 
     A: np.ndarray
     B: np.ndarray
     exact: np.ndarray
     own: np.ndarray
-    in_order: list[np.ndarray]
+    sequential: list[np.ndarray]
 
     def sums(self, *, own: bool) -> list[np.ndarray]:
-        """Return all sums that are the device's own, or that others' may be."""
-        return [self.own] if own else [self.own, *self.in_order]
+        """Return the device's own sums, or those that stand for other libraries."""
+        return [self.own] if own else [self.own, *self.sequential]
 
 
 def _products(
     dtype: str, device: int | None, k: int, rows: int, rng: np.random.Generator, most: int | None = None
 ) -> Iterator[_Product]:
-    """Yield a product of each distribution; `most` of its rows."""
-    kind = _numpy_type(dtype)
+    """Yield a product of each distribution, limited to `most` rows."""
+    numpy_type = _numpy_type(dtype)
     for draw in _DISTRIBUTIONS:
-        A, B = draw(rng, (rows, k)).astype(kind), draw(rng, (k, _COLUMNS)).astype(kind)
+        A, B = draw(rng, (rows, k)).astype(numpy_type), draw(rng, (k, _COLUMNS)).astype(numpy_type)
         own, A = sums_of(A, B, dtype, device)[:most], A[:most]
-        yield _Product(A, B, exact_products.exact_rows(A, B)[0], own, list(_in_order(A, B, dtype, device)))
+        yield _Product(A, B, exact_products.exact_rows(A, B)[0], own, list(_sequential(A, B, dtype, device)))
 
 
 def _measured(
     dtype: str,
     device: int | None,
     k: int,
-    kinds: tuple[Walk, Walk],
+    models: tuple[RoundingModel, RoundingModel],
     level: float,
     rows: int,
     rng: np.random.Generator,
 ) -> Depth:
-    """Measure sums of k products, relative to the walks of a device's own and of others'."""
+    """Measure sums of k products, relative to the deviations of both models: of own and of other products."""
     predicted = device is not None
     relative: tuple[list[np.ndarray], ...] = ([], [])
     for product in _products(dtype, device, k, rows, rng):
-        of_walk = {walk: walks(product.A, product.B, walk) for walk in set(kinds)}
-        for walk, own, errors in zip(kinds, (True, False), relative, strict=True):
+        deviations = {model: rounding_deviations(product.A, product.B, model) for model in set(models)}
+        for model, own, errors in zip(models, (True, False), relative, strict=True):
             what = f"{dtype} on {device_name(device)}"
-            errors += [_relative_errors(s - product.exact, of_walk[walk], what) for s in product.sums(own=own)]
+            errors += [_relative_errors(s - product.exact, deviations[model], what) for s in product.sums(own=own)]
         if device is not None:
-            predicted &= bool((product.own == predicted_sums_of(product.A, product.B, dtype, device)).all())
-    of_own, of_others = (_scale(walk, errors, dtype, level) for walk, errors in zip(kinds, relative, strict=True))
+            predicted &= bool((product.own == emulated_sums_of(product.A, product.B, dtype, device)).all())
+    of_own, of_others = (_scale(model, errors, dtype, level) for model, errors in zip(models, relative, strict=True))
     return Depth(k, rows * _COLUMNS, of_own, of_others, predicted)
 
 
-def _walks_of(dtype: str, device: int | None, rows: int, rng: np.random.Generator) -> tuple[Walk, Walk]:
-    """Return the walks of a device's own products and of others': of a CPU, those by which thresholds are the least."""
+def _models_of(
+    dtype: str, device: int | None, rows: int, rng: np.random.Generator
+) -> tuple[RoundingModel, RoundingModel]:
+    """Return the models of own and of other products; on a CPU, those with the smallest thresholds."""
     if device is not None:
-        return (Walk(of_products(dtype)),) * 2
-    tried = [list(_products(dtype, device, k, rows, rng, _TRIED)) for k in _CHOSEN_AT]
-    # Products of 16 bits are not rounded, and what loses nothing in one order may in another.
-    every_rho = (OF_PRODUCTS, 0.0) if dtype in ("float64", "float32") else (OF_PRODUCTS,)
-    known = [Walk(products, q, product_cpu.RUN) for products in every_rho for q in _ACCUMULATORS]
-    unknown = [Walk(accumulators=q) for q in _ACCUMULATORS]
-    return _least(known, tried, dtype, own=True), _least(unknown, tried, dtype, own=False)
+        return (RoundingModel(product_variance(dtype)),) * 2
+    samples = [list(_products(dtype, device, k, rows, rng, _SELECT_ROWS)) for k in _SELECT_DEPTHS]
+    # Products of 16-bit types are not rounded, but sums that lose nothing in one order may lose bits in another.
+    every_rho = (PRODUCT_VARIANCE, 0.0) if dtype in ("float64", "float32") else (PRODUCT_VARIANCE,)
+    known = [RoundingModel(products, q, product_cpu.RUN) for products in every_rho for q in _ACCUMULATORS]
+    unknown = [RoundingModel(accumulators=q) for q in _ACCUMULATORS]
+    return _select(known, samples, dtype, own=True), _select(unknown, samples, dtype, own=False)
 
 
-def _least(kinds: list[Walk], tried: list[list[_Product]], dtype: str, *, own: bool) -> Walk:
-    """Return the walk by which the threshold is the least over the BLAS's errors, where that is largest."""
+def _select(models: list[RoundingModel], samples: list[list[_Product]], dtype: str, *, own: bool) -> RoundingModel:
+    """Return the model with the smallest ratio of threshold to rounding errors, at its largest over the samples."""
 
-    def over_errors(walk: Walk, products: list[_Product]) -> float:
+    def ratio(model: RoundingModel, products: list[_Product]) -> float:
         error, largest = summed_unit(dtype) / sqrt(3), 0.0
         for product in products:
-            off, walked = product.own - product.exact, walks(product.A, product.B, walk)
+            errors, deviations = product.own - product.exact, rounding_deviations(product.A, product.B, model)
             for sums in product.sums(own=own):
-                relative = _relative_errors(sums - product.exact, walked, f"{dtype} on {device_name(None)}")
-                error = max(error, _scales(relative, _LEVEL_TRIED)[2] if relative.size >= _FEWEST else 0.0)
-            if off.any():
-                largest = max(largest, _root_mean_square(walked) / _root_mean_square(off))
+                relative = _relative_errors(sums - product.exact, deviations, f"{dtype} on {device_name(None)}")
+                error = max(error, _scales(relative, _SELECT_LEVEL)[2] if relative.size >= _LEAST_ELEMENTS else 0.0)
+            if errors.any():
+                largest = max(largest, _root_mean_square(deviations) / _root_mean_square(errors))
         return error * largest
 
-    return min(kinds, key=lambda walk: max(over_errors(walk, of_depth) for of_depth in tried))
+    return min(models, key=lambda model: max(ratio(model, of_depth) for of_depth in samples))
 
 
 def _root_mean_square(x: np.ndarray) -> float:
     return sqrt(float((x**2).mean()))
 
 
-def _scale(walk: Walk, errors: list[np.ndarray], dtype: str, level: float) -> Scale:
-    """Return the scale of relative errors, each distribution's by itself: the widest is what counts."""
-    scales = [_scales(one, level) for one in errors if one.size >= _FEWEST]
+def _scale(model: RoundingModel, errors: list[np.ndarray], dtype: str, level: float) -> Scale:
+    """Return the scale of relative errors: the largest over the distributions."""
+    scales = [_scales(one, level) for one in errors if one.size >= _LEAST_ELEMENTS]
     low, high, tail = (max(column) for column in zip((0.0, 0.0, 0.0), *scales, strict=True))
-    return Scale(walk, max(high, tail, summed_unit(dtype) / sqrt(3)), low, high, tail)
+    return Scale(model, max(high, tail, summed_unit(dtype) / sqrt(3)), low, high, tail)
 
 
 def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
@@ -320,7 +318,7 @@ def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
     squares = np.sort(errors**2)[::-1]
     n, t = errors.size, max(16, int(errors.size * _TAIL))
     beyond = float(squares[t])
-    # Of exponentials of mean 1, twice a sum of t is a χ² of 2t.
+    # Twice the sum of t exponential variables of mean 1 has a χ² distribution with 2t degrees of freedom.
     excess = float((squares[:t] - beyond).sum()) * 2 / float(chi2.ppf(1 - level, 2 * t))
     share = float(beta.ppf(level, t + 1, n - t))
     largest = sqrt(float(squares[0])) / confidence(1 / n)
@@ -328,35 +326,29 @@ def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
 
 
 def _chi_square(n: int, level: float) -> tuple[float, float]:
-    """Return what a root mean square of n is multiplied by for its interval at a level of confidence."""
+    """Return the factors of the confidence interval of a root mean square of n values."""
     from scipy.stats import chi2
 
     return sqrt(n / float(chi2.ppf((1 + level) / 2, n))), sqrt(n / float(chi2.ppf((1 - level) / 2, n)))
 
 
 def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.ndarray:
-    """Return A · B as a device sums it, before it is rounded to 16 bits; on a GPU, of whole eights of columns."""
+    """Return A · B as a device accumulates it, before rounding to 16 bits; on a GPU, B has a multiple of 8 columns."""
     if device is None:
         work = product_cpu.working_type(A.dtype)
         return product_cpu.multiply(A.astype(work), B.astype(work)).astype(np.float64)
-    from tsapps.apps.abft.product import gpu as product_gpu
-
-    return product_gpu.sums(A, B, dtype, device).astype(np.float64)
+    return gpu_sums.sums(cuda_machine(device), A, B, dtype).astype(np.float64)
 
 
-def predicted_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> np.ndarray:
-    """Return what a GPU's sums should be, to the bit; NaN where that is not known."""
-    from tsapps.apps.abft.product import gpu as product_gpu
-
-    return product_gpu.predicted(A, B, dtype, device)
+def emulated_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> np.ndarray:
+    """Return the bit-exact emulation of a GPU's sums; NaN where it does not apply."""
+    return gpu_sums.emulated(cuda_machine(device), A, B, dtype)
 
 
-def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> Iterator[np.ndarray]:
-    """Yield A · B, one product after another, in what it is summed in; of halves also as tensor cores cut off."""
+def _sequential(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> Iterator[np.ndarray]:
+    """Yield A · B as sequential sums in the accumulation type; 16-bit types also as tensor cores truncate them."""
     if A.itemsize == 2 and device is not None:
-        from tsapps.apps.abft.product import gpu as product_gpu
-
-        found = product_gpu.one_after_another(A, B, dtype, device)
+        found = gpu_sums.sequential_sums(cuda_machine(device), A, B, dtype)
         if not np.isnan(found).any():
             yield found
     work = product_cpu.working_type(A.dtype)
@@ -367,15 +359,15 @@ def _in_order(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> I
     yield total.astype(np.float64)
 
 
-def _relative_errors(errors: np.ndarray, walked: np.ndarray, what: str) -> np.ndarray:
-    """Return the absolute error / walk of every element that need not be exact."""
-    exact = errors[walked == 0]
+def _relative_errors(errors: np.ndarray, deviations: np.ndarray, what: str) -> np.ndarray:
+    """Return ``|error|`` / deviation of every element that may be rounded."""
+    exact = errors[deviations == 0]
     if exact.any():
         raise ArithmeticError(
-            f"sums of {what} are off by up to {abs(exact).max()} where they have no more bits than are summed in: use "
+            f"sums of {what} that are exact in any order have errors of up to {abs(exact).max()}: use "
             "threshold='proven' there"
         )
-    return abs(errors[walked > 0]) / walked[walked > 0]
+    return abs(errors[deviations > 0]) / deviations[deviations > 0]
 
 
 def _numpy_type(dtype: str) -> Any:
@@ -390,6 +382,4 @@ def device_name(device: int | None) -> str:
     """Return the name of a GPU, or of the CPU."""
     if device is None:
         return _CPU
-    from tsapps.kernels.gpu_specs import live
-
     return live(device).name

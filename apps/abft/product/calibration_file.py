@@ -1,4 +1,4 @@
-"""The user's own calibrations: a file for each device's name and dtype."""
+"""The user's calibration files: one for each device name and dtype."""
 
 import json
 from dataclasses import asdict, fields
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale, device_name
-from tsapps.apps.abft.product.rounding_model import Walk
+from tsapps.apps.abft.product.rounding_model import RoundingModel
 from tsapps.apps.abft.product.thresholds import statistical
 from tsapps.kernels.gpu_specs import file_name_of
 from tsapps.kernels.system.cache import cache_directory, read_cached, write_cached
@@ -16,25 +16,25 @@ from tsapps.kernels.system.strict_json import parse_json
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
 
-# Of the file: 1 (which was not written in it) to 3 were of errors relative to other magnitudes; 4 held no sums against
-# what is predicted; 5 knew of no runs; 6 was of runs as the BLAS has them; 7 had not seen 16 bits lose what cancels.
+# Earlier versions: 1 (had no version field) to 3 had errors relative to other magnitudes; 4 did not compare sums with
+# the emulation; 5 had no runs; 6 had the runs of the BLAS itself; 7 had no 16-bit data that lose bits by cancellation.
 _VERSION = 8
 
-# The fields' types, and those that JSON has for each.
+# Types of fields, and the JSON types accepted for each.
 _PLAIN: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), bool: (bool,), str: (str,)}
-# Several times as many as a BLAS has; as many sums are kept of each element.
+# Several times the accumulators of any BLAS; limits the memory of the model.
 _MOST_ACCUMULATORS = 64
 
 _Kind = TypeVar("_Kind")
 
 
 def calibration_path(device_name: str, dtype: str) -> Path:
-    """Return where the user's calibration for a device of this name is kept; it need not exist."""
+    """Return the path of the user's calibration for a device of this name; it need not exist."""
     return cache_directory() / "abft" / f"{file_name_of(device_name)}-{dtype}.json"
 
 
 def save_calibration(calibration: Calibration) -> Path:
-    """Write a calibration where `load_calibration` finds it, whole or not at all, and return where that is."""
+    """Write a calibration atomically where `load_calibration` finds it, and return its path."""
     path = calibration_path(calibration.device, calibration.dtype)
     whole = {"version": _VERSION} | asdict(calibration)
     write_cached(path, (json.dumps(whole, indent=1) + "\n").encode())
@@ -47,7 +47,7 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     Raises
     ------
     ValueError
-        If there is none, or its file is of another version or holds something else.
+        If there is none, or its file has another version or other content.
     """
     name = device_name(device)
     advice = (
@@ -65,17 +65,17 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         found = parse_json(content)
         version = found.pop("version", 1)
         if version != _VERSION:
-            raise ValueError(f"it is of version {version}; expected {_VERSION}")
+            raise ValueError(f"it has version {version}; expected {_VERSION}")
         depths = tuple(_depth_of(depth) for depth in found.pop("depths"))
         calibration = _made(Calibration, found | {"depths": depths})
         wrong = (calibration.device, calibration.dtype) != (name, dtype) or not depths
         measured = [depth.k for depth in depths]
         if any(below >= above for below, above in pairwise((0, *measured))):
             raise ValueError(f"its depths are {measured}; expected ascending numbers, from 1 on")
-        # What can be used, throughout.
+        # All scales are usable.
         for depth in depths:
             for scale in (depth.own, depth.others):
-                statistical(depth.k, 1, dtype, scale.error, calibration.p, walk=scale.walk)
+                statistical(depth.k, 1, dtype, scale.error, calibration.p, model=scale.walk)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise OneLineError(f"{path}: is no calibration ({str(error)[:200]}): {advice}") from error
     if wrong:
@@ -88,15 +88,15 @@ def _depth_of(written: dict[str, Any]) -> Depth:
 
 
 def _scale_of(written: dict[str, Any]) -> Scale:
-    walk = written["walk"]
-    accumulators = tuple(walk["accumulators"])
+    model = written["walk"]
+    accumulators = tuple(model["accumulators"])
     if any(one > _MOST_ACCUMULATORS for one in accumulators):
         raise ValueError(f"accumulators are {accumulators}; expected at most {_MOST_ACCUMULATORS}")
-    return _made(Scale, written | {"walk": _made(Walk, walk | {"accumulators": accumulators})})
+    return _made(Scale, written | {"walk": _made(RoundingModel, model | {"accumulators": accumulators})})
 
 
 def _made(kind: type[_Kind], values: dict[str, Any]) -> _Kind:
-    """Make a dataclass, having checked the types of those fields that are numbers and text."""
+    """Return a dataclass after checking the types of fields that are numbers or text."""
     for field in fields(kind):  # type: ignore[arg-type]
         value, expected = values.get(field.name), _PLAIN.get(field.type, ())
         if expected and type(value) not in expected:

@@ -1,31 +1,32 @@
-// Elements of a product as exactly as two doubles hold them, whatever the exponents of their factors.
+// Nearly exact dot products: each element of A · B as the unevaluated sum of two doubles, for any exponents.
 //
-// Products and sums are kept with what they lose (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot product, 2005),
-// and Σ|ab| beside them. Near the ends of a double's range mantissas are multiplied, exponents are added as integers,
-// and an element is sum · 2^exponent, with the exponent of its largest product or of what it is compared with: nothing
-// overflows, and what underflows is negligible (exact_products.py).
+// Products and sums keep their rounding errors (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot product, 2005).
+// Σ|ab| is computed with them. Near the ends of the double range, mantissas are multiplied and exponents added as
+// integers. An element then is sum · 2^exponent, with the exponent of its largest product or of the value that it is
+// compared with. Nothing overflows, and underflow is negligible (exact_products.py).
 #pragma once
 #include "apps/abft/product/row_checksums.cuh"
 
 namespace abft {
 
-// x + y = total + what is returned, exactly.
-__device__ __forceinline__ double lost_of_sum(double x, double y, double total) {
-  const double back = total - x;
-  return (x - (total - back)) + (y - back);
+// The rounding error of sum = fl(x + y), exactly: x + y − sum (Knuth's TwoSum).
+__device__ __forceinline__ double two_sum_error(double x, double y, double sum) {
+  const double back = sum - x;
+  return (x - (sum - back)) + (y - back);
 }
 
+// C = A · B, with A (m × k), B (k × w) and C (m × w).
 template <typename T>
-struct Judged {
+struct Operands {
   Matrix<const T> A, B;
   Matrix<T> C;
   long long m, k, w;
 };
 
-// Σ ab of an element, and of Σ |ab|, both without a factor of 2^exponent, for the warp's first lane. `small` is of what
-// small factors may have lost (small_factors). `value` is Σ ab as a double.
-struct Exact {
-  double value = 0, sum = 0, size = 0, small = 0;
+// An exact element, valid in the warp's first lane. `value` is Σ ab as a double. `sum` is Σ ab and `magnitude` is
+// Σ |ab|, both divided by 2^exponent. `small` bounds the loss by small factors (small_factors).
+struct ExactElement {
+  double value = 0, sum = 0, magnitude = 0, small = 0;
   int exponent = 0;
 };
 
@@ -34,109 +35,112 @@ __device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
 // x · 2^n.
 __device__ __forceinline__ double scaled(double x, int n) { return n == 0 ? x : scalbn(x, n); }
 
-// Whether nothing overflowed, and nothing that underflowed matters, of an element whose Σ |ab| came to that.
-__device__ __forceinline__ bool is_ordinary(double size) { return size > 0x1p-900 && size < 0x1p990; }
+// Whether an element with this Σ |ab| had no overflow, and no underflow that matters.
+__device__ __forceinline__ bool is_ordinary(double magnitude) { return magnitude > 0x1p-900 && magnitude < 0x1p990; }
 
-// Factors of less than this may have lost bits, or all of them, as tensor cores take parts of 11 bits of float32, of
-// which the second is below the normal numbers.
+// Tensor cores may lose bits of smaller factors, or all of them: they split float32 into parts of 11 bits, and the
+// second part is then below the normal numbers.
 constexpr double kSmallFactor = 0x1p-100;
 
-// |ab| with small factors as large as that: 0 if no factor is small.
+// |ab| with small factors replaced by that limit; 0 if no factor is small.
 template <typename T>
 __device__ __forceinline__ double small_factors(double a, double b) {
   if constexpr (sizeof(T) == 8) return 0;
-  const double size_a = size_of(a), size_b = size_of(b);
+  const double size_a = absolute_value(a), size_b = absolute_value(b);
   if (size_a * size_b == 0 || (size_a >= kSmallFactor && size_b >= kSmallFactor)) return 0;
   return larger(size_a, kSmallFactor) * larger(size_b, kSmallFactor);
 }
 
-// What lanes have of an element's sum.
-struct TwofoldSum {
-  double total = 0, lost = 0, size = 0;
+// A lane's part of an element: a compensated sum, and the sum of magnitudes.
+struct CompensatedSum {
+  double sum = 0, error = 0, magnitude = 0;
 
-  __device__ __forceinline__ void add(double product, double lost_of_product) {
-    const double next = total + product;
-    lost += lost_of_sum(total, product, next) + lost_of_product;
-    total = next;
-    size += size_of(product);
+  __device__ __forceinline__ void add(double product, double product_error) {
+    const double next = sum + product;
+    error += two_sum_error(sum, product, next) + product_error;
+    sum = next;
+    magnitude += absolute_value(product);
   }
 
-  __device__ __forceinline__ void gather() {
+  // Sums over the lanes of a warp.
+  __device__ __forceinline__ void reduce_warp() {
 #pragma unroll
     for (int bits = 16; bits > 0; bits /= 2) {
-      const double other = simt::shuffle_xor(total, bits), next = total + other;
-      lost += simt::shuffle_xor(lost, bits);
-      lost += lost_of_sum(total, other, next);
-      total = next;
-      size += simt::shuffle_xor(size, bits);
+      const double other = simt::shuffle_xor(sum, bits), next = sum + other;
+      error += simt::shuffle_xor(error, bits);
+      error += two_sum_error(sum, other, next);
+      sum = next;
+      magnitude += simt::shuffle_xor(magnitude, bits);
     }
-    if (!is_finite(lost)) lost = 0;
+    if (!is_finite(error)) error = 0;
   }
 };
 
 template <typename T>
-__device__ __forceinline__ Exact exact_of(const Judged<T>& of, long long row, long long column) {
-  TwofoldSum sum;
+__device__ __forceinline__ ExactElement exact_element(const Operands<T>& of, long long row, long long column) {
+  CompensatedSum sum;
   double small = 0;
   for (long long l = threadIdx.x % 32; l < of.k; l += 32) {
     const double a = wide(of.A(row, l)), b = wide(of.B(l, column));
-    const double product = fma(a, b, 0.0);  // a plain product would become part of the sum
+    const double product = fma(a, b, 0.0);  // a plain product would be contracted into the sum
     sum.add(product, fma(a, b, -product));
     small += small_factors<T>(a, b);
   }
-  sum.gather();
+  sum.reduce_warp();
   if constexpr (sizeof(T) < 8) small = simt::warp_sum(small);
-  const double value = sum.total + sum.lost;
-  return {value, value, sum.size, small, 0};
+  const double value = sum.sum + sum.error;
+  return {value, value, sum.magnitude, small, 0};
 }
 
 // Far below the exponent of any product.
 constexpr int kNoExponent = -10000;
 
-// x = mantissa · 2^exponent, ½ ≤ |mantissa| < 1; of zero and of what is not finite, kNoExponent.
-struct Parts {
+// x = mantissa · 2^exponent, ½ ≤ |mantissa| < 1; the exponent of zero and of non-finite x is kNoExponent.
+struct Decomposed {
   double mantissa;
   int exponent;
 };
-__device__ __forceinline__ Parts parts_of(double x) {
+__device__ __forceinline__ Decomposed decomposed(double x) {
   if (x == 0 || !is_finite(x)) return {x, kNoExponent};
   int exponent = 0;
   const double mantissa = frexp(x, &exponent);
   return {mantissa, exponent};
 }
 __device__ __forceinline__ int larger_exponent(double x, double y) {
-  return max(parts_of(x).exponent, parts_of(y).exponent);
+  return max(decomposed(x).exponent, decomposed(y).exponent);
 }
 
-// (total + lost) · 2^exponent, rounded once, to a denormal too.
-__device__ __forceinline__ double unscaled(double total, double lost, int exponent) {
-  const double sum = total + lost, rest = lost - (sum - total), value = scaled(sum, exponent);
-  // Of a denormal, what was cut off. Halves are rounded to even; by what is left they are no halves.
-  const double cut = sum - scaled(value, -exponent), half = scaled(1.0, -1075 - exponent);
-  if (!is_finite(value) || cut == 0 || size_of(cut) != half || rest == 0 || (rest > 0) != (cut > 0)) return value;
+// (sum + error) · 2^exponent, rounded once, also to a denormal.
+__device__ __forceinline__ double unscaled(double sum, double error, int exponent) {
+  const double total = sum + error, remainder = error - (total - sum), value = scaled(total, exponent);
+  // Rounding to a denormal cuts off `cut`. An exact tie rounds to even, but the remainder may break it.
+  const double cut = total - scaled(value, -exponent), half = scaled(1.0, -1075 - exponent);
+  if (!is_finite(value) || cut == 0 || absolute_value(cut) != half || remainder == 0 || (remainder > 0) != (cut > 0))
+    return value;
   return value + (cut > 0 ? 0x1p-1074 : -0x1p-1074);
 }
 
-// Of doubles of any exponent, with an exponent of at least `least`. One copy of it: it is long, and seldom run.
+// The exact element for doubles of any exponent; the result's exponent is at least `least`. Not inlined: the code is
+// long and seldom runs.
 template <typename T>
-__device__ __noinline__ Exact scaled_exact_of(Matrix<const T> A, Matrix<const T> B, long long k, long long row,
-                                              long long column, int least) {
+__device__ __noinline__ ExactElement scaled_exact_element(Matrix<const T> A, Matrix<const T> B, long long k,
+                                                          long long row, long long column, int least) {
   int most = 2 * kNoExponent;
   for (long long l = threadIdx.x % 32; l < k; l += 32)
-    most = max(most, parts_of(wide(A(row, l))).exponent + parts_of(wide(B(l, column))).exponent);
+    most = max(most, decomposed(wide(A(row, l))).exponent + decomposed(wide(B(l, column))).exponent);
 #pragma unroll
   for (int bits = 16; bits > 0; bits /= 2) most = max(most, simt::shuffle_xor(most, bits));
   if (most < kNoExponent / 2) most = 0;
-  TwofoldSum sum;
+  CompensatedSum sum;
   for (long long l = threadIdx.x % 32; l < k; l += 32) {
-    const Parts a = parts_of(wide(A(row, l))), b = parts_of(wide(B(l, column)));
+    const Decomposed a = decomposed(wide(A(row, l))), b = decomposed(wide(B(l, column)));
     const int by = a.exponent + b.exponent - most;
-    const double product = fma(a.mantissa, b.mantissa, 0.0), lost = fma(a.mantissa, b.mantissa, -product);
-    sum.add(scaled(product, by), is_finite(lost) ? scaled(lost, by) : 0);
+    const double product = fma(a.mantissa, b.mantissa, 0.0), error = fma(a.mantissa, b.mantissa, -product);
+    sum.add(scaled(product, by), is_finite(error) ? scaled(error, by) : 0);
   }
-  sum.gather();
+  sum.reduce_warp();
   const int exponent = max(most, least), by = most - exponent;
-  return {unscaled(sum.total, sum.lost, most), scaled(sum.total + sum.lost, by), scaled(sum.size, by), 0, exponent};
+  return {unscaled(sum.sum, sum.error, most), scaled(sum.sum + sum.error, by), scaled(sum.magnitude, by), 0, exponent};
 }
 
 }  // namespace abft

@@ -1,12 +1,12 @@
-"""Elements of a product as exactly as two float64 hold them, whatever the exponents of its factors.
+"""Nearly exact elements of a product: double-double dot products, for factors of any exponents.
 
-float64 products are kept with what they lose, and so are sums, by a tree (T. Ogita, S. Rump and S. Oishi, Accurate sum
-and dot product, 2005). Products of the other dtypes are exact in float64, and none is near the ends of its range.
+float64 products and sums keep their rounding errors; sums are pairwise (T. Ogita, S. Rump and S. Oishi, Accurate sum
+and dot product, 2005). Products of the other dtypes are exact in float64, and far from the ends of its range.
 
-Near the ends of float64's range, Σ|ab| may overflow although Σab does not, and what a product loses may underflow.
-There mantissas are multiplied, exponents added as integers, and each element has a power of two of its own, that of its
-largest product: an element is value = scaled · 2^exponent, Σ|ab| is magnitude · 2^exponent. Nothing overflows then, and
-what underflows is below 2⁻¹⁰⁰⁰ of the largest product.
+Near the ends of float64's range, Σ|ab| may overflow although Σab does not, and the error of a product may underflow.
+There mantissas are multiplied, exponents are added as integers, and each element is scaled by the power of two of its
+largest product. An element is value = scaled · 2^exponent, and Σ|ab| is magnitude · 2^exponent. Nothing overflows, and
+only terms below 2⁻¹⁰⁰⁰ of the largest product underflow.
 """
 
 from collections.abc import Iterator
@@ -16,11 +16,11 @@ import numpy as np
 
 __all__ = ["ExactProduct", "exact_product", "exact_rows", "exponents_of"]
 
-# Bytes of products that are summed at a time, which stay in the cache.
+# Bytes of products per sum, which fit in the cache.
 _EXACT_BYTES = 1 << 20
-# 2²⁷ + 1, by which a float64 is split into halves of which products are exact (Veltkamp).
+# 2²⁷ + 1, which splits a float64 into halves with exact products (Veltkamp).
 _SPLITTER = 134217729.0
-# Exponents of factors, and of products, between which nothing of all this overflows or underflows.
+# Exponents of factors and of products between which nothing overflows or underflows.
 _LARGEST_FACTOR, _LARGEST_PRODUCT, _LEAST_PRODUCT = 990, 990, -900
 # Far below the exponent of any product; half the smallest number is 2^_HALF_QUANTUM.
 _NO_EXPONENT, _HALF_QUANTUM = -10_000, -1075
@@ -46,7 +46,7 @@ class ExactProduct(NamedTuple):
 
 
 def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the product of a few rows as exactly as float64 holds it, and Σ|ab|, each (rows, w) float64."""
+    """Return the nearly exact product of a few rows, rounded to float64, and Σ|ab|, each (rows, w)."""
     product = exact_product(A, B)
     if product.exponent is None:
         return product.value, product.magnitude
@@ -55,7 +55,7 @@ def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_product(A: np.ndarray, B: np.ndarray) -> ExactProduct:
-    """Return the product of a few rows; B may have been converted to float64 before."""
+    """Return the nearly exact product of a few rows; B may be converted to float64 already."""
     a, b = A.astype(np.float64, copy=False), B.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         if A.dtype == np.float64 and not _is_ordinary(a, b):
@@ -71,19 +71,19 @@ def exact_product(A: np.ndarray, B: np.ndarray) -> ExactProduct:
 
 
 def exponents_of(x: np.ndarray, none: int = _NO_EXPONENT) -> np.ndarray:
-    """Return e with ``2^(e−1) ≤ |x| < 2^e``; `none` of zeros and of what is not finite."""
+    """Return e with ``2^(e−1) ≤ |x| < 2^e``; `none` for zeros and non-finite numbers."""
     return np.where(np.isfinite(x) & (x != 0), np.frexp(x)[1], none)
 
 
 def _is_ordinary(a: np.ndarray, b: np.ndarray) -> bool:
-    """Whether no product, no sum, and nothing that they lose overflows or underflows."""
+    """Return whether no product, sum or rounding error overflows or underflows."""
     (least_a, most_a), (least_b, most_b) = _range_of(a), _range_of(b)
     most = most_a + most_b + a.shape[1].bit_length()
     return max(most_a, most_b) <= _LARGEST_FACTOR and most <= _LARGEST_PRODUCT and least_a + least_b >= _LEAST_PRODUCT
 
 
 def _range_of(x: np.ndarray) -> tuple[int, int]:
-    """Return the least and the largest exponent of what is finite and not zero; 0 if nothing is."""
+    """Return the least and the largest exponent of finite non-zero numbers; 0 if there are none."""
     size = abs(x)
     size = size[(size > 0) & (size < np.inf)]
     if not size.size:
@@ -120,11 +120,11 @@ def _scaled_product(a: np.ndarray, b: np.ndarray) -> ExactProduct:
 
 
 def _unscaled(head: np.ndarray, tail: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """Return (head + tail) · 2^exponent, rounded once, to a denormal too."""
+    """Return (head + tail) · 2^exponent, rounded once, also to a denormal."""
     total = head + tail
     rest = tail - (total - head)
     value = np.ldexp(total, exponent)
-    # Of a denormal, what was cut off; halves are rounded to even, by what is left they are no halves.
+    # The part that a denormal lost. ldexp rounds halves to even, but with `rest` they are not halves.
     cut = total - np.ldexp(value, -exponent)
     half = np.ldexp(1.0, _HALF_QUANTUM - exponent)
     other = (cut != 0) & (abs(cut) == half) & (np.sign(rest) == np.sign(cut)) & np.isfinite(value)
@@ -132,14 +132,14 @@ def _unscaled(head: np.ndarray, tail: np.ndarray, exponent: np.ndarray) -> np.nd
 
 
 def _products(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return products and what they lose; nothing of those that are not finite."""
+    """Return products and their rounding errors; 0 for those that are not finite."""
     products = left * right
     lost = _lost_of_product(left, right, products)
     return products, np.where(np.isfinite(lost), lost, 0.0)
 
 
 def _twofold(sums: np.ndarray, lost_of_each: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sum of what is given along the first axis, and what it loses; 0 where the sum is not finite."""
+    """Return the sums along the first axis and their rounding errors; 0 for sums that are not finite."""
     lost = lost_of_each.sum(axis=0)
     if not len(sums):
         return np.zeros(shape), lost

@@ -1,4 +1,4 @@
-"""Products that are checked as they are computed, and the check of a product that somebody else computed."""
+"""Protected matrix products (ABFT), and the check of a finished product."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -9,30 +9,31 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import gpu as product_gpu
 from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.calibrate import Calibration
 from tsapps.apps.abft.product.calibration_file import load_calibration
-from tsapps.apps.abft.product.thresholds import Bounds
+from tsapps.apps.abft.product.thresholds import ErrorBounds
 from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like
 
 __all__ = ["Checked", "ProductFault", "check_product", "matmul"]
 
-# Rows that were suspected, elements that are wrong, and those that are listed.
-Verdict = tuple[int, int, list[product_cpu.Wrong]]
+# Number of flagged rows, number of wrong elements, and a list of those that have room.
+Findings = tuple[int, int, list[product_cpu.WrongElement]]
 
 
 @dataclass(frozen=True, order=True)
 class ProductFault:
-    """An element of a product that is not what it should be.
+    """A wrong element of a product.
 
     Attributes
     ----------
     row, column : int
     found : float
-        What it was; may be infinite or no number.
+        The value found; may be infinite or NaN.
     value : float
-        What it should be: the exact element, rounded to C's dtype; where elements are judged to the bit, what a product
-        without faults has.
+        The correct value: the exact element, rounded to C's dtype. If elements are compared bit for bit, the value that
+        a product without faults has.
     """
 
     row: int
@@ -42,51 +43,51 @@ class ProductFault:
 
 
 class Checked:
-    """A product, and what its check found.
+    """A product and the result of its check.
 
-    On a GPU the product and its check are launched and not waited for, and C is repaired in the order of its stream;
-    what was found is waited for where it is first asked for.
+    On a GPU the product and its check are launched asynchronously, and C is repaired in stream order. The first access
+    to the result waits for it.
 
     Parameters
     ----------
     C : array of shape (m, w)
     threshold : str or float
     report : callable
-        Returns how many rows were suspected, how many elements are wrong, and those that are listed.
+        Returns the number of flagged rows, the number of wrong elements, and a list of those that have room.
 
     Attributes
     ----------
     C : array of shape (m, w)
-        The product; repaired, if that was asked for.
+        The product; repaired, if that was requested.
     threshold : str or float
-        As it was given; of a calibration, "statistical".
+        The given threshold; "statistical" for a calibration.
     """
 
-    def __init__(self, C: Any, threshold: str | float, report: Callable[[], Verdict]) -> None:
+    def __init__(self, C: Any, threshold: str | float, report: Callable[[], Findings]) -> None:
         self.C, self.threshold, self._report = C, threshold, report
 
     @cached_property
-    def _verdict(self) -> Verdict:
+    def _findings(self) -> Findings:
         return self._report()
 
     @cached_property
     def faults(self) -> list[ProductFault]:
-        """The elements that are wrong, by row and column: of more, the first 65,536 that were found."""
-        return sorted(ProductFault(*one) for one in self._verdict[2])
+        """The wrong elements, by row and column; at most 65,536, the first ones found."""
+        return sorted(ProductFault(*one) for one in self._findings[2])
 
     @property
     def n_faults(self) -> int:
-        """How many there are in all."""
-        return self._verdict[1]
+        """Number of wrong elements."""
+        return self._findings[1]
 
     @property
     def suspected(self) -> int:
-        """Rows that did not agree with their checks and were computed again, exactly."""
-        return self._verdict[0]
+        """Number of rows whose checks disagreed, so that they were recomputed."""
+        return self._findings[0]
 
     @property
     def clean(self) -> bool:
-        """Whether no element was found to be wrong."""
+        """Whether no wrong element was found."""
         return self.n_faults == 0
 
     def __repr__(self) -> str:
@@ -94,60 +95,64 @@ class Checked:
 
 
 def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Calibration = "proven") -> Checked:
-    """Compute A · B with checksums that the product carries: what goes wrong on the way is found, and repaired.
+    """Compute A · B with checksums (ABFT): detect and repair errors of the computation.
 
-    Every row of the product is checked against a weighted sum of it that is computed beside it, before it is rounded or
-    stored. Rows that do not agree are computed again, in twice the precision, from A and B, and each of their elements
-    is judged by itself. So checksums only say where to look: what is called wrong is known to be.
+    Every row of the product is compared with a checksum that is computed with it, before rounding and storing. Rows
+    that disagree are recomputed from A and B in twice the precision, and each of their elements is tested separately.
+    So checksums only select rows, and an element reported as wrong is known to be wrong.
 
     Parameters
     ----------
     A : array of shape (m, k)
-        NumPy, CuPy, torch, or anything with DLPack or ``__cuda_array_interface__``; float64, float32, float16 or
+        NumPy, CuPy, torch, or any array with DLPack or ``__cuda_array_interface__``; float64, float32, float16 or
         bfloat16; row- or column-major.
     B : array of shape (k, w)
-        Of A's dtype, where A lies. Fast for w of at most 64, where A is read once; A is read twice for more.
+        Same dtype and device as A. Fast for w up to 64, where A is read once; larger w reads A twice.
     correct : bool
-        Whether elements that are wrong are repaired in C, or only reported.
+        Whether wrong elements are repaired in C, or only reported.
     threshold : {"proven", "statistical"}, float or Calibration
-        What an element may be off by. By "proven", what rounding can explain (Higham's bound,
-        ``|C − AB| ≤ γ·|A||B|``) is never called wrong: no false alarms. By "statistical", or a calibration, some
-        hundred times less, which rounding exceeds with the calibration's false-alarm rate at most, an element, where
-        rounding errors are random; made by ``tsapps abft-calibrate`` or `calibrate`. On a GPU whose sums the
-        calibration found to be known, tall and narrow products are judged to the bit by it: what is called wrong is any
-        other number. A number: that, absolutely. To each is added what rounding to 16 bits may lose.
+        The error bound of an element.
+
+        "proven"
+            The largest error that rounding can explain (Higham's bound, ``|C − AB| ≤ γ·|A||B|``): no false positives.
+        "statistical" or a calibration
+            Some hundred times tighter. Random rounding errors exceed it with at most the calibration's false positive
+            rate per element. ``tsapps abft-calibrate`` or `calibrate` makes a calibration. If the calibration found
+            that the emulation of a GPU's sums is bit-exact, elements of tall and narrow products are compared bit for
+            bit: any other number is wrong.
+        a number
+            An absolute error.
+
+        The error of rounding to 16-bit types is added to each.
 
     Returns
     -------
     Checked
-        With C of A's library, row-major.
+        Its C is an array of A's library, row-major.
 
     Raises
     ------
     TypeError
-        If an operand is no array, or of another dtype than these.
+        If an operand is not an array or has an unsupported dtype.
     ValueError
-        If shapes, dtypes or devices do not agree, or there is no such threshold, or no calibration for it.
+        If shapes, dtypes or devices disagree, or the threshold is invalid or has no calibration.
 
     Notes
     -----
-    Found for certain is every element that is off by more than some times what its whole row may be
-    (`thresholds.proven`), in practice by much less; also what is not a number, or infinite, where C's dtype holds the
-    exact element and no sum on the way to it may overflow. Elements whose factors are not all finite are not judged.
-    This holds from the largest numbers down to denormals, of which products lose half the smallest number each; but on
-    a GPU float32 and bfloat16 that are below the normal numbers may count for zero. Errors in one row that cancel in
-    its checksums are not seen; and an element of A that was wrong as it was read is as wrong in the checksums:
-    `check_product` reads A again.
+    Guaranteed to be found: elements that are off by more than a small multiple of their row's bound
+    (`thresholds.proven`), in practice by much less; and non-finite elements whose exact value fits in C's dtype, if no
+    partial sum may overflow. Elements with non-finite factors are not tested. This holds from the largest numbers down
+    to denormals, where products lose half the smallest number each. On a GPU, float32 and bfloat16 below the normal
+    numbers may count as zero. Errors in one row that cancel in its checksums are not detected. An element of A that was
+    read wrongly is equally wrong in the checksums: `check_product` reads A again.
 
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
-    Computers (1984). That a suspicion is decided by an exact row is ours (docs/notes/abft.md).
+    Computers (1984). Testing flagged rows with exact elements is our addition (docs/notes/abft.md).
     """
     (A, B), index = _operands({"A": A, "B": B})
     (k, w), dtype = B.shape, _dtype(A)
     threshold = _resolved(threshold, dtype, index)
     if index is not None:
-        from tsapps.apps.abft.product import gpu as product_gpu
-
         ours, others = (_bounds_of(k, w, dtype, threshold, own=own, flushes=True) for own in (True, False))
         C, report = product_gpu.matmul(A, B, ours, others, index, correct=correct)
         return Checked(C, _name_of(threshold), report)
@@ -156,40 +161,40 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     rows: list[np.ndarray] = []
     for first, sums, checks in product_cpu.checked_blocks(a, b, bounds, c):
         rows.append(first + product_cpu.flagged(sums, checks, bounds, rounded=False))
-    verdict = _judged(a, b, c, rows, bounds, correct=correct)
-    return Checked(like(c, A), _name_of(threshold), lambda: verdict)
+    findings = _locate(a, b, c, rows, bounds, correct=correct)
+    return Checked(like(c, A), _name_of(threshold), lambda: findings)
 
 
 def check_product(
     A: Any, B: Any, C: Any, *, correct: bool = False, threshold: str | float | Calibration = "proven"
 ) -> Checked:
-    """Check a product that somebody else computed, C = A · B, by reading A and C once.
+    """Check a finished product C = A · B by reading A and C once.
 
     Parameters
     ----------
     A, B, C : arrays of shapes (m, k), (k, w), (m, w)
-        As for `matmul`; C of their dtype, where they lie.
+        As for `matmul`; C has their dtype and device.
     correct : bool
-        Whether elements that are wrong are repaired, in C itself.
+        Whether wrong elements are repaired, in C itself.
     threshold : {"proven", "statistical"}, float or Calibration
-        As for `matmul`; "statistical" is wider, as nobody knows in what order C was added up. A product of another
-        precision than its dtype's (tf32) needs a number.
+        As for `matmul`; "statistical" is wider, because the accumulation order of C is unknown. A product computed in
+        lower precision than its dtype's (tf32) needs a number.
 
     Returns
     -------
     Checked
-        With C as it was given.
+        With the given C.
 
     Raises
     ------
     TypeError, ValueError
-        As for `matmul`; ValueError also if C is to be repaired and read-only.
+        As for `matmul`; ValueError also if C is read-only and `correct` is true.
 
     Notes
     -----
-    Of 16-bit elements, a row may be off by what rounding them lost: errors below that are not seen, as they are by
-    `matmul`, which checks sums before they are rounded. A float32 or bfloat16 product in host memory is taken for one
-    of gradual underflow, as CPUs have it; one by a processor that flushes denormals to zero needs a number, too.
+    Rounding to 16-bit types widens the bound of a row: errors below it are not detected, unlike in `matmul`, which
+    checks sums before rounding. The check of a float32 or bfloat16 product in host memory assumes gradual underflow, as
+    CPUs have it; a product by a processor that flushes denormals to zero needs a number, too.
     """
     given = C
     (A, B, C), index = _operands({"A": A, "B": B, "C": C})
@@ -197,42 +202,40 @@ def check_product(
     threshold = _resolved(threshold, dtype, index)
     bounds = _bounds_of(k, w, dtype, threshold, own=False, flushes=index is not None)
     if index is not None:
-        from tsapps.apps.abft.product import gpu as product_gpu
-
         return Checked(given, _name_of(threshold), product_gpu.check(A, B, C, bounds, index, correct=correct))
     a, b, c = _host(A), _host(B), _host(C)
     if correct and not c.flags.writeable:
-        raise ValueError("C is read-only; give an array that can be written, or correct=False")
+        raise ValueError("C is read-only; expected a writable array, or correct=False")
     rows = [
         first + product_cpu.flagged(c[first : first + len(checks)], checks, bounds, rounded=True)
         for first, _, checks in product_cpu.checked_blocks(a, b, bounds, None)
     ]
-    verdict = _judged(a, b, c, rows, bounds, correct=correct)
-    return Checked(given, _name_of(threshold), lambda: verdict)
+    findings = _locate(a, b, c, rows, bounds, correct=correct)
+    return Checked(given, _name_of(threshold), lambda: findings)
 
 
-def _judged(
-    a: np.ndarray, b: np.ndarray, c: np.ndarray, blocks: list[np.ndarray], bounds: Bounds, *, correct: bool
-) -> Verdict:
-    """Return what is wrong in the rows that are suspected; it is repaired if that is wanted."""
-    suspected = np.concatenate([np.empty(0, np.int64), *blocks])
-    listed: list[product_cpu.Wrong] = []
+def _locate(
+    a: np.ndarray, b: np.ndarray, c: np.ndarray, blocks: list[np.ndarray], bounds: ErrorBounds, *, correct: bool
+) -> Findings:
+    """Return the wrong elements of flagged rows, after repairing them if `correct`."""
+    flagged = np.concatenate([np.empty(0, np.int64), *blocks])
+    listed: list[product_cpu.WrongElement] = []
     n_wrong = 0
-    for rows, columns, found, values in product_cpu.wrong(a, b, c, suspected, bounds):
+    for rows, columns, found, values in product_cpu.wrong_elements(a, b, c, flagged, bounds):
         n_wrong += len(rows)
         room = slice(product_cpu.MOST_LISTED - len(listed))
-        of_each = rows, columns, found, values.astype(np.float64)
-        listed += zip(*(one[room].tolist() for one in of_each), strict=True)
+        fields = rows, columns, found, values.astype(np.float64)
+        listed += zip(*(field[room].tolist() for field in fields), strict=True)
         if correct:
             c[rows, columns] = values
-    return len(suspected), n_wrong, listed
+    return len(flagged), n_wrong, listed
 
 
-# --- Checks ---------------------------------------------------------------------------------------------------------
+# --- Arguments ------------------------------------------------------------------------------------------------------
 
 
 def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
-    """Return operands that agree, as arrays of NumPy, CuPy or torch, and the GPU that they lie on, or None."""
+    """Return validated operands as arrays of NumPy, CuPy or torch, and the index of their GPU, or None."""
     operands, dtypes = dict(given), {}
     for name, X in given.items():
         if kind_of(X) in ("numpy", "cuda", "dlpack"):
@@ -244,22 +247,22 @@ def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
             )
         dtypes[name] = dtype = _dtype(X)
         if dtype not in thresholds.DTYPES:
-            wanted = f"{', '.join(thresholds.DTYPES)}, in the machine's byte order"
-            raise TypeError(f"{name} has dtype {dtype}; expected {wanted}: convert it")
+            supported = f"{', '.join(thresholds.DTYPES)}, in the machine's byte order"
+            raise TypeError(f"{name} has dtype {dtype}; expected {supported}: convert it")
         if X.ndim != 2:
             raise ValueError(f"{name} has shape {tuple(X.shape)}; expected a matrix, (rows, columns)")
     A, B = operands["A"], operands["B"]
     index = gpu_index(A)
     for name, X in operands.items():
         if dtypes[name] != dtypes["A"]:
-            raise ValueError(f"A has dtype {dtypes['A']} and {name} {dtypes[name]}; convert one of them")
+            raise ValueError(f"A has dtype {dtypes['A']} and {name} {dtypes[name]}; expected one dtype: convert one")
         if gpu_index(X) != index:
-            raise ValueError(f"A lies {_where(A)} and {name} {_where(X)}; move one of them")
+            raise ValueError(f"A is {_where(A)} and {name} {_where(X)}; expected one device: move one of them")
     if A.shape[1] != B.shape[0]:
         raise ValueError(f"A has shape {tuple(A.shape)} and B {tuple(B.shape)}; expected (m, k) and (k, w)")
     expected = (A.shape[0], B.shape[1])
     if "C" in operands and tuple(operands["C"].shape) != expected:
-        raise ValueError(f"C has shape {tuple(operands['C'].shape)}; expected {expected}, as A · B has")
+        raise ValueError(f"C has shape {tuple(operands['C'].shape)}; expected {expected}, the shape of A · B")
     return list(operands.values()), index
 
 
@@ -269,7 +272,7 @@ def _dtype(X: Any) -> str:
 
 @cache
 def _written(dtype: Any) -> str:
-    """Return a dtype of NumPy or torch as it is written, other than its name where it is of another byte order."""
+    """Return the text of a dtype of NumPy or torch; of another byte order, it differs from its name."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -283,12 +286,14 @@ def _host(X: Any) -> np.ndarray:
 
 
 def _resolved(threshold: str | float | Calibration, dtype: str, index: int | None) -> str | float | Calibration:
-    """Return a threshold that is one, of "statistical" the user's calibration."""
+    """Return a validated threshold; for "statistical", the user's calibration."""
     if isinstance(threshold, str) and threshold == "statistical":
         threshold = load_calibration(dtype, index)
     if isinstance(threshold, Calibration):
         if threshold.dtype != dtype:
-            raise ValueError(f"the calibration is for {threshold.dtype}, and A has dtype {dtype}: calibrate for that")
+            raise ValueError(
+                f"the calibration is for {threshold.dtype}, and A has dtype {dtype}: calibrate for {dtype}"
+            )
         return threshold
     if isinstance(threshold, str) and threshold == "proven":
         return threshold
@@ -297,15 +302,15 @@ def _resolved(threshold: str | float | Calibration, dtype: str, index: int | Non
     try:
         return float(threshold)
     except OverflowError as error:
-        raise ValueError("threshold is beyond the largest float64; expected a number that it holds") from error
+        raise ValueError("threshold is beyond the largest float64; expected a number of float64") from error
 
 
 def _bounds_of(
     k: int, w: int, dtype: str, threshold: str | float | Calibration, *, own: bool, flushes: bool = False
-) -> Bounds:
-    """Return the bounds of a product by a threshold that is resolved.
+) -> ErrorBounds:
+    """Return the error bounds of a product for a validated threshold.
 
-    `own` as for `Calibration.error`, and `flushes` as for `thresholds.proven`: on a GPU, which a calibration is for.
+    `own` as for `Calibration.error`; `flushes` as for `thresholds.proven`, on a GPU.
     """
     if isinstance(threshold, Calibration):
         return threshold.bounds(k, w, own=own)

@@ -1,4 +1,4 @@
-"""How a product that carries its checks is computed on a GPU, chosen from sizes and layouts alone."""
+"""Plans of protected products on a GPU, from sizes and layouts alone; and structures shared with C++."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.product.thresholds import Bounds
+from tsapps.apps.abft.product.thresholds import ErrorBounds
 from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import candidates, fits, most_registers, registers
@@ -18,148 +18,137 @@ from tsapps.kernels.plan.user_table import of_version
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
 
 __all__ = [
-    "COUNTS_BYTES",
-    "FLAGGED_BYTES",
-    "JUDGED",
+    "COUNTS",
+    "ELEMENT_BOUNDS",
+    "FLAGGED_ROW",
+    "FLAGGED_ROWS",
+    "MATRIX",
     "MOST_SPILLED",
-    "ROWS_TOGETHER",
-    "SUSPECTS",
+    "OPERANDS",
+    "RECHECK_ARGS",
+    "ROWS_PER_LANE",
+    "ROW_BOUNDS",
     "TUNED",
-    "WRONG",
-    "checked_dtype",
-    "checked_epilogue",
+    "WRONG_ELEMENT",
     "checked_plan",
+    "detect_epilogue",
     "element_bounds",
     "half_step",
     "is_fused",
-    "matrix_dtype",
     "measured",
     "padded_depth",
+    "recheck_args",
     "row_bounds",
     "row_size",
-    "row_sums_dtype",
     "row_sums_epilogue",
-    "second_look",
     "store_of",
     "summed",
     "with_row_sums",
 ]
 
-#: Where picks for products that carry their checks are, by the device.
+#: Tuned configurations of protected products, by the device.
 TUNED = Path(__file__).with_name("tuned")
-#: C++ classes that kernels take, as NumPy structures: `Judged`, `FlaggedRows` and, of what they give, `Wrong`.
-JUDGED = np.dtype(
-    [(f"{name}_{field}", kind) for name in "ABC" for field, kind in (("data", "u8"), ("row", "i8"), ("column", "i8"))]
-    + [(name, "i8") for name in "mkw"]
+#: The C++ classes that kernels take and give, as NumPy structures: `Matrix`, `Operands`, `Counts` and so on.
+MATRIX = np.dtype([("data", "u8"), ("row_stride", "i8"), ("column_stride", "i8")])
+OPERANDS = np.dtype([*((name, MATRIX) for name in "ABC"), *((name, "i8") for name in "mkw")])
+COUNTS = np.dtype([(name, "u8") for name in ("flagged", "confirmed", "wrong")])
+FLAGGED_ROW = np.dtype([("row", "i8"), ("residual", "f8")])
+FLAGGED_ROWS = np.dtype([("rows", "u8"), ("counts", "u8"), ("capacity", "i8")])
+WRONG_ELEMENT = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
+ROW_BOUNDS = np.dtype([(name, "f8") for name in ("row", "row_size", "row_absolute", "rounding", "rounding_absolute")])
+ELEMENT_BOUNDS = np.dtype(
+    [(name, "f8") for name in ("magnitude", "spread", "absolute", "lost", "products")]
+    + [(name, "f8") for name in ("rounding", "rounding_absolute", "largest_sum", "largest")]
 )
-WRONG = np.dtype([("row", "i8"), ("column", "i8"), ("found", "f8"), ("value", "f8")])
-SUSPECTS = np.dtype([("suspects", "u8"), ("counts", "u8"), ("capacity", "i8")])
-#: The header of epilogues that check rows.
-_DETECT = "apps/abft/product/detect.cuh"
-#: Bytes of `FlaggedRow` and of `Counts`.
-FLAGGED_BYTES, COUNTS_BYTES = 16, 24
-#: Of B's rows, those that lanes have side by side (kRowsTogether).
-ROWS_TOGETHER = 4
-#: Bytes that a thread of a product that carries its checks may put away, once a tile, for its plan to be picked.
+RECHECK_ARGS = np.dtype([("x", "u8"), ("y", "u8"), ("half_step", "f8"), ("bounds", ROW_BOUNDS)])
+#: Rows of B per lane (kRowsPerLane).
+ROWS_PER_LANE = 4
+#: Bytes that a thread of a protected product may spill, once per tile, for its plan to be selected.
 MOST_SPILLED = 32
-# Registers that a plan has to have of those that it is estimated to need, where nobody has measured it, for it not to
-# spill; by bytes of an element.
+# The header of the epilogues.
+_DETECT = "apps/abft/product/detect.cuh"
+# Registers available to an unmeasured plan over its estimated need, so that it does not spill; by bytes of an element.
 _ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
-_ROW_BOUNDS = ("row", "row_size", "row_absolute", "rounding", "rounding_absolute")
-_OF_SUM, _OF_DTYPE = ("magnitude", "spread", "absolute", "lost", "products"), ("largest_sum", "largest")
-_BOUNDS = (*_OF_SUM, "rounding", "rounding_absolute", *_OF_DTYPE)
-# Weights behind those of the last tile (epilogue.cuh); and N of the weights (product/row_checksums.cuh), at least.
+# Weights past those of the last tile (epilogue.cuh), and the least N of the weights (product/row_checksums.cuh).
 _BEYOND, _LEAST_N = 16, 16
 
 
 def summed(dtype: str) -> np.dtype:
-    """Return what a product of a dtype is summed in."""
+    """Return the type in which products of a dtype are accumulated."""
     return np.dtype(np.float64 if SUM[dtype] == "double" else np.float32)
 
 
 def half_step(w: int) -> float:
-    """Return 1 / 2N, by which the weights of w columns are made (product/row_checksums.cuh)."""
+    """Return 1 / 2N, the step of the weights of w columns (product/row_checksums.cuh)."""
     return 0.5 / max(_LEAST_N, 2 ** ceil(log2(max(1, -(-w // 8) * 2))))
 
 
 def padded_depth(k: int, one: MmaPlan) -> int:
-    """Return how many weights a plan's kernel may read of a depth of k."""
+    """Return the number of weights that a plan's kernel may read for a depth of k."""
     return -(-k // one.depth) * one.depth + _BEYOND
 
 
-def row_size(bounds: Bounds, w: int) -> float:
-    """Return what a row of w columns may be off by, relative to ``Σ_j |c_ij|``, for a second look to be worth while.
+def row_size(bounds: ErrorBounds, w: int) -> float:
+    """Return the bound of a row's residual relative to ``Σ_j |c_ij|``, for w columns: the first test of a row.
 
-    ``Σ_j |c_ij|`` is about q of `Bounds.row` for ``s_l = Σ_j |b_lj|``; of √(Σ_j b_lj² + …), ``Σ_j |c_ij| / √w`` is, and
-    never above √(Σ_j c_ij²).
+    The re-check uses q instead (`ErrorBounds.row`). With ``s_l = Σ_j |b_lj|``, ``Σ_j |c_ij|`` is about q. With
+    s_l = √(Σ_j b_lj² + …), ``Σ_j |c_ij| / √w`` is about q, and never above √(Σ_j c_ij²).
     """
     return bounds.row / sqrt(w) if bounds.by_spread else bounds.row
 
 
-def row_bounds(bounds: Bounds, w: int) -> Any:
-    """Return the C++ class `RowBounds`, for w columns."""
-    of_row = bounds.row, row_size(bounds, w), bounds.row_absolute, bounds.rounding, bounds.rounding_absolute
-    return np.array(of_row, [(name, "f8") for name in _ROW_BOUNDS])[()]
+def row_bounds(bounds: ErrorBounds, w: int) -> Any:
+    """Return the C++ class `RowBounds` for w columns, a `ROW_BOUNDS`."""
+    return _from_fields(ROW_BOUNDS, vars(bounds) | {"row_size": row_size(bounds, w)})
 
 
-def second_look(bounds: Bounds, w: int) -> np.ndarray:
-    """Return the C++ class `Look` for w columns, less the addresses "x" and "y" of what B's rows give."""
-    of_row = row_bounds(bounds, w)
-    fields = [("x", "u8"), ("y", "u8"), ("half_step", "f8"), *of_row.dtype.descr]
-    return np.array((0, 0, half_step(w), *of_row), fields)
+def recheck_args(bounds: ErrorBounds, w: int) -> np.ndarray:
+    """Return the C++ class `RecheckArgs` for w columns, a `RECHECK_ARGS`; the caller sets x and y."""
+    args = np.zeros((), RECHECK_ARGS)
+    args["half_step"], args["bounds"] = half_step(w), row_bounds(bounds, w)
+    return args
 
 
-def matrix_dtype() -> np.dtype:
-    """Return the C++ class `Matrix` as a NumPy structure."""
-    return np.dtype([("data", "u8"), ("row", "i8"), ("column", "i8")])
+def element_bounds(bounds: ErrorBounds) -> Any:
+    """Return the C++ class `ElementBounds`, an `ELEMENT_BOUNDS`."""
+    return _from_fields(ELEMENT_BOUNDS, vars(bounds) | {"products": bounds.model.products})
 
 
-def checked_dtype(dtype: str) -> np.dtype:
-    """Return the C++ class `Checked` for a dtype, with what it stores C by, as a NumPy structure."""
-    total = summed(dtype)
-    store = [("C", "u8"), ("rows", "i8"), ("columns", "i8"), ("regular", "i8"), ("alpha", total), ("beta", total)]
-    limits = [("row", total), ("row_size", total), ("row_absolute", total)]
-    return np.dtype([*store, ("row_weights", "u8"), *SUSPECTS.descr, *limits], align=True)
-
-
-def row_sums_dtype() -> np.dtype:
-    """Return the C++ class `StoreRowSums` as a NumPy structure."""
-    return np.dtype([("row_weights", "u8"), ("to", "u8")])
-
-
-def element_bounds(bounds: Bounds) -> Any:
-    """Return the C++ class `Bounds`, of an element."""
-    given = vars(bounds) | {"products": bounds.walk.products}
-    return np.array(tuple(given[name] for name in _BOUNDS), [(name, "f8") for name in _BOUNDS])[()]
+def _from_fields(dtype: np.dtype, values: Mapping[str, float]) -> Any:
+    """Return a structure with each field from the value of its name."""
+    one = np.zeros((), dtype)
+    for name in one.dtype.names:
+        one[name] = values[name]
+    return one[()]
 
 
 def is_fused(m: int, k: int, w: int) -> bool:
-    """Whether a product carries its checks: it is tall, and narrow; else it is checked when it is there."""
+    """Whether the product's own kernel checks its rows: C is tall and narrow. Other products are checked afterwards."""
     return m > NARROW and k > 0 and 0 < w <= NARROW
 
 
 def checked_plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> MmaPlan | None:
-    """Choose how a product is computed beside which the rows of A are added up; None where no kernel of the core does.
+    """Select the plan of a product with checksums of A's rows; None if no kernel of the core supports it.
 
-    By a table of picks that were measured so, if there is one for the device (bench/abft/tune_plans.py). Else it is the
-    plan of the product without, if its warps have all of a row's columns each; or, of those whose do, the one that is
-    predicted to be the fastest.
+    The device's table of tuned configurations with checks comes first (bench/abft/tune_plans.py), then the plan of the
+    unprotected product. Both need warps that have all columns of a row. The fallback is the candidate with the
+    shortest predicted time.
     """
     for rows in (measured(device.name), of_version(tuned_table(device.name) if table is None else table, None)):
-        picked = plan(problem, device, rows) if rows else None
-        if isinstance(picked, MmaPlan) and (found := with_row_sums(picked, device)) is not None:
+        tuned = plan(problem, device, rows) if rows else None
+        if isinstance(tuned, MmaPlan) and (found := with_row_sums(tuned, device)) is not None:
             return found
     every = [with_row_sums(one, device, roomy=True) for one in candidates(problem, device) if type(one) is MmaPlan]
     return min(filter(None, every), key=lambda one: predict(one, problem, device), default=None)
 
 
 def measured(device_name: str) -> tuple[Mapping[str, Any], ...]:
-    """Return the picks measured on a device of this name, as rows of `choose.KEY` and `choose.PICKED`."""
+    """Return the configurations tuned on a device of this name, as rows of a tuning table (kernels/plan/select.py)."""
     return tuned_table(device_name, TUNED)
 
 
 def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaPlan | None:
-    """Return a plan with sums of A's rows, if there is one that fits: `roomy`, with registers to spare."""
+    """Return a plan with weighted sums of A's rows; None if it does not fit. `roomy` demands spare registers."""
     if one.warps_n > 1 or one.fold > 1:
         return None
     made = replace(one, store=OWN_EPILOGUE, row_sums=True)
@@ -173,7 +162,7 @@ def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaP
 
 
 def store_of(dtype: str, w: int, c: Lies) -> str:
-    """Return the C++ class that stores a C of w columns that lies so, of those that take fragments."""
+    """Return the C++ class that stores a C of w columns and this layout from fragments."""
     if c in ("aligned columns", "columns"):
         name = "tsm2::StoreColumns"
     elif c in ("packed", "rows") and w % (16 if dtype in ("float16", "bfloat16") else 8) == 0:
@@ -183,11 +172,16 @@ def store_of(dtype: str, w: int, c: Lies) -> str:
     return f"{name}<{ELEMENT[dtype]}, {SUM[dtype]}>"
 
 
-def checked_epilogue(dtype: str, w: int, c: Lies) -> Epilogue:
-    """Return the epilogue that stores a product and checks its rows."""
-    return Epilogue(_DETECT, f"abft::Checked<{SUM[dtype]}, {store_of(dtype, w, c)}>", checked_dtype(dtype))
+def detect_epilogue(dtype: str, w: int, c: Lies) -> Epilogue:
+    """Return the epilogue `DetectEpilogue`, which stores a product and flags rows."""
+    total = summed(dtype)
+    store = [("C", "u8"), *((name, "i8") for name in ("row_stride", "column_stride", "regular"))]
+    limits = [(name, total) for name in ("row", "row_size", "row_absolute")]
+    checks = [("row_weights", "u8"), ("flagged_rows", FLAGGED_ROWS), *limits]
+    arguments = np.dtype([*store, ("alpha", total), ("beta", total), *checks], align=True)
+    return Epilogue(_DETECT, f"abft::DetectEpilogue<{SUM[dtype]}, {store_of(dtype, w, c)}>", arguments)
 
 
 def row_sums_epilogue(dtype: str) -> Epilogue:
-    """Return the epilogue that stores the weighted sums of A's rows alone."""
-    return Epilogue(_DETECT, f"abft::StoreRowSums<{SUM[dtype]}>", row_sums_dtype())
+    """Return the epilogue `StoreRowSums`, which stores the checksums of A's rows alone."""
+    return Epilogue(_DETECT, f"abft::StoreRowSums<{SUM[dtype]}>", np.dtype([("row_weights", "u8"), ("to", "u8")]))

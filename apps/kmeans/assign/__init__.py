@@ -1,1 +1,4 @@
-"""Labels: scores by a product with an arg-min epilogue, and float64 rescoring of ambiguous rows."""
+"""Labels: arg-min of scores by a GEMM epilogue, certified by an error bound; float64 rescoring of ambiguous rows.
+
+Cluster sums and centers are never here: see update.
+"""

@@ -1,4 +1,4 @@
-"""How gemm_wgmma_streamed.cuh computes the product of an iteration for large k, from sizes alone."""
+"""Plan of the assignment for large k: template arguments of gemm_wgmma_streamed.cuh from sizes (pure)."""
 
 from dataclasses import dataclass
 
@@ -6,31 +6,33 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["StreamPlan", "stream_plan"]
 
-# Centers that rows which stream by are multiplied with at a time; and what reading those rows costs, in such.
+# If rows stream: possible numbers of centers per column tile, and the cost of reading the rows, as a number of centers.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """How gemm_wgmma_streamed.cuh multiplies: its template arguments, and the chunks of a row.
+    """Template arguments of gemm_wgmma_streamed.cuh: A has the rows, B the centers.
 
     Attributes
     ----------
     panels : int
-        Slabs of 16 columns in a chunk.
+        Panels of 16 columns per chunk.
     chunks : int
-        Chunks in a row.
+        Chunks per row.
     groups : int
-        Warpgroups that multiply, each 64 rows.
-    stages_a, stages_b : int
-        What shared memory holds: tiles of rows, or chunks of all warpgroups' tiles where these stream by; and chunks of
-        centers.
+        Consumer warpgroups; each has 64 rows.
+    stages_a : int
+        Pipeline stages of A: row tiles if `stays`; otherwise chunks of the row tiles of all warpgroups.
+    stages_b : int
+        Pipeline stages of B: chunks of centers.
     columns : int
-        Centers that are multiplied at a time.
+        Centers of a column tile.
     stays : bool
-        Whether rows stay while centers stream by.
+        Whether rows stay in shared memory while centers stream; otherwise both stream.
     levels : bool
-        Whether scores are made to be above zero, which norms have to bound; it takes a panel for each warpgroup.
+        Whether each row adds a level that makes its scores positive, which requires row norms to be bounds. It takes
+        a panel per warpgroup.
     """
 
     panels: int
@@ -42,12 +44,12 @@ class StreamPlan:
     stays: bool = True
     levels: bool = True
 
-    #: Rows of a tile.
+    #: Rows of a row tile.
     ROWS = 64
 
     @property
     def row_panels(self) -> int:
-        """Slabs in a row of the shadow."""
+        """Panels per row of the half-precision copy."""
         return self.panels * self.chunks
 
     @property
@@ -57,7 +59,7 @@ class StreamPlan:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: chunks, constants, and barriers (kSharedBytes in streamed_pipeline.cuh)."""
+        """Dynamic shared memory of a block in bytes (kSharedBytes in streamed_pipeline.cuh)."""
         bytes_a, bytes_b = 32 * self.panels * self.ROWS, 32 * (self.panels + 1) * self.columns
         pieces = self.stages_a * (self.chunks if self.stays else self.groups)
         barriers = 2 * ((2 * self.groups * self.chunks if self.stays else pieces) + self.stages_b) + self.groups
@@ -66,45 +68,58 @@ class StreamPlan:
 
     @property
     def kernel(self) -> str:
-        """The name expression of the kernel."""
+        """Name expression of the kernel."""
         sizes = self.columns, self.panels, self.chunks, self.groups, self.stages_a, self.stages_b
         numbers = ", ".join(map(str, sizes))
         return f"tsm2::gemm_wgmma_streamed<{numbers}, {str(self.stays).lower()}, {self.epilogue}>"
 
     @property
     def epilogue(self) -> str:
-        """The class of the epilogue; four warpgroups leave it few registers."""
+        """C++ class of the epilogue. With four warpgroups it has fewer registers, so it keeps fewer candidates."""
         kept = 3 if self.groups > 3 else 5
         return f"kmeans::StreamedArgminEpilogue<{self.columns}, {kept}, {str(self.levels).lower()}>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
-        """Return the blocks of a launch: one a multiprocessor."""
+        """Return the blocks of a launch over n rows: one per multiprocessor, or fewer if n has fewer row tiles."""
         return min(multiprocessors, -(-n // (self.ROWS * self.groups)))
 
     def capacity(self, n: int, blocks: int) -> int:
-        """Return the most rows that one of `blocks` blocks has."""
+        """Return an upper bound of the rows that one of `blocks` blocks labels, of n rows."""
         return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
 
 
 def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> StreamPlan | None:
-    """Choose how k centers are multiplied; None where there are no warpgroups.
+    """Plan the GEMM of an iteration for large k.
 
-    `certifies` says whether norms are bounds, and labels are certified by them. Chunks are as large as leaves room
-    for a block's rows and some chunks of centers; what was measured is in docs/notes/lloyd.md. Rows that are too
-    long stream by as the centers do.
+    Parameters
+    ----------
+    d, k : int
+    device : GpuSpec
+    certifies : bool
+        Whether row norms are bounds that certify the labels.
+
+    Returns
+    -------
+    StreamPlan or None
+        None without wgmma (compute capability other than 9.0).
+
+    Notes
+    -----
+    Chunks are as large as shared memory allows for the rows of a block and several chunks of centers. If the rows of a
+    block do not fit, rows stream too. Measurements are in docs/notes/lloyd.md.
     """
     if device.compute_capability != "9.0":
         return None
-    every, room = -(-d // 16), device.shared_memory_per_block - 1024
+    panels_of_row, shared_memory = -(-d // 16), device.shared_memory_per_block - 1024
     for most in (8, 4):
-        chunks = -(-every // most)
-        panels = -(-every // chunks)
+        chunks = -(-panels_of_row // most)
+        panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
             plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, levels=certifies)
-            if chunks <= stages_b and plan.shared_bytes <= room:
+            if chunks <= stages_b and plan.shared_bytes <= shared_memory:
                 return plan
-    # The more columns at a time, the less is read; but what is past the last center is multiplied too.
+    # Larger column tiles read the rows less often, but multiply more padding after the last center.
     columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
-    # Their epilogue is little beside the products.
-    plans = (StreamPlan(4, -(-every // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
-    return next(plan for plan in plans if plan.shared_bytes <= room)
+    # For such large d the GEMM outweighs its epilogue, so three warpgroups suffice and levels would save little.
+    plans = (StreamPlan(4, -(-panels_of_row // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
+    return next(plan for plan in plans if plan.shared_bytes <= shared_memory)

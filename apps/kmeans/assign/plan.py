@@ -1,4 +1,4 @@
-"""The product of an iteration and its arg-min epilogue, from sizes alone; and structures shared with C++."""
+"""Plan of the assignment for small k: GEMM, arg-min epilogue and error bounds (pure); structures shared with C++."""
 
 from dataclasses import replace
 from math import ceil
@@ -32,9 +32,9 @@ __all__ = [
     "tensor_error",
 ]
 
-#: The clusters that assign/small_k.cuh has room for; more are for assign/large_k.cuh.
+#: Largest k of assign/small_k.cuh.
 MOST_CLUSTERS = 64
-#: And what that has room for (kMostCenters).
+#: Largest k of assign/large_k.cuh (kMostCenters).
 MOST_LARGE_K = 1 << 16
 #: The C++ classes `ArgminEpilogue` and `StreamedArgminEpilogue`, as NumPy structures.
 ARGMIN = np.dtype(
@@ -45,92 +45,107 @@ STREAMED_ARGMIN = np.dtype(
     [(name, "u8") for name in ("center_stats", "norms", "labels", "changes", "ambiguous", "lengths", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4"), ("rounding", "f4"), ("padding", "f4")]
 )
-#: Bytes of an `AmbiguousRow`, a `Reassignment` and an `AmbiguousLargeK`.
+#: Bytes of the C++ classes `AmbiguousRow`, `Reassignment` and `AmbiguousLargeK`.
 AMBIGUOUS_BYTES, REASSIGNMENT_BYTES, AMBIGUOUS_LARGE_K_BYTES = 16, 16, 32
-# What the tensor cores may lose of each sum of 16 products, relative to all that was added: of 4, 8 or 16 terms at a
-# time, they truncate what lies some 24 bits below the largest.
+# Error of the tensor cores per 16 products, relative to the sum of all magnitudes. They add 4, 8 or 16 terms at a time,
+# and truncate about 24 bits below the largest.
 _TENSOR_ERROR = 2.0**-20
-# What a rounded addition may lose of a sum.
+# Relative error of a rounded float32 addition.
 _ROUNDED = 2.0**-24
-# What the roundings of a score may be, relative to the norms of its row and center (assign/small_k.cuh).
+# Rounding error of a score, relative to the product of the norms of row and center (assign/small_k.cuh).
 _SCORE_ROUNDINGS = 2.0**-22
-# Features from which on fewer ambiguous rows save more than twice the columns of few centers cost.
+# From this d on, splitting a few centers into two parts saves more rescoring than twice the columns cost.
 _TWO_PARTS = 2048
-# The longest rows that one stage of the pipeline holds whole; and the most features and columns for tiles of 64 rows.
-_MOST_DEPTH, _SHORT, _SMALL_TILE = 256, 16, 16
+# Largest d for which a pipeline stage holds whole rows; largest d and number of columns for tiles of 64 rows.
+_MOST_DEPTH, _SMALL_DEPTH, _SMALL_TILE = 256, 16, 16
 
 
 def tensor_error(d: int, interval: int = 0) -> float:
-    """Return γ: what the sum of d products by tensor cores may be off by, relative to the product of the norms.
+    """Return γ, the error bound of an inner product of d elements by tensor cores, relative to the product of norms.
 
-    If `interval` is not 0, they add up that many products at a time, and rounded additions add up the results.
+    If `interval` is not 0, the tensor cores add that many products at a time, and float32 additions sum the results.
     """
     together = min(d, interval) or d
     return (together / 16 + 2) * _TENSOR_ERROR + (ceil(d / together) - 1) * _ROUNDED
 
 
 def parts_of(plan: MmaPlan, k: int) -> int:
-    """Return the parts that a plan's product has of each of k centers."""
+    """Return the number of parts that the GEMM of a plan splits each of k centers into."""
     return plan.tile_n // columns_of(k)
 
 
 def product_error(plan: MmaPlan, d: int, k: int) -> float:
-    """Return γ of the scores of `assign/small_k.cuh` by a plan."""
-    # A word is two features, and four lanes have some of a row's. What a second part adds is rounded once more.
+    """Return γ of the scores that a plan's GEMM computes for assign/small_k.cuh; see `tensor_error`."""
+    # A unit of `plan.interval` is 8 features: four lanes with a word of two each. A second part costs more roundings.
     return tensor_error(d, 8 * plan.interval) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
 
 
 def epilogue_of(plan: MmaPlan, k: int) -> Epilogue:
-    """Return the epilogue of small_k.cuh by which a plan's product finds the nearest of k centers."""
-    # Of long rows: by the interval, as there are none with bounds (assign_plan).
+    """Return the arg-min epilogue of small_k.cuh for a plan's GEMM with k centers."""
+    # Only plans for large d without bounds have an accumulation interval (assign_plan).
     name = f"ArgminEpilogueLargeD<{parts_of(plan, k)}>" if plan.interval else "ArgminEpilogue"
     return Epilogue("apps/kmeans/assign/small_k.cuh", f"kmeans::{name}", ARGMIN)
 
 
 def error_coefficients_of(plan: MmaPlan, d: int, k: int, rounding: float) -> tuple[float, float]:
-    """Return what a score may be off by, beside norm · ‖c‖, and beside norm · ‖c − ĉ‖ (assign/small_k.cuh).
+    """Return the error coefficients of a score: factors of norm · ‖c‖ and of norm · ‖c − ĉ‖ (assign/small_k.cuh).
 
-    `rounding` is what float16 loses of a row, beside its norm.
+    `rounding` is the float16 rounding error of a row relative to its norm, ρ.
     """
     error = product_error(plan, d, k)
     return rounding + error + _SCORE_ROUNDINGS, 1.0 + error
 
 
 def center_parts(d: int, k: int) -> int:
-    """Return the parts that a product has of every center: two of few, where rows are long; see assign/small_k.cuh."""
+    """Return the parts that each center is split into: two for large d and small k, otherwise one (small_k.cuh)."""
     return 2 if d >= _TWO_PARTS and columns_of(k) <= _SMALL_TILE else 1
 
 
 def columns_of(k: int) -> int:
-    """Return the columns of the product of so many centers, of one part."""
+    """Return the columns of the GEMM for k centers in one part: k rounded up to a multiple of 8."""
     return -(-k // 8) * 8
 
 
 def half_copy_problem(n: int, d: int, k: int, parts: int = 1) -> Problem:
-    """Return the product of an iteration: the shadow's n rows by k centers, in one part or two."""
+    """Return the GEMM of an iteration: n rows of the half-precision copy by k centers in one or two parts."""
     layout, columns = Layout(True, padded(d), 16, 16), k if parts == 1 else parts * columns_of(k)
     return Problem(n, padded(d), columns, "float16", layout, layout, False, "rows")
 
 
 def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False) -> MmaPlan | None:
-    """Choose how an iteration's product is computed; None where none of the core's kernels will do.
+    """Plan the GEMM of an iteration for small k.
 
-    Short rows are multiplied by warps that have a ring each, with the centers in shared memory; of long ones, pieces
-    of 256 bytes go through a ring that a block shares, and are added up by rounded additions, as the tensor cores would
-    lose more of long sums. Not so with `bounds`: what scores single rows (bounds/assign.cuh) has neither these nor
-    centers in two parts. What was measured is in docs/notes/lloyd.md.
+    Parameters
+    ----------
+    n, d, k : int
+    device : GpuSpec
+    bounds : bool
+        Whether bounds may skip rows.
+
+    Returns
+    -------
+    MmaPlan or None
+        None if no kernel fits the device.
+
+    Notes
+    -----
+    For d up to 256, each warp has a pipeline of whole rows, and the centers stay in shared memory. For larger d, the
+    warps of a block share a pipeline of 256-byte pieces of rows. Float32 additions then sum short accumulation
+    intervals, because the error of the tensor cores grows with the length of a sum. Plans with `bounds` have neither
+    intervals nor centers in two parts: the kernel that scores active rows (bounds/assign.cuh) supports neither.
+    Measurements are in docs/notes/lloyd.md.
     """
     parts = 1 if bounds else center_parts(d, k)
     problem = half_copy_problem(n, d, k, parts)
     tile_n = parts * columns_of(k)
     found: list[MmaPlan] = []
     if problem.k <= _MOST_DEPTH:
-        for tile_m in (64, 32) if problem.k <= _SHORT and tile_n <= _SMALL_TILE else (32,):
+        for tile_m in (64, 32) if problem.k <= _SMALL_DEPTH and tile_n <= _SMALL_TILE else (32,):
             for blocks, teams in ((2, 12), (1, 16), (1, 12), (1, 8), (1, 4)):
                 short = MmaPlan(
                     "float16", tile_m, tile_n, problem.k, teams=teams, blocks=blocks, keep_b=True, interval=0
                 )
-                found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SHORT else (2,))]
+                found += [replace(short, stages=stages) for stages in ((3, 2) if problem.k <= _SMALL_DEPTH else (2,))]
     long = MmaPlan("float16", 128, tile_n, 128, warps_m=4, stages=3, interval=0 if bounds else 16)
     found += [replace(long, tile_m=256, warps_m=8)] if parts > 1 else []
     found += [replace(long, blocks=blocks, stages=stages) for blocks, stages in ((2, 3), (2, 2), (1, 3))]
@@ -142,8 +157,8 @@ def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False
 
 
 def capacity(plan: MmaPlan, n: int, blocks: int) -> int:
-    """Return the most rows that one of `blocks` blocks of a plan's kernel can be the one to end."""
+    """Return an upper bound of the rows whose labels one of `blocks` blocks of a plan's GEMM finds, of n rows."""
     tiles = -(-n // plan.tile_m)
-    if plan.keep_b:  # tiles are dealt in turn, to all blocks and then to their next team
+    if plan.keep_b:  # tiles are assigned in turn: to the first team of every block, then to the second, …
         return plan.teams * -(-tiles // (blocks * plan.teams)) * plan.tile_m
     return (-(-tiles // blocks) + 2) * plan.tile_m

@@ -1,4 +1,4 @@
-"""`kmeans_batched`: many K-means problems of one shape at once."""
+"""`kmeans_batched`: K-means for many independent problems of one shape."""
 
 from dataclasses import dataclass
 from numbers import Integral, Real
@@ -20,20 +20,20 @@ _INITS = ("k-means++", "random")
 
 @dataclass(frozen=True)
 class BatchedClustering:
-    """The clusterings of b problems of n samples in d dimensions into k clusters.
+    """Clusterings of b problems of n samples with d features into k clusters.
 
-    The arrays are of the kind that X was: CuPy for CuPy, torch for torch on the same device, else NumPy.
+    Arrays are of the same kind as X: CuPy for CuPy, torch for torch on the same device, otherwise NumPy.
 
     Attributes
     ----------
     labels : array of shape (b, n), int32
-        The index of the nearest final center of the sample's own problem, the lowest on a tie.
+        Index of the nearest final center in the sample's own problem; the lowest index on a tie.
     centers : array of shape (b, k, d)
-        float32 for float32 data, and on a GPU for float16 and bfloat16; else float64.
+        float32 for float32 data, and for float16 and bfloat16 on a GPU; otherwise float64.
     inertia : array of shape (b,), float64
-        Σ ‖x − c‖² over the samples of a problem and their centers.
+        Σ ‖x − c‖² over the samples of each problem and their centers.
     n_iter : array of shape (b,), int32
-        Iterations of every problem.
+        Number of iterations of each problem.
     """
 
     labels: Any
@@ -60,32 +60,34 @@ def kmeans_batched(
     random_state: Any = None,
     device: str = "auto",
 ) -> BatchedClustering:
-    """Cluster every X[i] by itself, all at once.
+    """Cluster every X[i] independently.
 
-    Problem i gets what ``TSKMeans(n_clusters, n_init=1, random_state=s_i)`` finds for X[i], with
+    Problem i gets the clustering of ``TSKMeans(n_clusters, n_init=1, random_state=s_i)`` for X[i], with
 
-    - s_i = s + i (modulo 2³²) where `random_state` is an int s;
-    - s_i the i-th of ``randint(2**31 - 1, size=b)`` of `random_state` where it is None or a RandomState.
+    - s_i = s + i (modulo 2³²) if `random_state` is an int s;
+    - s_i = the i-th element of ``random_state.randint(2**31 - 1, size=b)`` if it is None or a RandomState.
 
-    On the CPU that is what runs, problem by problem, to the last bit. On a GPU an iteration of all problems is two
-    kernels, and the host looks every few iterations. There is no protection, as by ``TSKMeans(protect=True)``.
+    On the CPU, `TSKMeans` itself clusters one problem after the other. On a GPU, two kernel launches are one iteration
+    of all problems, and the host reads their status every few iterations. There is no equivalent of
+    ``TSKMeans(protect=True)``.
 
     Parameters
     ----------
     X : array of shape (b, n, d)
-        NumPy, CuPy or torch, or anything with DLPack or ``__cuda_array_interface__``.
+        NumPy, CuPy or torch, or any array with DLPack or ``__cuda_array_interface__``.
     n_clusters : int
-        The number k of clusters of each problem, at most n.
+        The number of clusters k of each problem, at most n.
     init : {"k-means++", "random"} or array of shape (b, k, d), default="k-means++"
-        The first centers of every problem; see `TSKMeans`.
+        The initial centers of every problem; see `TSKMeans`.
     max_iter : int, default=300
-        Iterations of a problem at most.
+        Maximum number of iterations of a problem.
     tol : float, default=1e-4
-        A problem has converged when its centers move less than this in all (squared, relative to the mean variance of
-        its features), or when none of its labels changes.
+        A problem converges when the squared center shift, summed over its centers, is at most `tol` times the mean
+        variance of its features, or when none of its labels changes.
     random_state : int, RandomState or None, default=None
+        Source of the random draws; an int makes them reproducible.
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
-        "auto" follows X to the GPU that it lies on, else takes a GPU if there is one, else the CPU.
+        "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU.
 
     Returns
     -------
@@ -94,22 +96,24 @@ def kmeans_batched(
     Raises
     ------
     ValueError
-        If X is no array of three dimensions, none of them 0, of finite real numbers, or a parameter is out of its
+        If X is not three-dimensional, is empty, or does not hold finite real numbers, or if a parameter is out of its
         range.
     NoDeviceError
-        If a GPU is asked for that is not there.
+        If the requested GPU is not present.
 
     Notes
     -----
-    On a GPU the kernels serve float32, float16 and bfloat16 of up to a few hundred features (what a block's shared
-    memory holds: 432 on an H200 from 65 clusters on); all else goes to `TSKMeans` there, problem by problem. Labels are
-    the float64 arg-min of float32 centers, proved from a float16 copy or decided in float64; sums are integers: the
-    same bits come out on every run and for any number of problems. X in host memory goes to the GPU in as many parts as
-    it takes.
+    The GPU kernels support float32, float16 and bfloat16 data of up to a few hundred features. The limit is a block's
+    shared memory: 432 features on an H200 for 65 clusters or more. Other data goes to `TSKMeans` on the GPU, problem by
+    problem.
 
-    A GPU makes the same random draws as the CPU. Where scikit-learn's own float32 rounding decides, it may find another
-    clustering: on samples as far from one center as from another, and where a draw of k-means++ falls between two
-    samples, which is to be expected of many samples and clusters (n·k of more than about 10⁵).
+    Labels are the float64 arg-min over the float32 centers: certified from a float16 copy, or rescored in float64.
+    Cluster sums are fixed-point. Results have the same bits on every run and for any number of problems. X in host
+    memory is copied to the GPU in parts that fit.
+
+    A GPU makes the same random draws as the CPU. Its clustering can differ where scikit-learn's float32 rounding
+    decides: if a sample is equally far from two centers, or if a draw of k-means++ falls between two samples, which is
+    likely for many samples and clusters (n·k above about 10⁵).
 
     Examples
     --------
@@ -147,7 +151,7 @@ def kmeans_batched(
 def _check_data(array: Any) -> None:
     if array.ndim != 3 or 0 in array.shape:
         raise ValueError(
-            f"X has shape {tuple(array.shape)}; expected (b, n, d), none of them 0: b problems of n samples, d features"
+            f"X has shape {tuple(array.shape)}; expected (b, n, d), all positive: b problems of n samples, d features"
         )
 
 
@@ -157,14 +161,14 @@ def _check_parameters(n_clusters: int, n: int, max_iter: int, tol: float) -> Non
             raise ValueError(f"{name} must be an int, at least 1, got {value!r}")
     if n_clusters > n:
         raise ValueError(
-            f"n_clusters={n_clusters}, and each problem has {n} samples; expected no more clusters than samples"
+            f"n_clusters={n_clusters}, but each problem has {n} samples; expected at most as many clusters as samples"
         )
     if not isinstance(tol, Real) or not 0 <= tol < np.inf:
         raise ValueError(f"tol must be a finite number, at least 0, got {tol!r}")
 
 
 def _first_centers(init: Any, shape: tuple[int, int, int]) -> Any:
-    """Return `init` if it is a name, else the array of centers that it is."""
+    """Return a valid `init`: its name, or the given centers as an array of `shape`."""
     if isinstance(init, str):
         if init not in _INITS:
             raise ValueError(f"init must be one of {', '.join(map(repr, _INITS))} or an array, got {init!r}")
@@ -178,27 +182,27 @@ def _first_centers(init: Any, shape: tuple[int, int, int]) -> Any:
 
 
 def _all_finite(centers: Any) -> bool:
-    """Tell whether no element is a NaN or an infinity, where the array lies."""
+    """Tell whether all elements are finite; floats on a GPU are checked there."""
     if not isinstance(centers, np.ndarray) and centers.dtype.kind == "f":
         import cupy
 
         with centers.device:
             return bool(cupy.isfinite(centers).all())
     centers = to_host(centers)
-    # NumPy's isfinite knows no bfloat16.
+    # NumPy's isfinite does not support bfloat16.
     return bool(np.isfinite(centers if centers.dtype.kind in "fiub" else centers.astype(np.float64)).all())
 
 
 def _seeds(random_state: Any, problems: int) -> list[int]:
-    """Return the seed of every problem's RandomState."""
+    """Return the seed of each problem's RandomState."""
     if isinstance(random_state, Integral):
-        check_random_state(random_state)  # says what ints are no seeds
+        check_random_state(random_state)  # raises ValueError for invalid seeds
         return [(int(random_state) + i) % 2**32 for i in range(problems)]
     return check_random_state(random_state).randint(2**31 - 1, size=problems).tolist()
 
 
 def _out_of_range(array: Any, inertia: Any) -> list[int]:
-    """Return the problems whose squares of distances overflow float32, or underflow: `TSKMeans` scales them."""
+    """Return the indices of problems whose squared distances overflow or underflow float32; `TSKMeans` scales them."""
     n, dtype = array.shape[1], np.dtype(np.float32)
     found = []
     for i, value in enumerate(to_host(inertia).tolist()):
@@ -212,10 +216,14 @@ def _out_of_range(array: Any, inertia: Any) -> list[int]:
 def _one_by_one(
     array: Any, k: int, init: Any, max_iter: int, tol: float, seeds: list[int], device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Fit `TSKMeans` to one problem after the other: scikit-learn has threads of its own, more do not pay."""
-    if (
-        array.dtype.name == "bfloat16"
-    ):  # which scikit-learn does not read; float32 holds it, and float64 is what it gets
+    """Fit `TSKMeans` to one problem after the other; scikit-learn uses all cores for each.
+
+    Returns
+    -------
+    labels, centers, inertia, n_iter : numpy.ndarray
+        See `BatchedClustering`.
+    """
+    if array.dtype.name == "bfloat16":  # scikit-learn does not support it
         array = array.astype(np.float64)
     fits = []
     for i, seed in enumerate(seeds):

@@ -1,4 +1,4 @@
-"""Many problems at once on a GPU, in parts that fit its memory."""
+"""Batched K-means on a GPU, in parts of as many problems as fit in its memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 def fit_on_gpu(
     X: Any, k: int, init: Any, max_iter: int, tol: float, seeds: list[int], index: int
 ) -> tuple[Any, Any, Any, Any] | None:
-    """Cluster every X[i] on a GPU, in as many parts as its memory asks for.
+    """Cluster every X[i] on a GPU, in parts that fit in its memory.
 
     Parameters
     ----------
@@ -28,14 +28,20 @@ def fit_on_gpu(
     max_iter, tol
         See `kmeans_batched`.
     seeds : list of int
-        One a problem.
+        One per problem.
     index : int
-        CUDA's number for the GPU.
+        CUDA device index.
 
     Returns
     -------
     labels, centers, inertia, n_iter : cupy.ndarray
-        Or None where the kernels do not serve the shape, the dtype or the GPU.
+        Of shapes (b, n), (b, k, d), (b,) and (b,). Instead of the four, None if the kernels do not support the shape,
+        the dtype or the GPU.
+
+    Raises
+    ------
+    ValueError
+        If X has a NaN or an infinity.
     """
     machine, (_, n, d) = cuda_machine(index), X.shape
     plan = batch_plan(n, d, k, machine.gpu) if X.dtype.name in _DTYPES else None
@@ -63,9 +69,9 @@ def fit_on_gpu(
 
 
 def _parts(X: Any, k: int, plan: BatchPlan, machine: CudaMachine) -> Iterator[slice]:
-    """Yield slices of problems whose arrays fit the GPU together."""
+    """Yield slices of problems whose arrays fit in the GPU's memory together."""
     b, n, d = X.shape
-    # While seeding, the distances of all candidates of two steps are there as well.
+    # The last term: k-means++ holds the distances to all candidates of two steps.
     of_row = 2 * plan.padded + 4 + 4 + 8 + 2 * 4 * (2 + int(np.log(k)))
     of_center = 2 * plan.padded + 8 * (d + 1) + 3 * 4 * d
     of_problem = n * (of_row + (0 if isinstance(X, cupy.ndarray) else d * X.dtype.itemsize)) + plan.columns * of_center

@@ -1,4 +1,4 @@
-"""Lloyd on many problems at once: the launches of the kernels of this package."""
+"""Batched Lloyd iterations and k-means++ on a GPU: buffers and launches of batched/*.cuh."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -18,7 +18,7 @@ from tsapps.apps.kmeans.batched.plan import (
     STATUS,
     TILE_ROWS,
     BatchPlan,
-    integers,
+    fixed_point_scales,
     update_parts,
 )
 from tsapps.apps.kmeans.data.plan import half_copy_scales, norm_limit_of
@@ -32,17 +32,18 @@ from tsapps.kernels.runtime.machine import Machine
 __all__ = ["BatchedLloyd", "random_states"]
 
 _FOLDER = Path(__file__).parents[1]
-# Iterations between two looks of the host: a look costs about as much as an iteration of small problems.
-_AHEAD = 4
-# Blocks a multiprocessor of kernels that go over all rows.
+# Iterations between two reads of the status by the host: a read costs about as much as an iteration of small problems.
+_ITERATIONS_PER_READ = 4
+# Blocks per multiprocessor of make_half_copy.
 _BLOCKS = 8
+# Maximum number of blocks per problem of column_moments, and rows per block below that maximum.
 _SLICES, _SLICE_ROWS = 64, 256
 
 
 def random_states(seeds: Sequence[int]) -> Iterator[np.random.RandomState]:
-    """Yield ``RandomState(seed)`` for every seed: one object that is seeded again, good until the next is asked for.
+    """Yield ``RandomState(seed)`` for every seed, as one object that is seeded again; valid until the next is yielded.
 
-    To make one takes 0.1 ms, of which a thousand would cost more than the fits of as many problems.
+    Creating an object takes 0.1 ms; a thousand objects would cost more than fitting a thousand problems.
     """
     state = np.random.RandomState(0)
     for seed in seeds:
@@ -51,25 +52,29 @@ def random_states(seeds: Sequence[int]) -> Iterator[np.random.RandomState]:
 
 
 class BatchedLloyd:
-    """b problems of n samples in d dimensions, clustered into k clusters each.
+    """b K-means problems of n samples, d features and k clusters each, on a GPU.
+
+    Call one of the `start_at` methods, then `iterate`. After that, `labels`, `final_centers`, `inertias` and
+    ``arrays["iterations"]`` are the result.
 
     Parameters
     ----------
     machine : Machine
     X : array of shape (b, n, d), C-contiguous
-        float32, float16 or bfloat16, of the machine's library.
+        float32, float16 or bfloat16, of the machine's array library.
     k : int
     plan : BatchPlan
     max_iter : int
+        Maximum number of iterations of a problem.
     tol : float
-        Relative to the mean variance of each problem's features.
+        Tolerance of the squared center shift, relative to the mean variance of the problem's features.
     first : int
-        The number of the first problem, for messages.
+        Index of the first problem in the caller's X, for messages.
 
     Raises
     ------
     ValueError
-        If X has a NaN or an infinity; names the first.
+        If X has a NaN or an infinity; the message names its problem, row and column.
     """
 
     def __init__(
@@ -77,10 +82,10 @@ class BatchedLloyd:
     ) -> None:
         self.machine, self.X, self.k, self.plan, self._first = machine, X, k, plan, first
         self.xp = xp = machine.xp
-        # Looking a kernel up costs about as much as a launch.
+        # Cached: looking up a kernel costs about as much as a launch.
         self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
         b, n, d = self.b, self.n, self.d = X.shape
-        self.mean, scales = self._look_at(tol)
+        self.mean, scales = self._compute_scales(tol)
         arrays = {
             "X": X,
             "means": xp.asarray(self.mean),
@@ -117,11 +122,11 @@ class BatchedLloyd:
         self._launch("make_half_copy", (self._blocks(n), b))
 
     def _blocks(self, rows: int) -> int:
-        """Return the blocks a problem of a kernel that goes over all rows, a warp each."""
+        """Return the number of blocks per problem for a kernel that processes one row per warp, 8 warps per block."""
         return max(1, min(-(-rows // 8), -(-self.machine.gpu.multiprocessors * _BLOCKS // self.b)))
 
     def _launch(self, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0) -> None:
-        """Launch a kernel of `KERNELS` on the problems, with `option` behind the type of X in its template."""
+        """Launch a kernel of `KERNELS` on all problems; `option` are template arguments after the type of X."""
         self._launch_on(self._batch, kernel, grid, *arguments, option=option, shared=shared)
 
     def _launch_on(
@@ -134,16 +139,16 @@ class BatchedLloyd:
         made(grid, (threads,), (batch, *arguments), shared_mem=shared)
 
     def _kernel(self, kernel: str, option: str, shared: int) -> tuple[Any, int]:
-        """Return a kernel and the threads of a block."""
+        """Return a kernel that may use `shared` bytes of dynamic shared memory, and its threads per block."""
         file, threads = KERNELS[kernel]
         (made,) = self.machine.kernels(_FOLDER / file, f"batched::{kernel}<{ELEMENT[self.X.dtype.name]}{option}>")
-        # A batch of another shape may have asked for more.
+        # A batch of another shape may have raised the limit further.
         if shared > made.max_dynamic_shared_size_bytes:
             made.max_dynamic_shared_size_bytes = shared
         return made, threads
 
-    def _look_at(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Return the means, float32, and the scales of shadow and sums."""
+    def _compute_scales(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Compute moments and set the tolerances; return the means, (b, d), float32, and arrays of scales by name."""
         xp, (b, n, d) = self.xp, self.X.shape
         slices = min(_SLICES, -(-n // _SLICE_ROWS))
         moments = xp.empty((b, slices, 3, d))
@@ -159,11 +164,11 @@ class BatchedLloyd:
         variance = np.maximum(square - mean * mean, 0).mean(axis=1)
         self.tolerances = tol * variance
         off = origin - rounded
-        middle = np.sqrt(variance + ((mean + off) ** 2).mean(axis=1))
-        self.sum_scales, self._narrow = integers(n, largest + abs(off), middle)
+        rms = np.sqrt(variance + ((mean + off) ** 2).mean(axis=1))
+        self.sum_scales, self._narrow = fixed_point_scales(n, largest + abs(off), rms)
         units = 1 / self.sum_scales
         return rounded, {
-            "half_copy_scales": half_copy_scales(middle),
+            "half_copy_scales": half_copy_scales(rms),
             "sum_scales": self.sum_scales,
             "sum_units": units,
         }
@@ -177,11 +182,11 @@ class BatchedLloyd:
         )
 
     def start_at(self, centers: Any) -> None:
-        """Begin at these centers, (b, k, d), not centered."""
+        """Start at given centers, (b, k, d), which are not centered."""
         self.centers[:] = self.xp.asarray(centers, dtype=np.float32) - self.arrays["means"][:, np.newaxis]
 
     def start_at_random(self, states: Iterable[np.random.RandomState]) -> None:
-        """Begin at k samples of each problem, drawn as scikit-learn draws them."""
+        """Start at k random samples of each problem, with scikit-learn's draws."""
         weights = self._probabilities()
         rows = [state.choice(self.n, size=self.k, replace=False, p=weights) for state in states]
         index = self.xp.asarray(np.stack(rows))
@@ -192,10 +197,10 @@ class BatchedLloyd:
         return weights / weights.sum()
 
     def start_at_plusplus(self, states: Iterable[np.random.RandomState]) -> None:
-        """Begin at centers by greedy k-means++, drawn as scikit-learn draws them."""
+        """Start at centers from greedy k-means++, with scikit-learn's draws."""
         xp, b, k = self.xp, self.b, self.k
         trials = 2 + int(np.log(k))
-        # What RandomState.choice makes of its one random number, for all problems at once.
+        # The inverse transform sampling of RandomState.choice, for all problems at once.
         running = self._probabilities().astype(np.float64).cumsum()
         running /= running[-1]
         samples, uniforms = np.empty(b), np.empty((b, k - 1, trials))
@@ -217,13 +222,13 @@ class BatchedLloyd:
             self._launch("sample_candidates", (1, b), plusplus, np.int32(step + 1))
 
     def iterate(self) -> None:
-        """Iterate until every problem has converged or come to its last iteration."""
+        """Iterate until every problem has converged or reached `max_iter`; assign the final labels."""
         tiles, parts = -(-self.n // TILE_ROWS), update_parts(self.n, self.b, self.machine.gpu.multiprocessors)
         shared = self._narrow and self.plan.sums_fit
         option, shared_bytes = (", true", self.plan.update_bytes) if shared else (", false", 0)
         self._launch("prepare_centers", (1, self.b))
         while True:
-            for _ in range(_AHEAD):
+            for _ in range(_ITERATIONS_PER_READ):
                 self._assign(tiles)
                 self._launch("update", (parts, self.b), option=option, shared=shared_bytes)
             status = to_host(self.status).copy()
@@ -236,7 +241,7 @@ class BatchedLloyd:
                 self._launch("prepare_centers", (1, self.b))
             elif not (status == STATUS["running"]).any():
                 break
-        # So that the labels are those of the final centers.
+        # Problems without strict convergence: assign their labels to the final centers.
         self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
         self._launch("prepare_centers", (1, self.b))
         self._assign(tiles)
@@ -246,36 +251,36 @@ class BatchedLloyd:
         self._launch("assign", (tiles, self.b), option=option, shared=self.plan.assign_bytes)
 
     def _fill_empty(self, problem: int) -> int:
-        """Relocate a problem's empty clusters, as the host's loop does; return what becomes of the problem."""
+        """Relocate the empty clusters of a problem on the host, as `lloyd.fit` does; return its new status."""
         values = to_host(self.arrays["sums"][problem]).astype(np.float64)
         n_reassigned = int(to_host(self.arrays["n_reassigned"])[problem])
         step = Assignment(n_reassigned, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
         before = to_host(self.centers[problem])
-        one: Any = _One(self, problem)
+        one: Any = _Problem(self, problem)
         relocate_empty_clusters(one, one.labels, step, before)
         centers = step.means().astype(np.float32)
         shift = float(((centers.astype(np.float64) - before) ** 2).sum())
         self.centers[problem] = self.xp.asarray(centers)
         if n_reassigned == 0 and shift == 0:
             return STATUS["strict"]
-        # Labels that stood are not of centers that moved: "ended" is assigned once more.
+        # Relocation moved centers: "ended" (not "strict") causes a final assignment even if no label changed.
         last = n_reassigned == 0 or int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
         return STATUS["ended" if last or shift <= self.tolerances[problem] else "place"]
 
     def inertias(self) -> Any:
-        """Return Σ ‖x − c‖² of every problem, shape (b,)."""
+        """Return Σ ‖x − c‖² of every problem, (b,), float64."""
         tiles = -(-self.n // SEED_ROWS)
         parts = self.xp.empty((self.b, tiles))
         self._launch("inertias", (tiles, self.b), parts)
         return parts.sum(axis=1)
 
     def final_centers(self) -> Any:
-        """Return the centers, (b, k, d), float32, as X has them."""
+        """Return the centers in the units of X, (b, k, d), float32."""
         return self.centers + self.arrays["means"][:, np.newaxis]
 
     def warn_of_lost_clusters(self) -> None:
-        """Warn, as scikit-learn does, where samples are fewer than clusters but for duplicates."""
-        # Marked, not counted: no sum has to wait for another, nor the host for the largest label.
+        """Warn, as scikit-learn does, if problems have fewer nonempty clusters than k because of duplicate samples."""
+        # Marks labels instead of counting them: marking needs no atomics, and no largest label on the host.
         found = self.xp.zeros((self.b, self.k), np.bool_)
         found[self.xp.arange(self.b)[:, np.newaxis], self.labels] = True
         lost = np.flatnonzero(~to_host(found.all(axis=1)))
@@ -288,8 +293,8 @@ class BatchedLloyd:
             )
 
 
-class _One:
-    """The data of one of the problems, as `relocate_empty_clusters` reads it."""
+class _Problem:
+    """One problem of a batch, with the members of `Data` that `relocate_empty_clusters` needs."""
 
     def __init__(self, of: BatchedLloyd, problem: int) -> None:
         self.xp, self.sample_weight = of.xp, None
@@ -297,10 +302,10 @@ class _One:
         self._X, self._mean = of.X[problem], of.arrays["means"][problem]
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return these samples, centered, in host memory."""
+        """Return the samples with these indices, centered, in host memory; see `Data.rows`."""
         return to_host(self._X[self.xp.asarray(indices)].astype(np.float32) - self._mean)
 
     def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
-        """Return ‖x − c‖² for every sample and its own center, in host memory."""
+        """Return ‖x − c‖² of every sample and its own center, (n,), in host memory; see `Data.own_distances`."""
         delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[labels]
         return to_host((delta * delta).sum(axis=1))

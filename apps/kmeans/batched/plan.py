@@ -1,4 +1,4 @@
-"""What iterations of many problems at once are made of, chosen from sizes alone; see batched*.cuh."""
+"""Launch plan of batched K-means, from sizes alone: tiles, shared memory, argument structures, fixed-point scales."""
 
 from dataclasses import dataclass
 from math import ceil, log2
@@ -19,11 +19,11 @@ __all__ = [
     "TILE_ROWS",
     "BatchPlan",
     "batch_plan",
-    "integers",
+    "fixed_point_scales",
     "update_parts",
 ]
 
-#: Arrays that the C++ class `Batch` points to.
+#: Pointer members of the C++ class `Batch` of batched/problem.cuh, in order.
 POINTERS = (
     *(
         "X",
@@ -50,7 +50,7 @@ POINTERS = (
         "iterations",
     ),
 )
-#: `Batch` and `PlusPlusArgs` as NumPy structures.
+#: The C++ classes `Batch` of batched/problem.cuh and `PlusPlusArgs` of batched/init.cuh, as NumPy structures.
 BATCH = np.dtype(
     [(name, "u8") for name in POINTERS]
     + [("n", "i8"), ("d", "i4"), ("k", "i4"), ("padded", "i4"), ("columns", "i4"), ("max_iter", "i4")]
@@ -60,7 +60,7 @@ PLUSPLUS_ARGS = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]
     + [("trials", "i4"), ("tiles", "i4")]
 )
-#: The file and the threads of a block of every kernel.
+#: Source file, and threads per block, of every kernel.
 KERNELS = {
     "column_moments": ("batched/problem.cuh", 256),
     "make_half_copy": ("batched/problem.cuh", 256),
@@ -71,42 +71,42 @@ KERNELS = {
     "candidate_distances": ("batched/init.cuh", 256),
     "inertias": ("batched/init.cuh", 256),
 }
-#: `Status`.
+#: The C++ enum `Status` of batched/problem.cuh.
 STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}
-#: Rows of a block of `assign`, and of a block while seeding.
+#: Rows per block of `assign`; and of `candidate_distances` and `inertias`.
 TILE_ROWS, SEED_ROWS = 128, 512
-#: What a grid's second dimension numbers.
+#: Maximum size of a grid's second dimension.
 MOST_PROBLEMS = 65_535
-# Rows are numbered in 32 bits, chunks of centers in 16; and candidates of a step of k-means++ are 16 at most.
+# Row indices have 32 bits, and indices of chunks of centers 16; a k-means++ step has at most 16 candidates.
 _MOST_ROWS, _MOST_CLUSTERS = 2**32 - 1, 1 << 20
 _LEAST_CAPABILITY = 8.0
-# Of `assign`: three further chunks of four rows a thread.
+# Shared memory of the candidate lists of `assign`: three 4-byte entries for each of a thread's four rows (128 threads).
 _LIST_BYTES = 3 * 4 * 128 * 4
-# Two blocks of `update` share a multiprocessor's memory.
+# Shared memory of the sums of `update`, so that two blocks fit on a multiprocessor.
 _MOST_SUM_BYTES = 100 << 10
-# Bits of an element of the sums, beside its sign: of two digits in shared memory, and of 64-bit additions.
+# Bits of a fixed-point element, without sign: in two limbs in shared memory, and in 64-bit global additions.
 _NARROW_BITS, _WIDE_BITS = 30, 46
-# How far a feature's largest element may lie above the mean square for 30 bits to be as exact as float32.
+# Largest ratio of a feature's largest |x − mean| to the root mean square for which 30 bits are as exact as float32.
 _SPREAD = 2.0**8
 _LEAST_EXPONENT = -900
-# Changes that are worth a block.
+# Rows per block of `update`, at least, if a problem has several blocks.
 _CHANGES = 256
 
 
 @dataclass(frozen=True)
 class BatchPlan:
-    """How problems of n rows, d features and k clusters are worked on.
+    """Tile sizes and shared memory of the kernels for problems of n rows, d features and k clusters.
 
     Attributes
     ----------
     padded : int
-        Elements of a row of the shadow.
+        Elements per row of the half-precision copy.
     width, columns : int
-        Centers of a chunk, and k rounded up to whole chunks.
+        Centers per chunk, and k rounded up to whole chunks.
     assign_bytes, update_bytes : int
-        Dynamic shared memory of a block of `assign`, and of one of `update` that has its sums there.
+        Dynamic shared memory per block of `assign`, and of `update` with its sums in shared memory.
     sums_fit : bool
-        Whether it can have.
+        Whether the sums of `update` fit in shared memory.
     """
 
     padded: int
@@ -118,44 +118,55 @@ class BatchPlan:
 
 
 def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
-    """Choose how problems are worked on; None where the kernels do not serve the shape or the GPU."""
+    """Plan the kernels for problems of n rows, d features and k clusters.
+
+    Returns
+    -------
+    BatchPlan or None
+        None if the kernels do not support the shape or the GPU.
+    """
     padded = -(-d // 16) * 16
     width = 16 if k <= 16 else 32 if k <= 32 else 64
     columns = -(-k // width) * width
     buffers = min(2, columns // width)
     assign_bytes = _LIST_BYTES + 2 * 4 * width + (TILE_ROWS + buffers * width) * (padded + 8) * 2
     update_bytes = 2 * 4 * k * (d + 1)
-    room = min(device.shared_memory_per_block, _MOST_SUM_BYTES)
+    available = min(device.shared_memory_per_block, _MOST_SUM_BYTES)
     served = n <= _MOST_ROWS and k <= _MOST_CLUSTERS and float(device.compute_capability) >= _LEAST_CAPABILITY
     if not served or max(assign_bytes, 8 * 8 * d) > device.shared_memory_per_block:
         return None
-    return BatchPlan(padded, width, columns, assign_bytes, update_bytes, update_bytes <= room)
+    return BatchPlan(padded, width, columns, assign_bytes, update_bytes, update_bytes <= available)
 
 
-def integers(n: int, largest: np.ndarray, middle: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Choose the powers of two that make elements integers of the sums.
+def fixed_point_scales(n: int, largest: np.ndarray, rms: np.ndarray) -> tuple[np.ndarray, bool]:
+    """Choose the scales of the fixed-point sums, powers of two.
 
     Parameters
     ----------
     n : int
+        Number of rows of a problem.
     largest : numpy.ndarray of shape (b, d)
-        No less than the largest ``|x − mean|`` of each feature.
-    middle : numpy.ndarray of shape (b,)
-        The root of the mean square of all x − mean of a problem.
+        An upper bound of ``|x − mean|`` for each feature.
+    rms : numpy.ndarray of shape (b,)
+        The root mean square of all elements x − mean of a problem.
 
     Returns
     -------
     scales : numpy.ndarray of shape (b, d)
     narrow : bool
-        Whether integers of 30 bits are as exact as float32; else they have 46, or what leaves room for n of them.
+        Whether elements have 30 bits, which are as exact as float32. Otherwise they have 46 bits, or fewer if a sum of
+        n elements needs it.
     """
     exponents = np.clip(np.ceil(np.log2(np.where(largest > 0, largest, 1.0))), _LEAST_EXPONENT, None)
-    alike = bool((largest.max(axis=1) <= _SPREAD * middle).all())
+    alike = bool((largest.max(axis=1) <= _SPREAD * rms).all())
     narrow = alike and bool((abs(exponents) < MOST_EXPONENT).all())
     bits = _NARROW_BITS if narrow else min(_WIDE_BITS, 62 - ceil(log2(n)))
     return np.exp2(bits - exponents), narrow
 
 
 def update_parts(n: int, problems: int, multiprocessors: int) -> int:
-    """Return the blocks of `update` that share a problem's changes: two a multiprocessor in all, and none for few."""
+    """Return the number of blocks of `update` per problem.
+
+    It gives about two blocks per multiprocessor over all problems, but at most one block per 256 rows.
+    """
     return max(1, min(-(-2 * multiprocessors // problems), -(-n // _CHANGES)))

@@ -1,1 +1,4 @@
-"""Hamerly's bounds: rows whose nearest center cannot have changed are skipped."""
+"""Hamerly's bounds: skip rows whose nearest center cannot have changed, with bit-identical labels.
+
+Assignment without bounds is never here: see assign.
+"""

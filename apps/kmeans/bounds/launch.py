@@ -1,8 +1,10 @@
-"""Rows that an iteration of the fused engine leaves out, as their nearest center cannot have changed; see state.cuh.
+"""Assignment with Hamerly bounds: launches that skip rows whose label cannot change; see state.cuh.
 
-    screen (bounds/state.cuh) → what scores the rows that it listed, or all with their expiries; or all without
+    select active rows (bounds/state.cuh) → label the active rows
+                                          or label all rows and compute their row bounds
+                                          or label all rows without bounds
 
-Which of them does the work is decided on the GPU, iteration by iteration; the others return at once.
+An iteration launches all of these kernels. The GPU selects which one labels the rows; the others return at once.
 """
 
 from typing import Any
@@ -32,27 +34,31 @@ from tsapps.kernels.runtime.machine import Launch
 __all__ = ["Bounds", "ProductBounds"]
 
 _SELECT_THREADS, _ACTIVE_THREADS = 256, 128
-# Blocks a multiprocessor, as many as are resident on Hopper GPUs; and the rows that a block screens at a time.
+# Blocks per multiprocessor: as many as are resident on Hopper GPUs. Rows that a block tests at a time.
 _SELECT_BLOCKS, _ACTIVE_BLOCKS = 6, 3
-_SCREENED = 8 * _SELECT_THREADS
+_SELECTED_ROWS = 8 * _SELECT_THREADS
 
 
 class Bounds:
-    """When the label of every row expires, and what lists the rows whose label may have.
+    """Row bounds, drift of the centers, and the launch that lists the active rows; see bounds/state.cuh.
 
     Parameters
     ----------
     data : DeviceData
     k : int
     listed : int
-        The rows that are listed at most.
+        Capacity of the list of active rows.
     labels : str
-        The type of labels, in C++.
+        C++ type of the labels.
 
     Attributes
     ----------
-    expiries, limits, active, state : array
-        Of every row and cluster, the rows that are listed, and a `BOUNDS_STATE`; see bounds/state.cuh.
+    row_bounds : array of shape (n,), float32
+    limits : array of shape (k,), float32
+    active : array of shape (listed,), uint32
+        Indices of the active rows.
+    state : array of uint8
+        The bytes of a `BOUNDS_STATE`.
     """
 
     def __init__(self, data: DeviceData, k: int, listed: int, labels: str) -> None:
@@ -60,7 +66,7 @@ class Bounds:
         self._machine = data.machine
         self.row_bounds, self.active = xp.empty(n, np.float32), xp.empty(listed, np.uint32)
         self._arrived = xp.zeros(1, np.uint32)
-        # How far centers have moved, limits and what is known lie side by side: what begins anew is one copy.
+        # Drifts, limits (an even number of float32) and the state are contiguous, so that one copy resets them.
         before = 8 * k, 4 * (k + k % 2)
         fresh = np.zeros(sum(before) + BOUNDS_STATE.itemsize, np.uint8)
         fresh[sum(before) :] = fresh_bounds_state().reshape(1).view(np.uint8)
@@ -71,57 +77,57 @@ class Bounds:
             self._kept[before[0] :][: 4 * k].view("f4"),
         )
         self.state = self._kept[sum(before) :]
-        self._begun_bytes = sum(before) + FRESH_BYTES
+        self._reset_bytes = sum(before) + FRESH_BYTES
         self._begin_limit = begin_limit(n)
-        self._select_grid = (min(data.gpu.multiprocessors * _SELECT_BLOCKS, -(-n // _SCREENED)),)
+        self._select_grid = (min(data.gpu.multiprocessors * _SELECT_BLOCKS, -(-n // _SELECTED_ROWS)),)
         (self._select,) = load_kernels(data.machine, "bounds/state.cuh", f"select_active_rows<{labels}>")
 
     def begin(self) -> None:
-        """Begin anew: centers are others than those that the last iteration made, and no row is safe.
+        """Reset drifts, limits and state. Required when centers are not those of the last iteration.
 
-        Expiries need not be reset: no row is screened before all have been given theirs.
+        Row bounds need no reset: a pass over all rows writes them before any row is tested.
         """
-        begun = slice(self._begun_bytes)
-        self._machine.copy(self._kept[begun], self._fresh[begun])
+        reset = slice(self._reset_bytes)
+        self._machine.copy(self._kept[reset], self._fresh[reset])
 
     def drift_args(self) -> Any:
-        """Return what `update_centers` (update/centers.cuh) is told of bounds, a `DRIFT`."""
+        """Return the `DRIFT` argument of `update_centers` (update/centers.cuh)."""
         kept = {"center_drift": self._center_drift, "limits": self.limits, "state": self.state}
         return structure(DRIFT, **kept, begin_limit=self._begin_limit)
 
     @property
     def skip_full_assign(self) -> Any:
-        """On the GPU: whether what scores all rows without bounds has nothing to do, (1,), int32."""
+        """Flag on the GPU, (1,), int32: the pass over all rows without bounds does nothing if it is set."""
         return self.state[SKIP_FULL_ASSIGN : SKIP_FULL_ASSIGN + 4].view(np.int32)
 
-    def screening(self, labels: Any, stopped: Any) -> Launch:
-        """Return what lists the rows that are not safe; if `stopped` is set, nothing is to be done."""
-        screened = self.row_bounds, labels, np.int64(len(self.row_bounds)), self.limits
+    def bind_select(self, labels: Any, stopped: Any) -> Launch:
+        """Return the launch that lists the active rows. It does nothing if the flag `stopped` is set."""
+        tested = self.row_bounds, labels, np.int64(len(self.row_bounds)), self.limits
         listed = self.active, np.uint32(len(self.active)), self.state, self._arrived, stopped
-        return self._machine.bind(self._select, self._select_grid, (_SELECT_THREADS,), (*screened, *listed))
+        return self._machine.bind(self._select, self._select_grid, (_SELECT_THREADS,), (*tested, *listed))
 
     def read_state(self) -> np.void:
-        """Return what is known on the GPU, a `BOUNDS_STATE`; waits for it."""
+        """Return the current `BOUNDS_STATE` from the GPU, after work on the current stream has ended."""
         found: np.void = to_host(self.state).view(BOUNDS_STATE)[0]
         return found
 
 
 class ProductBounds(Bounds):
-    """Bounds of rows that products of the core give their labels, from X's copy.
+    """Bounds for small k: rows are labelled by GEMMs on the half-precision copy of X.
 
     Parameters
     ----------
     data : DeviceData
     plan : MmaPlan
-        Of the product of all rows.
+        Plan of the GEMM over all rows.
     problem : Problem
-        That product.
-    lists, room : int
-        Lists that rows join whose labels change or are not sure, and the rows that each has room for.
+        That GEMM.
+    lists, capacity : int
+        Number and capacity of the lists of ambiguous and reassigned rows.
     """
 
-    def __init__(self, data: DeviceData, plan: MmaPlan, problem: Problem, lists: int, room: int) -> None:
-        super().__init__(data, problem.w, most_listed(problem.m, lists, room), "int")
+    def __init__(self, data: DeviceData, plan: MmaPlan, problem: Problem, lists: int, capacity: int) -> None:
+        super().__init__(data, problem.w, most_listed(problem.m, lists, capacity), "int")
         self._assign_active_grid = lists, max(1, data.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
         (self._assign_active,) = load_kernels(
             data.machine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>"
@@ -131,23 +137,27 @@ class ProductBounds(Bounds):
     def bind(
         self, half_copy: Any, centers_half: Any, nearest: dict[str, Any], labels: Any, stopped: Any
     ) -> list[Launch]:
-        """Return what lists the rows whose labels change or are not sure, where bounds have a part in that.
+        """Return the launches that select active rows, score these, or score all rows with their row bounds.
+
+        They append ambiguous and reassigned rows to lists, as the GEMM without bounds does.
 
         Parameters
         ----------
-        half_copy, centers_half : array of float16
-            Rows and centers.
+        half_copy : array of shape (n, width), float16
+            Half-precision copy of X, row-major.
+        centers_half : array of float16
+            Centers; see `IterationBuffers`.
         nearest : dict
             The fields of an `ARGMIN`.
         labels : array of shape (n,), int32
-        stopped : array
-            If set, nothing is to be done.
+        stopped : array of shape (1,)
+            Flag: the launches do nothing if it is set.
         """
         kept = {"row_bounds": self.row_bounds, "limits": self.limits, "state": self.state}
         bounded = structure(BOUNDED, **nearest, **kept)
-        examined = half_copy, centers_half, np.int32(half_copy.shape[1]), self.active, bounded
+        active = half_copy, centers_half, np.int32(half_copy.shape[1]), self.active, bounded
         return [
-            self.screening(labels, stopped),
-            self._machine.bind(self._assign_active, self._assign_active_grid, (_ACTIVE_THREADS,), examined),
+            self.bind_select(labels, stopped),
+            self._machine.bind(self._assign_active, self._assign_active_grid, (_ACTIVE_THREADS,), active),
             self._assign_bounded.bind(address(half_copy), address(centers_half), bounded),
         ]

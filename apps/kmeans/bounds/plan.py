@@ -1,4 +1,4 @@
-"""What bounds keep of a row, and how many rows are listed, from sizes alone; see bounds/state.cuh."""
+"""Plan of Hamerly bounds: when they start and how many rows may be active (pure); and structures shared with C++."""
 
 import numpy as np
 
@@ -21,14 +21,17 @@ __all__ = [
     "most_listed_small_d",
 ]
 
+#: The C++ class `DriftArgs` of bounds/state.cuh, as a NumPy structure.
 DRIFT = np.dtype(
     [*((name, "u8") for name in ("center_drift", "limits", "state")), ("begin_limit", "u4"), ("padding", "u4")]
 )
-#: C++ classes that kernels take and keep, as NumPy structures: `ArgminEpilogueBounded`, `RowBounds` and `BoundsState`.
+#: The C++ class `ArgminEpilogueBounded` of bounds/assign.cuh, as a NumPy structure.
 BOUNDED = np.dtype([*ARGMIN.descr, *((name, "u8") for name in ("row_bounds", "limits", "state"))])
-#: The epilogue of assignment with bounds.
+#: The GEMM epilogue that labels all rows and computes their row bounds.
 BOUNDED_EPILOGUE = Epilogue("apps/kmeans/bounds/assign.cuh", "kmeans::ArgminEpilogueBounded", BOUNDED)
+#: The C++ class `RowBounds` of small_d/iteration_bounded.cuh, as a NumPy structure.
 ROW_BOUNDS = np.dtype([(name, "u8") for name in ("row_bounds", "limits", "active", "state")])
+#: The C++ class `BoundsState` of bounds/state.cuh, as a NumPy structure.
 BOUNDS_STATE = np.dtype(
     [
         *((name, "f8") for name in ("most", "last_drift", "failed_drift")),
@@ -43,47 +46,48 @@ BOUNDS_STATE = np.dtype(
         *[("screened", "u8"), ("examined", "u8")],
     ]
 )
-#: Bytes of a `BoundsState` that begin anew with an iteration; what was counted in all stays.
+#: Leading bytes of a `BoundsState` that `Bounds.begin` resets; the totals after them are kept.
 FRESH_BYTES = 48
-#: Where a `BoundsState` has `skip_full_assign`.
+#: Byte offset of `skip_full_assign` in a `BoundsState`.
 SKIP_FULL_ASSIGN = 44
-#: Bytes a row at most: its expiry, and a place in the list for some.
+#: Upper bound of the memory per row in bytes: 4 for the row bound, and 4 for each place in the list of active rows.
 BOUNDS_BYTES = 7
-# The part of the rows that are listed at most. Of X's copy, reading one by one, they cost some three times as much; of
-# few features little more.
+# Largest fraction of rows that are scored from a list. A listed row of the half-precision copy costs about three times
+# as much as in a pass over all rows. For small d it costs little more.
 _MOST_PART, _MOST_PART_SMALL_D = 0.25, 0.6
-# The part of the rows that may move in an iteration for bounds to begin, as some forty times as many are not safe; and
-# for what has to do with them to be launched, as the host knows of two iterations before.
+# Bounds start when at most one row in `_BEGIN_PART` was reassigned: about forty times as many rows are active. Their
+# kernels are launched from one row in `_SOON_PART` on, because the host only knows the count of two iterations ago.
 _BEGIN_PART, _SOON_PART = 64, 16
-# Rows that a warp examines at a time.
+# Listed rows that a warp scores at a time.
 _TILE = 32
 
 
 def fresh_bounds_state() -> np.ndarray:
-    """Return what is known before the first iteration, a `BOUNDS_STATE`: all rows are scored, without bounds."""
+    """Return the initial `BOUNDS_STATE`: the first pass scores all rows without bounds."""
     state = np.zeros((), BOUNDS_STATE)
     state["failed_drift"] = np.inf
     return state
 
 
 def begin_limit(n: int) -> int:
-    """Return the fewest rows of n that move in an iteration for bounds not to begin in the next."""
+    """Return the number of reassigned rows, of n, from which on bounds do not start in the next iteration."""
     return n // _BEGIN_PART + 1
 
 
 def begins_soon(n: int, n_reassigned: int) -> bool:
-    """Tell whether bounds may begin soon, as so many rows of n moved two iterations before."""
+    """Tell whether bounds may start soon, if `n_reassigned` of n rows were reassigned two iterations ago."""
     return n_reassigned <= n // _SOON_PART
 
 
 def most_listed_small_d(n: int) -> int:
-    """Return how many of n rows of few features are listed at most."""
+    """Return the capacity of the list of active rows for small d, of n rows."""
     return max(1, int(n * _MOST_PART_SMALL_D))
 
 
-def most_listed(n: int, lists: int, room: int) -> int:
-    """Return how many of n rows are listed at most: what is examined is listed again, in `lists` with room for `room`.
+def most_listed(n: int, lists: int, capacity: int) -> int:
+    """Return the capacity of the list of active rows, of n rows.
 
-    Tiles of rows are dealt to all lists in turn.
+    Active rows that are ambiguous or reassigned go to `lists` lists of `capacity` rows each. Tiles of active rows are
+    assigned to these lists in turn, so that even the largest number of active rows fits them.
     """
-    return min(max(1, int(n * _MOST_PART)), room // _TILE * _TILE * lists)
+    return min(max(1, int(n * _MOST_PART)), capacity // _TILE * _TILE * lists)

@@ -1,1 +1,1 @@
-"""X where it is: rows, the frame that they are centered in, and the half-precision copy. It knows no clusters."""
+"""Access to X on the CPU or a GPU: blocks of rows, centering, the half-precision copy; nothing depends on clusters."""

@@ -1,9 +1,9 @@
-"""X on one device, in blocks of rows, held there or read from its source; and passes that know no clusters.
+"""`Data`: X on one device, read in blocks of rows, with passes that need no clusters (moments, distances, inertia).
 
-X is centered by its mean as it is read: that shrinks the cancellation in scores. Sums over samples are carried in
-float64. Over `UnitRows` the metric is the cosine: ‖x − c‖²/2 is 1 − cos(x, c), and nothing is centered.
+X is centered by its mean, which reduces cancellation in scores. Sums over samples accumulate in float64. For the cosine
+metric, X is `UnitRows`: ‖x − c‖²/2 equals 1 − cos(x, c), and X is not centered.
 
-`host_data.py` and `device_data.py` say how blocks are read and added up.
+`host_data.py` and `device_data.py` implement it for the CPU and for a GPU.
 """
 
 from abc import ABC, abstractmethod
@@ -20,43 +20,43 @@ __all__ = ["SMALL", "Data"]
 
 T = TypeVar("T")
 
-#: Up to this many bytes of X, sums over the samples follow scikit-learn's own rounding in float32, on the host: which
-#: sample a random number falls on depends on the last bits of a running sum. Above it they are carried in float64 where
-#: X is: scikit-learn's float32 running sum loses whole samples there (after 2²⁴ equal terms it stops growing).
+#: Bytes of X up to which running sums over the samples are computed on the host with scikit-learn's float32 rounding,
+#: since the last bits of a running sum decide which sample a random number selects. Larger X uses float64 sums on its
+#: own device: a float32 running sum loses whole samples (it stops growing after 2²⁴ equal terms).
 SMALL = 8 << 20
 
 
 class Data(ABC):
-    """X on one device, less its mean.
+    """X on one device, centered.
 
     Parameters
     ----------
     source : Rows
         X, of shape (n, d), of any real dtype.
     dtype : numpy.dtype
-        float32 or float64: the type that rows are computed with.
-    sample_weight : numpy.ndarray of shape (n,), optional
-        None means that every sample weighs 1.
+        The working type: float32 or float64.
+    sample_weight : array of shape (n,), optional
+        None means that every sample has weight 1.
     """
 
     #: The array library, `numpy` or `cupy`.
     xp: Any
-    #: Where X is worked on, "cpu" or "cuda:i".
+    #: The device that computes: "cpu" or "cuda:i".
     device: str
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
-        #: What passes read where X is not held: the source, or a copy of it in its own dtype.
+        #: The matrix that passes read if `held` is None: the source, or a copy of it in its own dtype.
         self.reader = source
-        #: Whether rows and centers have norm 1, and distances are 1 − cos.
+        #: Whether the metric is the cosine: rows and centers have norm 1.
         self.spherical = isinstance(source, UnitRows)
         self.n_samples, self.n_features = source.shape
         self.dtype = np.dtype(dtype)
         self.mean = self.xp.zeros(self.n_features, self.dtype)
         self.sample_weight = None if sample_weight is None else self.xp.asarray(sample_weight, dtype=self.dtype)
-        #: The point that `moments` took sums about: the first sample.
+        #: The point that `moments` subtracts before it sums: the first sample, or zero.
         self.origin = np.zeros(self.n_features, self.dtype)
-        #: X on this device in `dtype`, less the mean; None where it is read from its source in every pass.
+        #: X on this device in `dtype`, centered; None if every pass reads and converts `reader`.
         self.held: Any = self._borrow()
         self._borrowed: Any = self.held
         if self.held is None and self.copies():
@@ -64,26 +64,26 @@ class Data(ABC):
 
     @property
     def is_small(self) -> bool:
-        """Whether results that follow from the last bit of a sum follow scikit-learn's rounding; see `SMALL`."""
+        """Whether sums use scikit-learn's rounding, so that random draws are the same to the last bit; see `SMALL`."""
         return self.n_samples * self.n_features * self.dtype.itemsize <= SMALL
 
     def copies(self) -> bool:
-        """Tell whether to hold a copy of X where it cannot be borrowed."""
+        """Tell whether to hold a copy of X if the source's own array is not usable."""
         return self.fits(self.held_bytes())
 
     def held_bytes(self) -> int:
-        """Return the bytes of a copy of X, as it would be held."""
+        """Return the size in bytes of a held copy of X."""
         return self.n_samples * self.n_features * self.dtype.itemsize
 
     def _hold(self) -> None:
-        """Hold a copy of X, not centered."""
+        """Copy X to this device in the working type, not centered yet."""
         held = self.xp.empty(self.source.shape, self.dtype)
         for start, block in self.source_blocks(self.block_rows(self.n_features)):
             held[start : start + len(block)] = block
         self.held = held
 
     def _borrow(self) -> Any | None:
-        """Return the source's own array where it can be read as it is."""
+        """Return the source's own array if it is on this device, row-major and in the working type; else None."""
         if not isinstance(self.source, ArrayRows):
             return None
         array = self.source.array
@@ -91,26 +91,26 @@ class Data(ABC):
         return array if usable else None
 
     def __enter__(self) -> Self:
-        """Make the device of the data the current one."""
+        """Make the device of the data current."""
         return self
 
-    def __exit__(self, *_: object) -> None:  # noqa: B027 (on the CPU there is nothing to do)
-        """Give the device before back."""
+    def __exit__(self, *_: object) -> None:  # noqa: B027 (no action on the CPU)
+        """Restore the previous device."""
 
     @abstractmethod
     def fits(self, size: int) -> bool:
-        """Tell whether `size` more bytes for X leave the device room to work."""
+        """Tell whether X may take `size` more bytes and leave enough memory for the computation."""
 
     @abstractmethod
     def block_rows(self, n_columns: int) -> int:
-        """Return the rows of a block whose widest temporary has `n_columns` columns."""
+        """Return the number of rows of a block whose widest temporary has `n_columns` columns."""
 
     def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, block) of the source on this device, in the source's own dtype, not centered."""
         return self.reader.blocks(rows)
 
     def blocks(self, n_columns: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block), to be passed through `prepared` before use."""
+        """Yield (first row, block) for X; `prepared` must convert each block before use."""
         rows = self.block_rows(n_columns)
         if self.held is None:
             yield from self.source_blocks(rows)
@@ -123,13 +123,16 @@ class Data(ABC):
         if self.held is not None:
             return block
         prepared = block.astype(self.dtype, order="C", copy=False)
-        if prepared is block:  # the source's own
+        if prepared is block:  # astype did not copy: the source's own array
             return block - self.mean
         prepared -= self.mean
         return prepared
 
     def center(self, mean: np.ndarray) -> None:
-        """Subtract `mean` (d,) from every row read from here on. Never writes to an array of the caller's."""
+        """Subtract `mean`, (d,), from all rows that are read from now on; the caller's arrays are never written.
+
+        A held copy is centered in place. A borrowed array is copied if memory suffices; otherwise each pass subtracts.
+        """
         self.mean = self.xp.asarray(mean, dtype=self.dtype)
         if self.held is None or not mean.astype(self.dtype).any():
             return
@@ -141,12 +144,12 @@ class Data(ABC):
             self.held = None
 
     def center_once(self, mean: np.ndarray) -> None:
-        """Check X, and subtract a mean from it for a single pass.
+        """Check that X is finite, and subtract `mean`, (d,), for a single pass over it.
 
         Raises
         ------
         ValueError
-            If X has a NaN or an infinity; names the row and column.
+            If X has a NaN or an infinity; the message names its row and column.
         """
         self.refuse_non_finite()
         self.center(mean)
@@ -159,20 +162,20 @@ class Data(ABC):
         """
 
     def weights_of(self, start: int, block: Any) -> Any | None:
-        """Return the weights of the samples of a block; None where all weigh 1."""
+        """Return the weights of the samples of a block; None if all are 1."""
         return None if self.sample_weight is None else self.sample_weight[start : start + len(block)]
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return these samples, centered, in host memory; shape (len(indices), d)."""
+        """Return the samples with these indices, centered, in host memory; shape (len(indices), d)."""
         rows = to_host(self.reader.rows(np.asarray(indices)))
         return rows.astype(self.dtype) - to_host(self.mean)
 
-    def is_surely_finite(self, block: Any) -> bool:  # noqa: ARG002 (what may be told)
-        """Tell whether a block is finite, if that is told sooner than which of its numbers are."""
+    def is_surely_finite(self, block: Any) -> bool:  # noqa: ARG002 (for overrides)
+        """Tell whether a block is finite by a faster test than one per element; False means unknown."""
         return False
 
     def refuse_non_finite(self) -> None:
-        """Raise ValueError if X has a NaN or an infinity, naming the first."""
+        """Raise ValueError if X has a NaN or an infinity; the message names the row and column of the first."""
 
         def work(start: int, block: Any) -> None:
             if self.is_surely_finite(block):
@@ -192,17 +195,17 @@ class Data(ABC):
 
     @property
     def temporary_columns(self) -> int:
-        """Columns of what `block_moments` and `block_distances` make of a block beside their results."""
+        """Width of the temporaries of `block_moments` and `block_distances`, in columns per row of a block."""
         return 2 * self.n_features
 
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
-        with np.errstate(over="ignore", invalid="ignore"):  # `moments` sees to it
+        with np.errstate(over="ignore", invalid="ignore"):  # `moments` handles overflow
             delta = (block - origin).astype(np.float64, copy=False)
             return delta.sum(axis=0), (delta * delta).sum(axis=0)
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
-        """Return ‖x − c‖² of each of a block's rows and the center that its label names, in `dtype`."""
+        """Return ‖x − c‖² of each row of a block and its own center, (rows,), in `dtype`."""
         delta = block - centers[labels]
         delta *= delta
         return delta.sum(axis=1)
@@ -211,19 +214,19 @@ class Data(ABC):
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`.
 
-        In float64 arithmetic, as scikit-learn has it for float32 data too, and never below zero.
+        Computed in float64, as in scikit-learn even for float32 data, and never negative.
         """
 
     def moments(self) -> tuple[np.ndarray, float]:
-        """Return the mean of X (d,) and the mean over features of its variance, in one pass, in float64.
+        """Return the mean of X, (d,), and the mean variance of its features, in one pass in float64.
 
-        Sums are taken about the first sample, so that far-off-center data does not cancel; about zero, where samples
-        are farther from each other than their type holds. What overflows is not finite: see `Frame`.
+        The first sample is subtracted before summing, which avoids cancellation in data far from zero. If a difference
+        of samples overflows their type, zero is subtracted instead. The variance may overflow to infinity; see `Frame`.
 
         Raises
         ------
         ValueError
-            If X has a NaN or an infinity; names the row and column.
+            If X has a NaN or an infinity; the message names its row and column.
         """
         self.origin = self.rows(np.array([0]))[0]
         total, square = self._sums_about(self.origin)
@@ -236,7 +239,10 @@ class Data(ABC):
             return total + self.origin, float(np.mean(square - total * total))
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return `moments` as NumPy rounds them in `dtype`, of X not centered, where that takes no copy to the host."""
+        """Return the moments of X, before centering, with NumPy's rounding in `dtype`; None if X must be on the host.
+
+        Only `DeviceData` computes them; on the CPU, NumPy itself does.
+        """
         return None
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -247,8 +253,8 @@ class Data(ABC):
             total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
         return to_host(total), to_host(square)
 
-    def brought(self, array: Any) -> np.ndarray:
-        """Return an array of this device in host memory, where it is valid until the next one is brought."""
+    def copy_to_host(self, array: Any) -> np.ndarray:
+        """Return an array of this device in host memory; the result is valid until the next call."""
         return to_host(array)
 
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
@@ -256,13 +262,20 @@ class Data(ABC):
         return to_host(self.xp.bincount(labels, minlength=k))
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:
-        """Return Σ w·‖x − c‖², or Σ w·(1 − cos), of the samples and their own centers: from differences, in float64."""
+        """Return Σ w·‖x − c‖², or Σ w·(1 − cos), over the samples and their own centers, from differences x − c.
+
+        Parameters
+        ----------
+        centers : numpy.ndarray of shape (k, d)
+            Centered as X is.
+        labels : array of shape (n,), int32
+        """
         parts = self._each_own_distance(centers, labels, weighted=True)
         total = sum(part.sum(dtype=np.float64) for part in parts)
         return float(total) / (2 if self.spherical else 1)
 
     def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
-        """Return ‖x − c‖² of every sample and its own center, in host memory; shape (n,)."""
+        """Return ‖x − c‖² of every sample and its own center, (n,), in `dtype` and host memory; see `inertia`."""
         distances, end = np.empty(self.n_samples, self.dtype), 0
         for part in self._each_own_distance(centers, labels, weighted=False):
             distances[end : end + len(part)] = to_host(part)
@@ -280,7 +293,7 @@ class Data(ABC):
         return self.each_block(work, self.temporary_columns)
 
     def square_norm(self) -> float:
-        """Return Σ w·‖x‖² over the (centered) samples, in float64."""
+        """Return Σ w·‖x‖² over the centered samples, in float64."""
 
         def work(start: int, block: Any) -> Any:
             weights = self.weights_of(start, block)
@@ -290,6 +303,6 @@ class Data(ABC):
         return float(sum(self.each_block(work, self.n_features)))
 
     def distances(self, points: np.ndarray) -> Any:
-        """Return ‖x − p‖, or 1 − cos, for every sample and point, shape (n, len(points)): scikit-learn's transform."""
+        """Return ‖x − p‖, or 1 − cos, for every sample and point, shape (n, len(points)), as `transform` does."""
         squares = self.square_distances(points)
         return (squares / 2 if self.spherical else self.xp.sqrt(squares)).T

@@ -1,6 +1,6 @@
-"""X on a GPU: held there, lying there, or streamed to it; passes by kernels of this package.
+"""`DeviceData`: X on a GPU, held in a copy, read in place, or streamed from the host; its passes launch CUDA kernels.
 
-No float is added atomically and every reduction has a fixed order: the same bits on every run.
+Reductions have a fixed order, and no floating-point sum uses atomics: the same bits on every run.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,41 +27,41 @@ __all__ = ["HALF_TYPES", "DeviceData", "row_groups"]
 
 T = TypeVar("T")
 
-#: The 16-bit types.
+#: The 16-bit floating-point types.
 HALF_TYPES = ("float16", "bfloat16")
-# Temporaries of a block: large enough that launches (about 5 µs each) do not show, small beside the memory of a GPU.
+# Temporaries of a block: large enough to hide launches (about 5 µs each), small relative to a GPU's memory.
 _BLOCK_BYTES = 512 << 20
-# A count up to this is exact in float32.
+# Float32 represents counts up to this exactly.
 _MOST_ROWS = 1 << 24
 _PASSES = Path(__file__).with_name("passes.cuh")
 _THREADS = 256
-# The points that one launch of point_distances takes, and the rows that a group of lanes of own_distances does.
+# Points per launch of point_distances, and rows per group of lanes in own_distances (ROWS_TOGETHER in passes.cuh).
 _POINTS, _ROWS_TOGETHER = 8, 4
-# Blocks of column_moments, about; and the threads of a block that puts their parts together, columns and rows.
+# Approximate number of blocks of column_moments; and the block shape of fold_moments (columns, rows).
 _MOMENT_BLOCKS, _FOLDED = 4096, (32, 8)
-# The square of the mean beside that of the spread, up to which 16-bit X is not centered.
+# 16-bit X is not centered if ‖mean‖² is at most this part of the total variance of the features.
 _NEARLY_CENTERED = 0.25
-# The least weight beside the largest: sums have 46 bits for it (update/fixed_point.cuh).
+# Smallest ratio of two weights that the 46-bit fixed-point sums support (update/fixed_point.cuh).
 _LEAST_WEIGHT = 2.0**-16
 
 
 def row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
-    """Return log2 of the lanes that share a row, at most a warp, and the grid that covers the rows."""
+    """Return log2 of the number of lanes that share a row, at most a warp, and the grid that covers all rows."""
     shared_by = log2_lanes(columns)
     return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
 
 
-def _whole_vectors(array: Any, wide: int) -> bool:
-    """Tell whether an array's rows, or its one row, are whole vectors of `wide` elements, and begin where those may."""
+def _is_vectorizable(array: Any, wide: int) -> bool:
+    """Tell whether aligned loads of `wide` elements read the rows of an array, or the array if it is one row."""
     here = address(array) % (wide * array.itemsize) == 0
     return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
 
 
 class DeviceData(Data):
-    """X for kernels of this package and cuBLAS; see `Data`.
+    """X on a GPU; see `Data`.
 
-    X is held on the GPU in `dtype`, where a copy fits; where it does not it is read in every pass, from the GPU if it
-    lies there, else streamed from its source in host memory or in a file through two pinned buffers in turn.
+    A copy of X is held on the GPU in `dtype` if it fits. Otherwise every pass reads the source: in place if it is on
+    the GPU, else streamed from host memory or a file through two pinned buffers.
 
     Parameters
     ----------
@@ -70,14 +70,14 @@ class DeviceData(Data):
     machine : Machine
         The GPU.
     takes_16_bit : bool
-        Whether X of a 16-bit type that lies on the GPU row by row is read as it lies, until `center` asks for a copy.
+        Whether kernels read row-major 16-bit X in place on the GPU, until `center` copies it.
 
     Attributes
     ----------
     on_read : bool
-        Whether kernels subtract the mean from the rows that they read, rather than that it is subtracted before.
+        Whether kernels subtract the mean when they read rows; otherwise rows are centered before a kernel reads them.
     shift : array of shape (d,)
-        The point that kernels subtract from the rows that they are given: the mean, or zero where it is subtracted.
+        The point that kernels subtract from the rows that they read: the mean, or zero if rows are already centered.
     """
 
     def __init__(
@@ -86,9 +86,9 @@ class DeviceData(Data):
         self.machine, self.xp, self.gpu, self.device = machine, machine.xp, machine.gpu, f"cuda:{machine.index}"
         self._context = machine.current()
         self._takes_16_bit = takes_16_bit
-        self._passing: Any = None  # pinned memory that arrays pass through on their way to the host
+        self._pinned: Any = None  # pinned buffer of copies to the host
         self.on_read = self._centered = False
-        # The mean, the mean variance, and the largest |x − origin| of each feature; and what is subtracted of the mean.
+        # Mean, mean variance, and largest |x − origin| of each feature; and `shift` in float64.
         self._moments: tuple[np.ndarray, float, np.ndarray] | None = None
         self._subtracted = np.zeros(source.shape[1])
         self._half_copy: HalfCopy | None = None
@@ -98,39 +98,39 @@ class DeviceData(Data):
             self._largest = self.xp.zeros(self.n_features)
 
     def __enter__(self) -> Self:
-        """Make the GPU of the data the current one."""
+        """Make the GPU of the data current."""
         self._context.__enter__()
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        """Give the GPU before back."""
+        """Restore the previous GPU."""
         self._context.__exit__(*exception)
 
-    def room(self) -> int:
-        """Return the bytes that X may take more, so that the GPU has room to work."""
-        # k-means++ holds the distances of 2 + ln k candidates a sample; 12 candidates are k = 22,000.
+    def available_bytes(self) -> int:
+        """Return the free bytes that copies of X may use, less the memory that a fit needs."""
+        # k-means++ holds distances to 2 + ⌊ln k⌋ candidates per sample: 12 for k = 22,000.
         working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
         return self.machine.free_bytes() - working
 
     def fits(self, size: int) -> bool:
-        """Tell whether `size` more bytes for X leave the GPU room to work."""
-        return size <= self.room()
+        """Tell whether X may take `size` more bytes; see `Data.fits`."""
+        return size <= self.available_bytes()
 
     def copies(self) -> bool:
-        """Tell whether to hold a copy of X where it cannot be borrowed; see `Data.copies`."""
+        """Tell whether to hold a copy of X; see `Data.copies`. 16-bit X that is read in place needs none."""
         return not (self._takes_16_bit and self._half_x() is not None) and super().copies()
 
-    def brought(self, array: Any) -> np.ndarray:
-        """Return an array in host memory; see `Data.brought`. By way of pinned memory, a third of the time."""
-        if self._passing is None or self._passing.nbytes < array.nbytes:
-            self._passing = self.machine.pinned(array.nbytes, np.uint8)
-        host: np.ndarray = self._passing[: array.nbytes].view(array.dtype).reshape(array.shape)
+    def copy_to_host(self, array: Any) -> np.ndarray:
+        """Return an array in host memory; see `Data.copy_to_host`. Pinned memory takes a third of the time."""
+        if self._pinned is None or self._pinned.nbytes < array.nbytes:
+            self._pinned = self.machine.pinned(array.nbytes, np.uint8)
+        host: np.ndarray = self._pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
         self.machine.copy(host, array)
         self.machine.current_stream().synchronize()
         return host
 
     def _half_x(self) -> Any | None:
-        """Return the source's own array, if it is of a 16-bit type and lies on this GPU row by row."""
+        """Return the source's own array if it is row-major, of a 16-bit type and on this GPU; else None."""
         if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
             return None
         array = self.source.array
@@ -139,22 +139,22 @@ class DeviceData(Data):
 
     @property
     def rows_on_gpu(self) -> Any:
-        """X on the GPU, row-major, as kernels read it: of any dtype; None where there is none."""
+        """Row-major X on the GPU, in the working type or a 16-bit type; None if X is not there as a whole."""
         return self.held if self.held is not None or not self._takes_16_bit else self._half_x()
 
     @property
     def rows_argument(self) -> Any:
-        """The description of X for kernels, a `ROWS`."""
+        """X as a kernel argument, a `ROWS` structure."""
         d = self.n_features
         return structure(ROWS, X=self.rows_on_gpu, leading=d, d=d, mean=self.shift, weights=self.sample_weight)
 
     @property
     def temporary_columns(self) -> int:
-        """Columns of what `block_moments` and `block_distances` make of a block beside their results: none."""
+        """Width of the temporaries of `block_moments` and `block_distances`: the kernels need none."""
         return 0
 
     def block_rows(self, n_columns: int) -> int:
-        """Return the rows of a block whose widest temporary has `n_columns` columns."""
+        """Return the number of rows of a block whose widest temporary has `n_columns` columns."""
         if n_columns == 0 and self.held is not None:
             return self.n_samples
         rows = _BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features))
@@ -164,7 +164,7 @@ class DeviceData(Data):
         """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centered."""
         if self.source.device is not None:
             return self.source.blocks(rows)
-        if isinstance(self.source, RescaledRows):  # rows are scaled here rather than by the host
+        if isinstance(self.source, RescaledRows):  # stream the unscaled rows and scale them on the GPU
             return self.source.scaled(stream_to_gpu(self.machine, self.source.source, rows))
         return stream_to_gpu(self.machine, self.source, rows)
 
@@ -175,9 +175,9 @@ class DeviceData(Data):
         return super().prepared(block)
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
-        """Yield ``work(first row, block)`` for every block, in row order, less the mean but for `shift`.
+        """Yield ``work(first row, block)`` for every block in row order; x − `shift` are the centered rows.
 
-        Where `work` makes no temporaries it is a kernel's, which takes 16-bit types as they are.
+        With `n_columns` = 0, `work` launches a kernel, which also reads blocks of 16-bit types.
         """
         if n_columns == 0 and self.held is None and not self._centered and self.rows_on_gpu is not None:
             yield work(0, self.rows_on_gpu)
@@ -196,9 +196,9 @@ class DeviceData(Data):
         return super()._sums_about(origin)
 
     def subtracted(self, mean: np.ndarray) -> np.ndarray:
-        """Return the part of the mean that kernels are to subtract on read.
+        """Return the point that kernels should subtract on read, (d,): the mean, or zero.
 
-        16-bit X that is nearly centered is better left as it is: its half-precision copy is exact.
+        Nearly centered 16-bit X is not centered, because its half-precision copy is then exact.
         """
         if self.held is None and self._moments is not None:
             variance = self._moments[1]
@@ -207,14 +207,14 @@ class DeviceData(Data):
         return mean
 
     def center(self, mean: np.ndarray, *, on_read: bool = False) -> None:
-        """Subtract `mean` (d,) from every row read from here on.
+        """Subtract `mean` from all rows that are read from now on; see `Data.center`.
 
         Parameters
         ----------
         mean : numpy.ndarray of shape (d,)
         on_read : bool
-            Whether kernels subtract it from what they read, by `shift`; else it is subtracted before, from a copy of X
-            if one fits.
+            Whether kernels subtract it as `shift` when they read rows. Otherwise it is subtracted beforehand, from a
+            held copy of X if one fits.
         """
         self._half_copy = None
         self.on_read, self._centered = on_read, not on_read
@@ -229,13 +229,13 @@ class DeviceData(Data):
         super().center(mean)
 
     def centered(self) -> Any:
-        """Return the whole of X, centered; shape (n, d)."""
+        """Return all of X, centered; shape (n, d)."""
         if not self.on_read:
             return super().centered()
         return self.xp.concatenate(list(self.each_block(lambda _, block: block - self.shift, self.n_features)))
 
     def square_norm(self) -> float:
-        """Return Σ w·‖x‖² over the (centered) samples, in float64."""
+        """Return Σ w·‖x‖² over the centered samples, in float64."""
         if not self.on_read:
             return super().square_norm()
         if self.sample_weight is None:
@@ -248,18 +248,18 @@ class DeviceData(Data):
         return float(sum(self.each_block(work, self.n_features)))
 
     def spread(self, subtracted: np.ndarray | None = None) -> tuple[np.ndarray, float]:
-        """Return no less than the largest ``|x − mean|`` of each feature, and the root mean square over all.
+        """Return upper bounds of ``|x − s|`` per feature, (d,), and the root mean square of x − s over all elements.
 
-        About `subtracted` (d,) instead of what is subtracted from X on read, if it is given.
+        s is `subtracted`, (d,), or by default the point that is subtracted from X on read.
         """
-        mean, variance, largest = self.known_moments
+        mean, variance, largest = self.cached_moments
         about = self._subtracted if subtracted is None else subtracted.astype(self.dtype).astype(np.float64)
-        with np.errstate(over="ignore"):  # infinite, nothing is certified by it
+        with np.errstate(over="ignore"):  # if infinite, it certifies no label
             square = variance + float(np.mean((mean - about) ** 2))
         return largest + np.abs(self.origin - about), square**0.5
 
     @property
-    def known_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
+    def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
         """The mean, the mean variance, and the largest ``|x − origin|`` of each feature."""
         if self._moments is None:
             self.moments()
@@ -268,7 +268,7 @@ class DeviceData(Data):
 
     @cached_property
     def weights_alike(self) -> bool:
-        """Whether fixed-point numbers of one scale hold every weight well."""
+        """Whether one fixed-point scale represents all nonzero weights accurately."""
         if self.sample_weight is None:
             return True
         with self._context:
@@ -276,16 +276,16 @@ class DeviceData(Data):
             return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
 
     def half_copy(self, panels: int, *, certifies: bool) -> HalfCopy:
-        """Return the copy of X in float16, in panels or row by row (0), about what is subtracted now; it is kept."""
+        """Return the half-precision copy of X − `shift`, with this number of panels (0: row-major); cached."""
         if self._half_copy is None or self._half_copy.panels != panels:
-            self._half_copy = None  # its memory, before the next is made
-            source, middle = (self.rows_on_gpu, self.shift), self.spread()[1]
-            self._half_copy = HalfCopy(*source, self.dtype, middle, panels, self.machine, certifies=certifies)
+            self._half_copy = None  # frees its memory before the next copy
+            source, rms = (self.rows_on_gpu, self.shift), self.spread()[1]
+            self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies)
         return self._half_copy
 
     @property
     def half_copy_bytes(self) -> int:
-        """The bytes of the half-precision copy that is kept."""
+        """Size in bytes of the cached half-precision copy."""
         return 0 if self._half_copy is None else self._half_copy.nbytes
 
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
@@ -298,11 +298,11 @@ class DeviceData(Data):
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
         rows, d = block.shape
         wide = vector_of(block.itemsize)
-        vectors = _whole_vectors(block, wide)
+        vectors = _is_vectorizable(block, wide)
         wide = wide if vectors else 1
         width = min(32, 1 << (-(-d // wide) - 1).bit_length())
         columns = -(-d // (width * wide))
-        # Many blocks, so that their last wave does not show; their number is not the GPU's to decide, nor is the order.
+        # Many blocks hide the partial last wave. Their number, and so the rounding, must not depend on the GPU.
         slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
         parts = self.xp.empty((3, slices, d))
         arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
@@ -313,9 +313,9 @@ class DeviceData(Data):
         return totals[0], totals[1]
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return `moments` as NumPy rounds them; see `Data.rounded_moments`.
+        """Return the moments with NumPy's rounding; see `Data.rounded_moments`.
 
-        NumPy adds up the rows of several columns one after the other; what is one column, by pairs.
+        NumPy sums several columns row by row, as the kernel does, but a single column pairwise.
         """
         X, d = self.held, self.n_features
         if X is None or d == 1:
@@ -332,11 +332,11 @@ class DeviceData(Data):
         return mean, float(np.mean(means(mean, squares=True)))
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
-        """Return ‖x − c‖² of each of a block's rows and the center that its label names, in `dtype`."""
+        """Return ‖x − c‖² of each row of a block and its own center, (rows,), in `dtype`."""
         rows, d = block.shape
         distances = self.xp.empty(rows, self.dtype)
         wide = vector_of(block.itemsize)
-        vectors = all(_whole_vectors(array, wide) for array in (block, self.shift, centers))
+        vectors = all(_is_vectorizable(array, wide) for array in (block, self.shift, centers))
         lanes, grid = row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
         self._kernel_of_blocks("own_distances", block, vectors=vectors)(grid, (_THREADS,), arguments)
@@ -356,11 +356,11 @@ class DeviceData(Data):
     def block_inertia(
         self, block: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None = None
     ) -> Any:
-        """Return Σ w·‖x − c‖² of a block's rows, an array of one float64; see `inertia.launch.add_inertia`."""
+        """Return Σ w·‖x − c‖² over the rows of a block, an array of one float64; see `inertia.launch.add_inertia`."""
         return add_inertia(self.machine, block, self.shift, centers, labels, weights, kept)
 
     def _kernel(self, name: str, *arguments: str) -> Any:
-        """Return a kernel of data/passes.cuh, by its name and template arguments."""
+        """Return a kernel of data/passes.cuh with these template arguments."""
         full = f"{name}<{', '.join(arguments)}>" if arguments else name
         (kernel,) = self.machine.kernels(_PASSES, full)
         return kernel
@@ -370,7 +370,7 @@ class DeviceData(Data):
         return ELEMENT[self.dtype.name]
 
     def _kernel_of_blocks(self, name: str, block: Any, *, vectors: bool) -> Any:
-        """Return the one for `block`, of those that take blocks of any dtype."""
+        """Return the instance for `block` of a kernel that reads blocks of any dtype."""
         return self._kernel(name, ELEMENT[block.dtype.name], self._scalar, str(vectors).lower())
 
     def square_distances(self, points: np.ndarray) -> Any:

@@ -1,43 +1,45 @@
-"""Distances in host memory; square ones bit for bit as scikit-learn computes them, without importing it.
+"""Euclidean distances in host memory; squared distances are bit-identical to scikit-learn's, without importing it.
 
-k-means++ draws initial centers by these distances, and is to draw the same ones as scikit-learn. The import of
-scikit-learn takes a second, most of the time of a small run.
+k-means++ samples initial centers by squared distances, and must sample the same ones as scikit-learn. Importing
+scikit-learn takes a second, which is most of a small run.
 """
 
 from math import sqrt
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.frame import ldexp, shrinking
+from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
 
 __all__ = ["distances_of", "square_distances", "square_norms"]
 
-# float32 is widened to float64 piece by piece. The bits of a product depend on its shape, so pieces have scikit-learn's
-# sizes: they take a tenth of the memory of points, rows and distances, and at least this many elements of float64.
+# Float32 is widened to float64 in pieces. The bits of a matrix product depend on its shape, so pieces have
+# scikit-learn's sizes: a tenth of the elements of points, rows and distances, and at least this many float64 elements.
 _LEAST_PIECE = 10 << 17
-# Square distances of less than this part of the two points' squared norms are computed again, by differences, so many
-# elements at a time.
+# Squared distances below this part of ‖x‖² + ‖c‖² suffer from cancellation; they are recomputed from differences x − c,
+# for this many elements at a time.
 _CANCELLED, _TOGETHER = 2.0**-20, 1 << 17
 
 
 def square_norms(rows: np.ndarray) -> np.ndarray:
-    """Return ‖x‖² for every row, (n,), as ``sklearn.utils.extmath.row_norms`` does."""
+    """Return ‖x‖² of every row, (n,), with the bits of ``sklearn.utils.extmath.row_norms``."""
     norms: np.ndarray = np.einsum("ij,ij->i", rows, rows)
     return norms
 
 
 def square_distances(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return ‖p − x‖² for every point p (m, d) and row x (n, d), as ``sklearn.metrics.euclidean_distances`` does.
+    """Return ‖p − x‖² for every point p and row x, with the bits of ``sklearn.metrics.euclidean_distances``.
 
     Parameters
     ----------
-    points, rows : numpy.ndarray
-        Of the same dtype, float32 or float64; finite.
+    points : numpy.ndarray of shape (m, d)
+        Finite float32 or float64 values.
+    rows : numpy.ndarray of shape (n, d)
+        Finite values of the same dtype.
 
     Returns
     -------
     numpy.ndarray of shape (m, n)
-        In their dtype; computed in float64.
+        In the dtype of the points; computed in float64.
     """
     if rows.dtype == np.float64:
         return np.maximum(_expanded(points, rows), 0)
@@ -52,7 +54,7 @@ def square_distances(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _expanded(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return ‖p‖² − 2·p·x + ‖x‖² of float64 points and rows; rounding may take it below zero."""
+    """Return ‖p‖² − 2·p·x + ‖x‖² for float64 points and rows, (m, n); rounding may make it negative."""
     found: np.ndarray = -2 * (points @ rows.T)
     found += square_norms(points)[:, np.newaxis]
     found += square_norms(rows)
@@ -60,15 +62,15 @@ def _expanded(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _piece_rows(m: int, n: int, d: int) -> int:
-    """Return how many points and rows a piece has: b with b² + 2·b·d elements of memory for pieces."""
+    """Return the number b of points and of rows in a piece, which takes b² + 2·b·d float64 elements."""
     most = max(((m + n) * d + m * n) / 10, _LEAST_PIECE)
     return max(int((sqrt(4 * d * d + 4 * most) - 2 * d) / 2), 1)
 
 
 def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
-    """Return the distance of every row to every center, (n, k), float64: those that cancel, by differences."""
+    """Return the distance of every row, (n, d), to every center, (k, d), without cancellation; (n, k), float64."""
     rows, centers = rows.astype(np.float64, copy=False), centers.astype(np.float64, copy=False)
-    exponent = shrinking(rows, centers)
+    exponent = overflow_exponent(rows, centers)
     rows, centers = ldexp(rows, -exponent), ldexp(centers, -exponent)
     squares = square_distances(rows, centers)
     norms = (rows * rows).sum(axis=1)[:, np.newaxis] + (centers * centers).sum(axis=1)

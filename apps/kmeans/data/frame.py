@@ -1,7 +1,7 @@
-"""Where rows and centers are compared: about the mean of the fitted rows, in units of a power of two.
+"""Centering and power-of-two scaling of rows and centers, which keep distances accurate and in range.
 
-A distance loses what its two points' norms lose to rounding. So both are taken about the mean, and where squares would
-overflow or underflow, in units of a power of two, which rounds nothing.
+The rounding error of a distance grows with the norms of its two points, so both are centered by the mean of the fitted
+rows. If squared distances would overflow or underflow, both are also scaled by a power of two, which is exact.
 """
 
 from collections.abc import Sequence
@@ -14,60 +14,66 @@ import numpy as np
 from tsapps.apps.kmeans.data.rows import RescaledRows, Rows
 
 __all__ = [
+    "FittedCenters",
     "Frame",
-    "Placed",
     "ScaledRows",
     "exponent_of",
     "frame_about",
+    "frobenius_norm",
     "is_in_range",
     "ldexp",
-    "length",
-    "less",
-    "shrinking",
+    "overflow_exponent",
+    "subtract_mean",
 ]
 
-# Beside the largest number, and the smallest normal one in units of the last place of 1, squared: what sums of products
-# of a few numbers take.
-_ROOM = 32.0
-# Columns that NumPy subtracts a row from at full speed: more than it takes into its buffers at a time.
+# Factor kept free at both ends of the number range, for sums of a few products.
+_HEADROOM = 32.0
+# Elements per subtracted row from which NumPy's broadcasting runs at full speed: more than fit in its buffer.
 _COLUMNS = 16384
-# Centers that lose more than this of their distances' scale in the rows' dtype are given in float64.
-_MOST_LOST = 2.0**-12
+# Centers are returned in float64 if their own dtype would lose more than this part of their distances from the mean.
+_MOST_LOSS = 2.0**-12
 
 
 def is_in_range(dtype: np.dtype, square: float, total: float) -> bool:
-    """Tell whether distances of `dtype` are exact to its last places.
+    """Tell whether squared distances in `dtype` neither overflow nor lose precision to underflow.
 
     Parameters
     ----------
     dtype : numpy.dtype
         float32 or float64.
     square : float
-        A typical square of a distance.
+        A typical squared distance.
     total : float
-        No less than the sum of squares of all distances.
+        An upper bound of the sum of all squared distances.
     """
     numbers = np.finfo(dtype)
     least = float(numbers.tiny) / float(numbers.eps) ** 2
-    return least * _ROOM < square and total < float(numbers.max) / _ROOM
+    return least * _HEADROOM < square and total < float(numbers.max) / _HEADROOM
 
 
 def exponent_of(largest: float) -> int:
-    """Return the exponent of the unit in which a distance of twice `largest` is about 1; 0 where there is none."""
+    """Return the exponent e for which 2 · `largest` · 2^−e is between 1/2 and 1; 0 if `largest` is not positive."""
     return int(np.frexp(largest)[1]) + 1 if largest > 0 else 0
 
 
-def length(rows: np.ndarray) -> float:
-    """Return the root of the sum of the squares of rows (n, d), C-contiguous: not finite if one of them is not."""
+def frobenius_norm(rows: np.ndarray) -> float:
+    """Return the Frobenius norm of rows, (n, d), C-contiguous: not finite if an element is not, or on overflow."""
     numbers = rows.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(numbers @ numbers) ** 0.5
 
 
-def less(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Write rows (n, d) less a mean (d,) to `out`, of at least n rows, and return those."""
+def subtract_mean(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.ndarray:
+    """Write rows − mean to the first n rows of `out`, and return these.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray of shape (n, d)
+    mean : numpy.ndarray of shape (d,)
+    out : numpy.ndarray of shape (m, d), m ≥ n
+    """
     n, d = rows.shape
-    # Several rows at a time: row by row NumPy takes longer, of few columns ten times as long.
+    # Several rows at a time: NumPy's broadcasting over single short rows is up to ten times slower.
     together = max(1, min(n, _COLUMNS // d)) if rows.flags.c_contiguous else 1
     whole, many = n - n % together, np.tile(mean, together)
     np.subtract(rows[:whole].reshape(-1, together * d), many, out=out[:whole].reshape(-1, together * d))
@@ -75,24 +81,24 @@ def less(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.ndarray:
     return out[:n]
 
 
-def shrinking(rows: np.ndarray, centers: np.ndarray, rows_length: float | None = None) -> int:
-    """Return an exponent for which the products of rows · 2^−exponent and centers · 2^−exponent do not overflow.
+def overflow_exponent(rows: np.ndarray, centers: np.ndarray, rows_norm: float | None = None) -> int:
+    """Return an exponent e for which products of rows · 2^−e and centers · 2^−e do not overflow.
 
     Parameters
     ----------
     rows : numpy.ndarray of shape (n, d)
     centers : numpy.ndarray of shape (k, d) or (d, k)
-    rows_length : float, optional
-        The `length` of the rows, where it is known.
+    rows_norm : float, optional
+        The `frobenius_norm` of the rows, if it is known.
 
     Returns
     -------
     int
-        0 where they do not overflow as they are.
+        0 if no scaling is needed.
     """
     most = float(abs(centers).max())
-    rows_length = length(rows) if rows_length is None else rows_length
-    if rows_length * max(1.0, most) * rows.shape[1] < float(np.finfo(rows.dtype).max) / _ROOM:
+    rows_norm = frobenius_norm(rows) if rows_norm is None else rows_norm
+    if rows_norm * max(1.0, most) * rows.shape[1] < float(np.finfo(rows.dtype).max) / _HEADROOM:
         return 0
     largest = max(float(rows.max(initial=0)), -float(rows.min(initial=0)), most)
     exponent = int(np.frexp(largest)[1])
@@ -100,10 +106,10 @@ def shrinking(rows: np.ndarray, centers: np.ndarray, rows_length: float | None =
 
 
 def frame_about(centers: np.ndarray, dtype: np.dtype) -> "Frame":
-    """Return a frame of `dtype` for centers (k, d) of which nobody knows the rows: about their own mean."""
+    """Return a frame in `dtype` about the mean of centers, (k, d), whose fitted rows are unknown."""
     wide = centers.astype(np.float64)
     exponent = int(np.frexp(abs(wide).max())[1])
-    mean = np.ldexp(np.ldexp(wide, -exponent).mean(axis=0), exponent)  # a sum may overflow
+    mean = np.ldexp(np.ldexp(wide, -exponent).mean(axis=0), exponent)  # scaled, as the sum may overflow
     spread = float(abs(0.5 * wide - 0.5 * mean).max())
     square = 4 * spread * spread
     exponent = 0 if spread == 0 or is_in_range(dtype, square, square * centers.size) else exponent_of(spread)
@@ -111,7 +117,7 @@ def frame_about(centers: np.ndarray, dtype: np.dtype) -> "Frame":
 
 
 def ldexp(array: Any, exponent: int) -> Any:
-    """Return array · 2^exponent, of NumPy or CuPy floats."""
+    """Return array · 2^exponent for a NumPy or CuPy array of floats; the array itself if the exponent is 0."""
     xp: Any = import_module("cupy") if type(array).__module__.startswith("cupy") else np
     with np.errstate(over="ignore"):
         return xp.ldexp(array, exponent) if exponent else array
@@ -119,63 +125,73 @@ def ldexp(array: Any, exponent: int) -> Any:
 
 @dataclass(frozen=True)
 class Frame:
-    """A row x is worked on as x · 2^−exponent − mean, in the mean's dtype.
+    """The map from a row x to the centered row x · 2^−exponent − mean, in the dtype of the mean.
 
     Attributes
     ----------
     mean : numpy.ndarray of shape (d,)
-        float32 or float64.
+        The mean of the scaled rows; float32 or float64.
     exponent : int
+        0 unless rows are scaled.
     """
 
     mean: np.ndarray
     exponent: int = 0
 
     def centered(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-        """Return rows (n, d) as they are worked on; float64 rows are subtracted from in float64.
+        """Return scaled and centered rows, (n, d), in the dtype of the mean.
 
-        In a new array, or in `out`, of at least as many rows, where rows have its dtype.
+        Float64 rows are subtracted from in float64, then rounded. The result is in `out`, of at least n rows, if its
+        dtype is that of the subtraction; otherwise in a new array.
         """
         dtype = np.result_type(rows.dtype, self.mean.dtype)
         rows = ldexp(rows.astype(dtype, copy=False), -self.exponent)
         out = np.empty(rows.shape, dtype) if out is None or out.dtype != dtype else out
-        return less(rows, self.mean, out).astype(self.mean.dtype, copy=False)
+        return subtract_mean(rows, self.mean, out).astype(self.mean.dtype, copy=False)
 
     def restored(self, centers: np.ndarray) -> np.ndarray:
-        """Return centers (k, d) that were worked on as points among the rows.
+        """Return centers in the units of the caller's rows: the inverse of `centered`.
 
-        In the frame's dtype; in float64 where that would lose a part of 2^−12 of the centers' distances from the mean.
+        Parameters
+        ----------
+        centers : numpy.ndarray of shape (k, d)
+
+        Returns
+        -------
+        numpy.ndarray of shape (k, d)
+            In the frame's dtype; in float64 if that dtype would lose more than 2⁻¹² of the centers' distances from the
+            mean.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)
             wide: np.ndarray = ldexp(centers.astype(np.float64) + self.mean, self.exponent)
             scale = np.ldexp(float(abs(centers).max()), self.exponent)
-            return narrow if abs(narrow - wide).max() <= _MOST_LOST * scale else wide
+            return narrow if abs(narrow - wide).max() <= _MOST_LOSS * scale else wide
 
 
-class Placed:
-    """A fit's centers, in the frame that its labels were found in.
+class FittedCenters:
+    """The centers of a fit in both forms, and the frame that converts between them.
 
     Parameters
     ----------
     frame : Frame
-    worked : numpy.ndarray of shape (k, d)
-        As they were worked on, in the frame's dtype.
-    given : numpy.ndarray of shape (k, d)
-        The same, as they were given to the caller.
+    centered : numpy.ndarray of shape (k, d)
+        The centers that the fit computed with, in the frame's dtype.
+    restored : numpy.ndarray of shape (k, d)
+        The same centers in the units of the caller's rows; copied.
     """
 
-    def __init__(self, frame: Frame, worked: np.ndarray, given: np.ndarray) -> None:
-        self.frame, self.worked, self.given = frame, worked, given.copy()
+    def __init__(self, frame: Frame, centered: np.ndarray, restored: np.ndarray) -> None:
+        self.frame, self.centered, self.restored = frame, centered, restored.copy()
 
-    def centers(self, given: np.ndarray) -> np.ndarray:
-        """Return the centers as they were worked on; if the caller has other ones by now, those in the frame."""
-        same = given.dtype == self.given.dtype and np.array_equal(given, self.given)
-        return self.worked if same else self.frame.centered(given)
+    def centers(self, current: np.ndarray) -> np.ndarray:
+        """Return the caller's current centers, (k, d), centered; with the bits of the fit if they are unchanged."""
+        same = current.dtype == self.restored.dtype and np.array_equal(current, self.restored)
+        return self.centered if same else self.frame.centered(current)
 
 
 class ScaledRows(RescaledRows):
-    """The rows of another matrix times 2^−exponent."""
+    """The rows of another matrix, multiplied by 2^−exponent."""
 
     def __init__(self, source: Rows, exponent: int, dtype: np.dtype) -> None:
         super().__init__(source, dtype)

@@ -1,4 +1,4 @@
-"""X in host memory, or streamed from its source: passes by NumPy, a thread a core."""
+"""`HostData`: X in host memory, or streamed from its source; passes by NumPy on one thread per core."""
 
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -9,45 +9,48 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.distances import distances_of, square_distances
-from tsapps.apps.kmeans.data.frame import length, less
+from tsapps.apps.kmeans.data.frame import frobenius_norm, subtract_mean
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
 from tsapps.kernels.blas.threads import one_blas_thread
 from tsapps.kernels.devices import available_cores
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["HostData", "check_room"]
+__all__ = ["HostData", "check_memory"]
 
 T = TypeVar("T")
 
-# A task of about 16 MiB a temporary keeps its work far above the cost of handing it to a thread.
+# Elements of a task's widest temporary (16 MiB of float64), so that work dominates the cost of thread hand-over.
 _TASK_ELEMENTS = 1 << 21
 _LEAST_ROWS = 256
-# Memory: temporaries of a task's size that a thread may need, its share of the blocks that wait among them; bytes a
-# sample for its label and for what draws of first centers and filled clusters keep of it; and the largest X that is
-# held converted though its own type is narrower (to convert it in each pass may double the time of a fit). The README
-# states the sum of these.
+# The memory of a fit; the README states the total. Temporaries per thread, in blocks, including queued blocks:
 _THREAD_BLOCKS = 7
+# Bytes per sample in total (label, k-means++ distances and running sums, relocation of empty clusters); of its label:
 _SAMPLE_BYTES, _LABEL_BYTES = 40, 4
+# Largest X of a narrower type that is held in the working type: converting it in each pass may double the time.
 _MOST_CONVERTED = 256 << 20
 
 
 class HostData(Data):
-    """X for NumPy and BLAS.
+    """X in host memory; see `Data`.
 
-    X is held in memory where it and all else that a fit needs take at most half of what is available, and is read from
-    its source in every pass where they take more. It is held centered, in `dtype`; large X of a narrower type is held
-    in its own, and each pass converts it. Block bounds depend on shapes alone, so results do not depend on the number
-    of threads.
+    X is held in memory if it and the rest of a fit take at most half of the available memory; otherwise every pass
+    reads the source. Held X is centered and of type `dtype`; but large X of a narrower type keeps its type, and each
+    pass converts it. Block boundaries depend only on shapes, so results do not depend on the number of threads.
+
+    Parameters
+    ----------
+    source, dtype, sample_weight
+        See `Data`.
 
     Raises
     ------
     MemoryError
-        If threads and labels alone take more than is available.
+        If the temporaries of the threads and the labels alone exceed the available memory.
     """
 
     xp = np
     device = "cpu"
-    #: Whether rows may be farther from the mean than those of the fit, so that scores may overflow.
+    #: Whether rows were not part of the fit, and may be so far from the mean that scores overflow.
     may_be_far = False
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
@@ -55,30 +58,30 @@ class HostData(Data):
         of_thread = _THREAD_BLOCKS * 8 * min(max(_TASK_ELEMENTS, _LEAST_ROWS * d), n * (d + 4))
         available = available_host_memory()
         self.threads = max(1, min(available_cores(), available // 4 // of_thread))
-        #: Bytes that a fit may take besides X.
-        self.besides = self.threads * of_thread + _SAMPLE_BYTES * n
-        check_room(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
+        #: Bytes that a fit may use in addition to X.
+        self.working_bytes = self.threads * of_thread + _SAMPLE_BYTES * n
+        check_memory(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
         self.pool = ThreadPoolExecutor(self.threads)
         super().__init__(source, dtype, sample_weight)
 
     def fits(self, size: int) -> bool:
-        """Tell whether `size` more bytes for X leave the machine room to work."""
-        return size + self.besides <= available_host_memory() // 2
+        """Tell whether X may take `size` more bytes; see `Data.fits`."""
+        return size + self.working_bytes <= available_host_memory() // 2
 
     @property
-    def is_narrow(self) -> bool:
-        """Whether X is held in its own type, which is narrower than `dtype`."""
+    def keeps_source_dtype(self) -> bool:
+        """Whether a held copy of X keeps its own type: this is narrower than `dtype`, and X is large."""
         converted = self.n_samples * self.n_features * self.dtype.itemsize
         return self.source.dtype.itemsize < self.dtype.itemsize and converted > _MOST_CONVERTED
 
     def held_bytes(self) -> int:
-        """Return the bytes of a copy of X, as it would be held."""
-        itemsize = (self.source if self.is_narrow else self).dtype.itemsize
+        """Return the size in bytes of a held copy of X."""
+        itemsize = (self.source if self.keeps_source_dtype else self).dtype.itemsize
         return self.n_samples * self.n_features * itemsize
 
     def _hold(self) -> None:
-        """Hold a copy of X, not centered; in its own type where that is narrow."""
-        if not self.is_narrow:
+        """Copy X to memory, not centered yet; large X of a narrow type keeps its type and becomes `reader`."""
+        if not self.keeps_source_dtype:
             super()._hold()
         elif not isinstance(self.source, ArrayRows):
             copy = np.empty(self.source.shape, self.source.dtype)
@@ -87,13 +90,13 @@ class HostData(Data):
             self.reader = ArrayRows(copy, self.source.name)
 
     def block_rows(self, n_columns: int) -> int:
-        """Return the rows of a block whose widest temporary has `n_columns` columns."""
+        """Return the number of rows of a block whose widest temporary has `n_columns` columns."""
         return max(_LEAST_ROWS, _TASK_ELEMENTS // max(n_columns, self.n_features))
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order."""
         waiting: deque[Future[T]] = deque()
-        # One BLAS thread for each of ours: nested threads fight over the cores.
+        # One BLAS thread per thread of the pool: nested threads would compete for the cores.
         with one_blas_thread():
             for start, block in self.blocks(n_columns):
                 waiting.append(self.pool.submit(lambda start, block: work(start, self.prepared(block)), start, block))
@@ -103,18 +106,18 @@ class HostData(Data):
                 yield waiting.popleft().result()
 
     def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype`, row-major and centered; see `Blocks.prepared`."""
+        """Return a block of `blocks` in `dtype`, row-major and centered; see `Data.prepared`."""
         if self.held is not None:
             return block
         rows = block.astype(self.dtype, order="C", copy=False)
-        return less(rows, self.mean, np.empty(rows.shape, self.dtype) if rows is block else rows)
+        return subtract_mean(rows, self.mean, np.empty(rows.shape, self.dtype) if rows is block else rows)
 
     def is_surely_finite(self, block: Any) -> bool:
-        """Tell whether a block is finite, if that is soon told; see `Blocks.is_surely_finite`."""
-        return block.flags.c_contiguous and bool(np.isfinite(length(block)))
+        """Tell whether a block is finite, from its Frobenius norm; see `Data.is_surely_finite`."""
+        return block.flags.c_contiguous and bool(np.isfinite(frobenius_norm(block)))
 
     def center_once(self, mean: np.ndarray) -> None:
-        """Check X, and subtract a mean from it as it is read: a copy is not worth a pass; see `Data.center_once`."""
+        """Check X, and subtract `mean` from blocks as they are read, without a copy of X; see `Data.center_once`."""
         self.refuse_non_finite()
         self.may_be_far = True
         if self.held is self._borrowed:
@@ -147,16 +150,24 @@ class HostData(Data):
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each of k labels, (k,), int64."""
         sizes = np.zeros(k, np.int64)
-        for start in range(0, len(labels), _TASK_ELEMENTS):  # bincount widens what it is given
+        for start in range(0, len(labels), _TASK_ELEMENTS):  # bincount widens its input to 8 bytes
             sizes += np.bincount(labels[start : start + _TASK_ELEMENTS], minlength=k)
         return sizes
 
 
-def check_room(name: str, size: int, available: int) -> None:
-    """Raise `MemoryError` if work on a matrix takes more than is available: the system would end the process."""
+def check_memory(name: str, size: int, available: int) -> None:
+    """Raise MemoryError if more bytes are needed than available, before the system kills the process.
+
+    Parameters
+    ----------
+    name : str
+        The matrix, for the message.
+    size, available : int
+        Bytes.
+    """
     if size > available:
         needed, found = (f"{count / 2**30:.2f} GiB" for count in (size, available))
         raise MemoryError(
             f"{name}: {needed} are needed besides the data, and {found} are available: raise the memory limit of this "
-            f"process, or take fewer rows"
+            f"process, or use fewer rows"
         )

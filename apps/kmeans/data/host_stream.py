@@ -1,4 +1,4 @@
-"""Blocks of a host source on a GPU, read, copied and worked on at the same time."""
+"""Streaming of a host matrix to a GPU in blocks: reading, copying and computing overlap."""
 
 import os
 from collections.abc import Iterator
@@ -13,17 +13,31 @@ from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["stream_to_gpu"]
 
-# A pinned buffer; two of them in turn, each filled by several threads: one copies at about 11 GB/s, a fifth of what the
-# link takes.
+# Size of each of the two pinned buffers. Several threads fill a buffer: one thread copies about 11 GB/s, a fifth of the
+# link's bandwidth.
 _PINNED_BYTES = 64 << 20
 _FILLERS = min(8, os.cpu_count() or 1)
 
 
 def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
-    """Yield blocks of a host source on the current GPU, each valid until the next is asked for.
+    """Yield (first row, block) for a host matrix, with blocks on the current GPU.
 
-    Three things go on at once: a thread fills a pinned buffer from the source (reading its file, where it has one), the
-    copy engine moves the other buffer, and the GPU works on the block before.
+    Three operations overlap: threads fill one pinned buffer from the source or its file, the copy engine moves the
+    other buffer, and the GPU computes on the previous block.
+
+    Parameters
+    ----------
+    machine : Machine
+    source : Rows
+        In host memory or in a file.
+    rows : int
+        Maximum number of rows of a block; a pinned buffer may hold fewer.
+
+    Yields
+    ------
+    start : int
+    block : array of shape (m, d), m ≤ rows
+        In the source's dtype; valid until the next block is requested.
     """
     rows = max(1, min(rows, source.shape[0], _PINNED_BYTES // (source.shape[1] * source.dtype.itemsize)))
     slots = [_Slot(machine, (rows, source.shape[1]), source.dtype) for _ in range(2)]
@@ -40,24 +54,24 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
                 with slot.on_gpu(copies) as block:
                     yield start, block
     finally:
-        # Pinned memory goes to whoever asks next as soon as nobody has it, whatever is still to be read of it.
+        # The allocator reuses pinned memory once it is freed, even while a copy still reads it.
         for slot in slots:
             slot.copied.synchronize()
 
 
 class _Slot:
-    """One of two turns of a stream: a pinned buffer, its twin on the GPU, and when each may be written again."""
+    """A pinned buffer, its counterpart on the GPU, and the events after which each may be overwritten."""
 
     def __init__(self, machine: Machine, shape: tuple[int, int], dtype: np.dtype) -> None:
         self._machine = machine
-        self.pinned, self.twin = machine.pinned(shape, dtype), machine.xp.empty(shape, dtype)
+        self.pinned, self.on_device = machine.pinned(shape, dtype), machine.xp.empty(shape, dtype)
         self.used = 0
         self.copied, self.consumed = machine.event(), machine.event()
-        # The twin's memory may still be in use by work queued on this stream before it was freed.
+        # Earlier work on this stream may still use the memory that was just allocated.
         self.consumed.record()
 
     def fill(self, blocks: Iterator[tuple[int, int, Reader]], fillers: ThreadPoolExecutor) -> int | None:
-        """Copy the next block of `readers` into the pinned buffer; return its first row, or None at the end."""
+        """Copy the next block into the pinned buffer; return the index of its first row, or None at the end."""
         self.copied.synchronize()
         found = next(blocks, None)
         if found is None:
@@ -70,11 +84,11 @@ class _Slot:
 
     @contextmanager
     def on_gpu(self, copies: Any) -> Iterator[Any]:
-        """Move the buffer to the GPU and lend it to the current stream for the length of the context."""
+        """Copy the pinned buffer to the GPU; within the context, the current stream may use the copy."""
         copies.wait_event(self.consumed)
-        self._machine.copy(self.twin[: self.used], self.pinned[: self.used], copies)
+        self._machine.copy(self.on_device[: self.used], self.pinned[: self.used], copies)
         self.copied.record(copies)
         current = self._machine.current_stream()
         current.wait_event(self.copied)
-        yield self.twin[: self.used]
+        yield self.on_device[: self.used]
         self.consumed.record(current)

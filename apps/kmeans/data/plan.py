@@ -1,4 +1,4 @@
-"""Layouts of X on a GPU, from sizes alone: its half-precision copy, and the lanes that share a row."""
+"""Layout of X on a GPU, from sizes alone: scale and padding of its half-precision copy, and lanes per row."""
 
 from math import inf, log2, sqrt
 
@@ -9,7 +9,7 @@ __all__ = [
     "MOST_EXPONENT",
     "ROUNDING",
     "ROWS",
-    "UNPROVED",
+    "UNCERTIFIED",
     "half_copy_scale",
     "half_copy_scales",
     "log2_lanes",
@@ -18,46 +18,49 @@ __all__ = [
     "vector_of",
 ]
 
-#: Powers of two that float32 can be scaled by, back and forth.
+#: Scales are within 2^±MOST_EXPONENT, so that float32 represents each scale and its inverse.
 MOST_EXPONENT = 96
 #: The C++ class `CenteredRows` of assign/rescore.cuh, as a NumPy structure.
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
-#: What float16 loses of a row beside its norm, but for few rows: of data rounded to it, and of data that it holds.
+#: Relative rounding error ρ of a float16 row (half_copy.cuh): for data that is rounded, and for data that is exact.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
-#: What norms, and with them the bound, are multiplied by where labels are not proved: the roundings of a score remain.
-UNPROVED = 2.0**-10
-# Where float16 is to hold the data: about so large in the mean square, a four-thousandth of its largest number.
-_MIDDLE = 16.0
+#: Factor for norms if labels are not certified. It removes most of the error bound, except the rounding of scores.
+UNCERTIFIED = 2.0**-10
+# Root mean square of the scaled data: about 1/4096 of float16's largest number.
+_TARGET_RMS = 16.0
 
 
 def padded(d: int) -> int:
-    """Return the elements of a row of the shadow: d rounded up to 16 bytes."""
+    """Return the row length of the half-precision copy: d rounded up to a multiple of 8 elements (16 bytes)."""
     return -(-d // 8) * 8
 
 
 def log2_lanes(columns: int) -> int:
-    """Return log2 of the lanes that share a row of so many columns: at most a warp."""
+    """Return log2 of the number of lanes that share a row of `columns` columns: at most a warp."""
     return min(5, (columns - 1).bit_length())
 
 
 def vector_of(itemsize: int) -> int:
-    """Return the elements that a lane of data/half_copy.cuh takes at a time (its kVector)."""
+    """Return the number of elements of this size that a lane processes at a time (kVector of data/half_copy.cuh)."""
     return 2 if itemsize == 8 else 4
 
 
-def half_copy_scale(middle: float) -> float:
-    """Return the power of two that the shadow's elements are multiplied by; `middle` is the data's root mean square."""
-    exponent = round(log2(_MIDDLE) - log2(middle)) if 0 < middle < inf else 0
+def half_copy_scale(rms: float) -> float:
+    """Return the scale of the half-precision copy, a power of two, for data with this root mean square."""
+    exponent = round(log2(_TARGET_RMS) - log2(rms)) if 0 < rms < inf else 0
     return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
 
 
-def half_copy_scales(middles: np.ndarray) -> np.ndarray:
-    """Return the `half_copy_scale` of each of many data sets, float32."""
-    there = (middles > 0) & (middles < inf)
-    exponents = np.rint(log2(_MIDDLE) - np.log2(np.where(there, middles, _MIDDLE)))
+def half_copy_scales(rms: np.ndarray) -> np.ndarray:
+    """Return the `half_copy_scale` of several data sets, of the shape of `rms`, float32."""
+    usable = (rms > 0) & (rms < inf)
+    exponents = np.rint(log2(_TARGET_RMS) - np.log2(np.where(usable, rms, _TARGET_RMS)))
     return np.exp2(np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT)).astype(np.float32)
 
 
 def norm_limit_of(d: int) -> float:
-    """Return the norm that few rows of the shadow exceed: twice the root of the mean square; see update/centers.cuh."""
-    return 2.0 * _MIDDLE * sqrt(2.0 * d)
+    """Return the norm limit of the half-precision copy, which few rows exceed; see update/centers.cuh.
+
+    It is twice the norm of a row of d elements, each of the largest root mean square that a power-of-two scale leaves.
+    """
+    return 2.0 * _TARGET_RMS * sqrt(2.0 * d)

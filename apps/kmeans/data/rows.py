@@ -1,6 +1,6 @@
-"""What the engines read: a matrix as blocks of rows, whatever holds it.
+"""`Rows`: a matrix that is read in blocks of rows; implementations for arrays, sparse matrices and rescaled rows.
 
-Anything with the members of `Rows` will do; `tsapps.open_matrix` gives one for a file of any size.
+Any object with the members of `Rows` is accepted; `tsapps.open_matrix` returns one for a file of any size.
 """
 
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
+from tsapps.kernels.arrays import as_array, is_sparse, kind_of, refuse_masked, to_host
 
 __all__ = [
     "ArrayRows",
@@ -21,21 +21,22 @@ __all__ = [
     "SparseRows",
     "UnitRows",
     "as_numbers",
+    "as_rows",
     "check_real",
     "is_plain",
     "readers",
     "unit",
 ]
 
-#: Copies some rows of a block into an array; threads may do so side by side.
+#: Copies a slice of a block's rows into an array; several threads may call it at the same time.
 Reader = Callable[[slice, np.ndarray], None]
 
 
 def check_real(dtype: np.dtype, name: str) -> None:
-    """Raise ValueError for complex numbers, and for those that float64 does not hold; says so of `name`."""
+    """Raise ValueError if a dtype is complex or a float wider than float64; the message names the array `name`."""
     if dtype.kind == "c":
-        raise ValueError(  # scikit-learn's checks of estimators look for the words in brackets
-            f"{name} has dtype {dtype}; expected real numbers (Complex data not supported): take its real part, or "
+        raise ValueError(  # scikit-learn's estimator checks expect the words in parentheses
+            f"{name} has dtype {dtype}; expected real numbers (Complex data not supported): use its real part, or "
             f"both parts as columns"
         )
     if dtype.kind == "f" and dtype.itemsize > 8:
@@ -45,12 +46,12 @@ def check_real(dtype: np.dtype, name: str) -> None:
 
 
 def is_plain(X: Any, name: str = "X") -> bool:
-    """Tell whether X is an array that engines read as it is, on every device: of real numbers, in native byte order.
+    """Tell whether engines read X without conversion: an array of real numbers in native byte order.
 
     Raises
     ------
     ValueError
-        If X is an array that has no place here: masked, complex or wider than float64.
+        If X is masked, complex or wider than float64; the message calls it `name`.
     """
     if kind_of(X) in (None, "frame"):
         refuse_masked(X)
@@ -61,29 +62,30 @@ def is_plain(X: Any, name: str = "X") -> bool:
 
 
 def as_numbers(X: Any, name: str = "X") -> Any:
-    """Return an array that engines read on every device: X itself if it is one, else what scikit-learn makes of it.
+    """Return X as an array that engines can read; if conversion is needed, scikit-learn's `check_array` does it.
 
     Parameters
     ----------
     X : array of any library, frame, or list of any depth
     name : str
-        What error messages call it.
+        Name of X in error messages.
 
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        float64 for lists, Python objects, text and numbers in another byte order, float32 for a frame of it.
+        X itself, without a copy, if `is_plain`. Otherwise float32 for a frame of float32, and float64 for other frames,
+        lists, Python objects, text and numbers in another byte order.
 
     Raises
     ------
     ValueError
-        If X is masked, complex or wider than float64, or an element is no number.
+        If X is masked, complex or wider than float64, or an element is not a number.
     """
     if is_plain(X, name):
         return as_array(X)
     from sklearn.utils import check_array
 
-    # NaN, shapes and sizes are their readers' to check.
+    # Callers check NaN, shapes and sizes.
     checks = {"ensure_all_finite": False, "ensure_2d": False, "allow_nd": True}
     least = {"ensure_min_samples": 0, "ensure_min_features": 0}
     return check_array(X, dtype=[np.float64, np.float32], input_name=name, **checks, **least)
@@ -91,17 +93,18 @@ def as_numbers(X: Any, name: str = "X") -> Any:
 
 @runtime_checkable
 class Rows(Protocol):
-    """A matrix of shape (n, d) that is read in blocks of rows, as often as needed.
+    """A matrix of shape (n, d) that can be read in blocks of rows any number of times.
 
     Attributes
     ----------
     name : str
-        What error messages call it.
+        Name of the matrix in error messages.
     shape : tuple of int
+        (n, d).
     dtype : numpy.dtype
-        In the machine's byte order.
+        In native byte order.
     device : int or None
-        The GPU that the blocks lie on; None for host memory.
+        Index of the GPU that holds the blocks; None for host memory.
     """
 
     name: str
@@ -110,16 +113,24 @@ class Rows(Protocol):
     device: int | None
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block of at most `rows` rows), in order."""
+        """Yield (first row, block of at most `rows` rows), in row order."""
 
     def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, in the order asked for."""
+        """Return the rows with these indices, in the order of the indices."""
 
 
 def readers(source: Any, rows: int) -> Iterator[tuple[int, int, Reader]]:
-    """Yield the first row of each block of a host source, how many it has, and the `Reader` of it.
+    """Yield (first row, number of rows, `Reader`) for each block of a host matrix.
 
-    A file that can be read into any buffer (``read_into``) is: this saves a copy, and threads share the work.
+    Files with a ``read_into`` method are read straight into the caller's buffer, which saves a copy, and several
+    threads can read a block in parallel.
+
+    Parameters
+    ----------
+    source : Rows
+        In host memory or in a file.
+    rows : int
+        Maximum number of rows of a block.
     """
     if not hasattr(source, "read_into"):
         for start, block in source.blocks(rows):
@@ -152,17 +163,17 @@ class ArrayRows:
 
     @cached_property
     def on_host(self) -> np.ndarray:
-        """The array in host memory; brought there once where it lies on a GPU."""
+        """The array in host memory; if it is on a GPU, it is copied on first use."""
         return to_host(self.array)
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, view of at most `rows` rows), in order."""
+        """Yield (first row, view of at most `rows` rows), in row order."""
         for start in range(0, self.shape[0], rows):
             yield start, self.array[start : start + rows]
 
     def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, in the order asked for."""
-        if self.device is not None:
+        """Return the rows with these indices, in the order of the indices."""
+        if not isinstance(self.array, np.ndarray):
             import cupy
 
             indices = cupy.asarray(indices)
@@ -170,7 +181,7 @@ class ArrayRows:
 
 
 class SparseRows:
-    """A SciPy or CuPy CSR matrix of shape (n, d), made dense one block at a time."""
+    """A SciPy or CuPy CSR matrix of shape (n, d), converted to dense blocks."""
 
     def __init__(self, matrix: Any, name: str = "X") -> None:
         self.matrix = matrix
@@ -180,19 +191,24 @@ class SparseRows:
         self.device = None if isinstance(matrix.data, np.ndarray) else int(matrix.data.device.id)
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, dense block of at most `rows` rows), in order."""
+        """Yield (first row, dense block of at most `rows` rows), in row order."""
         for start in range(0, self.shape[0], rows):
             yield start, self.matrix[start : start + rows].toarray()
 
     def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, dense, in the order asked for."""
+        """Return the rows with these indices, dense, in the order of the indices."""
         return self.matrix[indices].toarray()
 
 
 class RescaledRows(ABC):
-    """The rows of another matrix, each scaled, in `dtype`.
+    """The rows of another matrix, rescaled on every read; the other matrix is never written.
 
-    Scaled anew whenever they are read: the other matrix is never written to, and a copy is the reader's to keep.
+    Parameters
+    ----------
+    source : Rows
+        The other matrix.
+    dtype : numpy.dtype
+        The type of the rescaled rows.
     """
 
     def __init__(self, source: Rows, dtype: np.dtype) -> None:
@@ -203,16 +219,16 @@ class RescaledRows(ABC):
         self.device = source.device
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block of at most `rows` scaled rows), in order; see `scaled`."""
+        """Yield (first row, block of at most `rows` rescaled rows), in row order."""
         return self.scaled(self.source.blocks(rows))
 
     def scaled(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Scale blocks of the other matrix, on whichever device they are."""
+        """Rescale blocks of the other matrix, on the device that holds them."""
         for start, block in blocks:
             yield start, self._scaled(self._own(block), range(start, start + len(block)))
 
     def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, scaled, in the order asked for."""
+        """Return the rows with these indices, rescaled, in the order of the indices."""
         return self._scaled(self._own(self.source.rows(indices)), indices)
 
     def _own(self, block: Any) -> Any:
@@ -220,13 +236,13 @@ class RescaledRows(ABC):
 
     @abstractmethod
     def _scaled(self, block: Any, indices: Sequence[int] | np.ndarray) -> Any:
-        """Scale a block in `dtype`, whose rows have these indices."""
+        """Rescale a block of type `dtype`; `indices` are the indices of its rows."""
 
 
 class UnitRows(RescaledRows):
     """The rows of another matrix, each scaled to norm 1.
 
-    Reading raises ValueError if a row is zero, which has no direction, or has a NaN or an infinity; it names the first.
+    Reading raises ValueError if a row is zero, or has a NaN or an infinity; the message names the first such row.
     """
 
     def _scaled(self, block: Any, indices: Sequence[int] | np.ndarray) -> Any:
@@ -240,8 +256,8 @@ class UnitRows(RescaledRows):
     def _refuse(self, index: int, row: np.ndarray) -> None:
         if not row.any():
             raise ValueError(
-                f"{self.name}: row {index} is zero, and has no direction: metric='cosine' needs a number that is not 0 "
-                "in every row; remove such rows first"
+                f"{self.name}: row {index} is zero, and has no direction: metric='cosine' needs nonzero rows; "
+                "remove such rows first"
             )
         column = int(np.flatnonzero(~np.isfinite(row))[0])
         raise ValueError(
@@ -251,11 +267,45 @@ class UnitRows(RescaledRows):
 
 
 def unit(vectors: Any) -> Any:
-    """Return vectors (n, d), of NumPy or CuPy floats of which none is zero, scaled to norm 1."""
+    """Return nonzero vectors, a NumPy or CuPy array of shape (n, d), scaled to norm 1."""
     xp: Any = np if isinstance(vectors, np.ndarray) else import_module("cupy")
-    # First by a power of two, which rounds nothing and leaves no square that overflows.
+    # A power of two first: this scaling is exact, and prevents overflow of the squares.
     _, exponents = xp.frexp(abs(vectors).max(axis=1))
     scaled = xp.ldexp(vectors, -exponents[:, np.newaxis])
     norms = xp.sqrt((scaled * scaled).sum(axis=1, dtype=np.float64))
     scaled /= norms.astype(vectors.dtype)[:, np.newaxis]
     return scaled
+
+
+def as_rows(X: Any) -> Rows:
+    """Return X as a `Rows`, a matrix that is read in blocks of rows.
+
+    Parameters
+    ----------
+    X : Rows, array of any library, frame, list or sparse matrix
+
+    Returns
+    -------
+    Rows
+        X itself if it is one.
+
+    Raises
+    ------
+    ValueError
+        If X is not two-dimensional, is empty, or does not hold real numbers in native byte order.
+    """
+    rows: Rows
+    if isinstance(X, Rows):
+        rows = X
+    elif is_sparse(X):
+        rows = SparseRows(X.tocsr())
+    else:
+        rows = ArrayRows(as_numbers(X))
+    if len(rows.shape) != 2:
+        raise ValueError(f"X has shape {rows.shape}; expected a matrix of shape (n_samples, n_features)")
+    if 0 in rows.shape:
+        raise ValueError(f"X has shape {rows.shape}; expected at least one sample and one feature")
+    check_real(rows.dtype, rows.name)
+    if not rows.dtype.isnative or (rows.dtype.kind not in "fiub" and rows.dtype.name != "bfloat16"):
+        raise ValueError(f"{rows.name} has dtype {rows.dtype}; expected real numbers in the machine's byte order")
+    return rows

@@ -1,1 +1,4 @@
-"""Who does the work of an iteration: NumPy, cuBLAS, or our kernels. Composed from the stages beside it."""
+"""Engines: X on its device and the Lloyd step selected for it. Steps are composed from the stages in other packages.
+
+Kernels of the assign, update, bounds and init stages are never here.
+"""

@@ -1,11 +1,11 @@
-"""Lloyd steps over blocks of rows, written once for every array library.
+"""Blockwise Lloyd step: assignment and cluster sums block by block, for NumPy and CuPy.
 
-Distances are ranked by the score
+The nearest center has the lowest score
 
     score(x, c) = ‖c‖² − 2·x·c  =  ‖x − c‖² − ‖x‖²
 
-one matrix product a block, so that at most a block's scores exist at any time and never an n×k matrix.
-`host_step.py` and `cublas_step.py` say how a block is assigned, and how its rows are summed by label.
+One matrix product computes the scores of a block of rows, so the full n × k score matrix never exists.
+`host_step.py` and `cublas_step.py` assign a block and sum its rows by label.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ __all__ = ["BlockStep"]
 
 
 class BlockStep(Step):
-    """A step for any number of clusters, block by block."""
+    """Lloyd step for any number of clusters, one block of rows at a time."""
 
     @cached_property
     def labels(self) -> Any:
-        """The label of every sample, (n,), int32."""
+        """Label of each sample, (n,), int32, on the device of the data."""
         return self.data.xp.empty(self.data.n_samples, np.int32)
 
     def reset(self) -> None:
@@ -41,37 +41,52 @@ class BlockStep(Step):
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
-        """Assign a block's rows; see `assign`.
+        """Label a block's rows, and sum them by label if `update`.
+
+        Parameters
+        ----------
+        block : array of shape (m, d)
+            Rows in the working dtype.
+        weights : array of shape (m,), optional
+            Sample weights; None means that every row weighs 1.
+        minus_2_centers : array of shape (d, k)
+            −2·cᵀ.
+        norms : array of shape (k,)
+            ‖c‖².
+        update : bool
+            Also compute `sums` and `totals`.
+        potential : bool
+            Also compute `scores`.
 
         Returns
         -------
-        labels : array of shape (rows,), int32
-            The arg-min of the score, the lowest index on a tie.
-        scores : array of shape (rows,) or None
-            The lowest score of each row, where `potential` asks for it.
+        labels : array of shape (m,), int32
+            Arg-min of the score, the lowest index on a tie.
+        scores : array of shape (m,) or None
+            Lowest score of each row; None unless `potential`.
         sums, totals : arrays of shape (k, d) and (k,)
-            The weighted sum of the rows with each label, and their weight; 0 and 0 without `update`.
+            Weighted sum and total weight of the rows with each label; 0 and 0 without `update`.
         """
 
     def nearest(self, block: Any, minus_2_points: Any, norms: Any) -> Any:
-        """Return the label of the point nearest to each row of a block; see `plusplus.Nearest`."""
+        """Return the index of the point nearest to each row of a block, (m,), int32; see `plusplus.Nearest`."""
         return self.assign_block(block, None, minus_2_points, norms, update=False, potential=False)[0]
 
     @abstractmethod
     def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
-        """Return the weighted sum of a block's rows with each label, and their weight: the bits of `assign_block`."""
+        """Return the weighted sums (k, d) and weights (k,) of a block's rows by label: the bits of `assign_block`."""
 
     def relabel(self, held: Any, labels: Any) -> Any:
-        """Give samples that have labels `held` (m,) others; return the number that differ, of the array library."""
+        """Overwrite labels `held` (m,) by `labels` (m,); return the number that differ, as a scalar array."""
         n_reassigned = self.data.xp.count_nonzero(held != labels)
         held[:] = labels
         return n_reassigned
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
-        """Give every sample the label of its nearest center; see `Step.assign`."""
+        """Label every sample with its nearest center; see `Step.assign`."""
         data, k = self.data, len(centers)
         operands = self._operands(centers)
-        # Protected, rows are added up a second time while they are at hand, apart from the first.
+        # A protected fit sums each block a second time while the block is in memory.
         twice = update and self.protection is not None
 
         def work(start: int, block: Any) -> tuple[Any, ...]:
@@ -100,6 +115,6 @@ class BlockStep(Step):
         return found
 
     def _operands(self, centers: np.ndarray) -> tuple[Any, Any]:
-        """Return −2·cᵀ (d, k) and ‖c‖² (k,) of centers, on the device of the data, for `assign_block`."""
+        """Return −2·cᵀ (d, k) and ‖c‖² (k,) of centers (k, d), on the device of the data."""
         minus_2_centers = np.ascontiguousarray(-2 * centers.T, dtype=self.data.dtype)
         return self.data.xp.asarray(minus_2_centers), self.data.xp.asarray(square_norms(centers))

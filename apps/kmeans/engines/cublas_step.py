@@ -1,11 +1,10 @@
-"""Lloyd steps by cuBLAS, as GPU libraries usually have it, in CuPy.
+"""Lloyd step by cuBLAS: a GEMM for the scores of each block of rows, arg-min, and cluster sums.
 
-Scores by one cuBLAS product a block of rows, then arg-min, then the sums by label: for small k a second cuBLAS product,
-with the one-hot label matrix, for large k a sort of the labels and a sum of each segment. X is read twice an iteration
-and the block's scores are written and read. Our own kernels are measured against this step, and it serves every shape
-that they do not.
+For small k the sums are a second GEMM, with the one-hot label matrix. For large k the labels are sorted and each
+segment is summed. An iteration reads X twice, and writes and reads the scores of each block. This step serves shapes
+that the kernels of this package do not, and it is the baseline of their benchmarks.
 
-No float is added atomically and every reduction has a fixed order: the same bits on every run.
+No kernel adds floats atomically, and every reduction has a fixed order. So all runs give the same bits.
 """
 
 from pathlib import Path
@@ -21,7 +20,7 @@ from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["CublasStep"]
 
-# With more clusters than this a product with the one-hot label matrix costs more than sorting the labels.
+# Above this k, a GEMM with the one-hot label matrix costs more than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 _SOURCE = Path(__file__).with_suffix(".cuh")
 _THREADS = 256
@@ -33,18 +32,18 @@ def _one_hot_sums(xp: Any, one_hot: Any, block: Any) -> tuple[Any, Any]:
 
 
 class CublasStep(BlockStep):
-    """A step over `DeviceData`."""
+    """Lloyd step by cuBLAS, over `DeviceData`."""
 
     data: DeviceData
 
     def reset(self) -> None:
-        """Set every label to −1, which is all bits set: a third of the time that a kernel of CuPy's takes."""
+        """Set every label to −1, all bits set: a memset takes a third of the time of a CuPy kernel."""
         self.data.machine.fill(self.labels, 0xFF)
 
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
-        """Assign a block's rows; see `BlockStep.assign_block`."""
+        """Label a block's rows, and sum them by label; see `BlockStep.assign_block`."""
         block, dtype, xp = self._shifted(block), self.data.dtype, self.data.xp
         rows, k = len(block), len(norms)
         scores = block @ minus_2_centers
@@ -70,16 +69,17 @@ class CublasStep(BlockStep):
         return _one_hot_sums(xp, one_hot, block)
 
     def relabel(self, held: Any, labels: Any) -> Any:
-        """Give samples new labels, and return how many differ; see `BlockStep.relabel`."""
+        """Overwrite labels, and return how many differ; see `BlockStep.relabel`."""
         changed = self.data.xp.zeros((), np.uint64)
         launch_over_labels(self.data.machine, "change_labels", labels, held, changed)
         return changed
 
     def _shifted(self, block: Any) -> Any:
-        """Subtract from a block what kernels would subtract on read."""
+        """Return a block less the shift that other kernels subtract on read."""
         return block - self.data.shift if self.data.on_read and bool(self.data.shift.any()) else block
 
     def _segment_sums(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
+        """Return the sums (k, d) and weights (k,) of a block's rows, sorted by label."""
         d, xp = self.data.n_features, self.data.xp
         order = xp.argsort(labels)
         starts = xp.searchsorted(labels[order], xp.arange(k + 1, dtype=np.int32))
@@ -89,7 +89,7 @@ class CublasStep(BlockStep):
         return sums, totals
 
     def _kernel(self, name: str) -> Any:
-        """Return a kernel of cublas_step.cuh, by its name."""
+        """Return the kernel `name` of cublas_step.cuh, compiled for the working dtype."""
         full = f"{name}<{ELEMENT[self.data.dtype.name]}>"
         (kernel,) = self.data.machine.kernels(_SOURCE, full)
         return kernel

@@ -1,4 +1,4 @@
-"""The engine on a GPU: kernels of this package where `select_step` selects them, else cuBLAS."""
+"""GPU engine: selects the Lloyd step for k clusters (kernels of this package or cuBLAS) and holds X on the GPU."""
 
 from __future__ import annotations
 
@@ -27,12 +27,16 @@ __all__ = ["DeviceEngine"]
 
 
 class DeviceEngine(Engine):
-    """Data on a GPU, and the step that was selected for it.
+    """X on a GPU, and the Lloyd step selected for it.
 
     Parameters
     ----------
-    source, dtype, sample_weight, machine
-        As for `DeviceData`.
+    source : Rows
+        X, of shape (n, d), of any real dtype.
+    dtype : {float32, float64}
+        Working dtype.
+    sample_weight : numpy.ndarray of shape (n,), optional
+    machine : Machine
     options : Options
     """
 
@@ -49,12 +53,12 @@ class DeviceEngine(Engine):
 
     @property
     def certifies(self) -> bool:  # type: ignore[override]
-        """Whether labels are certified: all except those of float32 data with precision="tf32"."""
+        """Whether labels are certified: always, except for float32 X with precision="tf32"."""
         X = self.data.rows_on_gpu
         return self.options.precision == "exact" or X is None or bool(X.dtype != np.float32)
 
     def _facts(self, *, single_pass: bool = False) -> Facts:
-        """Return what is known of the data before its moments are."""
+        """Return the facts about the data that need no pass over X (`norms` is None)."""
         data, X = self.data, self.data.rows_on_gpu
         return Facts(
             n=data.n_samples,
@@ -66,11 +70,14 @@ class DeviceEngine(Engine):
             weights_alike=data.weights_alike,
             small=data.is_small,
             single_pass=single_pass,
-            room=data.room() + data.half_copy_bytes,
+            free_bytes=data.available_bytes() + data.half_copy_bytes,
         )
 
     def _select(self, k: int, subtracted: np.ndarray | None = None, *, single_pass: bool = False) -> StepPlan:
-        """Select the step for k clusters, about a point that would be subtracted on read, or that is subtracted."""
+        """Select the step for k clusters.
+
+        `subtracted` (d,) is the point that kernels would subtract from X on read; default: the one they subtract now.
+        """
         facts = self._facts(single_pass=single_pass)
         if why_cublas(facts, self.data.gpu, self.options) is None:
             digits = integers_of(self.data, subtracted).digits
@@ -80,7 +87,7 @@ class DeviceEngine(Engine):
         return selected
 
     def center(self, mean: np.ndarray, k: int) -> None:
-        """Subtract a mean (d,) from X; see `Engine.center`. Kernels of this package subtract it on read."""
+        """Center X about `mean` (d,); see `Engine.center`. Kernels of this package subtract it on read."""
         selected = self._select(k, self.data.subtracted(mean))
         self.data.center(mean, on_read=selected.step != "cublas")
 
@@ -91,8 +98,8 @@ class DeviceEngine(Engine):
             self.data.center_once(mean)
             return
         if self.data.spherical:
-            self.data.refuse_non_finite()  # names the row
-        self.data.moments()  # which check X
+            self.data.refuse_non_finite()  # the error names a row of the caller's X
+        self.data.moments()  # raises if X is not finite
         selected = self._select(k, self.data.subtracted(mean), single_pass=True)
         self.data.center(mean, on_read=selected.step != "cublas")
 
@@ -102,7 +109,7 @@ class DeviceEngine(Engine):
         return self._selected[1]
 
     def selection(self, k: int) -> tuple[str, str]:
-        """Return the name of the step for k clusters, and why it was selected; see `Engine.selection`."""
+        """Return the name of the step for k clusters, and the reason for its selection; see `Engine.selection`."""
         selected = self._plan_for(k)
         return selected.step, selected.reason
 
@@ -110,10 +117,11 @@ class DeviceEngine(Engine):
         """Return the step for k clusters; see `Engine.step_for`."""
         selected = self._plan_for(k)
         if self._step is None:
-            self._step = self.blocks if selected.step == "cublas" else self._made(selected, k)
+            self._step = self.blocks if selected.step == "cublas" else self._new_step(selected, k)
         return self._step
 
-    def _made(self, selected: StepPlan, k: int) -> DeviceStep:
+    def _new_step(self, selected: StepPlan, k: int) -> DeviceStep:
+        """Return a new step of the selected kind, with all labels −1."""
         plan, flags = selected.plan, {"bounds": selected.bounds}
         step: DeviceStep
         if selected.step == "small_d":
@@ -126,14 +134,14 @@ class DeviceEngine(Engine):
         return step
 
     def serves(self, k: int) -> bool:
-        """Tell whether kernels of this package iterate for k clusters, rather than cuBLAS."""
+        """Tell whether kernels of this package, not cuBLAS, iterate for k clusters."""
         return self._plan_for(k).step != "cublas"
 
-    def _copy_for(self, k: int) -> HalfCopy | None:
-        """Return X's half-precision copy that iterations for k clusters read, certified; None where they read none."""
+    def _half_copy_for(self, k: int) -> HalfCopy | None:
+        """Return the half-precision copy that certified iterations for k clusters read; None if they read none."""
         step: Any = self.step_for(k) if self.certifies and self.serves(k) else None
         return getattr(step, "half_copy", None)
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
-        """Draw samples by greedy k-means++ on the GPU, without the host; see `Engine.draw_plus_plus`."""
-        return draw_plus_plus(self.data, self._copy_for, first, draws) if self.options.kernels else None
+        """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`."""
+        return draw_plus_plus(self.data, self._half_copy_for, first, draws) if self.options.kernels else None

@@ -1,11 +1,12 @@
-"""Lloyd steps by kernels of this package: iterations on a GPU without the host, launched ahead of their outcomes.
+"""Lloyd step on a GPU by kernels of this package: iterations without host synchronisation.
 
-An iteration is a list of launches over `IterationBuffers`: assign → rescore → update → new centers → (check). Its sums
-are fixed-point numbers, the same bits on every run.
+An iteration is a list of launches over `IterationBuffers`: assign → rescore → update → new centers → (check). The host
+launches one iteration before it reads the outcome of the previous one. Cluster sums are fixed-point: the same bits on
+every run.
 
-    small d           small_d_step.py    X itself, read once
-    k <= 64           small_k_step.py    assign/small_k.cuh → assign/rescore.cuh → reassigned rows → update/centers.cuh
-    any k, on Hopper  large_k_step.py    assign/large_k.cuh → assign/rescore_large_k.cuh → ...
+    small d            small_d_step.py    one kernel reads X itself, labels its rows and updates the sums
+    k <= 64            small_k_step.py    GEMM on the half-precision copy of X; centers in shared memory
+    k > 64, on Hopper  large_k_step.py    GEMM on the half-precision copy of X; centers streamed
 """
 
 from __future__ import annotations
@@ -33,25 +34,26 @@ from tsapps.kernels.runtime.launch import structure
 
 __all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
-#: Of kernels that rescore: threads, and blocks a multiprocessor, more than are resident.
+#: Rescoring kernels: threads of a block, and blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
 _CENTER_THREADS = 256
-# Iterations that are launched before the outcome of the first of them is asked for.
+# Iterations in flight: the host launches so many before it waits for the outcome of the first of them.
 _AHEAD = 2
-# The inertia of sums: how many times their bytes X is to have, as they are worked on by the host; what part of it may
-# be in error, about that of adding up differences in float32; and what part of a sum of squares in float64.
+# The inertia comes from the running sums if X has at least this many times their bytes (the host reads the sums), and
+# if its relative error is below `_INERTIA_ERROR`, about that of float32 differences. `_SQUARES_ERROR` is the relative
+# error of a float64 sum of squares.
 _ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
 
 
 def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
-    """Return the fixed-point format of the sums of some data, about `subtracted` (d,) if it is given."""
+    """Return the fixed-point format of cluster sums of `data`, less `subtracted` (d,); default: less its `shift`."""
     weights = data.sample_weight
     most_weight = None if weights is None else float(abs(weights).max())
     return integers(data.n_samples, data.dtype, *data.spread(subtracted), most_weight)
 
 
 class DeviceStep(Step):
-    """Iterations for k clusters on a GPU, and the clusters' running sums.
+    """Lloyd step on a GPU for k clusters, with running cluster sums.
 
     Parameters
     ----------
@@ -59,67 +61,73 @@ class DeviceStep(Step):
     k : int
     layout : Layout
     bounds : bool
-        Whether rows whose label cannot change are skipped, where that pays.
+        Whether to skip rows whose label cannot change, when that saves time.
     certifies : bool
         Whether labels are certified.
     """
 
     data: DeviceData
     keeps_sums = True
-    #: Skips rows whose label cannot change: made where they may begin soon, as it takes seconds to compile.
+    #: Hamerly bounds. Created just before they may start, because their kernels take seconds to compile.
     bounds: Bounds | None = None
-    # Whether the launches of bounds are made, from then on.
+    # Whether iterations include the launches of bounds.
     _bounded = False
-    #: The check of iterations, in protected fits.
+    #: The check of each iteration of a protected fit.
     check: StepCheck | None = None
-    #: Whether its first kernel may come before the one ahead has ended: where it has a block a multiprocessor.
-    comes_early = False
+    #: Whether blocks of the assignment kernel may start before `update_centers` ends. It must have one block per
+    #: multiprocessor (update/centers.cuh).
+    starts_early = False
 
     def __init__(self, data: DeviceData, k: int, layout: Layout, *, bounds: bool, certifies: bool) -> None:
         super().__init__(data)
         self.k, self.layout, self.certifies = k, layout, certifies
         d, dtype = data.n_features, data.dtype
         self._may_have_bounds = bounds and k > 1 and certifies
-        # Centers pass through it on their way: a copy from or to other memory of the host is several times slower.
-        self._passing = data.machine.pinned((k, d), dtype)
-        self._passed: int | None = None  # which centers it holds
+        # Staging buffer of centers in pinned memory: copies from and to pageable memory are several times slower.
+        self._staging = data.machine.pinned((k, d), dtype)
+        # Index of the buffer in `buffers.centers` that the staging buffer holds a copy of, or None.
+        self._staged: int | None = None
         self._n_columns = layout.columns_of(k)
-        # The GPU writes to it: a copy of 32 bytes would take as long as a kernel. And the events that tell that it has.
-        self._seen = data.machine.pinned(_AHEAD, OUTCOME)
+        # Outcomes of the iterations in flight. The GPU writes to pinned memory: a copy of 32 bytes takes as long as a
+        # kernel. An event tells that an outcome is there.
+        self._outcomes = data.machine.pinned(_AHEAD, OUTCOME)
         self._events = [data.machine.event() for _ in range(_AHEAD)]
-        # Rows that are expected to change: as many as in the last pass that the host has seen.
-        self._changing = data.n_samples
-        # The launches of iterations, by what tells them apart; and the stream that they were made for.
+        # Expected number of reassigned rows: that of the last iteration whose outcome the host has read.
+        self._expected_reassigned = data.n_samples
+        # Bound launches by their key (see `_run`), and the stream that they were bound to.
         self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
-        self._made_for: int | None = None
+        self._bound_stream: int | None = None
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
-        # Apart, as each takes longer to compile than most.
-        (self._place,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
+        # Two compilations, which can run in parallel: each takes longer than most.
+        (self._prepare,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
         (self._update_centers,) = load_kernels(data.machine, "update/centers.cuh", f"update_centers<{scalar}>")
 
     @property
     def labels(self) -> Any:
-        """The label of every sample, (n,), int32."""
+        """Label of each sample, (n,), int32, on the GPU."""
         return self.buffers.labels
 
     @property
     def sums_units(self) -> np.ndarray:  # type: ignore[override]
-        """The unit of each column of the sums, (d + 1,), which their elements are rounded to."""
+        """Fixed-point unit of each column of the sums, (d + 1,)."""
         return 1 / np.array(self.integers.scales)
 
     @abstractmethod
     def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
-        """Return what gives every sample its label at the centers that were placed, and keeps the sums."""
+        """Return the launches that label all rows and update the running sums.
+
+        `centers` (k, d) are on the GPU. Their float16 copies, biases and statistics are already in the buffers.
+        """
 
     @property
     def _sorts(self) -> bool:
-        """Whether rows that change are sorted before they are moved, where there is a choice."""
+        """Whether reassigned rows are sorted before they update the sums; part of the key of bound launches."""
         return False
 
     def _run(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> None:
-        """Launch what `bind` returns; it is asked once."""
+        """Run the launches that `bind` returns; they are bound once per key."""
         launches = self._launches.get(key)
         if launches is None:
             launches = self._launches[key] = bind()
@@ -127,33 +135,33 @@ class DeviceStep(Step):
             launch()
 
     def reset(self) -> None:
-        """Begin again, with no sample in any cluster; see `Step.reset`."""
+        """Set every label to −1 and the sums to zero; see `Step.reset`."""
         self.data.machine.fill(self.buffers.labels, 0xFF)
         self.data.machine.fill(self.buffers.sums, 0)
-        self._changing = self.data.n_samples
+        self._expected_reassigned = self.data.n_samples
         if self.check is not None:
             self.check.forget()
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
-        """Give every sample the label of its nearest center; see `Step.assign`."""
+        """Label every sample with its nearest center; see `Step.assign`."""
         self._begin(centers)
         self._run(("rows", self._sorts), lambda: self._bind_rows(self.buffers.centers[0]))
-        self._changing = int(self.buffers.n_reassigned[0])
+        self._expected_reassigned = int(self.buffers.n_reassigned[0])
         if not (update or potential):
-            return Assignment(self._changing, np.zeros((0, 0)), np.zeros(0), float("nan"))
-        found, wide = self._assignment(self._changing, float("nan")), centers.astype(np.float64)
+            return Assignment(self._expected_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
+        found, wide = self._assignment(self._expected_reassigned, float("nan")), centers.astype(np.float64)
         found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
         return found
 
-    def _made_bounds(self) -> Bounds | None:
-        """Return the bounds of iterations; None where there are none."""
+    def _new_bounds(self) -> Bounds | None:
+        """Return the bounds for this step's data and k; None if the step does not support them."""
         return None
 
     def _begin_bounds(self) -> None:
-        """Launch what has to do with bounds from the next iteration on, if there are any."""
+        """Include the launches of bounds from the next iteration on, if bounds are supported and fit the GPU."""
         if self.bounds is None:
             fits = self.data.fits(BOUNDS_BYTES * self.data.n_samples)
-            self.bounds = self._made_bounds() if fits else None
+            self.bounds = self._new_bounds() if fits else None
         if self.bounds is None:
             self._may_have_bounds = False
         else:
@@ -163,8 +171,8 @@ class DeviceStep(Step):
     def iterate(
         self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
     ) -> IterationResult:
-        """Launch iterations, some ahead of those whose outcome is known; see `Step.iterate`."""
-        if self.data.spherical:  # update/centers.cuh has means, of which none has norm 1
+        """Iterate, launching each iteration before the outcome of the previous one is read; see `Step.iterate`."""
+        if self.data.spherical:  # update/centers.cuh does not normalise the means
             return super().iterate(centers, before, last, tol, report)
         self._begin(centers)
         protection = self.protection
@@ -174,29 +182,29 @@ class DeviceStep(Step):
                     self._launch(count, tol)
                     self._events[count % _AHEAD].record()
                     if before + count + 1 == last:
-                        self._pass(1 - count % 2)
+                        self._stage_centers(1 - count % 2)
                 known = count - _AHEAD + 1
                 if known < 0:
                     continue
                 self._events[known % _AHEAD].synchronize()
-                outcome = self._seen[known % _AHEAD].copy()
+                outcome = self._outcomes[known % _AHEAD].copy()
                 fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:
                     break
-                # Of two iterations before the one that is launched next, as the host runs ahead.
-                self._changing = int(outcome["n_reassigned"])
+                # The host runs ahead: this is the count two iterations before the one that it launches next.
+                self._expected_reassigned = int(outcome["n_reassigned"])
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
                 if outcome["stop"]:
                     break
         finally:
-            # What is ahead is still writing to memory of this step.
+            # Iterations in flight still write to the buffers.
             self.data.machine.current_stream().synchronize()
         strict, now = bool(outcome["n_reassigned"] == 0), known % 2
         stays = fault is not None or bool(outcome["empty"])
         at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
         if self.check is not None and protection is not None:
-            # Where these are other centers than the iteration had, its step made again in the end tells.
+            # If these are not the centers that the iteration used, recomputing the run's result reveals it.
             at = next_centers if stays else self._centers_on_host(now)
             right = self.check.are_right(next_centers, now if stays else 1 - now)
             lost = self.check.lost(known % _AHEAD) or not right
@@ -210,17 +218,17 @@ class DeviceStep(Step):
         return IterationResult(next_centers, known + 1, strict, float(outcome["shift"]), at=at)
 
     def _assignment(self, n_reassigned: int, potential: float) -> Assignment:
-        """Return the sums as an assignment; of a protected fit, as they come to the host twice."""
+        """Return the running sums as an assignment. For a protected fit they are copied to the host twice."""
         again = None if self.check is None else Assignment(n_reassigned, *self.sums(), potential)
         return Assignment(n_reassigned, *self.sums(), potential, again)
 
     def _begin(self, centers: np.ndarray) -> None:
-        """Put centers where the first iteration expects them."""
+        """Prepare `centers` (k, d) for the first iteration, and the check of a protected fit."""
         stream = self.data.machine.current_stream()
-        if stream.ptr != self._made_for:
+        if stream.ptr != self._bound_stream:
             self._launches.clear()
-            self._made_for = stream.ptr
-        self._passing[...], self._passed = centers, None
+            self._bound_stream = stream.ptr
+        self._staging[...], self._staged = centers, None
         self._bounded = False
         if self.protection is None:
             self.check = None
@@ -228,45 +236,48 @@ class DeviceStep(Step):
             scale = self.integers.scales[-1]
             self.check = self.check or StepCheck(self.data, self.buffers, self.k, scale, _AHEAD)
             self.check.begin()
-        self._run("place", self._bind_place)
+        self._run("prepare", self._bind_prepare)
 
-    def _bind_place(self) -> Sequence[Callable[[], None]]:
-        """Return what places the first centers, which it takes from the host's memory."""
-        arguments = self._passing, self._update_args(1, 0, 0.0)
-        return [self.data.machine.bind(self._place, (self._n_columns,), (_CENTER_THREADS,), arguments)]
+    def _bind_prepare(self) -> Sequence[Callable[[], None]]:
+        """Return the launch that prepares the first centers, from pinned host memory."""
+        arguments = self._staging, self._update_args(1, 0, 0.0)
+        return [self.data.machine.bind(self._prepare, (self._n_columns,), (_CENTER_THREADS,), arguments)]
 
-    def _pass(self, place: int) -> None:
-        """Copy centers to the host, once they are there."""
-        self.data.machine.copy(self._passing, self.buffers.centers[place])
-        self._passed = place
+    def _stage_centers(self, index: int) -> None:
+        """Copy `buffers.centers[index]` to the staging buffer, asynchronously."""
+        self.data.machine.copy(self._staging, self.buffers.centers[index])
+        self._staged = index
 
-    def _centers_on_host(self, place: int) -> np.ndarray:
-        """Return centers as an array of the caller's own; where nothing is under way, as it may not wait."""
-        if self._passed != place:
-            self._pass(place)
+    def _centers_on_host(self, index: int) -> np.ndarray:
+        """Return a copy of `buffers.centers[index]` in host memory. No work that changes it may be in flight."""
+        if self._staged != index:
+            self._stage_centers(index)
             self.data.machine.current_stream().synchronize()
-        return self._passing.copy()
+        return self._staging.copy()
 
     def _launch(self, count: int, tol: float) -> None:
-        """Launch one iteration, which leaves its outcome with the host."""
-        now, place = count % 2, count % _AHEAD
-        if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._changing):
+        """Launch iteration `count` of this call, from 0, which writes its outcome to pinned memory."""
+        now, slot = count % 2, count % _AHEAD
+        if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._expected_reassigned):
             self._begin_bounds()
-        key = "iteration", now, place, tol, self._sorts, self._bounded
-        self._run(key, lambda: self._bind_iteration(now, place, tol))
+        key = "iteration", now, slot, tol, self._sorts, self._bounded
+        self._run(key, lambda: self._bind_iteration(now, slot, tol))
         if self.check is not None:
-            if count == 0 and self.protection is not None:  # while the first iteration is at work
+            if count == 0 and self.protection is not None:  # hash on the host while the GPU runs the first iteration
                 self.check.expect(self.protection.kept.centers)
-            self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], place, now)
+            self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], slot, now)
 
-    def _bind_iteration(self, now: int, place: int, tol: float) -> Sequence[Callable[[], None]]:
-        """Return what makes an iteration: labels and sums, centers of the sums, and an outcome for the host."""
-        arguments = (self._update_args(now, place, tol),)
+    def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
+        """Return the launches of an iteration: labels and sums, then new centers and the outcome.
+
+        It reads `buffers.centers[now]`, and writes the other centers and outcome `slot`.
+        """
+        arguments = (self._update_args(now, slot, tol),)
         update_centers = self.data.machine.bind(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
         return [*self._bind_rows(self.buffers.centers[now]), update_centers]
 
-    def _update_args(self, now: int, place: int, tol: float) -> Any:
-        """Return the arguments of the kernels of update/centers.cuh for an iteration, an `UPDATE_CENTERS`."""
+    def _update_args(self, now: int, slot: int, tol: float) -> Any:
+        """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh for an iteration."""
         of, layout, placement = self.buffers, self.layout, self.layout.placement
         coefficients, bounds = layout.error_coefficients, self.bounds if self._bounded else None
         of_norm, of_lost = coefficients or (0, 0)
@@ -284,7 +295,7 @@ class DeviceStep(Step):
             n_reassigned=of.n_reassigned,
             counts=of.counts,
             stopped=of.stopped,
-            outcome=self._seen[place:],
+            outcome=self._outcomes[slot:],
             centers_half=structure(
                 HALF_CENTERS,
                 to=of.centers_half,
@@ -293,7 +304,7 @@ class DeviceStep(Step):
                 height=layout.columns,
                 second=self._n_columns if layout.parts > 1 else 0,
             ),
-            # Without bounds, no drift is followed.
+            # A null pointer: without bounds, drift is not tracked.
             drift=np.zeros((), DRIFT)[()] if bounds is None else bounds.drift_args(),
             tolerance=tol,
             k=self.k,
@@ -303,27 +314,27 @@ class DeviceStep(Step):
             norm_limit=placement.norm_limit,
             of_norm=of_norm,
             of_lost=of_lost,
-            lets_begin=self.comes_early,
+            lets_begin=self.starts_early,
         )
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the clusters' weighted sums (k, d) and weights (k,), in float64."""
+        """Return the weighted sum (k, d) and the weight (k,) of each cluster, float64, in host memory."""
         values = to_host(self.buffers.sums) / np.array(self.integers.scales)
         return values[:, :-1], values[:, -1]
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
-        """Return the number of samples with each label; see `Step.cluster_sizes`. The sums have those of now."""
+        """Return the number of samples with each label; see `Step.cluster_sizes`. The sums count current labels."""
         if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
             return super().cluster_sizes(labels, k)
         return to_host(self.buffers.sums[:, -1]) // np.int64(self.integers.scales[-1])
 
     def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia of a run's result, from the running sums where they are exact enough."""
+        """Return the inertia of a run's result, from the running sums if they are exact enough; see `Step.inertia`."""
         found = self._inertia_of_sums(centers)
         return super().inertia(centers) if found is None else found
 
     def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
-        """Return the inertia from the running sums; None where X is read sooner, or float32 is more exact."""
+        """Return the inertia from the running sums; None if reading X is faster, or float32 is more exact."""
         data = self.data
         if data.dtype != np.float32 or data.sample_weight is not None:
             return None
@@ -331,28 +342,28 @@ class DeviceStep(Step):
             return None
         squares = data.n_samples * data.n_features * data.spread()[1] ** 2
         inertia, error = inertia_from_sums(squares, *self.sums(), self.sums_units[:-1], centers)
-        # `squares` came of such about the origin, by a difference.
-        about_origin = squares + data.n_samples * float(np.square(data.known_moments[0] - data.origin).sum())
+        # `squares` is the difference of a sum of squares about the origin and a correction: both errors add up.
+        about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
         exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
         return inertia / (2 if data.spherical else 1) if exact else None
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return what `inertia` does, and what is wrong with sums or with it; see `Step.checked_inertia`."""
+        """Return the inertia, and a fault in it or in the running sums, or None; see `Step.checked_inertia`."""
         data = self.data
         check, device_centers = (
             SumsCheck(data.xp, self.buffers, self.integers),
             data.xp.asarray(centers, dtype=data.dtype),
         )
-        # X itself, as `each_block` has it too.
+        # X itself, not centered: the kernel subtracts the shift.
         rows, weights = data.rows_on_gpu, data.sample_weight
         total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)
         of_rows, fault = float(total.item()) / (2 if data.spherical else 1), check.fault()
         of_sums = self._inertia_of_sums(centers)
         if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
-            fault = "its inertia was not that of its rows"
+            fault = "the inertia of the cluster sums was not that of the samples"
         return of_rows if of_sums is None else of_sums, fault
 
     def examined(self) -> tuple[int, int]:
-        """Return the number of iterations in which bounds skipped rows, and the rows that were scored in them."""
+        """Return the number of iterations in which bounds skipped rows, and the number of rows scored in these."""
         state = None if self.bounds is None else self.bounds.read_state()
         return (0, 0) if state is None else (int(state["screened"]), int(state["examined"]))

@@ -1,4 +1,4 @@
-"""An engine: data where it is, and the step that iterates over it."""
+"""Engine interface: X on its device and a Lloyd step for k clusters; and the engine on the CPU."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ __all__ = ["Engine", "HostEngine"]
 
 
 class Engine(ABC):
-    """Data, and the step for k clusters.
+    """X on its device, and the Lloyd step for k clusters.
 
     Attributes
     ----------
     data : Data
     blocks : BlockStep
-        A step for any k.
+        Blockwise step for any k.
     over : callable
-        Makes the same engine over other rows.
+        Returns an engine of the same kind and options over other `Rows`.
     """
 
     data: Data
@@ -44,38 +44,57 @@ class Engine(ABC):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Give the device before back."""
+        """Restore the previously current device."""
         self.data.__exit__(*exception)
 
     @abstractmethod
     def center(self, mean: np.ndarray, k: int) -> None:
-        """Subtract a mean (d,) from X, as the step for k clusters wants it."""
+        """Center X about `mean` (d,), in advance or on read as the step for k clusters requires."""
 
     @abstractmethod
     def step_for(self, k: int) -> Step:
-        """Return the step for k clusters: made when it is first asked for, and kept until another k is."""
+        """Return the step for k clusters. It is created at the first call and reused until k changes."""
 
     @abstractmethod
     def selection(self, k: int) -> tuple[str, str]:
-        """Return the name of the step for k clusters, and why it was selected."""
+        """Return the name of the step for k clusters, and the reason for its selection."""
 
     @abstractmethod
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
-        """Draw samples by greedy k-means++ in a way of the engine's own; see `plusplus.Draw`."""
+        """Draw samples by greedy k-means++ on the engine's device.
+
+        Parameters
+        ----------
+        first : int
+            Index of the first sample.
+        draws : numpy.ndarray of shape (k − 1, trials)
+            Uniform random numbers in [0, 1); see `plusplus.Draw`.
+
+        Returns
+        -------
+        numpy.ndarray of shape (k,) or None
+            Sample indices; None if `plusplus.kmeans_plusplus` is to draw them.
+        """
 
     def place(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """Check X, subtract the mean of a fit from it for a single pass, and return centers about what was subtracted.
+        """Check X, center it for a single pass, and return the centers relative to the same point.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            About the mean.
+            Relative to `mean`.
         mean : numpy.ndarray of shape (d,)
+            The mean that a fit subtracted. The engine may subtract zero instead.
+
+        Returns
+        -------
+        numpy.ndarray of shape (k, d)
+            The centers relative to the point that was subtracted from X, in the working dtype.
 
         Raises
         ------
         ValueError
-            If X has a NaN or an infinity; names the row and column.
+            If X has a NaN or an infinity. The message names the row and column.
         """
         self._center_once(mean, len(centers))
         subtracted = to_host(self.data.mean)
@@ -83,12 +102,22 @@ class Engine(ABC):
             centers = centers + (mean.astype(np.float64) - subtracted)
         return centers.astype(self.data.dtype, copy=False)
 
-    def _center_once(self, mean: np.ndarray, k: int) -> None:  # noqa: ARG002 (of GPUs)
+    def _center_once(self, mean: np.ndarray, k: int) -> None:  # noqa: ARG002 (k selects the step on a GPU)
+        """Check that X is finite, and center it about `mean` (d,) for a single pass."""
         self.data.center_once(mean)
 
 
 class HostEngine(Engine):
-    """Data in host memory, by NumPy and BLAS."""
+    """CPU engine: X in host memory or read from its source, and the Lloyd step by NumPy and BLAS.
+
+    Parameters
+    ----------
+    source : Rows
+        X, of shape (n, d), of any real dtype.
+    dtype : {float32, float64}
+        Working dtype.
+    sample_weight : numpy.ndarray of shape (n,), optional
+    """
 
     data: HostData
 
@@ -96,18 +125,18 @@ class HostEngine(Engine):
         self.data = HostData(source, dtype, sample_weight)
         self.blocks = HostStep(self.data)
 
-    def center(self, mean: np.ndarray, k: int) -> None:  # noqa: ARG002 (of GPUs)
-        """Subtract a mean (d,) from X; see `Engine.center`."""
+    def center(self, mean: np.ndarray, k: int) -> None:  # noqa: ARG002 (k selects the step on a GPU)
+        """Center X about `mean` (d,); see `Engine.center`."""
         self.data.center(mean)
 
-    def step_for(self, k: int) -> Step:  # noqa: ARG002 (one for any)
-        """Return the step; see `Engine.step_for`."""
+    def step_for(self, k: int) -> Step:  # noqa: ARG002 (one step serves any k)
+        """Return the blockwise step; see `Engine.step_for`."""
         return self.blocks
 
-    def selection(self, k: int) -> tuple[str, str]:  # noqa: ARG002 (one for any)
-        """Return the name of the step, and why it was selected; see `Engine.selection`."""
+    def selection(self, k: int) -> tuple[str, str]:  # noqa: ARG002 (one step serves any k)
+        """Return the name of the step, and the reason for its selection; see `Engine.selection`."""
         return "host", "the device is the CPU"
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
-        """Draw samples by greedy k-means++ with one distance a sample; see `plusplus_host.draw_plus_plus`."""
+        """Draw samples by greedy k-means++ in O(n) memory; see `plusplus_host.draw_plus_plus`."""
         return plusplus_host.draw_plus_plus(self.data, first, draws)

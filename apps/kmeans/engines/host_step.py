@@ -1,7 +1,7 @@
-"""Lloyd steps by NumPy and BLAS.
+"""Lloyd step on the CPU, by NumPy and BLAS.
 
-`TSKMeans` on in-memory data uses scikit-learn's own compiled Lloyd instead, which is up to twice as fast where k and d
-are small; this step serves what scikit-learn cannot: data larger than memory, and progress after every iteration.
+On in-memory data `TSKMeans` runs scikit-learn's compiled Lloyd instead, up to twice as fast for small k and d. This
+step serves what scikit-learn does not support, such as data larger than memory and progress after every iteration.
 """
 
 from collections.abc import Callable
@@ -9,36 +9,36 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.frame import ldexp, shrinking
+from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.engines.block_step import BlockStep
 
 __all__ = ["HostStep"]
 
-# Scores are made 1 MiB at a time, so that the arg-min reads them from the level-2 cache.
+# Scores computed at a time: 0.5 MiB of float32 or 1 MiB of float64, so that the arg-min reads them from the L2 cache.
 _SCORE_ELEMENTS = 1 << 17
-# Rows of one of scikit-learn's products, by which ties in small data are decided with the same rounding.
+# Rows per GEMM in scikit-learn. Small data uses the same number, so that ties are rounded, and labelled, alike.
 _CHUNK_ROWS = 256
 
 
 class HostStep(BlockStep):
-    """A step over `HostData`."""
+    """Lloyd step by NumPy and BLAS, over `HostData`."""
 
     data: HostData
 
     def __init__(self, data: HostData) -> None:
         super().__init__(data)
-        # Loaded here, and not by a thread: `one_blas_thread` limits the libraries that are there when it begins.
+        # Load SciPy's BLAS here, not in a worker thread: `one_blas_thread` only limits libraries that are loaded.
         self._product = _scipy_product(data.dtype) if data.is_small else None
 
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
-        """Assign a block's rows; see `BlockStep.assign_block`."""
+        """Label a block's rows, and sum them by label; see `BlockStep.assign_block`."""
         labels = np.empty(len(block), np.int32)
         lowest = np.empty(len(block), self.data.dtype) if potential else None
-        # A fit's rows are in range (`Frame`); those of `predict` may be farther away.
-        exponent = shrinking(block, minus_2_centers) if self.data.may_be_far else 0
+        # `Frame` keeps the rows of a fit in range. Rows of `predict` may overflow, so they are scaled down here.
+        exponent = overflow_exponent(block, minus_2_centers) if self.data.may_be_far else 0
         block, minus_2_centers = ldexp(block, -exponent), ldexp(minus_2_centers, -exponent)
         norms, product = ldexp(norms, -2 * exponent), self._product
         if product is not None:
@@ -69,7 +69,7 @@ class HostStep(BlockStep):
 
 
 def _scipy_product(dtype: np.dtype) -> Callable[..., np.ndarray]:
-    """Return the product of SciPy's BLAS, by which scikit-learn finds labels; NumPy may have another."""
+    """Return GEMM of SciPy's BLAS, which scikit-learn labels with; NumPy may link another BLAS."""
     from scipy.linalg import get_blas_funcs
 
     return get_blas_funcs("gemm", dtype=dtype)
@@ -78,12 +78,12 @@ def _scipy_product(dtype: np.dtype) -> Callable[..., np.ndarray]:
 def _scores_of_chunk(
     product: Callable[..., np.ndarray], rows: np.ndarray, minus_2_centers: np.ndarray, norms: np.ndarray
 ) -> np.ndarray:
-    """Return ‖c‖² − 2·x·c of a chunk's rows (m, d) and centers, (m, k), with scikit-learn's bits.
+    """Return the scores ‖c‖² − 2·x·c (m, k) of a chunk's rows (m, d), bit-identical to scikit-learn's.
 
-    It is the same product of the same library, to which norms are added. No other thread of Python runs meanwhile.
+    Makes the same GEMM call to the same library: −2·x·c is added to the norms. SciPy holds the GIL during the call.
     """
     scores = np.empty((len(rows), len(norms)), rows.dtype)
     scores[:] = norms
-    # The transposes, by columns, of what is here by rows.
+    # BLAS is column-major: it computes the transpose of these row-major arrays.
     found = product(1.0, minus_2_centers, rows.T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1)
     return found.T

@@ -1,8 +1,9 @@
-"""Lloyd steps for any k, on Hopper GPUs.
+"""Lloyd step for large k (k > 64) on Hopper GPUs: centers stream through a GEMM that is bound by the tensor cores.
 
-    assign/large_k.cuh on gemm_wgmma_streamed.cuh → assign/rescore_large_k.cuh → rows that change → update/centers.cuh
+    assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh
+    → assign/rescore_large_k.cuh → update/sort_reassigned.cuh → update/segmented_sum.cuh → update/centers.cuh
 
-Centers are streamed, and the product is bound by the tensor cores.
+The step supports any k. `select_step` uses it above the limit of small k.
 """
 
 from __future__ import annotations
@@ -28,7 +29,16 @@ _SOURCE = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmean
 
 
 class LargeKStep(DeviceStep):
-    """A step for any number of clusters, on Hopper GPUs. It has no bounds."""
+    """Lloyd step for large k on Hopper GPUs, without bounds.
+
+    Parameters
+    ----------
+    data : DeviceData
+    plan : StreamPlan
+    k : int
+    certifies : bool
+        Whether labels are certified.
+    """
 
     def __init__(self, data: DeviceData, plan: StreamPlan, k: int, *, certifies: bool) -> None:
         half_copy = data.half_copy(plan.row_panels, certifies=certifies)
@@ -41,7 +51,7 @@ class LargeKStep(DeviceStep):
         blocks = self._blocks = plan.blocks(n, gpu.multiprocessors)
         self._capacity = plan.capacity(n, blocks)
         self._changes = data.xp.empty(blocks * self._capacity * REASSIGNMENT_BYTES, np.uint8)
-        # Once they are rescored, their place is for what segments have.
+        # After rescoring, this memory is reused for the sorted row indices of SegmentedSum.
         self._ambiguous = data.xp.empty(blocks * self._capacity * AMBIGUOUS_LARGE_K_BYTES, np.uint8)
         self._lengths = data.xp.empty((blocks, 2), np.uint32)
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)

@@ -1,4 +1,4 @@
-"""Selection of the step that iterates for k clusters on a GPU: pure, from facts about the data and the GPU."""
+"""Selection of the Lloyd step for k clusters on a GPU, from facts about the data and the GPU (pure)."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,30 +18,31 @@ from tsapps.apps.kmeans.update.fixed_point import NARROW
 from tsapps.apps.kmeans.update.plan import MOST_PLACED, PLACE_BYTES
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["Facts", "Norms", "Options", "StepPlan", "half_copy_room", "select_step", "why_cublas"]
+__all__ = ["Facts", "Norms", "Options", "StepPlan", "iteration_bytes", "select_step", "why_cublas"]
 
-# Rows that 32 bits number, with a warpgroup's tiles past the end; and features that a row's norm is summed over in
-# float32 (half_copy.cuh).
+# Row indices are 32-bit and the last tiles are padded. Row norms are summed over at most so many features in float32
+# (half_copy.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
-# By default, the most features of rows that have bounds, and the fewest elements of X: of less, launches cost what is
-# saved.
+# Default for bounds: on up to this many features and from this many elements of X. On smaller X, the launches of bounds
+# cost what they save.
 _MOST_BOUNDED, _LEAST_BOUNDED = 256, 1 << 26
 
 
 @dataclass(frozen=True)
 class Options:
-    """The caller's options.
+    """Options of the caller.
 
     Attributes
     ----------
     kernels : bool
-        Whether kernels of this package may iterate; else cuBLAS does.
+        Whether kernels of this package may iterate; otherwise cuBLAS does.
     always : bool
-        Whether they serve small data too, in float64 and in single passes.
+        Whether these kernels also serve small float64 data, and single passes over small data.
     precision : {"exact", "tf32"}
+        Whether float32 labels are certified ("exact") or not ("tf32").
     bounds : bool, optional
-        Whether rows whose label cannot change are skipped; by default where that is likely to pay.
+        Whether to skip rows whose label cannot change. None: if it is likely to save time.
     """
 
     kernels: bool = True
@@ -52,14 +53,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Norms:
-    """Bounds of the data about the point that kernels would subtract on read.
+    """Norms of the data relative to the point that kernels would subtract on read.
 
     Attributes
     ----------
-    shift, rows : float
-        The norm of that point, and what no row's norm exceeds once it is subtracted.
+    shift : float
+        Norm of that point.
+    rows : float
+        Upper bound of the row norms after subtraction.
     digits : {2, 3}
-        Of the fixed-point sums, see `Integers`.
+        Limbs of a fixed-point element; see `Integers`.
     """
 
     shift: float
@@ -69,27 +72,30 @@ class Norms:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of the data.
+    """Facts about the data.
 
     Attributes
     ----------
     n, d : int
+        Samples and features.
     dtype : {"float32", "float64"}
-        The type that K-means works in.
+        Working dtype.
     x_dtype : str, optional
-        The type of X as it lies on the GPU row by row; None where it does not.
+        Dtype of the row-major X on the GPU; None if X is not there.
     x_address : int
-        The address of X; 0 where it is not on the GPU.
-    weighted, weights_alike : bool
-        Whether samples have weights, and whether fixed-point numbers of one scale hold all of these.
+        Device address of X; 0 if X is not on the GPU.
+    weighted : bool
+        Whether samples have weights.
+    weights_alike : bool
+        Whether one fixed-point scale represents all weights well enough.
     small : bool
-        Whether X is so small that scikit-learn's own rounding is followed.
+        Whether X is so small that results follow scikit-learn's rounding; see `SMALL`.
     single_pass : bool
-        Whether labels are wanted once, as `predict` does.
-    room : int
-        Bytes that X may take more.
+        Whether labels are computed once, as in `predict`.
+    free_bytes : int
+        Free GPU memory for the half-precision copy and the buffers of iterations, in bytes.
     norms : Norms, optional
-        Once the moments of X are known.
+        None until the moments of X are known.
     """
 
     n: int
@@ -101,7 +107,7 @@ class Facts:
     weights_alike: bool = True
     small: bool = False
     single_pass: bool = False
-    room: int = 1 << 62
+    free_bytes: int = 1 << 62
     norms: Norms | None = None
 
 
@@ -114,10 +120,12 @@ class StepPlan:
     step : {"cublas", "small_d", "small_k", "large_k"}
     reason : str
         Why it was selected.
-    plan : object
-        How its kernels are launched; None for cuBLAS.
-    bounds, certifies : bool
-        Whether bounds may skip rows, and whether labels are certified.
+    plan : FmaPlan, ProductsPlan, MmaPlan or StreamPlan, optional
+        Plan of its assignment kernel; None for cuBLAS.
+    bounds : bool
+        Whether bounds may skip rows.
+    certifies : bool
+        Whether labels are certified.
     """
 
     step: str
@@ -128,29 +136,32 @@ class StepPlan:
 
 
 def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
-    """Return why cuBLAS iterates for any k, or None: from facts that are known before the moments of X are."""
+    """Return why cuBLAS iterates whatever k, or None if another step may. Does not need `facts.norms`."""
     if not options.kernels:
         return "engine='cublas' was asked for"
     if facts.small and not options.always:
         if facts.dtype == "float64":
             return "small float64 data follows scikit-learn's rounding"
         if facts.single_pass:
-            return "a single pass over small data is over before a copy of X is made"
+            return "a single pass over small data takes less time than a copy of X"
     if float(gpu.compute_capability) < _LEAST_CAPABILITY:
-        return f"compute capability {gpu.compute_capability} has no tensor cores for this; it takes {_LEAST_CAPABILITY}"
+        return f"compute capability {gpu.compute_capability} is below {_LEAST_CAPABILITY}, which the kernels require"
     if facts.x_dtype is None:
-        return "X is not held on the GPU"
+        return "X is not stored row-major in GPU memory"
     if facts.n >= _MOST_SAMPLES:
-        return f"{facts.n} samples exceed 32-bit row numbers"
+        return f"{facts.n} samples exceed 32-bit row indices"
     if facts.d > _MOST_FEATURES:
         return f"{facts.d} features exceed {_MOST_FEATURES}"
     if not facts.weights_alike:
-        return "weights differ by more than fixed-point sums hold"
+        return "weights differ by more orders of magnitude than fixed-point sums represent"
     return None
 
 
-def half_copy_room(n: int, d: int, k: int, panels: int) -> int:
-    """Return about the bytes of a half-precision copy, of an iteration's lists, and of the centers."""
+def iteration_bytes(n: int, d: int, k: int, panels: int) -> int:
+    """Return the approximate bytes of the half-precision copy, the row lists of an iteration, and the centers.
+
+    `panels` is the number of 16-column panels of the copy for large k; 0 for small k.
+    """
     lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES if panels else 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
     width = 16 * panels or padded(d)
     return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
@@ -162,16 +173,25 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
     Parameters
     ----------
     facts : Facts
-        With `norms`, unless `why_cublas` has a reason.
+        Includes `norms`, unless `why_cublas` returns a reason.
     k : int
     gpu : GpuSpec
     options : Options
+
+    Returns
+    -------
+    StepPlan
+
+    Raises
+    ------
+    ValueError
+        If `facts` has no `norms` and `why_cublas` returns None.
     """
     reason = why_cublas(facts, gpu, options)
     if reason is not None:
         return StepPlan("cublas", reason)
     if facts.norms is None:
-        raise ValueError("select_step needs the norms of the data; got facts without")
+        raise ValueError("select_step needs facts.norms, got None: compute the moments of X first")
     n, d = facts.n, facts.d
     certifies = options.precision == "exact" or facts.x_dtype != "float32"
     pays = d <= _MOST_BOUNDED and n * d >= _LEAST_BOUNDED
@@ -189,18 +209,18 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
         )
         return _if_it_fits(found, facts, k, 0)
     if n > MOST_PLACED or k > MOST_LARGE_K:
-        return StepPlan("cublas", f"n = {n} and k = {k} exceed {MOST_PLACED} or {MOST_LARGE_K}")
+        return StepPlan("cublas", f"n = {n} or k = {k} exceeds the limit ({MOST_PLACED}, {MOST_LARGE_K})")
     large_k = stream_plan(d, k, gpu, certifies=certifies)
     if large_k is None:
-        return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} takes a Hopper GPU, and d = {d} that fits it")
+        return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} requires a Hopper GPU")
     found = StepPlan("large_k", f"k = {k} > {MOST_CLUSTERS}: centers are streamed", large_k, False, certifies)
     return _if_it_fits(found, facts, k, large_k.row_panels)
 
 
 def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int) -> StepPlan:
-    """Return a step that reads a half-precision copy, or cuBLAS where the copy does not fit."""
-    needed = half_copy_room(facts.n, facts.d, k, panels)
-    if needed <= facts.room:
+    """Return `found`, a step that reads a half-precision copy; cuBLAS if the copy does not fit the GPU."""
+    needed = iteration_bytes(facts.n, facts.d, k, panels)
+    if needed <= facts.free_bytes:
         return found
-    reason = f"a half-precision copy takes {needed} bytes, and {facts.room} are free"
+    reason = f"a half-precision copy needs {needed} bytes, but {facts.free_bytes} are free"
     return replace(found, step="cublas", reason=reason, plan=None, bounds=False, certifies=True)

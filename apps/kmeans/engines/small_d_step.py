@@ -1,6 +1,6 @@
-"""Lloyd steps for small d and small k: assign and update in one launch, X read once, in place.
+"""Lloyd steps for small d and small k: one launch assigns rows and updates the sums, and reads X itself once.
 
-See iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh, and with bounds iteration_bounded.cuh.
+Kernels: small_d/iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh; with bounds iteration_bounded.cuh.
 """
 
 from __future__ import annotations
@@ -41,68 +41,68 @@ __all__ = ["SmallDFmaStep", "SmallDMmaStep", "norms_of"]
 
 _FOLDER = Path(__file__).parents[1]
 _PLACE_THREADS = 128
-# As many blocks a multiprocessor as are resident.
+# widen_labels: threads of a block, and resident blocks per multiprocessor.
 _WIDEN_THREADS, _WIDEN_BLOCKS = 256, 8
-# More than a norm in float64 may be off by in float32.
+# Factor that keeps an upper bound of a norm valid when it is rounded to float32.
 _ROUNDED_UP = 1.000001
 
 
 def norms_of(data: DeviceData, subtracted: np.ndarray | None = None) -> tuple[float, float]:
-    """Return the norm of what is subtracted from rows on read, and what no row's norm exceeds once it is.
+    """Return the norm of the point subtracted from rows on read, and an upper bound of the row norms after that.
 
-    For `subtracted` (d,) instead of what is subtracted now, if it is given.
+    `subtracted` (d,) is that point; default: the one that is subtracted now.
     """
     shift = to_host(data.shift) if subtracted is None else subtracted.astype(data.dtype)
     return float(np.linalg.norm(shift.astype(np.float64))), float(np.linalg.norm(data.spread(subtracted)[0]))
 
 
 class SmallDStep(DeviceStep):
-    """A step for small d and small k, over samples without weights in float32 or a 16-bit type."""
+    """Lloyd step for small d and small k, on unweighted samples in float32 or a 16-bit type."""
 
-    # The kernel that gives every sample its label.
+    # Labels all rows and updates the sums, without bounds.
     _assign: Any
 
     def __init__(self, data: DeviceData, plan: FmaPlan | ProductsPlan, k: int, *, bounds: bool) -> None:
         of_mean, norm = norms_of(data)
         warpgroups = isinstance(plan, ProductsPlan) and plan.multiplier is Multiplier.WARPGROUPS
-        if warpgroups:  # they multiply rows from which no mean is subtracted
+        if warpgroups:  # scores_wgmma.cuh multiplies rows that are not centered
             norm += of_mean
         self._scale = np.float32(small_d_scale(norm, plan.dtype, warpgroups=warpgroups))
-        # No row's norm is beyond the limit.
-        self._of_mean, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
+        # `_norm` bounds the norms of all scaled rows, so it also serves as their norm limit (update/centers.cuh).
+        self._mean_norm, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         self._padded = -(-plan.features // 16) * 16
-        # Columns of small_d/iteration_bounded.cuh's product.
+        # iteration_mma.cuh and iteration_bounded.cuh score centers in blocks of 8.
         layout = Layout(Placement(self._padded, 0, self._scale, self._norm), 8, labels="int8")
         super().__init__(data, k, layout, bounds=bounds, certifies=True)
-        # The labels as int32, and whether they are those of now.
-        self._wide: Any = None
-        self._is_wide = False
+        # The labels widened to int32, and whether they are up to date.
+        self._labels_int32: Any = None
+        self._labels_are_current = False
         (self._widen,) = load_kernels(data.machine, "data/labels.cuh", "widen_labels")
         self._threads, self._shared_bytes = (plan.threads,), plan.shared_bytes
         self._grid = (plan.grid(data.n_samples, data.gpu.multiprocessors),)
 
     @property
     def labels(self) -> Any:
-        """The label of every sample, (n,), int32; they are kept as bytes until they are asked for."""
-        if self._wide is None:
-            self._wide = self.data.xp.empty(self.data.n_samples, np.int32)
-        if not self._is_wide:
+        """Label of each sample, (n,), int32, widened from int8 on demand."""
+        if self._labels_int32 is None:
+            self._labels_int32 = self.data.xp.empty(self.data.n_samples, np.int32)
+        if not self._labels_are_current:
             grid, n = self.data.gpu.multiprocessors * _WIDEN_BLOCKS, np.int64(self.data.n_samples)
-            self._widen((grid,), (_WIDEN_THREADS,), (self.buffers.labels, n, self._wide))
-            self._is_wide = True
-        return self._wide
+            self._widen((grid,), (_WIDEN_THREADS,), (self.buffers.labels, n, self._labels_int32))
+            self._labels_are_current = True
+        return self._labels_int32
 
     def reset(self) -> None:
-        """Begin again, with no sample in any cluster; see `Step.reset`."""
+        """Set every label to −1 and the sums to zero; see `Step.reset`."""
         super().reset()
-        self._is_wide = False
+        self._labels_are_current = False
 
     def _begin(self, centers: np.ndarray) -> None:
-        self._is_wide = False
+        self._labels_are_current = False
         super()._begin(centers)
 
-    def _products(self, tensor_error: float, rounding: float) -> Any:
-        """Return what kernels that multiply are told of centers and data, a `PRODUCTS`."""
+    def _products_argument(self, tensor_error: float, rounding: float) -> Any:
+        """Return the `PRODUCTS` argument of mma kernels; `tensor_error` and `rounding` are γ and ρ or r there."""
         of = self.buffers
         return structure(
             PRODUCTS,
@@ -117,20 +117,20 @@ class SmallDStep(DeviceStep):
             rounding=rounding,
         )
 
-    def _of_warps(self) -> Any:
-        """Return what small_d/scores_mma.cuh is told of them, which rounds rows to float16."""
+    def _mma_products(self) -> Any:
+        """Return the `PRODUCTS` argument of scores_mma.cuh, which rounds rows to float16."""
         exact = self.data.rows_on_gpu.itemsize == 2 and not bool(self.data.shift.any())
-        return self._products(tensor_error(self._padded), 0.0 if exact else SMALL_D_ROUNDING)
+        return self._products_argument(tensor_error(self._padded), 0.0 if exact else SMALL_D_ROUNDING)
 
-    def _made_bounds(self) -> Bounds | None:
+    def _new_bounds(self) -> Bounds | None:
         data = self.data
-        dtype, room = data.rows_on_gpu.dtype.name, data.gpu.shared_memory_per_block
-        plan = bounded_plan(data.n_features, self.k, dtype, room)
+        dtype, shared_memory = data.rows_on_gpu.dtype.name, data.gpu.shared_memory_per_block
+        plan = bounded_plan(data.n_features, self.k, dtype, shared_memory)
         if plan is None:
             return None
         (self._assign_bounded,) = load_kernels(data.machine, "small_d/iteration_bounded.cuh", plan.kernel)
         self._assign_bounded.max_dynamic_shared_size_bytes = plan.shared_bytes
-        self._bounded_plan, self._bounded_products = plan, self._of_warps()
+        self._bounded_plan, self._bounded_products = plan, self._mma_products()
         return Bounds(data, self.k, most_listed_small_d(data.n_samples), "kmeans::Label")
 
     def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
@@ -142,35 +142,35 @@ class SmallDStep(DeviceStep):
         grid = (plan.grid(self.data.n_samples, self.data.gpu.multiprocessors),)
         given = self._arguments(centers, stopped, self._bounded_products, row_bounds)
         return [
-            bounds.screening(self.buffers.labels, stopped),
+            bounds.bind_select(self.buffers.labels, stopped),
             self.data.machine.bind(self._assign_bounded, grid, (plan.threads,), given, plan.shared_bytes),
             *self._bind_all_rows(centers, bounds.skip_full_assign),
         ]
 
     @abstractmethod
     def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
-        """Return what scores all rows, without bounds, if `stopped` is not set."""
+        """Return the launches that label all rows without bounds; they do nothing if the flag `stopped` is set."""
 
     def _arguments(self, centers: Any, stopped: Any, *more: Any) -> tuple[Any, ...]:
-        """Return what kernels that give samples their labels are told; beside what all are, `more`."""
+        """Return the arguments of an assignment kernel; `more` are those that only this kernel has."""
         of = self.buffers
         given = self.data.rows_on_gpu, centers, np.int32(self.k), np.int64(self.data.n_samples)
         return *given, *more, of.labels, of.sums, of.n_reassigned, stopped
 
     def _bind_assign(self, centers: Any, stopped: Any, *more: Any, dependent: bool) -> Launch:
-        """Return the launch that gives every sample its label; arguments as for `_arguments`."""
+        """Return the launch of `_assign`; arguments as for `_arguments`."""
         arguments = self._arguments(centers, stopped, *more)
         grid, threads = self._grid, self._threads
         return self.data.machine.bind(self._assign, grid, threads, arguments, self._shared_bytes, dependent=dependent)
 
 
 class SmallDFmaStep(SmallDStep):
-    """Scores by multiply-adds, centers in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
+    """Small-d step by fused multiply-adds, centers in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
 
     def __init__(self, data: DeviceData, plan: FmaPlan, k: int, *, bounds: bool) -> None:
         super().__init__(data, plan, k, bounds=bounds)
         self._plan = plan
-        self._norms = self._scale, self._norm, self._of_mean, np.bool_(not plan.shifts)
+        self._norms = self._scale, self._norm, self._mean_norm, np.bool_(not plan.shifts)
         names = [f"kmeans::{name}" for name in (plan.kernel, f"place_constants<{ELEMENT[data.dtype.name]}>")]
         kernels, self._in_constant_memory = data.machine.private_kernels(
             _FOLDER / plan.file, names, CONSTANT_CENTERS_NAME
@@ -193,18 +193,18 @@ class SmallDFmaStep(SmallDStep):
 
 
 class SmallDMmaStep(SmallDStep):
-    """Scores by products on tensor cores: small_d/iteration_mma.cuh."""
+    """Small-d step by tensor cores: small_d/iteration_mma.cuh."""
 
-    comes_early = True
+    starts_early = True
 
     def __init__(self, data: DeviceData, plan: ProductsPlan, k: int, *, bounds: bool) -> None:
         super().__init__(data, plan, k, bounds=bounds)
         (self._assign,) = load_kernels(data.machine, "small_d/iteration_mma.cuh", plan.kernel)
         self._assign.max_dynamic_shared_size_bytes = plan.shared_bytes
         if plan.multiplier is Multiplier.WARPGROUPS:
-            self._of = self._products(tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype])
+            self._products_of = self._products_argument(tensor_error(2 * plan.padded), PARTS_ROUNDING[plan.dtype])
         else:
-            self._of = self._of_warps()
+            self._products_of = self._mma_products()
 
     def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
-        return [self._bind_assign(centers, stopped, self._of, dependent=True)]
+        return [self._bind_assign(centers, stopped, self._products_of, dependent=True)]

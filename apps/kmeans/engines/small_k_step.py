@@ -1,9 +1,10 @@
-"""Lloyd steps for k <= 64: centers stay in shared memory, and the product is bound by reading X's half-precision copy.
+"""Lloyd step for k <= 64: a GEMM that is bound by reading the half-precision copy of X; centers in shared memory.
 
-    assign/small_k.cuh on gemm_mma.cuh → assign/rescore.cuh → reassigned rows → update/centers.cuh
+    assign/small_k.cuh, the epilogue of gemm_mma.cuh
+    → assign/rescore.cuh → sums of reassigned rows → update/centers.cuh
 
-Reassigned rows are sorted and added up by sort_reassigned.cuh and segmented_sum.cuh or, where they and the clusters are
-few, added in any order by update/scatter_add.cuh.
+Reassigned rows update the sums by update/scatter_add.cuh if they are few (`sorts_rows`). Otherwise
+update/sort_reassigned.cuh sorts them for update/segmented_sum.cuh. Both give the same bits.
 """
 
 from __future__ import annotations
@@ -39,7 +40,18 @@ __all__ = ["SmallKStep"]
 
 
 class SmallKStep(DeviceStep):
-    """A step for as many clusters as `assign/small_k.cuh` has room for."""
+    """Lloyd step for small k, up to `MOST_CLUSTERS`.
+
+    Parameters
+    ----------
+    data : DeviceData
+    plan : MmaPlan
+    k : int
+    bounds : bool
+        Whether bounds may skip rows.
+    certifies : bool
+        Whether labels are certified.
+    """
 
     def __init__(self, data: DeviceData, plan: MmaPlan, k: int, *, bounds: bool, certifies: bool) -> None:
         n, d = data.source.shape
@@ -55,8 +67,8 @@ class SmallKStep(DeviceStep):
         self.half_copy, self._plan = half_copy, plan
         self._product = Gemm(plan, problem, machine, epilogue)
         self._capacity = capacity(plan, n, lists)
-        self._bounds_of = plan, problem, lists, self._capacity
-        self._ahead = plan.teams * lists * plan.tile_m if plan.keep_b else n
+        self._bounds_arguments = plan, problem, lists, self._capacity
+        self._prefetch_distance = plan.teams * lists * plan.tile_m if plan.keep_b else n
         self._entries = data.xp.empty(lists * self._capacity * AMBIGUOUS_BYTES, np.uint8)
         self._scatter_add = ScatterAdd(data, k, self.integers, lists)
         self._segments: SegmentedSum | None = None
@@ -68,12 +80,12 @@ class SmallKStep(DeviceStep):
             machine, "assign/rescore.cuh", f"rescore<{types_of(data.rows_on_gpu, data.dtype)}>"
         )
 
-    def _made_bounds(self) -> ProductBounds:
-        return ProductBounds(self.data, *self._bounds_of)
+    def _new_bounds(self) -> ProductBounds:
+        return ProductBounds(self.data, *self._bounds_arguments)
 
     @property
     def _sorts(self) -> bool:
-        return self._segments is not None and sorts_rows(self._changing, self.data.n_features)
+        return self._segments is not None and sorts_rows(self._expected_reassigned, self.data.n_features)
 
     def _bind_rows(self, centers: Any) -> list[Launch]:
         half_copy, of = self.half_copy, self.buffers
@@ -88,7 +100,7 @@ class SmallKStep(DeviceStep):
             "stopped": of.stopped,
             "capacity": self._capacity,
             "n": n,
-            "ahead": self._ahead,
+            "ahead": self._prefetch_distance,
             "tensor_error": product_error(self._plan, d, self.k),
             "rounding": half_copy.rounding,
         }
@@ -101,7 +113,7 @@ class SmallKStep(DeviceStep):
         lists = self._entries, of.counts, np.int64(self._capacity)
         certified = of.rows, centers, np.int32(self.k), *lists, of.stopped
         launches.append(self.data.machine.bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
-        # Either gives the same bits.
+        # Both updates give the same bits.
         if self._segments is None or not self._sorts:
             return [*launches, self._scatter_add.bind(of, lists)]
         changes = structure(LISTS, items=self._entries, lengths=of.counts, capacity=self._capacity, step=1)

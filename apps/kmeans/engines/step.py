@@ -1,4 +1,4 @@
-"""A step of Lloyd's algorithm: labels, sums and next centers for some data, iteration by iteration."""
+"""Lloyd step interface: labels, cluster sums and new centers, iteration by iteration."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["Step"]
 
 
 class Step(ABC):
-    """Lloyd's algorithm over some data, one iteration after another.
+    """Lloyd's algorithm for k clusters over X on one device.
 
     Parameters
     ----------
     data : Data
     """
 
-    #: Whether labels are certified; and whether sums are kept from one assignment to the next.
+    #: Whether labels are certified; whether the sums are running sums, updated by reassigned rows only.
     certifies, keeps_sums = True, False
-    #: The units that elements of the sums are rounded to, (d + 1,), or one zero.
+    #: The fixed-point unit that elements of each column of the sums are rounded to, (d + 1,); [0] for float sums.
     sums_units = np.zeros(1)
-    #: The checks of a protected fit.
+    #: The checks of a protected fit; None without protection.
     protection: Protection | None = None
 
     def __init__(self, data: Data) -> None:
@@ -36,39 +36,51 @@ class Step(ABC):
     @property
     @abstractmethod
     def labels(self) -> Any:
-        """The label of every sample, (n,), int32, on the device of the data."""
+        """Label of each sample, (n,), int32, on the device of the data; −1 before the first assignment."""
 
     @abstractmethod
     def reset(self) -> None:
-        """Set every label to −1, so that the next assignment changes all of them."""
+        """Set every label to −1, so that the next assignment counts every sample as reassigned."""
 
     @abstractmethod
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
-        """Give every sample the label of its nearest center, the lowest index on a tie.
+        """Label every sample with its nearest center, the lowest index on a tie.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Centered as the rows are.
+            Relative to the point that was subtracted from X, in the working dtype.
         update : bool
-            Also sum the samples of each cluster, for the next centers.
+            Also return the weighted sum and the weight of each cluster.
         potential : bool
-            Also sum the scores.
+            Also return Σ w·score.
+
+        Returns
+        -------
+        Assignment
         """
 
     def iterate(
         self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
     ) -> IterationResult:
-        """Iterate until no label changes, the centers move by `tol` at most in all (squared), or a cluster is empty.
+        """Iterate until the run converges, a cluster is empty, a check finds a fault, or `last` iterations are done.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Centered as the rows are.
-        before, last : int
-            The number of iterations so far in this run, and the most that it may have.
+            Relative to the point that was subtracted from X, in the working dtype.
+        before : int
+            Iterations of this run so far.
+        last : int
+            Maximum number of iterations of this run, greater than `before`.
         tol : float
+            Convergence threshold of the center shift Σ ‖new c − c‖². A run also converges when no label changes.
         report : callable, optional
+            Called after every iteration; see `results.Report`.
+
+        Returns
+        -------
+        IterationResult
         """
         protection, data = self.protection, self.data
         for iteration in range(before + 1, last + 1):
@@ -86,9 +98,9 @@ class Step(ABC):
                 new_centers = self.next_centers(found, centers)
                 shift = square_shift(centers, new_centers)
                 if protection is not None:
-                    # The first of these iterations may be at centers that are no means.
-                    stood = found.n_reassigned == 0 and iteration > before + 1
-                    fault = protection.fault_of_next(data, found, new_centers, shift, stood=stood)
+                    # Given centers, those of the first of these iterations, need not be cluster means.
+                    unchanged = found.n_reassigned == 0 and iteration > before + 1
+                    fault = protection.fault_of_next(data, found, new_centers, shift, unchanged=unchanged)
             if protection is not None and fault is not None:
                 intact = protection.intact(centers)
                 return IterationResult(intact, iteration - 1 - before, False, float("nan"), fault=fault)
@@ -98,19 +110,22 @@ class Step(ABC):
         return IterationResult(centers, iteration - before, found.n_reassigned == 0, shift, at=at)
 
     def next_centers(self, found: Assignment, centers: np.ndarray) -> np.ndarray:
-        """Return the next centers of an assignment; see `update.means.next_centers`."""
+        """Return the new centers (k, d) after an assignment; see `update.means.next_centers`."""
         return next_centers(self.data, found, centers)
 
     def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia where samples were just assigned to `centers`, or these are the means that followed."""
+        """Return the inertia of `centers` (k, d) and the current labels.
+
+        The labels must be those of the last assignment. `centers` are its centers, or the means computed from it.
+        """
         return self.data.inertia(centers, self.labels)
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return `inertia`, and what is wrong with it or with sums that are kept, or None."""
+        """Return the inertia, and a description of a fault in it or in the running sums; None if both are right."""
         inertia = self.data.inertia(centers, self.labels)
         same = np.array_equal(inertia, self.data.inertia(centers, self.labels), equal_nan=True)
-        return inertia, None if same else "its inertia was another the second time"
+        return inertia, None if same else "the inertia differed when it was computed twice"
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
-        """Return the number of samples with each of `labels`, (k,), int64: of this step, now or before."""
+        """Return the number of samples with each label, (k,), int64; `labels` (n,) are current or earlier ones."""
         return self.data.count_labels(labels, k)

@@ -1,1 +1,4 @@
-"""The inertia, Σ ‖x − c‖²: from rows, and from the sums of the clusters."""
+"""Inertia Σ w·‖x − c‖²: by a pass over X, or from the running cluster sums.
+
+Labels and centers are never computed here.
+"""

@@ -1,4 +1,4 @@
-"""The launch of inertia.cuh: Σ w·‖x − c‖² over rows and the centers of their labels."""
+"""Inertia of rows on a GPU: launch of inertia.cuh."""
 
 from pathlib import Path
 from typing import Any
@@ -19,17 +19,27 @@ _SOURCE = Path(__file__).with_name("inertia.cuh")
 def add_inertia(
     machine: Machine, rows: Any, shift: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None
 ) -> Any:
-    """Return Σ w·‖x − shift − c‖² over rows, an array of one float64.
+    """Compute the inertia Σ w·‖x − shift − c‖² of rows and the centers of their labels.
 
     Parameters
     ----------
     machine : Machine
-    rows, shift, centers : array of shape (n, d), (d,) and (k, d)
-        Rows of any type; the others of the type that K-means works in.
+    rows : array of shape (n, d)
+        Row-major, of any real dtype.
+    shift : array of shape (d,)
+        Point to subtract from each row, in the working dtype.
+    centers : array of shape (k, d)
+        In the working dtype.
     labels : array of shape (n,), int32
     weights : array of shape (n,), optional
+        In the working dtype.
     kept : RunningSums, optional
-        The sums of all rows, which are compared with them.
+        Running sums of these rows, for the Freivalds check in the same pass.
+
+    Returns
+    -------
+    array of shape (), float64
+        On the device of the rows.
     """
     (n, d), k = rows.shape, len(centers)
     sizes = n, d, k, rows.itemsize, centers.itemsize

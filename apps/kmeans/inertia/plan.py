@@ -1,4 +1,4 @@
-"""How the inertia is added up on a GPU, chosen from sizes alone; see inertia/inertia.cuh."""
+"""Plan of the inertia kernel (inertia/inertia.cuh) from sizes; and the inertia from cluster sums (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,28 +21,27 @@ __all__ = [
     "inertia_plan",
 ]
 
-#: Threads of a block, and the rows that a lane takes together (kInertiaThreads, kInertiaRows).
+#: Threads of a block; rows that a lane computes together (kInertiaThreads, kInertiaRows).
 THREADS, ROWS_TOGETHER = 640, 4
-# Slices at most: the more, the better they are dealt out; their sums are half a megabyte.
+# Most slices. More slices balance the warps better; these take half a megabyte.
 _MOST_SLICES = 1 << 16
 _VECTOR_BYTES = 16
-# Threads where sums are compared, by their digits and the bytes of an element of X: as many as have registers enough.
+# Threads of a block with the Freivalds check, by (limbs of the sums, itemsize of X): as many as registers allow.
 _COMPARING = {(NARROW, 4): 640, (NARROW, 2): 512, (WIDE, 8): 512, (WIDE, 4): 384, (WIDE, 2): 384}
 #: The C++ class `RunningSums` of protect/freivalds.cuh, as a NumPy structure.
 RUNNING_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
-#: The largest of the weights that compare them; and the last bits of an element of three digits, which are a number of
-#: their own (kLastBits).
+#: Largest random weight of the check; low bits of a three-limb element that are summed separately (kLastBits).
 MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 
 @dataclass(frozen=True)
 class RunningSums:
-    """The C++ class of protect/freivalds.cuh: running sums that the kernel compares with the rows of the labels.
+    """Running sums and random weights for the Freivalds check: the C++ class of protect/freivalds.cuh.
 
     Attributes
     ----------
     digits : {2, 3}
-        Of an element, see `Integers`.
+        Limbs of an element of the sums; see `Integers`.
     argument : NumPy structure
         A `RUNNING_SUMS`.
     """
@@ -53,22 +52,22 @@ class RunningSums:
 
 @dataclass(frozen=True)
 class InertiaPlan:
-    """How the kernel of inertia/inertia.cuh is instantiated and launched.
+    """Template arguments and launch of inertia/inertia.cuh.
 
     Attributes
     ----------
     vectors : bool
-        Whether lanes read 16 bytes at a time.
+        Whether lanes load 16 bytes at a time.
     log2_lanes : int
-        Of the lanes that share a row.
+        Log2 of the lanes that share a row.
     slices : int
-        Sums that are added up at the end.
+        Number of partial sums, which the last block adds in order.
     shared_bytes : int
-        Dynamic shared memory for the mean and the centers; 0 where they stay in global memory.
+        Dynamic shared memory for the mean and the centers in bytes; 0 if they stay in global memory.
     threads : int
-        Of a block.
+        Threads of a block.
     digits : {2, 3}, optional
-        Of the sums that are compared with the rows; None where none are.
+        Limbs of the running sums for the Freivalds check; None without the check.
     """
 
     vectors: bool
@@ -79,41 +78,48 @@ class InertiaPlan:
     digits: int | None
 
     def kernel(self, element: str, work: str, *, weighted: bool) -> str:
-        """Return the name expression of the kernel for X of the C++ type `element`, worked on in `work`."""
+        """Return the name expression of the kernel for X and a working dtype of the C++ types `element` and `work`."""
         flags = (str(flag).lower() for flag in (self.vectors, self.shared_bytes > 0, weighted))
         kept = "" if self.digits is None else f", {self.threads}, kmeans::RunningSums<{self.digits}>"
         return f"kmeans::add_inertia<{element}, {work}, {', '.join(flags)}{kept}>"
 
     def blocks(self, multiprocessors: int) -> int:
-        """Return the blocks of a launch: one a multiprocessor, if there is a slice for each of their warps."""
+        """Return the blocks of a launch: one per multiprocessor, or fewer if there are fewer slices than warps."""
         return min(multiprocessors, -(-self.slices * 32 // self.threads))
 
 
 def inertia_plan(
     n: int, d: int, k: int, itemsize: int, work: int, *, aligned: bool, device: GpuSpec, digits: int | None = None
 ) -> InertiaPlan:
-    """Choose how the inertia of n samples is added up.
+    """Plan the inertia of n samples.
 
     Parameters
     ----------
     n, d, k : int
-    itemsize, work : int
-        Bytes of an element of X, and of a center.
+    itemsize : int
+        Bytes of an element of X.
+    work : int
+        Bytes of an element of a center.
     aligned : bool
         Whether X begins at a multiple of 16 bytes.
     device : GpuSpec
     digits : {2, 3}, optional
-        Of sums that are to be compared with the rows.
+        Limbs of the running sums for the Freivalds check; None without the check.
+
+    Returns
+    -------
+    InertiaPlan
 
     Notes
     -----
-    The sums are added in an order that `n`, `d`, `itemsize` and `aligned` decide: the device and `digits` have no say.
+    The order of additions depends on `n`, `d`, `itemsize` and `aligned` only. So all GPUs give the same bits, with and
+    without the check.
     """
     vectors = aligned and d * itemsize % _VECTOR_BYTES == 0
     lanes = log2_lanes(d * itemsize // _VECTOR_BYTES if vectors else d)
     tiles = -(-n // (ROWS_TOGETHER * (32 >> lanes)))
     shared = (k + 1) * d * work
-    # What is on its way goes through the level-1 cache, which has what shared memory leaves.
+    # Loads in flight pass through L1, which shares its memory with shared memory: use at most half of it.
     fits = shared <= min(device.shared_memory // 2, device.shared_memory_per_block - 1024)
     threads = THREADS if digits is None else _COMPARING[digits, itemsize]
     return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0, threads, digits)
@@ -122,23 +128,25 @@ def inertia_plan(
 def inertia_from_sums(
     squares: float, sums: np.ndarray, counts: np.ndarray, units: np.ndarray, centers: np.ndarray
 ) -> tuple[float, float]:
-    """Compute the inertia of float32 rows from the sums of their clusters, in float64.
+    """Compute the inertia of float32 rows from their cluster sums, in float64.
 
     Parameters
     ----------
     squares : float
         Σ‖x‖² over the rows.
     sums, counts : numpy.ndarray of shape (k, d) and (k,)
-        Of the rows of each cluster.
+        Sum and number of the rows of each cluster.
     units : numpy.ndarray of shape (d,)
-        What the elements that were added up are rounded to.
+        Fixed-point unit of each column of the sums.
     centers : numpy.ndarray of shape (k, d)
 
     Returns
     -------
-    inertia, error : float
-        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ n·‖c‖², and no less than what rounding elements may have made of it: each to
-        float32, of which ``2·|c·x| ≤ ‖c‖² + ‖x‖²`` gives a half of its ulp at most, and then by half a unit.
+    inertia : float
+        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ n·‖c‖².
+    error : float
+        Bound of the error from rounding the elements of x. Rounding to float32 costs at most half an ulp of
+        ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. Rounding to fixed point costs at most half a unit per element.
     """
     wide = centers.astype(np.float64)
     norms = float(counts @ (wide * wide).sum(axis=1))
@@ -148,6 +156,9 @@ def inertia_from_sums(
 
 
 def difference_of(words: Sequence[int]) -> int:
-    """Return by how much rows and sums differ, modulo 2¹²⁸, from `found` of a `RUNNING_SUMS` but for the first."""
+    """Return the difference of both sides of the Freivalds check, modulo 2¹²⁸.
+
+    `words` are the words of `found` of a `RUNNING_SUMS` after the first: four for each part of an element.
+    """
     numbers = (sum(word << 32 * i for i, word in enumerate(words[at : at + 4])) for at in range(0, len(words), 4))
     return sum(number << LAST_BITS * i for i, number in enumerate(numbers)) % 2**128

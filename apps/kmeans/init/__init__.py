@@ -1,1 +1,4 @@
-"""Initial centers: k-means++ in host memory and on a GPU, and k-means||."""
+"""Initial centers: greedy k-means++ on the CPU and the GPU, pruned k-means++, k-means‖, and random samples.
+
+Lloyd iterations are never here.
+"""

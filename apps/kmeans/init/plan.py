@@ -1,4 +1,4 @@
-"""How a step of k-means++ goes through X on a GPU, chosen from sizes alone."""
+"""Plans of the k-means++ kernels: template arguments, partition of X and shared memory, from sizes (pure)."""
 
 from dataclasses import dataclass
 
@@ -13,54 +13,56 @@ __all__ = [
     "PlusPlusPlan",
     "PrunedPlan",
     "copy_error",
-    "first_screened",
+    "first_pruned_step",
     "plusplus_plan",
     "pruned_plan",
 ]
 
-#: Candidates a step that the kernels have registers for: enough for 59,874 clusters.
+#: Candidates per step that the kernels have registers for: enough for 59,874 clusters.
 MOST_TRIALS = 12
-#: init/plusplus_pruned.cuh's `Copy`, as a NumPy structure.
+#: The C++ class `Copy` of init/plusplus_pruned.cuh, as a NumPy structure.
 COPY = np.dtype(
     [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("scale", "f4"), ("error", "f4"), ("of_distance", "f4")]
 )
-# Of evaluate_candidates: its warps and blocks a multiprocessor.
+# Lanes of a warp; resident blocks of evaluate_candidates per multiprocessor.
 _WARP, _BLOCKS = 32, 2
-# Rows of so many elements are shared by a whole warp, so many columns at a time (kInterval).
-_LONG, _INTERVAL = 512, 1024
-# The most lanes that share a shorter row; each has two vectors of it or more, where the row has.
+# From this d on, all lanes of a warp share a row; columns that they sum at a time (kInterval).
+_LARGE_D, _INTERVAL = 512, 1024
+# Most lanes that share a row for smaller d. Each has at least two vectors of the row, if the row is long enough.
 _MOST_LANES = 8
-# float32 rows that a lane takes together, of up to so many points and of more (kTryRows).
+# Points up to which a lane computes float32 rows together; rows for up to that many points and for more (kTryRows).
 _SMALL_BATCH, _ROWS_OF_SMALL, _ROWS_OF_LARGE = 8, 4, 2
-# Chunks at most: with more, the sums of chunks take long to read; with fewer, the rows of one.
+# Most chunks. More would make their sums slow to read; fewer, the rows of one chunk.
 _MOST_CHUNKS = 1 << 14
-# Bytes of shared memory that the system keeps of every block, and that kernels declare themselves.
+# Shared memory of a block in bytes: reserved by CUDA; static in the kernels.
 _RESERVED, _DECLARED = 1024, 256
-# Of evaluate_candidates_pruned: warps of a block; rows of a tile, where they lie one after the other and in panels;
-# bytes of them that a stage has (PrunedPipeline); and rows that may wait beside a tile's (Queue).
+# evaluate_candidates_pruned: warps of a block; rows of a tile, row-major and in panels; bytes of rows in a pipeline
+# stage (PrunedPipeline); rows that can wait in addition to those of a tile (Queue).
 _WARPS, _TILE, _PANEL_TILE, _STAGE, _WAITING = 8, 16, 64, 4096, 32
-# What its own roundings come to, of the square of both norms; and a distance's, of each of its elements.
+# Rounding errors: of the pruning test, relative to the square of the sum of both norms; of a distance, per element.
 _PRUNED_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
 
 
 @dataclass(frozen=True)
 class PlusPlusPlan:
-    """How the kernels of init/plusplus.cuh are instantiated and launched.
+    """Template arguments and partition of the kernels of init/plusplus.cuh.
 
     Attributes
     ----------
     trials : int
-        Candidates a step.
+        Candidates per step.
     lanes : int
-        That share a row.
+        Lanes that share a row.
     aligned : bool
-        Whether lanes read 16 bytes at a time.
-    chunk, chunks : int
-        Rows of one sum, and how many sums there are.
+        Whether lanes load 16 bytes at a time.
+    chunk : int
+        Rows of a chunk, which are summed together.
+    chunks : int
+        Number of chunks.
     window : int
-        Columns of the candidates in shared memory.
+        Columns of the candidates in shared memory at a time.
     shared_bytes : int
-        Dynamic shared memory of evaluate_candidates.
+        Dynamic shared memory of evaluate_candidates in bytes.
     """
 
     trials: int
@@ -72,40 +74,46 @@ class PlusPlusPlan:
     shared_bytes: int
 
     def kernel(self, name: str, scalar: str, *, weighted: bool) -> str:
-        """Return the name expression of a kernel for data of the C++ type `scalar`."""
+        """Return the name expression of kernel `name` for X of the C++ type `scalar`."""
         flags = f"{str(self.aligned).lower()}, {str(weighted).lower()}"
         return f"{name}<{scalar}, {self.trials}, {self.lanes}, {flags}>"
 
 
 def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, device: GpuSpec) -> PlusPlusPlan | None:
-    """Choose how a step is computed; None where the kernels have no room for it.
+    """Plan the steps of greedy k-means++.
 
     Parameters
     ----------
     n, d : int
     trials : int
-        Candidates a step.
+        Candidates per step.
     itemsize : {4, 8}
-        Bytes of an element.
+        Bytes of an element of X.
     aligned : bool
-        Whether rows begin at multiples of 16 bytes.
+        Whether all rows begin at multiples of 16 bytes.
     device : GpuSpec
+
+    Returns
+    -------
+    PlusPlusPlan or None
+        None if there are too many candidates for registers, or if these exceed shared memory.
 
     Notes
     -----
-    Where X is read, sums are added in an order that `n`, `d`, `trials`, `itemsize` and `aligned` decide: the device has
-    no say.
+    The order in which sums over X are added depends on `n`, `d`, `trials`, `itemsize` and `aligned` only, so all GPUs
+    give the same bits.
     """
     if not 1 <= trials <= MOST_TRIALS:
         return None
     points, vector = trials + 1, 16 // itemsize if aligned else 1
     lanes = _WARP
-    if d < _LONG:
+    if d < _LARGE_D:
         lanes = 1
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
             lanes *= 2
     together = (_ROWS_OF_SMALL if points <= _SMALL_BATCH else _ROWS_OF_LARGE) * 4 // itemsize
-    # Whole tiles of both kernels, which are powers of two; of small data as many chunks as there can be.
+    # A chunk is a whole number of tiles of both kernels, which are powers of two. Small data has as many chunks as
+    # possible.
     rows = max(together * _WARP // lanes, _PANEL_TILE if n >= _PANEL_TILE * _MOST_CHUNKS else _TILE)
     chunk = rows * -(-n // (rows * _MOST_CHUNKS))
     window = _window(d, points * itemsize, device)
@@ -116,18 +124,18 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
 
 @dataclass(frozen=True)
 class PrunedPlan:
-    """How the kernel of init/plusplus_pruned.cuh is instantiated and launched.
+    """Template arguments of the kernel of init/plusplus_pruned.cuh.
 
     Attributes
     ----------
-    seeding : PlusPlusPlan
-        The plan of the steps that read X.
+    plusplus : PlusPlusPlan
+        The plan of the steps that are not pruned.
     panels : bool
-        Whether the copy lies in panels.
+        Whether the half-precision copy is in panels; otherwise it is row-major.
     stages : int
-        What a warp copies at a time, so often in shared memory.
+        Pipeline stages of a warp.
     shared_bytes : int
-        Dynamic shared memory.
+        Dynamic shared memory in bytes.
     """
 
     plusplus: PlusPlusPlan
@@ -136,16 +144,17 @@ class PrunedPlan:
     shared_bytes: int
 
     def kernel(self, scalar: str, *, weighted: bool) -> str:
-        """Return the kernel's name expression for data of the C++ type `scalar`."""
+        """Return the name expression of the kernel for X of the C++ type `scalar`."""
         flag = str(self.panels).lower()
         name = self.plusplus.kernel("evaluate_candidates_pruned", scalar, weighted=weighted)
         return f"{name[:-1]}, {flag}, {self.stages}>"
 
 
-def first_screened(trials: int) -> int:
-    """Return the step, of so many candidates, from which on X's copy is read: so many centers have then been drawn.
+def first_pruned_step(trials: int) -> int:
+    """Return the first step that is pruned, given the candidates per step.
 
-    As a candidate is nearer to one of s + 1 rows, X is read for no more than about half of the rows then.
+    Step s has s centers. A candidate is nearer than these to about one row in s + 1. So from step `trials` + 1 on, at
+    most about half of the rows are read from X.
     """
     return trials + 1
 
@@ -153,10 +162,28 @@ def first_screened(trials: int) -> int:
 def pruned_plan(
     plan: PlusPlusPlan, d: int, padded: int, itemsize: int, *, panels: bool, weighted: bool, device: GpuSpec
 ) -> PrunedPlan | None:
-    """Choose how a step reads X's copy, of rows of `padded` elements; None where there is no room for two blocks.
+    """Plan the pruned steps of greedy k-means++.
 
-    Nor is there a plan of rows that a lane has alone, which are no longer than a distance, nor of small data whose copy
-    lies in panels, of which chunks are no whole tiles.
+    Parameters
+    ----------
+    plan : PlusPlusPlan
+        The plan of the other steps.
+    d : int
+    padded : int
+        Elements of a row of the half-precision copy.
+    itemsize : {4, 8}
+        Bytes of an element of X.
+    panels : bool
+        Whether the copy is in panels.
+    weighted : bool
+        Whether samples have weights.
+    device : GpuSpec
+
+    Returns
+    -------
+    PrunedPlan or None
+        None if one lane reads a whole row (d is so small that pruning saves nothing), if a chunk is not a whole number
+        of tiles (small data in panels), or if two blocks per multiprocessor exceed shared memory.
     """
     tile = _PANEL_TILE if panels else _TILE
     if plan.lanes == 1 or plan.window < d or plan.chunk % tile:
@@ -173,17 +200,33 @@ def pruned_plan(
 
 
 def copy_error(d: int, padded: int, rounding: float) -> tuple[float, float]:
-    """Return what square distances are off by: of the copy's rows, beside the square of both norms; of X's, a factor.
+    """Return the error bounds of the pruning test, `error` and `of_distance` of a `COPY`.
 
-    `rounding` is what the copy lost of a row beside its norm.
+    Parameters
+    ----------
+    d : int
+    padded : int
+        Elements of a row of the half-precision copy.
+    rounding : float
+        Rounding error of a row of the copy, relative to its norm (ρ of data/half_copy.cuh).
+
+    Returns
+    -------
+    error : float
+        Error of a squared distance of the copy, relative to the square of the sum of both norms.
+    of_distance : float
+        Factor on D² that covers the rounding of distances computed from X.
     """
     return 2 * rounding + tensor_error(padded) + _PRUNED_ROUNDINGS, 1 + (d + 16) * _DISTANCE_ROUNDINGS
 
 
 def _window(d: int, column: int, device: GpuSpec) -> int | None:
-    """Return the columns, of `column` bytes each, that fit: in as many blocks as can be resident, else in one."""
-    for room in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
-        fit = (min(room, device.shared_memory_per_block) - _DECLARED) // column
+    """Return the columns of the candidates, `column` bytes each, that fit shared memory; None if too few.
+
+    Plans for `_BLOCKS` blocks per multiprocessor if all d columns, or whole intervals, fit; otherwise for one.
+    """
+    for shared_memory in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
+        fit = (min(shared_memory, device.shared_memory_per_block) - _DECLARED) // column
         if d <= fit:
             return d
         if fit >= _INTERVAL:

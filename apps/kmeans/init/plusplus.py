@@ -1,4 +1,6 @@
-"""First centers: drawn as scikit-learn draws them, so that the same random state gives the same samples; and k-means‖.
+"""Initial centers: greedy k-means++ and random samples, drawn as scikit-learn draws them; and k-means‖.
+
+The same random state gives the same samples as in scikit-learn.
 
 References
 ----------
@@ -19,45 +21,48 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["Draw", "Nearest", "kmeans_parallel", "kmeans_plusplus", "random_samples"]
 
-#: Draws samples by greedy k-means++, from the first sample and draws (k − 1, trials): for each further sample, where on
-#: the running sum of w·D² its candidates lie, in [0, 1) of its total. Returns their indices (k,), or None if it
-#: does not serve these data.
+#: Draws samples by greedy k-means++. Parameters: the index of the first sample, and uniform random numbers in [0, 1),
+#: (k − 1, trials). Candidate j of step i is the sample at which the running sum of w·D² reaches ``draws[i, j]`` of its
+#: total. Returns sample indices (k,), or None if these data are not supported.
 Draw = Callable[[int, np.ndarray], np.ndarray | None]
-#: Returns the label of the point nearest to each row of a block, from −2·pᵀ (d, m) and ‖p‖² (m,) of the points.
+#: Labels rows. Parameters: a block (rows, d), and −2·pᵀ (d, m) and ‖p‖² (m,) of the points p. Returns the index of the
+#: nearest point of each row, (rows,), int32.
 Nearest = Callable[[Any, Any, Any], Any]
 
-#: Of k-means‖: samples drawn a round, in multiples of k, and rounds. The paper's choice, with which it reaches what
-#: k-means++ does.
+#: k-means‖: samples drawn per round as a multiple of k, and rounds. In the paper, these reach the potential of
+#: k-means++.
 OVERSAMPLING, ROUNDS = 2, 5
 
 
 def _probabilities(data: Data) -> np.ndarray:
+    """Return the weights of the samples, normalised to sum 1, (n,)."""
     n = data.n_samples
     weights = np.ones(n, data.dtype) if data.sample_weight is None else to_host(data.sample_weight)
     return weights / weights.sum()
 
 
 def _first_sample(data: Data, random_state: np.random.RandomState) -> int:
-    """Draw one sample with probability in proportion to its weight."""
+    """Draw the index of one sample, with probability proportional to its weight."""
     if data.is_small or data.sample_weight is not None:
         return int(random_state.choice(data.n_samples, p=_probabilities(data)))
-    # What `choice` does with its one random number where all weights are the same, without n running sums.
+    # The same as `choice` for equal weights, from the same random number, without a running sum over n samples.
     return min(int(random_state.random_sample() * data.n_samples), data.n_samples - 1)
 
 
 def random_samples(data: Data, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
-    """Draw `n_clusters` different samples with probability in proportion to their weights.
+    """Draw `n_clusters` different samples, with probability proportional to their weights.
 
     Returns
     -------
     numpy.ndarray of shape (n_clusters, d)
+        The samples, centered as `data` is.
     """
-    seeds = random_state.choice(data.n_samples, size=n_clusters, replace=False, p=_probabilities(data))
-    return data.rows(seeds)
+    samples = random_state.choice(data.n_samples, size=n_clusters, replace=False, p=_probabilities(data))
+    return data.rows(samples)
 
 
 def _rows_on_host(data: Data) -> Callable[[np.ndarray], np.ndarray]:
-    """Return what `Data.rows` is, for many calls: an array on a GPU is brought to the host once."""
+    """Return a function like `Data.rows` for many calls: it copies an array on a GPU to the host only once."""
     if not isinstance(data.source, ArrayRows):
         return data.rows
     X, mean = data.source.on_host, to_host(data.mean)
@@ -74,17 +79,27 @@ def kmeans_plusplus(
 ) -> np.ndarray:
     """Draw centers by greedy k-means++.
 
-    Each step draws 2 + ⌊ln k⌋ candidates with probability in proportion to w·D² (D: distance to the nearest center so
-    far) and keeps the one that lowers the potential Σ w·D² most. `draw` does the same in a way of its own, if it can.
+    Each step draws 2 + ⌊ln k⌋ candidates, with probability proportional to w·D². D is the distance to the nearest
+    center so far. The candidate that lowers the potential Σ w·D² most becomes a center.
+
+    Parameters
+    ----------
+    data : Data
+    n_clusters : int
+    random_state : numpy.random.RandomState
+    draw : callable, optional
+        A faster implementation for this engine; see `Draw`. It is not used for small float32 data, which follow
+        scikit-learn's rounding.
 
     Returns
     -------
     numpy.ndarray of shape (n_clusters, d)
+        The centers, centered as `data` is.
     """
     trials = 2 + int(np.log(n_clusters))
-    # In float64 no draw depends on how sums are rounded, or one in 10¹⁰.
+    # In float64, about one draw in 10¹⁰ depends on the rounding of sums.
     small, first = data.is_small and data.dtype == np.float32, _first_sample(data, random_state)
-    # They do not depend on the data, and scikit-learn draws nothing between them.
+    # All steps at once: the numbers do not depend on the data, and scikit-learn draws no others in between.
     draws = random_state.uniform(size=(n_clusters - 1, trials))
     if not small and draw is not None:
         samples = draw(first, draws)
@@ -96,7 +111,7 @@ def kmeans_plusplus(
     xp = np if small else data.xp
 
     def here(array: Any) -> Any:
-        return data.brought(array) if small else array
+        return data.copy_to_host(array) if small else array
 
     weights: Any = data.sample_weight
     if small:
@@ -131,12 +146,14 @@ def kmeans_plusplus(
 def kmeans_parallel(
     data: Data, n_clusters: int, random_state: np.random.RandomState, nearest_of: Nearest
 ) -> np.ndarray:
-    """Draw centers by k-means‖: many samples in each of a few passes, of which k are then chosen.
+    """Draw centers by k-means‖: oversample in a few passes over X, then reduce the drawn samples to k.
 
-    Five rounds draw 2k samples each, with probability in proportion to w·D² (D: distance to the nearest one drawn in
-    the rounds before). Every sample then counts for the nearest one drawn, and greedy k-means++ chooses k of them by
-    these weights, in memory. Where the rounds found fewer than k that are nearest to a sample, more follow; where no
-    sample is off those drawn, fewer than k are distinct, and the centers are these, again and again in their order.
+    Five rounds draw 2k samples each, with probability proportional to w·D². D is the distance to the nearest sample
+    drawn in earlier rounds. Each drawn sample then gets the total weight of the samples nearest to it. Weighted greedy
+    k-means++ on the drawn samples selects k of them, in memory.
+
+    If fewer than k drawn samples are nearest to any sample, further rounds follow. If every sample equals a drawn one,
+    X has fewer than k distinct rows. These are then repeated in order.
 
     Parameters
     ----------
@@ -149,11 +166,12 @@ def kmeans_parallel(
     Returns
     -------
     numpy.ndarray of shape (n_clusters, d)
+        The centers, centered as `data` is.
 
     Notes
     -----
-    A round draws exactly 2k times from the joint distribution, as the paper's experiments do "to reduce the variance",
-    rather than each sample independently: so it takes 2k random numbers and not n.
+    A round draws exactly 2k times from the joint distribution, as the paper's experiments do "to reduce the variance".
+    So it takes 2k random numbers. Drawing each sample independently would take n.
 
     References
     ----------
@@ -193,9 +211,9 @@ def kmeans_parallel(
 
 
 def _add_nearest(data: Data, nearest_of: Nearest, points: np.ndarray, first: int, nearest: Any, closest: Any) -> None:
-    """Lower every sample's least square distance `closest` (n,) to that to the nearest of some points, where it is.
+    """Add points (m, d) to those drawn: update each sample's squared distance to, and index of, its nearest point.
 
-    `nearest` (n,), int32, gets the point's number there: its index plus `first`.
+    `closest` (n,) has the squared distances. `nearest` (n,), int32, has the indices. The new points count from `first`.
     """
     xp = data.xp
     device_points = xp.asarray(points)
@@ -215,6 +233,6 @@ def _add_nearest(data: Data, nearest_of: Nearest, points: np.ndarray, first: int
 
 
 def _weights_of(data: Data, nearest: Any, count: int) -> np.ndarray:
-    """Return the weight of the samples nearest to each of those drawn, (count,), float64, added in their order."""
+    """Return the total weight of the samples nearest to each drawn one, (count,), float64, summed in sample order."""
     weights = None if data.sample_weight is None else to_host(data.sample_weight)
     return np.bincount(to_host(nearest), weights=weights, minlength=count).astype(np.float64)

@@ -1,4 +1,4 @@
-"""Greedy k-means++ in host memory with one distance a sample, where those to all candidates would be too many."""
+"""Greedy k-means++ on the CPU in O(n) memory, for data whose distances to all candidates take too much memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -6,28 +6,46 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.distances import square_distances
-from tsapps.apps.kmeans.data.host_data import HostData, check_room
+from tsapps.apps.kmeans.data.host_data import HostData, check_memory
 from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["draw_plus_plus"]
 
-# Samples whose running sum is made at a time: it stays in a level-2 cache.
+# Samples whose running sum is computed at a time: it stays in the L2 cache.
 _PIECE = 1 << 16
-# Distances of all samples to all candidates of a step are kept up to this size, or a fourth of X's.
+# Up to this many bytes, or a fourth of the bytes of X, distances of all samples to all candidates are stored instead.
 _MOST_DISTANCES = 64 << 20
 
 
 def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:
-    """Draw samples by greedy k-means++ with one distance a sample; None where those to all candidates are few.
+    """Draw samples by greedy k-means++, storing one distance per sample; implements `plusplus.Draw`.
 
-    Each step reads X twice: once for the potential of every candidate, and once for the distances to the best of them.
-    The running sums have the bits of `numpy.cumsum`; potentials are added up block by block. See `plusplus.Draw`.
+    Each step reads X twice: for the potential of every candidate, then for the distances to the best one. Running sums
+    are bit-identical to `numpy.cumsum`. Potentials are summed block by block.
+
+    Parameters
+    ----------
+    data : HostData
+    first : int
+        Index of the first sample.
+    draws : numpy.ndarray of shape (k − 1, trials)
+        Uniform random numbers in [0, 1).
+
+    Returns
+    -------
+    numpy.ndarray of shape (k,) or None
+        Sample indices. None if distances to all candidates fit in memory: `plusplus.kmeans_plusplus` is then faster.
+
+    Raises
+    ------
+    MemoryError
+        If the host has no memory for one distance per sample.
     """
     n, d = data.source.shape
     distances = draws.shape[1] * n * data.dtype.itemsize
     if distances <= max(_MOST_DISTANCES, n * d * data.source.dtype.itemsize // 4):
         return None
-    check_room(data.source.name, n * data.dtype.itemsize, available_host_memory())
+    check_memory(data.source.name, n * data.dtype.itemsize, available_host_memory())
     samples = np.empty(len(draws) + 1, np.int64)
     samples[0] = first
     closest = data.square_distances(data.rows(samples[:1]))[0]
@@ -42,7 +60,10 @@ def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray 
 
 
 def _potentials(data: HostData, closest: np.ndarray, points: np.ndarray, *, update: bool = False) -> np.ndarray:
-    """Return Σ w·min(D², ‖x − p‖²) for each of some points, float64; `update` lowers D² to that of one point."""
+    """Return the potential Σ w·min(D², ‖x − p‖²) of each point p (m, d), (m,), float64.
+
+    `closest` (n,) has D². With `update`, it becomes min(D², ‖x − p‖²) of the first point.
+    """
 
     def work(start: int, block: Any) -> np.ndarray:
         own = closest[start : start + len(block)]
@@ -57,7 +78,7 @@ def _potentials(data: HostData, closest: np.ndarray, points: np.ndarray, *, upda
 
 
 def _search(data: HostData, closest: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return where on the running sum of w·D² thresholds lie, as ``numpy.searchsorted`` does."""
+    """Return the index of the first sample at which the running sum of w·D² reaches each threshold, (trials,)."""
     found = np.zeros(len(thresholds), np.int64)
     total = 0.0
     for part in _weighted(data, closest):
@@ -73,7 +94,7 @@ def _search(data: HostData, closest: np.ndarray, thresholds: np.ndarray) -> np.n
 
 
 def _weighted(data: HostData, closest: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield w·D² of the samples, some at a time."""
+    """Yield w·D² of `_PIECE` samples at a time."""
     for start in range(0, len(closest), _PIECE):
         part = closest[start : start + _PIECE]
         weights = data.weights_of(start, part)

@@ -1,4 +1,4 @@
-"""Greedy k-means++ on a GPU, without the host until every center is drawn; see init/plusplus.cuh."""
+"""Greedy k-means++ on a GPU, without host synchronisation until all centers are drawn; see init/plusplus.cuh."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,12 +7,12 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
-from tsapps.apps.kmeans.data.load import load_kernels
+from tsapps.apps.kmeans.data.load import load_kernels, pointer
 from tsapps.apps.kmeans.init.plan import (
     COPY,
     PlusPlusPlan,
     copy_error,
-    first_screened,
+    first_pruned_step,
     plusplus_plan,
     pruned_plan,
 )
@@ -21,20 +21,97 @@ from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["draw_plus_plus"]
+__all__ = ["GreedyDraw", "draw_plus_plus"]
 
-# Threads and blocks a multiprocessor of evaluate_candidates, and threads of sample_candidates.
+# evaluate_candidates: threads of a block and blocks per multiprocessor. sample_candidates: threads of a block.
 _TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
-# Bytes of X, as it is worked on, from which on steps read its copy, which iterations want too, but not of small data.
-_LEAST_SCREENED = 32 << 20
-# Of halves, how many times their bytes are to be free: for X in float32, the copy, and what iterations list.
+# Steps may be pruned from this many bytes of X in the working dtype on.
+_LEAST_PRUNED_BYTES = 32 << 20
+# For 16-bit X, this many times its bytes must be free: for X in float32, the half-precision copy, and row lists of
+# iterations.
 _BESIDE_HALF_COPY = 4
 
 
+class GreedyDraw:
+    """The buffers of greedy k-means++ on a GPU, and the launches of its steps.
+
+    Parameters
+    ----------
+    data : DeviceData
+    X : array of shape (n, d)
+        The samples in the dtype of `data`, row-major.
+    plan : PlusPlusPlan
+    first : int
+        The sample that is the first center.
+    draws : numpy.ndarray of shape (steps, trials)
+        Uniform random numbers, which draw the candidates of the other centers.
+    half_copy : HalfCopy, optional
+        The copy that pruned steps read.
+
+    Attributes
+    ----------
+    closest : array of shape (n,)
+        D², the squared distance to the nearest center.
+    candidates, chosen : arrays of shape (steps + 1, trials) and (steps + 1,)
+        Samples: the candidates of each center, and the best. All candidates of the first center are that center.
+    sums : array of shape (trials, chunks)
+        Σ w·D² of each chunk of samples, were a candidate a center.
+    by_rows, by_copy : Launch
+        Evaluate candidates from X, and from the copy and a part of X. `by_copy` is None if steps are not pruned.
+    """
+
+    def __init__(
+        self, data: DeviceData, X: Any, plan: PlusPlusPlan, first: int, draws: np.ndarray, half_copy: HalfCopy | None
+    ) -> None:
+        (n, d), (steps, trials), weights = X.shape, draws.shape, data.sample_weight
+        machine, xp, scalar = data.machine, data.xp, ELEMENT[data.dtype.name]
+        names = ("evaluate_candidates", "sample_candidates")
+        expressions = (plan.kernel(name, scalar, weighted=weights is not None) for name in names)
+        by_rows, self._sample = load_kernels(machine, "init/plusplus.cuh", *expressions)
+        by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
+        self.closest = xp.full(n, np.inf, data.dtype)
+        self.candidates, self.chosen = (xp.full(size, first, np.int64) for size in ((steps + 1, trials), steps + 1))
+        self.sums = xp.empty((trials, plan.chunks))
+        self.draws = xp.asarray(draws, dtype=np.float64)
+        samples = X, np.int64(n), np.int32(d), pointer(weights)
+        chunks, window = (np.int32(plan.chunk), np.int32(plan.chunks)), np.int32(plan.window)
+        blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
+        tried = *samples, self.chosen, self.candidates, *chunks, window, self.closest, self.sums
+        self._read = *samples, self.closest, *chunks, self.sums
+        drawn = *self._read, self.candidates, self.draws, self.chosen, self.candidates
+        self.by_rows = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
+        self.by_copy = None if half_copy is None else _bind_pruned(data, half_copy, plan, blocks, tried)
+        self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), drawn)
+        # Arguments that change with the step: two behind the samples, and the last four.
+        self._tried, self._drawn = len(samples), len(self._read)
+
+    def evaluate(self, step: int, launch: Launch) -> None:
+        """Evaluate a step's candidates by one of the launches, and add the center of the step before to `closest`."""
+        launch.change(self._tried, _row(self.chosen, max(step - 1, 0)))
+        launch.change(self._tried + 1, _row(self.candidates, step))
+        launch()
+
+    def sample(self, step: int) -> None:
+        """Choose the best of a step's candidates, and draw those of the next step, if there is one."""
+        if step == len(self.draws):
+            last = self.candidates[step], pointer(None), self.chosen[step:], pointer(None)
+            self._sample((1,), (_DRAW_THREADS,), (*self._read, *last))
+            return
+        rows = (self.candidates, step), (self.draws, step), (self.chosen, step), (self.candidates, step + 1)
+        for place, row in enumerate(rows, self._drawn):
+            self._sample_candidates.change(place, _row(*row))
+        self._sample_candidates()
+
+
+def _row(array: Any, step: int) -> int:
+    """Return the address of a row."""
+    return address(array) + step * int(array.strides[0])
+
+
 def _reads_copy(data: DeviceData) -> bool:
-    """Tell whether steps are to read X's copy, if iterations do."""
+    """Tell whether later steps may be pruned by the half-precision copy of X, if iterations read it too."""
     X = data.rows_on_gpu
-    if X is None or data.n_samples * data.n_features * data.dtype.itemsize < _LEAST_SCREENED:
+    if X is None or data.n_samples * data.n_features * data.dtype.itemsize < _LEAST_PRUNED_BYTES:
         return False
     return data.held is not None or data.fits(_BESIDE_HALF_COPY * X.nbytes)
 
@@ -42,18 +119,33 @@ def _reads_copy(data: DeviceData) -> bool:
 def draw_plus_plus(
     data: DeviceData, copy_for: Callable[[int], HalfCopy | None], first: int, draws: np.ndarray
 ) -> np.ndarray | None:
-    """Draw samples by greedy k-means++, see `plusplus.Draw`; None where X is not held or there is no plan.
+    """Draw samples by greedy k-means++ on the GPU; implements `plusplus.Draw`.
 
-    X is read once for each center, or its copy and a part of X where iterations will read the copy and some centers are
-    drawn; beside it, n numbers are kept. By the copy sums are added up in another order, so that one draw in some 10¹⁰
-    may be another. `copy_for(k)` is the half-precision copy that iterations for k clusters read, or None.
+    Each step reads X once, and stores one distance per sample. If iterations will read the half-precision copy, later
+    steps are pruned: they read the copy and a part of X. Pruned steps add sums in another order, which may change about
+    one draw in 10¹⁰.
+
+    Parameters
+    ----------
+    data : DeviceData
+    copy_for : callable
+        Returns the half-precision copy that iterations for k clusters read, or None.
+    first : int
+        Index of the first sample.
+    draws : numpy.ndarray of shape (k − 1, trials)
+        Uniform random numbers in [0, 1).
+
+    Returns
+    -------
+    numpy.ndarray of shape (k,) or None
+        Sample indices. None if X does not fit the GPU in the working dtype, or the kernels do not support its shape.
     """
     steps, trials = draws.shape
-    screened_from = first_screened(trials)
-    half_copy = copy_for(steps + 1) if steps >= screened_from and _reads_copy(data) else None
+    first_pruned = first_pruned_step(trials)
+    half_copy = copy_for(steps + 1) if steps >= first_pruned and _reads_copy(data) else None
     X = data.held
     if X is None and data.rows_on_gpu is not None and data.fits(2 * data.rows_on_gpu.nbytes):
-        X = data.rows_on_gpu.astype(data.dtype)  # halves
+        X = data.rows_on_gpu.astype(data.dtype)  # of a 16-bit type
     if X is None:
         return None
     if steps == 0:
@@ -63,54 +155,17 @@ def draw_plus_plus(
     plan = plusplus_plan(n, d, trials, size, aligned=aligned, device=data.gpu)
     if plan is None:
         return None
-    weights, machine, xp = data.sample_weight, data.machine, data.xp
-    names, scalar = ("evaluate_candidates", "sample_candidates"), ELEMENT[data.dtype.name]
-    by_rows, draw = load_kernels(
-        machine,
-        "init/plusplus.cuh",
-        *(plan.kernel(name, scalar, weighted=weights is not None) for name in names),
-    )
-    by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
-    closest = xp.full(n, np.inf, data.dtype)
-    # Row s holds the candidates of center s: for the first, itself.
-    candidates, chosen = (xp.full(shape, first, np.int64) for shape in ((steps + 1, trials), steps + 1))
-    sums = xp.empty((trials, plan.chunks))
-    numbers = xp.asarray(draws, dtype=np.float64)
-    nothing = np.intp(0)
-    samples = X, np.int64(n), np.int32(d), nothing if weights is None else weights
-    chunks = np.int32(plan.chunk), np.int32(plan.chunks)
-    blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
-    tried = *samples, chosen, candidates, *chunks, np.int32(plan.window), closest, sums
-    drawn = *samples, closest, *chunks, sums, candidates, numbers, chosen, candidates
-    evaluate_candidates = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
-    sample_candidates = machine.bind(draw, (trials,), (_DRAW_THREADS,), drawn)
-    # The arguments that go on with every step: two behind the samples, and the last four.
-    of_tried, of_drawn = len(samples), len(drawn) - 4
-
-    def row(array: Any, step: int) -> int:
-        return address(array) + step * int(array.strides[0])
-
-    screened = None if half_copy is None else _screening(data, half_copy, plan, blocks, tried)
+    draw = GreedyDraw(data, X, plan, first, draws, half_copy)
     for step in range(steps + 1):
-        attempt = evaluate_candidates if screened is None or step < screened_from else screened
-        attempt.change(of_tried, row(chosen, max(step - 1, 0)))
-        attempt.change(of_tried + 1, row(candidates, step))
-        attempt()
-        if step < steps:
-            following = row(candidates, step), row(numbers, step), row(chosen, step), row(candidates, step + 1)
-            for place, at in enumerate(following, of_drawn):
-                sample_candidates.change(place, at)
-            sample_candidates()
-    # Of the last only the best is to be told.
-    told = *drawn[:of_drawn], candidates[steps], nothing, chosen[steps:], nothing
-    draw((1,), (_DRAW_THREADS,), told)
-    return to_host(chosen)
+        draw.evaluate(step, draw.by_rows if draw.by_copy is None or step < first_pruned else draw.by_copy)
+        draw.sample(step)
+    return to_host(draw.chosen)
 
 
-def _screening(
+def _bind_pruned(
     data: DeviceData, half_copy: HalfCopy, plusplus: PlusPlusPlan, blocks: int, tried: tuple[Any, ...]
 ) -> Launch | None:
-    """Return the launch of a step that reads X's copy; None where there is no room.
+    """Return the launch of a pruned step, which reads the half-precision copy; None if there is no plan for it.
 
     `blocks` and the arguments `tried` are those of evaluate_candidates.
     """

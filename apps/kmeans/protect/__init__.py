@@ -1,1 +1,4 @@
-"""Checks of a fit: each step is compared with a second computation, and repeated where they differ."""
+"""ABFT of a fit: checks of sums, labels and centers after each iteration. A faulty step is recomputed.
+
+Checks of matrix products are never here: see apps/abft/product.
+"""

@@ -1,21 +1,20 @@
-"""The checks of a protected fit, which find a computation that went wrong, so that it is made again.
+"""ABFT checks of a protected fit, for steps that sum all samples in every iteration (NumPy and cuBLAS).
 
 After every iteration:
 
-- the clusters' sums are added up a second time, and have the same bits; their weights add up to the weight of all
-  samples, and the sums to the sum of all samples;
-- some samples, others each time, are compared with every center once more, apart from what gave them their labels;
-- the centers are those of a copy of their own (`Kept`), whose next ones come from the second sums.
+- The cluster sums are computed twice and have the same bits. The cluster weights add up to the weight of all samples,
+  and the cluster sums to the sum of all samples.
+- A subset of the samples, another one each time, is compared with every center, independently of the assignment.
+- The centers equal a separate copy (`Kept`). The new centers are computed from both cluster sums, with the same bits.
 
-After every run, its result is computed a second time, from no labels at all, and has to have the same bits; where sums
-are kept from one iteration to the next, all labels are, and the sums are compared with the samples (`SumsCheck`). What
-this finds for certain, what with which probability, and what not, is in docs/notes/abft.md.
+After every run, its result is recomputed from no labels and has the same bits. If a step has running sums, only its
+labels are recomputed, and a Freivalds check compares the sums with the samples (`SumsCheck`). docs/notes/abft.md states
+which faults the checks find, and with which probability.
 
-Here is what serves every engine that adds up all samples in every iteration; iterations on a GPU by kernels of our own
-are checked where they are, see `protect/launch.py`.
+`protect/launch.py` has the checks of iterations by kernels of this package.
 
 Source: K.-H. Huang and J. A. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Trans. Computers 33
-(1984), for sums that a computation has to keep.
+(1984), for sums that a computation preserves.
 """
 
 from __future__ import annotations
@@ -33,68 +32,69 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "stride_of"]
 
-#: How often one step is made again before the fault is called persistent.
+#: A step is recomputed at most this many times before the fit fails.
 MOST_AGAIN = 3
-# Of the samples, how many are compared with all centers in an iteration, about: a share, and the fewest.
+# About one sample in `_ONE_IN`, but at least `_FEWEST`, is compared with all centers in an iteration.
 _ONE_IN, _FEWEST = 4096, 128
-# Scores in float64 that are made at a time.
+# Float64 scores computed at a time.
 _SCORES = 1 << 22
 
 
 class FaultError(RuntimeError):
-    """A step of a protected fit went wrong as often as it was made: the machine cannot be relied on."""
+    """A step of a protected fit failed its checks every time that it was computed: the hardware is faulty."""
 
 
 def stride_of(n: int) -> int:
-    """Return the distance between samples that are checked in one iteration; in as many iterations, all of n are.
+    """Return the stride of the samples that one iteration checks; so many iterations check all n samples.
 
-    It is odd, so that they are of all lanes of a warp, and of all rows of a tile.
+    The stride is odd, so that the checked samples include every lane of a warp and every row of a tile.
     """
     return max(1, n // max(_FEWEST, n // _ONE_IN)) | 1
 
 
 def same_bits(array: Any, other: Any) -> bool:
-    """Tell whether two C-contiguous arrays of one dtype, NumPy's or CuPy's, are the same bit for bit."""
+    """Tell whether two C-contiguous arrays of the same dtype and array library are equal bit for bit."""
     bits = f"u{array.dtype.itemsize}"
     return bool((array.view(bits) == other.view(bits)).all())
 
 
 class Kept:
-    """A copy of centers, and a digest that tells which of the two is right if they differ."""
+    """A copy of centers (k, d), with a CRC-32 that tells which of the two is right if they differ."""
 
     def __init__(self, centers: np.ndarray) -> None:
         self._digest = crc32(centers.tobytes())
         self.centers = centers.copy()
 
     def differs(self, centers: np.ndarray) -> bool:
-        """Tell whether centers are no longer those that were copied."""
+        """Tell whether `centers` differ from the copy in any bit."""
         return not same_bits(centers, self.centers)
 
     def intact(self, centers: np.ndarray) -> np.ndarray:
-        """Return a copy of the centers as they were.
+        """Return the original centers, a copy of `centers` or of the stored copy, whichever has the right CRC.
 
         Raises
         ------
         FaultError
-            If neither these nor the copy are.
+            If neither has.
         """
         for one in (centers, self.centers):
             if crc32(one.tobytes()) == self._digest:
                 return one.copy()
         raise FaultError(
-            "K-means: the centers changed, and so did their copy: run on another machine, or test this one"
+            "K-means: the centers changed, and so did their copy. Do not trust results of this machine: use another "
+            "one, or test its memory and processors"
         )
 
 
 class Protection:
-    """The checks of one fit, and the faults that they found.
+    """The checks of one fit, and the number of faults that they found.
 
     Attributes
     ----------
     faults : int
-        Steps and results that were made again.
+        Number of iterations and results that failed a check and were recomputed.
     kept : Kept
-        The centers of the next iteration, or of the result.
+        Copy of the centers of the next iteration, or of the result.
     """
 
     kept: Kept
@@ -103,35 +103,42 @@ class Protection:
         self.faults = 0
         self._checked = 0
         self._times: Counter[str] = Counter()
-        # Σ w·(x, 1) over the samples, and Σ |w·(x, 1)|, each of shape (d + 1,).
+        # Σ w·(x, 1) and Σ |w·(x, 1)| over the samples, each of shape (d + 1,); computed at the first check.
         self._totals: tuple[np.ndarray, np.ndarray] | None = None
 
     def begin_run(self) -> None:
-        """Begin a run, whose steps have not failed yet."""
+        """Reset the failure counts of steps, for a new run."""
         self._times.clear()
 
     def found(self, fault: str, step: str) -> None:
-        """Count a fault of a step, which is to be made again.
+        """Count a fault. The caller then recomputes the step.
+
+        Parameters
+        ----------
+        fault : str
+            Description of the fault.
+        step : str
+            Name of the step in messages, such as "iteration 3".
 
         Raises
         ------
         FaultError
-            If it has been made again `MOST_AGAIN` times.
+            If the step has already been recomputed `MOST_AGAIN` times in this run.
         """
         self.faults += 1
         self._times[step] += 1
         if self._times[step] > MOST_AGAIN:
             raise FaultError(
-                f"K-means: {step} went wrong {self._times[step]} times, and the last time {fault}: no result of this "
-                "machine can be relied on; run on another, or test its memory and processors"
+                f"K-means: {step} went wrong {self._times[step]} times, the last time because {fault}. Do not trust "
+                "results of this machine: use another one, or test its memory and processors"
             )
 
     def keep(self, centers: np.ndarray) -> None:
-        """Keep a copy of the centers of the next iteration."""
+        """Store a copy of the centers (k, d) of the next iteration."""
         self.kept = Kept(centers)
 
     def intact(self, centers: np.ndarray) -> np.ndarray:
-        """Return these centers as they were when they were kept; see `Kept.intact`."""
+        """Return the centers as they were when `keep` stored them, and store them anew; see `Kept.intact`."""
         centers = self.kept.intact(centers)
         self.keep(centers)
         return centers
@@ -139,81 +146,86 @@ class Protection:
     def fault_of(
         self, data: Data, labels: Any, found: Assignment, centers: np.ndarray, iteration: int, units: np.ndarray
     ) -> str | None:
-        """Return what is wrong with an assignment, or None.
+        """Check an assignment; return a description of the first fault, or None.
 
         Parameters
         ----------
         data : Data
         labels : array of shape (n,), int32
-            The labels that were assigned.
+            The assigned labels.
         found : Assignment
+            Includes the second sums, `found.again`.
         centers : numpy.ndarray of shape (k, d)
-            The centers of the assignment.
+            The centers that samples were assigned to.
         iteration : int
-            Its number in the run, from 1.
-        units : numpy.ndarray
-            The units that elements of the sums are rounded to.
+            Number of the iteration in the run, from 1.
+        units : numpy.ndarray of shape (d + 1,) or (1,)
+            Fixed-point units of the sums; see `Step.sums_units`.
         """
         again = found.again
-        assert again is not None  # as of every protected fit
+        assert again is not None  # protected fits sum twice
         turn, self._checked = self._checked, self._checked + 1
         if found.changed:
-            return "the centers changed while samples were assigned to them"
+            return "the centers changed during the assignment"
         if self.kept.differs(centers):
             return "the centers changed after they were computed"
         if iteration == 1 and found.n_reassigned != data.n_samples:
-            return "not every sample was counted that had its first label"
+            return "the first assignment did not count every sample as reassigned"
         if not (same_bits(found.sums, again.sums) and same_bits(found.weights, again.weights)):
-            return "the clusters' sums did not add up to the same twice"
+            return "the cluster sums differed when they were computed twice"
         stride = stride_of(data.n_samples)
         indices = np.arange(turn % stride, data.n_samples, stride)
         if not _labels_are_nearest(data, labels, centers, indices):
-            return "samples had labels of centers that are not their nearest"
+            return "some samples had a label whose center was not the nearest"
         if self._totals is None:
             self._totals = _totals(data)
         totals, magnitudes = self._totals
-        # The sum of a block's rows is off by γ_m of their magnitudes at most, in any order of the additions.
+        # In any order of additions, the error of a block's sum is at most γ_m times the sum of magnitudes.
         most_added = min(data.n_samples, data.block_rows(len(centers))) + 4
         bound = most_added * float(np.finfo(data.dtype).eps) * magnitudes + data.n_samples / 2 * units
         if data.sample_weight is None:
-            bound[-1] = 0  # whole numbers
+            bound[-1] = 0  # counts are exact
         of_clusters = np.append(found.sums.sum(axis=0), found.weights.sum())
-        # What is no number is wrong too.
+        # NaN compares as wrong.
         right = np.abs(of_clusters - totals) <= bound
         if not right[-1]:
-            return "the clusters' weights did not add up to the weight of all samples"
-        return None if right.all() else "the clusters' sums did not add up to the sum of all samples"
+            return "the cluster weights did not add up to the weight of all samples"
+        return None if right.all() else "the cluster sums did not add up to the sum of all samples"
 
     def fault_of_next(
-        self, data: Data, found: Assignment, following: np.ndarray, shift: float, *, stood: bool
+        self, data: Data, found: Assignment, following: np.ndarray, shift: float, *, unchanged: bool
     ) -> str | None:
-        """Return what is wrong with the centers that follow a right assignment at those that are kept; keep the right.
+        """Check the new centers after a checked assignment; return a description of the first fault, or None.
+
+        Stores a copy of correct new centers.
 
         Parameters
         ----------
         data : Data
         found : Assignment
+            The assignment to the stored centers.
         following : numpy.ndarray of shape (k, d)
+            The new centers.
         shift : float
-            By how much they moved; see `square_shift`.
-        stood : bool
-            Whether these are the same clusters that the centers which are kept are the means of.
+            The center shift; see `square_shift`.
+        unchanged : bool
+            Whether no label changed since the stored centers were computed, so that the new ones must equal them.
         """
         assert found.again is not None
         at = self.kept.centers
         again = next_centers(data, found.again, at)
         if not same_bits(following, again):
-            return "the next centers were not the means of the sums"
+            return "the new centers were not the means of the cluster sums"
         if not np.array_equal(shift, square_shift(at, again), equal_nan=True):
-            return "the centers moved by another distance the second time"
-        if stood and not same_bits(again, at):
-            return "labels that changed were not counted"
+            return "the center shift differed when it was computed twice"
+        if unchanged and not same_bits(again, at):
+            return "reassigned samples were not counted"
         self.keep(again)
         return None
 
 
 def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|``, in one pass, in float64."""
+    """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|`` over the samples, each (d + 1,), float64, by one pass over X."""
     d, weights = data.n_features, data.sample_weight
     totals, magnitudes = np.zeros(d + 1), np.zeros(d + 1)
 
@@ -234,10 +246,10 @@ def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _labels_are_nearest(data: Data, labels: Any, centers: np.ndarray, indices: np.ndarray) -> bool:
-    """Tell whether no other center is nearer to these samples than their label's, by more than scores are rounded."""
+    """Tell whether samples `indices` have the nearest center, within the rounding error of scores."""
     k, wide = len(centers), centers.astype(np.float64)
-    # Two scores, each off by γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖) at most; and as much again for those that are made here. What
-    # is too small for a number of the dtype is lost besides.
+    # The error of a score is at most γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖): two scores of the assignment, and two here. Underflow
+    # adds a multiple of the smallest number of the dtype.
     operations, numbers = 4 * (data.n_features + 8), np.finfo(data.dtype)
     each = max(1, _SCORES // max(k, data.n_features))
     for begin in range(0, len(indices), each):
@@ -246,7 +258,7 @@ def _labels_are_nearest(data: Data, labels: Any, centers: np.ndarray, indices: n
         if ((own < 0) | (own >= k)).any():
             return False
         rows = data.rows(some).astype(np.float64)
-        # A power of two rounds nothing, and leaves no square that overflows.
+        # Scaling by a power of two is exact, and prevents overflow of squares.
         exponent = -int(np.frexp(max(abs(rows).max(), abs(wide).max()))[1])
         rows, scaled = np.ldexp(rows, exponent), np.ldexp(wide, exponent)
         norms = (scaled * scaled).sum(axis=1)

@@ -1,6 +1,7 @@
-"""The checks of a protected fit on a GPU.
+"""ABFT checks of a protected fit by kernels of this package.
 
-Of iterations, without the host: see check_iteration.cuh. Of the sums of a run's result: see freivalds.cuh.
+check_iteration.cuh checks each iteration without host synchronisation. freivalds.cuh checks the running sums of a run's
+result.
 """
 
 from typing import Any
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.load import is_whole, load_kernels, types_of
+from tsapps.apps.kmeans.data.load import is_aligned, load_kernels, types_of
 from tsapps.apps.kmeans.inertia.plan import MOST_WEIGHT, RUNNING_SUMS, RunningSums, difference_of
 from tsapps.apps.kmeans.protect.checks import stride_of
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES, THREADS, check_plan, hash_of
@@ -20,22 +21,22 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
 
-#: What a check finds wrong, in the order in which it tells the host.
+#: Descriptions of the faults that check_iteration.cuh reports, in the order of its flags.
 FAULTS = (
-    "the clusters' sums did not add up to what they did before, or their weights to that of all samples",
-    "the next centers were not the means of the sums",
-    "samples had labels of centers that are not their nearest",
+    "the total of the cluster sums changed, or the cluster weights did not add up to the weight of all samples",
+    "the new centers were not the means of the cluster sums",
+    "some samples had a label whose center was not the nearest",
     "the centers changed after they were computed",
 )
-#: Which of them leaves no centers to make the iteration again with; what a check says of centers that came to the host.
+#: Index of the fault that leaves no correct centers to repeat the iteration with.
 LOST = 3
-# Of the check's arguments those that change: whether totals are known, the first row, and the check's number.
+# Positions of the kernel arguments that change: whether totals are known, the first row, and the number of the check.
 _KNOWN, _FIRST, _NUMBER = 7, 8, 9
 _LABELS = {"int8": "signed char", "int32": "int"}
 
 
 class StepCheck:
-    """Checks a step's iterations, some ahead of those whose outcome is known.
+    """Checks each iteration of a step on the GPU.
 
     Parameters
     ----------
@@ -43,9 +44,9 @@ class StepCheck:
     buffers : IterationBuffers
     k : int
     weight_scale : float
-        The scale of the weights in the sums.
+        Fixed-point scale of the weights in the sums.
     ahead : int
-        Iterations that are launched before the outcome of the first of them is asked for.
+        Number of iterations in flight, and of places for outcomes of checks.
     """
 
     def __init__(self, data: DeviceData, buffers: IterationBuffers, k: int, weight_scale: float, ahead: int) -> None:
@@ -53,21 +54,21 @@ class StepCheck:
         self._machine, self._buffers, self._n, self._k = data.machine, buffers, n, k
         xp, pinned = data.xp, data.machine.pinned
         self._stride, self._turn = stride_of(n), 0
-        # What sums over the clusters are to be, and whether they are known but for the weight.
+        # Expected totals of the sums over the clusters. The weight is known; the others are, after the first iteration.
         self._totals, self._known = xp.empty(d + 1, np.uint64), False
-        # Of the centers that even iterations begin with, and odd ones: each check writes that of the next.
+        # Hashes of the centers that even and odd iterations start from. Each check writes the hash of the next ones.
         self._hashes, self._expected = xp.empty((2, d), np.uint64), pinned(d, np.uint64)
-        # The check after which iterations ended.
+        # Number of the check after which iterations ended; see check_iteration.cuh.
         self._over = xp.zeros(1, np.int64)
         self._seen = pinned((ahead, len(FAULTS)), np.uint32)
-        self._seen_at = [np.uint64(address(place)) for place in self._seen]
-        weight = n  # each is the integer 1
+        self._seen_at = [np.uint64(address(flags)) for flags in self._seen]
+        weight = n  # an unweighted sample counts as the integer 1
         if data.sample_weight is not None:
             scaled = data.sample_weight.astype(np.float64) * weight_scale
             weight = int(xp.rint(scaled).astype(np.int64).sum())
         self._totals[d] = np.uint64(weight % 2**64)
         self._launches: dict[tuple[int, ...], Launch] = {}
-        whole = is_whole(data.rows_on_gpu)
+        whole = is_aligned(data.rows_on_gpu)
         sizes = -(-n // self._stride), d, k, data.dtype.itemsize, data.gpu.multiprocessors
         self._log2_threads, self._each, self._blocks = check_plan(*sizes, whole=whole == "true")
         types = types_of(data.rows_on_gpu, data.dtype)
@@ -75,34 +76,36 @@ class StepCheck:
         (self._check,) = load_kernels(data.machine, "protect/check_iteration.cuh", kernel)
 
     def forget(self) -> None:
-        """Forget what sums add up to: the next iteration begins with no sample in any cluster."""
+        """Forget the expected totals, as the next iteration starts with no sample in any cluster."""
         self._known = False
 
     def begin(self) -> None:
-        """Begin to iterate: none has ended."""
+        """Prepare for a new sequence of iterations, of which none has ended."""
         self._machine.fill(self._over, 0)
 
     def expect(self, centers: np.ndarray) -> None:
-        """Say at which centers (k, d) the first iteration is to be, before its check is launched."""
+        """Set the expected centers (k, d) of the first iteration. Call it before the check of that is launched."""
         self._expected[...] = hash_of(centers)
         self._machine.copy(self._hashes[0], self._expected)
 
-    def launch(self, now: Any, following: Any, place: int, parity: int) -> None:
+    def launch(self, now: Any, following: Any, slot: int, parity: int) -> None:
         """Launch the check of the iteration that was launched last.
 
         Parameters
         ----------
-        now, following : array of shape (k, d)
-            The centers that it was of, and those that it made.
-        place : int
-            Where it leaves what it finds for the host, below `ahead`.
+        now : array of shape (k, d)
+            The centers of the iteration, on the GPU.
+        following : array of shape (k, d)
+            The new centers that it computed, on the GPU.
+        slot : int
+            Index of the outcome, below `ahead`; see `fault`.
         parity : {0, 1}
-            Of the iterations since `expect`, 0 for the first.
+            Number of the iteration since `expect`, modulo 2; the first is 0.
         """
-        self._seen[place] = 0  # it is written to where something is wrong
-        key = address(now), place
+        self._seen[slot] = 0  # the kernel only writes flags of faults
+        key = address(now), slot
         if key not in self._launches:
-            self._launches[key] = self._bind(now, following, place, parity)
+            self._launches[key] = self._bind(now, following, slot, parity)
         launch = self._launches[key]
         for argument, value in ((_KNOWN, self._known), (_FIRST, self._turn % self._stride), (_NUMBER, self._turn + 1)):
             launch.change(argument, value)
@@ -110,8 +113,8 @@ class StepCheck:
         self._turn += 1
         self._known = True
 
-    def _bind(self, now: Any, following: Any, place: int, parity: int) -> Launch:
-        """Return the launch of a check, of which some arguments are changed for each."""
+    def _bind(self, now: Any, following: Any, slot: int, parity: int) -> Launch:
+        """Return the launch of a check; `launch` sets the arguments that change."""
         buffers = self._buffers
         checked = structure(
             CHECKED,
@@ -123,26 +126,28 @@ class StepCheck:
             each=self._each,
         )
         sums = buffers.sums, buffers.units, self._totals, np.int32(0)
-        counted = np.int64(0), np.int64(0), self._over, buffers.stopped, self._seen_at[place]
+        counted = np.int64(0), np.int64(0), self._over, buffers.stopped, self._seen_at[slot]
         hashes = structure(HASHES, of_centers=self._hashes[parity], of_next=self._hashes[1 - parity])
         arguments = buffers.rows, now, following, checked, *sums, *counted, hashes
         return self._machine.bind(self._check, (self._blocks,), (THREADS,), arguments)
 
-    def fault(self, place: int) -> str | None:
-        """Return what a check found wrong that has ended, or None."""
-        return "; ".join(what for what, found in zip(FAULTS, self._seen[place], strict=True) if found) or None
+    def fault(self, slot: int) -> str | None:
+        """Return the faults that the check with this outcome index found, or None. The check must have ended."""
+        return "; ".join(what for what, found in zip(FAULTS, self._seen[slot], strict=True) if found) or None
 
-    def lost(self, place: int) -> bool:
-        """Tell whether a check found centers wrong that its iteration began with."""
-        return bool(self._seen[place][LOST])
+    def lost(self, slot: int) -> bool:
+        """Tell whether the check found that the iteration started from wrong centers. The check must have ended."""
+        return bool(self._seen[slot][LOST])
 
     def are_right(self, centers: np.ndarray, parity: int) -> bool:
-        """Tell whether centers (k, d) that came to the host, of an iteration of this parity, are those of the check."""
+        """Tell whether centers (k, d) on the host have the hash of those that iterations of this parity start from."""
         return bool((hash_of(centers) == to_host(self._hashes[parity])).all())
 
 
 class SumsCheck:
-    """Checks once that the sums which a step keeps are those of its labels, by weights that are drawn for it.
+    """Freivalds check of the running sums of a step against X and its labels. Use each instance once.
+
+    The random weights are drawn at construction. The pass that computes the inertia compares the sums with the rows.
 
     Parameters
     ----------
@@ -150,12 +155,12 @@ class SumsCheck:
         The array library of the buffers.
     buffers : IterationBuffers
     sums : Integers
-        The fixed-point format of the sums.
+        Fixed-point format of the sums.
 
     Attributes
     ----------
     kept : RunningSums
-        What the pass that adds up the inertia is to compare with the rows.
+        The sums and weights, an argument of `DeviceData.block_inertia`.
     """
 
     def __init__(self, xp: Any, buffers: IterationBuffers, sums: Integers) -> None:
@@ -163,15 +168,16 @@ class SumsCheck:
         of_clusters = 1 + generator.choice(MOST_WEIGHT, k, replace=False)
         of_columns = generator.integers(1, MOST_WEIGHT, d + 1, endpoint=True) * generator.choice((-1, 1), d + 1)
         self._weights = tuple(xp.asarray(weights, np.int32) for weights in (of_clusters, of_columns))
-        # Four words for each of the numbers that an element is: one of two digits, two of three.
+        # A count of invalid labels; and a 128-bit difference, in four words, for each number that an element is split
+        # into: one for two limbs, two for three limbs.
         self._found = xp.zeros(1 + 4 * (sums.digits - 1), np.uint64)
         of = {"of_clusters": self._weights[0], "of_columns": self._weights[1], "found": self._found}
         argument = structure(RUNNING_SUMS, sums=buffers.sums, scales=buffers.scales, **of)
         self.kept = RunningSums(sums.digits, argument)
 
     def fault(self) -> str | None:
-        """Return what was found wrong, after the pass; or None."""
+        """Return a description of the fault that the pass found, or None."""
         strays, *words = map(int, to_host(self._found))
         if strays:
-            return "samples had labels of no cluster"
-        return "the sums of its clusters were not those of its labels" if difference_of(words) else None
+            return "some samples had an invalid label"
+        return "the cluster sums were not those of the labels" if difference_of(words) else None

@@ -1,4 +1,4 @@
-"""The launch of check_iteration.cuh, from sizes alone, and its hash of centers."""
+"""Plan of the iteration check (check_iteration.cuh): grid and partition from sizes (pure); and its hash of centers."""
 
 import numpy as np
 
@@ -6,49 +6,50 @@ from tsapps.apps.kmeans.data.plan import log2_lanes, vector_of
 
 __all__ = ["CENTERS", "CHECKED", "COLUMNS", "HASHES", "HASH_FACTOR", "ROWS", "THREADS", "check_plan", "hash_of"]
 
-#: Threads of a block, the rows and centers that one has at a time, and columns of a block's sums (kCheckThreads, …).
+#: Threads of a block; rows and centers of a thread at a time; columns of the sums per block (kCheckThreads, …).
 THREADS, ROWS, CENTERS, COLUMNS = 128, 4, 8, 16
-#: The C++ class of the labels that are checked, and how (Checked).
+#: The C++ class `Checked` of check_iteration.cuh: the labels to check, and the partition.
 CHECKED = np.dtype(
     [
         *[("labels", "u8"), ("n", "i8"), ("stride", "i8")],
         *[("k", "i4"), ("log2_threads", "i4"), ("each", "i4"), ("padding", "i4")],
     ]
 )
-#: The C++ class of the hashes of centers (Hashes).
+#: The C++ class `Hashes`: column hashes of the centers.
 HASHES = np.dtype([("of_centers", "u8"), ("of_next", "u8")])
-#: The factor of the hash (kHashFactor): 2⁶⁴ over the golden ratio, made odd.
+#: Multiplier of the hash (kHashFactor): 2⁶⁴ divided by the golden ratio, rounded to an odd number.
 HASH_FACTOR = 0x9E3779B97F4A7C15
-# Threads that share a row at least, so that every lane ends with distances of one row.
+# Fewest threads that share a row, so that the reduction leaves each lane with distances of one row.
 _FEWEST = 4
-# Blocks a multiprocessor, as many as are resident, by the bytes of a center's element.
+# Resident blocks per multiprocessor, by the itemsize of the centers.
 _BLOCKS = {4: 3, 8: 2}
 
 
 def check_plan(
     samples: int, d: int, k: int, itemsize: int, multiprocessors: int, *, whole: bool
 ) -> tuple[int, int, int]:
-    """Choose how labels are checked.
+    """Partition the check of an iteration over threads and blocks.
 
     Parameters
     ----------
-    samples, d, k : int
-        Rows whose labels are checked at a time, their features, and the clusters.
-    itemsize : int
+    samples : int
+        Number of rows whose labels one iteration checks.
+    d, k : int
+    itemsize : {4, 8}
         Bytes of an element of a center.
     multiprocessors : int
     whole : bool
-        Whether rows are whole vectors, which a thread reads at a time.
+        Whether rows are aligned and whole vectors, which a thread loads at a time.
 
     Returns
     -------
     log2_threads : int
-        Of the threads that share a row: its vectors, and more than a warp as long as there are multiprocessors with
-        nothing to do.
+        Log2 of the threads that share a row: one per vector, at most a warp. More if multiprocessors would be idle.
     each : int
-        Centers that a block compares its rows with. With its rows' own, they are a multiple of `CENTERS`.
+        Centers that a block compares its rows with. Together with the centers of the rows' labels they are a multiple
+        of `CENTERS`.
     blocks : int
-        Of labels, and of columns.
+        Blocks of the launch: those that check labels, then those that check columns of the sums.
     """
     vectors = -(-d // (vector_of(itemsize) if whole else 1))
 
@@ -66,7 +67,7 @@ def check_plan(
 
 
 def hash_of(centers: np.ndarray) -> np.ndarray:
-    """Return the hash of each column of centers (k, d), as the kernel has it (`hash_word`); shape (d,), uint64."""
+    """Return the hash of each column of centers (k, d), (d,), uint64; the same as `hash_word` sums in the kernel."""
     bits = centers.view(f"u{centers.dtype.itemsize}")
     if bits.itemsize == 8:
         bits = bits ^ bits >> np.uint64(32)

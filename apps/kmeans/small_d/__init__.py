@@ -1,1 +1,4 @@
-"""Iterations for few features: assignment and update in one launch that reads X once."""
+"""Lloyd iterations for small d and small k: one launch assigns rows and updates the sums, and reads X once.
+
+Iterations on the half-precision copy of X are never here: see assign, bounds and update.
+"""

@@ -1,4 +1,4 @@
-"""What an iteration for few features and few clusters is made of, chosen from sizes alone."""
+"""Plans of the fused iteration kernels for small d and small k: template arguments and launch, from sizes (pure)."""
 
 from dataclasses import dataclass, replace
 from enum import Enum
@@ -31,67 +31,70 @@ __all__ = [
     "small_d_scale",
 ]
 
-#: The variable in constant memory of small_d/constant_centers.cuh, and the bytes of its class, `ConstantCenters`.
+#: Name of the constant-memory variable in small_d/constant_centers.cuh, and the size of its class, `ConstantCenters`.
 CONSTANT_CENTERS_NAME, CONSTANT_CENTERS_BYTES = "constant_centers", 4 * (512 + 64 + 2 * 16 + 4)
 #: The C++ class `Products` of small_d/half_centers.cuh, as a NumPy structure.
 PRODUCTS = np.dtype(
     [(name, "u8") for name in ("centers_half", "offsets", "center_stats", "mean", "scales")]
     + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
 )
-#: Bytes that X begins at a multiple of: those that small_d/tile_pipeline.cuh copies at a time.
+#: Required alignment of X in bytes: the unit that small_d/tile_pipeline.cuh copies.
 ALIGNMENT = 16
-#: The most that float16 loses of an element, beside it.
+#: Relative rounding error of an element in float16.
 SMALL_D_ROUNDING = 2.0**-11
-#: The most that two parts of a type lose of an element, beside it.
+#: Relative rounding error of an element that is split into two parts of a 16-bit type.
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-# Up to so many features, the elements of centers that constant memory has (kMostFeatures, kMostElements).
+# (d, elements of all centers): the limits of the FMA kernels (kMostFeatures, kMostElements).
 _MOST_ELEMENTS = ((8, 512), (16, 320))
-# Up to so many features, and elements of centers, rows are iteration_fma_d4.cuh's, of a thread so many at a time. (Of
-# more, rows that move cost more there.) Those of small_d/iteration_fma.cuh, of as few features and of more.
+# iteration_fma_d4.cuh: largest d, most elements of all centers (with more, its reassigned rows cost more than those of
+# iteration_fma.cuh), and rows of a thread.
 _SHORT, _SHORT_ELEMENTS, _D4_ROWS = 4, 128, 8
+# iteration_fma.cuh: rows of a thread for d up to `_SHORT`, and for larger d.
 _FOUR_ROWS, _TWO_ROWS = 4, 2
-# What small_d/own_score.cuh has of a label, in bytes (kRow).
+# Shared memory per label in small_d/own_score.cuh, in bytes (kRow).
 _OWN_BYTES = 384
-# The bytes of a block's sums, which leave the rings room.
+# Limit of a block's sums in bytes, which leaves shared memory for the pipelines.
 _MOST_SUMS_BYTES = 72 * 1024
-# The exponents of the norm that the largest row of few features is scaled to, by warps and by warpgroups; and the most
-# of the scale by warpgroups, whose square a center is multiplied by (scores_wgmma.cuh): float16 then has room for it.
-_SMALL_D_NORM, _NORM_AS_IT_LIES, _MOST_SCALE = 10, 6, 7
-# Features and elements of centers from which on tensor cores were faster, though rows that move cost more there; and
-# the most features, by the bytes of one: of more, an iteration reads less of X's copy.
+# Target exponent of the largest scaled row norm, for mma of warps and for wgmma. Largest exponent of the scale for
+# wgmma: centers are multiplied by the square of the scale (scores_wgmma.cuh), and must fit float16.
+_SMALL_D_NORM, _WGMMA_NORM, _MOST_SCALE = 10, 6, 7
+# Tensor cores were faster from this d and this many elements of all centers, although reassigned rows cost more there.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
+# Largest d, by itemsize. For larger d, the half-precision copy of X takes less time to read.
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
-# The norm of the mean, beside the largest of what is left of rows, up to which warpgroups multiply rows as they are.
+# Warpgroups multiply rows that are not centered, if ‖mean‖ is at most this many times the largest centered row norm.
 _MOST_MEAN = 16.0
-# Steps of the product of which small_d/scores_mma.cuh has room for the centers in registers, beside a tile's scores.
+# Steps of 16 features for which scores_mma.cuh keeps the centers in registers, next to the scores of a tile.
 _STEPS_KEPT = 2
-# Bytes of a row from which on it has bounds.
-_LEAST_LEFT_OUT = 32
-# The threads of a block, those that are better first; and the most stages of a warp's ring in iteration_mma.cuh.
+# Bounds are supported from this row size in bytes.
+_LEAST_BOUNDED_BYTES = 32
+# Threads of a block, best first; most pipeline stages of a warp in iteration_mma.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
 
 @dataclass(frozen=True)
 class FmaPlan:
-    """How small_d/iteration_fma.cuh, or small_d/iteration_fma_d4.cuh, computes an iteration: their template arguments.
+    """Template arguments and launch of small_d/iteration_fma.cuh or small_d/iteration_fma_d4.cuh.
 
     Attributes
     ----------
     dtype : str
-        Of X.
+        Dtype of X.
     features : int
     clusters : int
-        Rounded up to whole fours.
+        k rounded up to a multiple of four.
     rows : int
-        Of a thread at a time.
+        Rows of a tile per thread.
     replicas : int
-        Of the sums in shared memory.
+        Replicas of the sums in shared memory.
     shifts : bool
-        Whether scores are of rows from which the mean was subtracted.
+        Whether scores are of centered rows; otherwise biases absorb the mean.
     stages : int
-        Tiles of a warp in shared memory, of which one is computed.
-    threads, blocks : int
-        Threads of a block, and blocks of a multiprocessor.
+        Pipeline stages of a warp: one is computed, the others are in flight.
+    threads : int
+        Threads of a block.
+    blocks : int
+        Blocks per multiprocessor.
     """
 
     dtype: str
@@ -106,19 +109,20 @@ class FmaPlan:
 
     @property
     def sums_bytes(self) -> int:
-        """Bytes of a block's sums: two digits of every feature and a count, in every replica."""
+        """Bytes of a block's sums: two limbs of each feature, and a count, for each cluster and replica."""
         return self.clusters * (2 * self.features + 1) * self.replicas * 4
 
     @property
     def short(self) -> bool:
-        """Whether rows are small_d/iteration_fma_d4.cuh's."""
+        """Whether the kernel is that of small_d/iteration_fma_d4.cuh."""
         return self.features <= _SHORT and self.features * self.clusters <= _SHORT_ELEMENTS
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block: sums, a ring a warp, and a queue a warp of 64 rows.
+        """Dynamic shared memory of a block in bytes: sums, and for each warp a pipeline and a queue of 64 rows.
 
-        Short rows wait with their elements; and of their labels, and of none, there are the score's constants.
+        Queued rows of iteration_fma_d4.cuh include their elements. It also has the tables of own_score.cuh, for every
+        label and for no label.
         """
         row = self.features * ITEMSIZE[self.dtype]
         pipeline = self.stages * self.rows * (row + 1)
@@ -128,23 +132,23 @@ class FmaPlan:
 
     @property
     def file(self) -> str:
-        """The file of the kernel."""
+        """File of the kernel, relative to apps/kmeans."""
         return "small_d/iteration_fma_d4.cuh" if self.short else "small_d/iteration_fma.cuh"
 
     @property
     def kernel(self) -> str:
-        """The name expression of the kernel, in its namespace."""
+        """Name expression of the kernel in namespace kmeans."""
         name = "assign_d4" if self.short else "assign_rows"
         numbers = f"{self.features}, {self.clusters}, {self.rows}, {str(self.shifts).lower()}, {self.replicas}"
         return f"{name}<{ELEMENT[self.dtype]}, {numbers}, {self.stages}, {self.threads}, {self.blocks}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
-        """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
+        """Return the blocks of a launch over n rows: as many as are resident, or fewer if n has fewer tiles."""
         return min(multiprocessors * self.blocks, -(-n // (self.threads * self.rows)))
 
 
 class Multiplier(Enum):
-    """The C++ enum of small_d/iteration_mma.cuh: what multiplies, and where it has the centers."""
+    """The C++ enum of small_d/iteration_mma.cuh: mma with centers in registers, mma, or wgmma."""
 
     WARPS_KEEPING = "kWarpsKeeping"
     WARPS = "kWarps"
@@ -153,21 +157,23 @@ class Multiplier(Enum):
 
 @dataclass(frozen=True)
 class ProductsPlan:
-    """How small_d/iteration_mma.cuh computes an iteration: its template arguments.
+    """Template arguments and launch of small_d/iteration_mma.cuh.
 
     Attributes
     ----------
     dtype : str
-        Of X.
+        Dtype of X.
     features : int
     columns : int
         Blocks of eight centers.
     stages : int
-        Tiles of a warp that are in shared memory, or on their way there.
+        Pipeline stages of a warp.
     multiplier : Multiplier
-        Warpgroups take 16 bits.
-    threads, blocks : int
-        Threads of a block, and blocks of a multiprocessor.
+        Warpgroups require a 16-bit type.
+    threads : int
+        Threads of a block.
+    blocks : int
+        Blocks per multiprocessor.
     """
 
     dtype: str
@@ -180,34 +186,34 @@ class ProductsPlan:
 
     @property
     def padded(self) -> int:
-        """Elements of a center in float16."""
+        """Elements of a float16 center: features rounded up to a multiple of 16."""
         return -(-self.features // 16) * 16
 
     @property
     def centers_bytes(self) -> int:
-        """Shared memory of what is multiplied by: offsets, and centers if they are not in registers."""
+        """Shared memory of biases and, unless these are in registers, centers, in bytes."""
         return {
             Multiplier.WARPS_KEEPING: 64 * self.columns,
             Multiplier.WARPS: (64 + 16 * self.padded) * self.columns,
-            # Two parts, a step for offsets, and its 64 rows of weights.
+            # Two parts of the centers, one step of biases, and the 64 constant rows that it is multiplied by.
             Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16) * self.columns + 64 * 32,
         }[self.multiplier]
 
     @property
     def sums_bytes(self) -> int:
-        """Shared memory of a block's sums.
+        """Shared memory of a block's sums in bytes (small_d/bank_free_sums.cuh).
 
-        Twelve numbers a lane, and of every cluster two words of each column and 32 counts of rows.
+        For each cluster two words per column and 32 row counts; and tables of twelve numbers for each lane of a warp.
         """
         width = 4 << ceil(log2(-(-self.features // 4)))
         return 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 32 * 48
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block.
+        """Dynamic shared memory of a block in bytes.
 
-        A ring a warp, of 32 rows and their labels; what is multiplied by; sums; and three queues a warp, of 32 rows, 64
-        and 128.
+        Centers and sums; for each warp a pipeline of tiles of 32 rows and their labels, and queues of 32, 64 and 128
+        rows.
         """
         pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
         queues = self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
@@ -215,25 +221,25 @@ class ProductsPlan:
 
     @property
     def kernel(self) -> str:
-        """The name expression of the kernel, in its namespace."""
+        """Name expression of the kernel in namespace kmeans."""
         kinds = f"{self.stages}, kmeans::Multiplier::{self.multiplier.value}, {self.threads}, {self.blocks}"
         return f"assign_by_products<{ELEMENT[self.dtype]}, {self.features}, {self.columns}, {kinds}>"
 
     def grid(self, n: int, multiprocessors: int) -> int:
-        """Return the blocks of a launch: those that are resident, if there is a tile for each of their warps."""
+        """Return the blocks of a launch over n rows: as many as are resident, or fewer if n has fewer tiles."""
         return min(multiprocessors * self.blocks, -(-n // self.threads))
 
 
 @dataclass(frozen=True)
 class BoundedPlan(ProductsPlan):
-    """How iteration_bounded.cuh computes an iteration with bounds, by warps, of rows of whole 16-byte units."""
+    """Template arguments and launch of iteration_bounded.cuh: mma with bounds, on rows of whole 16-byte units."""
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block.
+        """Dynamic shared memory of a block in bytes.
 
-        A ring a warp, of 32 rows, their numbers and the words of their labels; what is multiplied by; sums; and two
-        queues a warp, of 64 rows and 128.
+        Centers and sums; for each warp a pipeline of 32 rows with their indices and the words that hold their labels,
+        and queues of 64 and 128 rows.
         """
         pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 8)
         queues = self.threads // 32 * (64 * 16 + 128 * 8)
@@ -241,7 +247,7 @@ class BoundedPlan(ProductsPlan):
 
     @property
     def kernel(self) -> str:
-        """The name expression of the kernel, in its namespace."""
+        """Name expression of the kernel in namespace kmeans."""
         keeps = str(self.multiplier is Multiplier.WARPS_KEEPING).lower()
         numbers = f"{self.features}, {self.columns}, {keeps}, {self.stages}, {self.threads}"
         return f"assign_bounded<{ELEMENT[self.dtype]}, {numbers}>"
@@ -251,21 +257,28 @@ P = TypeVar("P", bound=ProductsPlan)
 
 
 def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSpec) -> FmaPlan | ProductsPlan | None:
-    """Choose how an iteration for few features and few clusters is computed; None where they are too many.
+    """Select the kernel of an iteration for small d and small k.
 
     Parameters
     ----------
     d, k : int
-    dtype : {float32, float16, bfloat16}
-        Of X.
-    mean, norm : float
-        Of the mean that is subtracted; and what no row's norm exceeds once it is.
+    dtype : {"float32", "float16", "bfloat16"}
+        Dtype of X.
+    mean : float
+        Norm of the mean that is subtracted.
+    norm : float
+        Upper bound of the centered row norms.
     device : GpuSpec
+
+    Returns
+    -------
+    FmaPlan, ProductsPlan or None
+        None if d or k is too large.
 
     Notes
     -----
-    By multiply-adds, a row takes clusters · (d + 3) instructions and some more; counts are in iteration_fma.cuh,
-    small_d/iteration_fma_d4.cuh, small_d/scores_mma.cuh and small_d/scores_wgmma.cuh.
+    Multiply-adds take somewhat more than k · (d + 3) instructions a row. Instruction counts are in iteration_fma.cuh,
+    iteration_fma_d4.cuh, scores_mma.cuh and scores_wgmma.cuh.
     """
     shared_memory = device.shared_memory_per_block
     if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
@@ -279,18 +292,21 @@ def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSp
 
 
 def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FmaPlan | None:
-    """Return how iteration_fma.cuh computes an iteration; None where it has no room for the centers or their sums."""
+    """Return the plan of the FMA kernels; None if the centers exceed constant memory or the sums shared memory.
+
+    `shared_memory` is the limit of a block in bytes. See `fma_plan` for the other parameters.
+    """
     clusters = -(-k // 4) * 4
     most = next((elements for features, elements in _MOST_ELEMENTS if d <= features), 0)
     if clusters > MOST_CLUSTERS or d * clusters > most:
         return None
-    # Scores of rows as they are, whose bound is up to twice as wide.
+    # If ‖mean‖ <= norm, rows need not be centered: the score error bound at most doubles.
     plan = FmaPlan(dtype, d, clusters, _FOUR_ROWS if d <= _SHORT else _TWO_ROWS, 32, mean > norm)
     if plan.short:
         plan = replace(plan, rows=_D4_ROWS)
     while plan.sums_bytes > _MOST_SUMS_BYTES:
         plan = replace(plan, replicas=plan.replicas // 2)
-    # Rather fewer replicas than fewer warps.
+    # Reduce the number of replicas before the number of warps.
     sizes = ((3, 1), (2, 1), (2, 2), (2, 4))
     plans = (
         replace(plan, threads=threads, stages=stages, replicas=plan.replicas // share)
@@ -301,37 +317,44 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
 
 
 def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups: bool = False) -> ProductsPlan | None:
-    """Return how small_d/iteration_mma.cuh computes an iteration; for up to 64 features and 64 clusters.
+    """Return the plan of small_d/iteration_mma.cuh, for d <= 64 and k <= 64; None if it exceeds shared memory.
 
-    `shared_memory` is what a block may have, in bytes: as many warps as registers allow for come first, then stages.
-    None where there is too little. `warpgroups` take 16 bits.
+    `shared_memory` is the limit of a block in bytes. The plan has as many warps as possible, then as many stages.
+    `warpgroups` (wgmma) require a 16-bit type.
     """
     multiplier = Multiplier.WARPGROUPS if warpgroups else _by_warps(d)
     return _first_that_fits(ProductsPlan(dtype, d, -(-k // 8), _STAGES, multiplier), shared_memory)
 
 
 def _by_warps(d: int) -> Multiplier:
+    """Return how warps multiply rows of d features by mma."""
     return Multiplier.WARPS_KEEPING if -(-d // 16) <= _STEPS_KEPT else Multiplier.WARPS
 
 
 def _first_that_fits(plan: P, shared_memory: int) -> P | None:
-    """Return a plan of as many threads as there can be, and then of as many stages; None where there is no room."""
+    """Return `plan` with as many threads, then stages, as fit `shared_memory` bytes; None if none fits."""
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
     plans = (replace(plan, threads=threads, stages=stages) for threads, stages in sizes)
     return next((one for one in plans if one.shared_bytes <= shared_memory), None)
 
 
 def bounded_plan(d: int, k: int, dtype: str, shared_memory: int) -> BoundedPlan | None:
-    """Return the plan of iteration_bounded.cuh; None where rows are too short for bounds to pay."""
+    """Return the plan of small_d/iteration_bounded.cuh.
+
+    None if rows are too short for bounds to save time, are not whole 16-byte units, or exceed `shared_memory` bytes.
+    """
     row = d * ITEMSIZE[dtype]
-    if k < 2 or row < _LEAST_LEFT_OUT or row % ALIGNMENT:
+    if k < 2 or row < _LEAST_BOUNDED_BYTES or row % ALIGNMENT:
         return None
     return _first_that_fits(BoundedPlan(dtype, d, -(-k // 8), _STAGES, _by_warps(d)), shared_memory)
 
 
 def small_d_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:
-    """Return the power of two that few features of `dtype` are scaled by; `norm` is what no row's norm exceeds."""
-    target = _NORM_AS_IT_LIES if warpgroups else _SMALL_D_NORM
+    """Return the power of two that scales rows of `dtype` for the tensor cores; `norm` bounds the row norms.
+
+    `warpgroups` (wgmma) multiply rows in place: the square of the scale multiplies the centers.
+    """
+    target = _WGMMA_NORM if warpgroups else _SMALL_D_NORM
     most = _MOST_SCALE if warpgroups and dtype == "float16" else MOST_EXPONENT
     exponent = target - ceil(log2(norm)) if 0 < norm < inf else 0
     return float(2.0 ** min(max(exponent, -MOST_EXPONENT), most))

@@ -1,4 +1,4 @@
-"""Memory of the iterations of a step on a GPU: allocated once, so that launches are bound once."""
+"""Device buffers of Lloyd iterations: allocated once per step, so that launches are bound to them once."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ __all__ = ["IterationBuffers", "Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """The sizes of a step's buffers.
+    """Layout of a step's buffers.
 
     Attributes
     ----------
     placement : Placement
-        How centers are placed for the product.
+        Layout and scale of the float16 centers.
     columns : int
-        Columns of the product are whole multiples of this.
+        The GEMM has a multiple of this many columns.
     parts : int
-        Parts of a center, each of which has a column.
+        Float16 parts of a center; each part has a column.
     lists : int
-        Lists of ambiguous rows, which the update of the centers empties.
+        Number of lists of ambiguous rows, which `update_centers` empties.
     labels : {"int32", "int8"}
-        The type that labels are kept in; of int8, whole words.
+        Dtype of the labels. Int8 labels are padded to whole 32-bit words.
     error_coefficients : tuple of float, optional
-        Where every center has an error coefficient: what that is of its norm, and of what float16 loses of it.
+        Factors of ‖c‖ and of ‖c − ĉ‖ in the error coefficient of each center; None if centers share one error bound.
     """
 
     placement: Placement
@@ -42,37 +42,43 @@ class Layout:
     error_coefficients: tuple[float, float] | None = None
 
     def columns_of(self, k: int) -> int:
-        """Return the columns of a part of k centers."""
+        """Return the columns of the GEMM for one part of k centers."""
         return -(-k // self.columns) * self.columns
 
 
 @dataclass(frozen=True)
 class IterationBuffers:
-    """Arrays that the launches of an iteration read and write, and the description of X that they are given.
+    """Arrays that the launches of an iteration read and write, and the argument that describes X.
 
     Attributes
     ----------
     rows : NumPy structure
         X as kernels read it, a `ROWS`.
-    labels : (n,), int32 or int8
-    centers : two of (k, d)
-        The centers of an iteration and of the next, in turn.
-    centers_half : (parts · columns, width), float16
-        The centers as the product on tensor cores reads them.
-    offsets : (columns,), or twice as many with error coefficients
-        −‖c‖²/2 of every center.
-    center_stats : (4,)
-        The largest norm of a center, and what follows from it.
-    found : (k, 4)
-        The square norm, its rounding error and the drift of every center.
-    sums : (k, d + 1), int64
-        The fixed-point sums and weights of the clusters.
-    scales, units : (d + 1,)
-        The scale of an element of the sums, and its reciprocal.
-    n_reassigned, arrived, stopped : (1,), uint32
-        The number of labels that changed, the blocks that arrived, and whether to stop: zero before an iteration.
-    counts : (lists,), uint32
-        The lengths of lists that the update of the centers empties.
+    labels : array of shape (n,), int32 or int8
+    centers : tuple of two arrays of shape (k, d)
+        The centers of the current and of the next iteration; they alternate.
+    centers_half : array of shape (parts · columns, width), float16
+        The centers as the tensor cores read them.
+    offsets : array of shape (columns,), float32
+        Bias −‖c‖²/2 of each center. Error coefficients, if there are any, follow in as many further elements.
+    center_stats : array of shape (4,), float32
+        A `CenterStats`: maxima over the centers that enter the score error bound.
+    found : array of shape (k, 4), float64
+        A `CenterFound` of update/centers.cuh per center.
+    sums : array of shape (k, d + 1), int64
+        Fixed-point cluster sums; the last column has the weights.
+    scales : array of shape (d + 1,)
+        Fixed-point scale of each column of the sums, float32 for two limbs or float64 for three.
+    units : array of shape (d + 1,), float64
+        Reciprocals of the scales.
+    n_reassigned : array of shape (1,), uint32
+        Number of reassigned rows; zero before an iteration.
+    arrived : array of shape (1,), uint32
+        Number of blocks that arrived; zero before an iteration.
+    stopped : array of shape (1,), uint32
+        Flag: later launches do nothing; zero before the first iteration.
+    counts : array of shape (lists,), uint32
+        Lengths of the lists of ambiguous rows, which `update_centers` empties.
     """
 
     rows: Any
@@ -92,10 +98,10 @@ class IterationBuffers:
 
     @classmethod
     def allocated(cls, data: DeviceData, k: int, layout: Layout, sums: Integers) -> IterationBuffers:
-        """Allocate the buffers of a step for k clusters."""
+        """Allocate the buffers of a step for k clusters; `sums` is the fixed-point format of the sums."""
         (n, d), n_columns, placement = data.source.shape, layout.columns_of(k), layout.placement
         scales = np.array(sums.scales)
-        # Where centers lie in panels, the first of them has their offsets.
+        # In panels, the first panel holds the biases (core_matrix_layout.cuh).
         width = placement.padded + (16 if placement.panels else 0)
         xp = data.xp
         n_reassigned, arrived, stopped = xp.zeros((3, 1), np.uint32)
@@ -104,7 +110,7 @@ class IterationBuffers:
             labels=xp.empty(n if layout.labels == "int32" else -(-n // 4) * 4, layout.labels),
             centers=tuple(xp.empty((2, k, d), data.dtype)),
             centers_half=xp.zeros((layout.parts * n_columns, width), np.float16),
-            # Error coefficients are behind offsets.
+            # Error coefficients follow the biases.
             offsets=xp.empty(n_columns * (1 if layout.error_coefficients is None else 2), np.float32),
             center_stats=xp.empty(4, np.float32),
             found=xp.empty((k, 4)),

@@ -1,4 +1,4 @@
-"""Fixed-point sums of clusters: their format, chosen from the range of the data; see fixed_point.cuh."""
+"""Fixed-point format of the cluster sums: limbs and scales from the range of the data; see fixed_point.cuh."""
 
 from dataclasses import dataclass
 from math import ceil, log2
@@ -9,27 +9,28 @@ from tsapps.apps.kmeans.data.plan import MOST_EXPONENT
 
 __all__ = ["NARROW", "WIDE", "Integers", "columns_of_block", "integers"]
 
-# Likewise of float64, by which integers are scaled.
-_MOST_OF_DOUBLE = 900
-#: Digits of 16 bits of a sum's elements, and the most bits that they use beside the sign.
+# Largest power of two that float64 scales by in both directions (`MOST_EXPONENT` is that of float32).
+_MOST_EXPONENT_64 = 900
+#: 16-bit limbs of an element of the sums.
 NARROW, WIDE = 2, 3
+# Bits that an element uses, without the sign.
 _BITS = {NARROW: 30, WIDE: 46}
-# How far a feature's largest element may lie above the mean square for two digits to be as exact as float32.
+# Two limbs are as exact as float32, if no feature's largest element exceeds the root mean square by more than this.
 _SPREAD = 2.0**8
-# Bytes of a block's sums (kPlane in update/scatter_add.cuh).
+# Shared memory of a block's sums in bytes (kPlane in update/scatter_add.cuh).
 _PLANES = 66 * 1024
 
 
 @dataclass(frozen=True)
 class Integers:
-    """How elements become integers; see update/fixed_point.cuh.
+    """Fixed-point format of the cluster sums; see update/fixed_point.cuh.
 
     Attributes
     ----------
     digits : {2, 3}
-        Of 16 bits each.
+        16-bit limbs of an element.
     scales : tuple of float
-        For each feature, and for the weights, the power of two that an element is multiplied by.
+        Power of two that multiplies the elements of each feature, then that of the weights; d + 1 numbers.
     """
 
     digits: int
@@ -37,33 +38,38 @@ class Integers:
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block of `move`."""
+        """Dynamic shared memory of a block of `scatter_add` in bytes."""
         return _PLANES // (4 * self.digits) * 4 * self.digits
 
 
 def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_weight: float | None) -> Integers:
-    """Choose how sums are kept.
+    """Select the fixed-point format of the cluster sums.
 
     Parameters
     ----------
     n : int
     dtype : {float32, float64}
+        Working dtype.
     largest : numpy.ndarray of shape (d,)
-        No less than the largest ``|x − mean|`` of each feature.
+        Upper bound of ``|x − mean|`` of each feature.
     middle : float
-        The root of the mean square of all x − mean.
+        Root mean square of all x − mean.
     most_weight : float, optional
-        The largest ``|weight|``; None where all are 1.
+        The largest ``|weight|``; None if all weights are 1.
+
+    Returns
+    -------
+    Integers
 
     Notes
     -----
-    An element is exact to 2⁻³¹ of its feature's largest where float32 is no better in the mean, else to 2⁻⁴⁷ or to what
-    leaves room for n of them in 64 bits.
+    Elements are rounded to 2⁻³¹ of the largest of their feature, if float32 is not more exact on average. Otherwise
+    they are rounded to 2⁻⁴⁷ of it, or coarser if n elements would overflow 64 bits.
     """
     most = largest * (1.0 if most_weight is None else most_weight)
-    # A feature that is always the same adds zeros, whatever its scale.
-    exponents = np.clip(np.ceil(np.log2(np.where(most > 0, most, 1.0))), -_MOST_OF_DOUBLE, None)
-    # Weights may differ by much, and a cluster of small ones is no empty cluster.
+    # A constant feature adds zeros, whatever its scale.
+    exponents = np.clip(np.ceil(np.log2(np.where(most > 0, most, 1.0))), -_MOST_EXPONENT_64, None)
+    # Weights take three limbs: they may differ by orders of magnitude, and small ones must not round to zero.
     narrow = dtype == np.float32 and most_weight is None and float(largest.max()) <= _SPREAD * middle
     narrow = narrow and bool((np.abs(exponents) < MOST_EXPONENT).all())
     digits = NARROW if narrow else WIDE
@@ -73,6 +79,6 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
 
 
 def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:
-    """Return the columns of the sums that a block of `move` has, and how many blocks have them all."""
+    """Return the columns of the sums that a block of `scatter_add` holds, and the number of blocks for all columns."""
     chunks = -(-(d + 1) // (_PLANES // (4 * digits) // k))
     return -(-(d + 1) // chunks), chunks

@@ -1,6 +1,6 @@
-"""Launches that move reassigned rows from sum to sum: sorted, or as they are.
+"""Incremental update of the cluster sums by reassigned rows: segmented sum of sorted rows, or scatter-add.
 
-Either gives the same bits.
+Both give the same bits.
 """
 
 from typing import Any
@@ -19,21 +19,33 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["ScatterAdd", "SegmentedSum", "grid_of_lists"]
 
-_MOVE_THREADS, _LIST_THREADS, _SEGMENT_THREADS = 512, 512, 256
-# Blocks a multiprocessor, as many as are resident: of what moves rows, and of what sorts lists.
-_MOVE_BLOCKS, _LIST_BLOCKS = 2, 2
+# Threads of a block.
+_SCATTER_THREADS, _SORT_THREADS, _SEGMENT_THREADS = 512, 512, 256
+# Resident blocks per multiprocessor.
+_SCATTER_BLOCKS, _SORT_BLOCKS = 2, 2
 
 
 def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, int]:
-    """Return a grid that has some blocks for each of `lists` lists, `blocks` a multiprocessor."""
+    """Return a grid (lists, blocks per list) with about `blocks` blocks per multiprocessor."""
     return lists, max(1, multiprocessors * blocks // lists)
 
 
 class SegmentedSum:
-    """Moves rows of some lists from sum to sum, sorted by the clusters that they join and leave (sort_reassigned.cuh).
+    """Update of the cluster sums by sorted reassigned rows (sort_reassigned.cuh, segmented_sum.cuh): three launches.
 
-    `item` is the C++ class of the lists' items: each `AmbiguousRow` has one place, by the pair of its clusters, and
-    each `Reassignment` two, which `places` is memory for.
+    Parameters
+    ----------
+    data : DeviceData
+    k : int
+    digits : {2, 3}
+        Limbs of the fixed-point sums.
+    item : {"AmbiguousRow", "Reassignment"}
+        C++ class of the items of the lists. An `AmbiguousRow` is sorted once, by the pair of its clusters. A
+        `Reassignment` is sorted twice, by the cluster that it leaves and the one that it joins.
+    lists : int
+        Number of lists.
+    places : array
+        Memory for the sorted row indices, `PLACE_BYTES` each.
     """
 
     def __init__(self, data: DeviceData, k: int, digits: int, item: str, lists: int, places: Any) -> None:
@@ -44,9 +56,9 @@ class SegmentedSum:
         self._segments = structure(SEGMENTS, k=k, bits=bits)
         self._machine, xp = data.machine, data.xp
         self._counts, self._begins = xp.zeros(number, np.uint32), xp.empty(number, np.uint32)
-        # Blocks that arrived; places in all segments.
+        # Number of blocks that arrived; number of sorted row indices.
         self._arrived, self._all = xp.zeros(1, np.uint32), xp.empty(1, np.uint32)
-        self._list_grid = grid_of_lists(data.gpu.multiprocessors, lists, _LIST_BLOCKS)
+        self._list_grid = grid_of_lists(data.gpu.multiprocessors, lists, _SORT_BLOCKS)
         X, weighted = data.rows_on_gpu, data.sample_weight is not None
         plan = segments_plan(X.itemsize, data.n_features, address(X), digits, weighted=weighted)
         self._add_grid = (data.gpu.multiprocessors * plan.blocks,)
@@ -56,7 +68,7 @@ class SegmentedSum:
         (self._add,) = load_kernels(data.machine, "update/segmented_sum.cuh", add)
 
     def bind(self, buffers: IterationBuffers, lists: Any) -> list[Launch]:
-        """Return the launches that move the rows of `lists`, a `LISTS`."""
+        """Return the launches that update the sums by the reassigned rows of `lists`, a `LISTS`."""
         segments, stopped, bind = self._segments, buffers.stopped, self._machine.bind
         state = self._counts, self._begins, self._arrived, self._all
         counted = buffers.labels, *state, buffers.n_reassigned, stopped
@@ -64,19 +76,29 @@ class SegmentedSum:
         sorted_rows = segments, self._places, self._begins, self._all
         added = buffers.rows, buffers.scales, *sorted_rows, buffers.sums, stopped
         return [
-            bind(self._count, self._list_grid, (_LIST_THREADS,), (lists, segments, *counted)),
-            bind(self._sort, self._list_grid, (_LIST_THREADS,), to_places),
+            bind(self._count, self._list_grid, (_SORT_THREADS,), (lists, segments, *counted)),
+            bind(self._sort, self._list_grid, (_SORT_THREADS,), to_places),
             bind(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
         ]
 
 
 class ScatterAdd:
-    """Moves rows of some lists of `AmbiguousRow` from sum to sum, in one launch; see update/scatter_add.cuh."""
+    """Update of the cluster sums by unsorted reassigned rows, in one launch (update/scatter_add.cuh).
+
+    Parameters
+    ----------
+    data : DeviceData
+    k : int
+    sums : Integers
+        Fixed-point format of the sums.
+    lists : int
+        Number of lists of `AmbiguousRow`.
+    """
 
     def __init__(self, data: DeviceData, k: int, sums: Integers, lists: int) -> None:
         self._machine = data.machine
         columns, chunks = columns_of_block(data.n_features, k, sums.digits)
-        parts = -(-data.gpu.multiprocessors * _MOVE_BLOCKS // (lists * chunks))
+        parts = -(-data.gpu.multiprocessors * _SCATTER_BLOCKS // (lists * chunks))
         self._grid = lists, max(1, parts), chunks
         self._sizes = np.int32(k), np.int32(columns), np.int32(log2_lanes(min(data.n_features, columns)))
         self._shared_bytes = sums.shared_bytes
@@ -86,7 +108,10 @@ class ScatterAdd:
         self._scatter_add.max_dynamic_shared_size_bytes = self._shared_bytes
 
     def bind(self, buffers: IterationBuffers, lists: Any) -> Launch:
-        """Return the launch that moves the rows of `lists`: entries, the length of each list, and the room of one."""
+        """Return the launch that updates the sums by the reassigned rows of `lists`.
+
+        `lists` is (entries, lengths, capacity): all lists, the length of each, and the capacity of one.
+        """
         state = buffers.labels, buffers.sums, buffers.n_reassigned, buffers.stopped
         arguments = buffers.rows, buffers.scales, *self._sizes, *lists, *state
-        return self._machine.bind(self._scatter_add, self._grid, (_MOVE_THREADS,), arguments, self._shared_bytes)
+        return self._machine.bind(self._scatter_add, self._grid, (_SCATTER_THREADS,), arguments, self._shared_bytes)

@@ -1,4 +1,4 @@
-"""The next centers, from the sums of an assignment, in host memory."""
+"""New centers on the host: the means of the clusters, from the sums of an assignment."""
 
 import numpy as np
 
@@ -10,9 +10,23 @@ __all__ = ["next_centers"]
 
 
 def next_centers(data: Data, found: Assignment, centers: np.ndarray) -> np.ndarray:
-    """Return the means of the clusters that `centers` (k, d) gave, of norm 1 where the metric is the cosine."""
+    """Compute the new centers after an assignment.
+
+    Parameters
+    ----------
+    data : Data
+    found : Assignment
+        The assignment to `centers`, with sums.
+    centers : numpy.ndarray of shape (k, d)
+
+    Returns
+    -------
+    numpy.ndarray of shape (k, d)
+        The cluster means in the working dtype, normalised for the cosine metric. An empty cluster gets the mean of the
+        heaviest one.
+    """
     means = found.means()
     if data.spherical:
-        # Samples that cancel out have no direction in common: their center stays.
+        # A mean of zero has no direction: the old center remains.
         means = unit(np.where(means.any(axis=1, keepdims=True), means, centers))
     return means.astype(data.dtype)

@@ -1,4 +1,4 @@
-"""The update of sums and centers, from sizes alone; and structures shared with C++."""
+"""Plan of the update of cluster sums from sizes (pure), and structures shared with C++."""
 
 from dataclasses import dataclass
 
@@ -23,17 +23,20 @@ __all__ = [
     "sorts_rows",
 ]
 
-#: Features from which on rows of few clusters are always sorted to be moved: scatter_add.cuh would clear and flush more
-#: than it adds. Of fewer, the elements of changing rows from which on sorting saves more than its two launches more
-#: cost, by measurement (docs/notes/lloyd.md).
+#: For small k, reassigned rows are always sorted from this d on: scatter_add.cuh would clear and flush more sums than
+#: it adds. For smaller d they are sorted from this many elements on, where sorting was measured to save more than its
+#: two additional launches cost (docs/notes/lloyd.md).
 LARGE_D, LEAST_SORTED = 1024, 2**26
-#: Rows that can be sorted where each has two places, which are counted by 32 bits (update/sort_reassigned.cuh).
+#: Most samples for which reassigned rows can be sorted: two 32-bit positions per row (update/sort_reassigned.cuh).
 MOST_PLACED = 2**31 - 1024
+#: The C++ class `Outcome` of update/centers.cuh, as a NumPy structure.
 OUTCOME = np.dtype(
     [("stop", "i4"), ("empty", "i4"), ("n_reassigned", "u4"), ("padding", "i4"), ("shift", "f8"), ("potential", "f8")]
 )
+#: The C++ classes `Lists` and `Segments` of update/sort_reassigned.cuh, as NumPy structures.
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
+#: The C++ classes `HalfCenters` and `UpdateCenters` of update/centers.cuh, as NumPy structures.
 HALF_CENTERS = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second")]])
 UPDATE_CENTERS = np.dtype(
     [
@@ -46,24 +49,24 @@ UPDATE_CENTERS = np.dtype(
     + [(name, "f4") for name in ("scale", "norm_limit", "of_norm", "of_lost")]
     + [("lets_begin", "i4")]
 )
-#: Bytes of a place.
+#: Bytes of a sorted row index.
 PLACE_BYTES = 4
 
 
 @dataclass(frozen=True)
 class SegmentsPlan:
-    """How update/segmented_sum.cuh adds up rows: its template arguments.
+    """Template arguments of update/segmented_sum.cuh.
 
     Attributes
     ----------
     vector : int
-        Elements of a row that a lane takes by one load; 0 where rows do not begin so.
+        Elements per load of a lane; 0 if rows are not aligned whole vectors.
     lanes : int
         Lanes that share a row.
     together : int
-        Rows that a lane asks for together.
+        Rows that a lane loads together.
     blocks : int
-        Blocks of a multiprocessor.
+        Blocks per multiprocessor.
     """
 
     vector: int
@@ -78,16 +81,33 @@ class SegmentsPlan:
 
 
 def segments_plan(itemsize: int, d: int, address: int, digits: int, *, weighted: bool) -> SegmentsPlan:
-    """Choose how rows of `d` elements, the first at an address, are added up; measured in docs/notes/lloyd.md."""
+    """Plan the segmented sum of reassigned rows; docs/notes/lloyd.md has the measurements.
+
+    Parameters
+    ----------
+    itemsize : int
+        Bytes of an element of X.
+    d : int
+    address : int
+        Device address of X.
+    digits : {2, 3}
+        Limbs of the fixed-point sums.
+    weighted : bool
+        Whether samples have weights.
+
+    Returns
+    -------
+    SegmentsPlan
+    """
     vector = vector_of(itemsize)
     lanes = 1 << log2_lanes(-(-d // vector))
     whole = d % vector == 0 and address % (vector * itemsize) == 0
     many = itemsize == 2 and digits == NARROW and not weighted and whole and lanes == 32
-    # A warp has 32 places at hand.
+    # A warp loads 32 sorted row indices at a time.
     together = min(lanes, 2 if weighted else 8 if many else 4)
     return SegmentsPlan(vector if whole else 0, lanes, together, 3 if many else 2)
 
 
 def sorts_rows(changing: int, d: int) -> bool:
-    """Tell whether so many rows that change are sorted by the pair of their clusters, where there are few clusters."""
+    """Tell whether, for small k, `changing` reassigned rows of d features are sorted before they update the sums."""
     return d >= LARGE_D or changing * d >= LEAST_SORTED

@@ -1,4 +1,4 @@
-"""Exact sums compared on a GPU: the kernel's own source on the CPU, and the verdicts that come of what it lists."""
+"""Exact sums compared on a GPU: the launchers on a `HostMachine`, and the verdicts that follow."""
 
 import gc
 import weakref
@@ -6,7 +6,7 @@ import weakref
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda import mismatches as emulated
+from host_cuda.machine import HostMachine
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -17,8 +17,7 @@ from tsapps.apps.abft.at_rest.gpu import compare as exact_gpu
 from tsapps.apps.abft.at_rest.gpu import encode as checksums_gpu
 from tsapps.apps.abft.at_rest.interleave import ROWS
 from tsapps.apps.abft.at_rest.sidecar import read_sidecar, write_sidecar
-from tsapps.apps.abft.at_rest.source import as_source
-from tsapps.apps.abft.at_rest.verify import encode, sums_of, verify
+from tsapps.apps.abft.at_rest.verify import encode, verify
 
 
 def test_by_hand():
@@ -26,7 +25,7 @@ def test_by_hand():
     expected = np.arange(2 * SUMS * 3, dtype=np.uint64).reshape(2, SUMS, 3)
     found = expected.copy()
     found[0, 4, 1], found[1, 0, 2] = 1000, 2000
-    blocks, sums = emulated.mismatches(found, expected)
+    blocks, sums = exact_gpu.mismatches(HostMachine(), found, expected)
     assert blocks.tolist() == [1, 5]
     assert sums.tolist() == [[1, 4, 7, 10, 1000], [2000, 20, 23, 26, 29]]
 
@@ -47,7 +46,7 @@ def test_blocks_that_differ_are_listed_once(stripes, width, share, seed):
     changes = wrong[:, None] & (np.arange(SUMS)[:, None] == which[:, None])
     found = np.where(changes, expected ^ (np.uint64(1) << bits[:, None]), expected)
     with harness.schedule(seed=seed):
-        blocks, sums = emulated.mismatches(found, expected)
+        blocks, sums = exact_gpu.mismatches(HostMachine(), found, expected)
     np.testing.assert_array_equal(blocks, np.flatnonzero(wrong))
     np.testing.assert_array_equal(sums, found.transpose(0, 2, 1)[wrong])
 
@@ -57,8 +56,8 @@ def comparisons(monkeypatch):
     """How many blocks differed, of every comparison."""
     seen, compare = [], exact_gpu.mismatches
 
-    def counted(found, expected):
-        blocks, sums = (emulated.mismatches if isinstance(found, np.ndarray) else compare)(found, expected)
+    def counted(machine, found, expected):
+        blocks, sums = compare(machine, found, expected)
         seen.append(len(blocks))
         return blocks, sums
 
@@ -68,14 +67,12 @@ def comparisons(monkeypatch):
 
 @pytest.fixture
 def as_on_a_gpu(comparisons, monkeypatch):
-    """Return a function that sets how many stripes a piece of the GPU's has; what a GPU does is done by the CPU."""
+    """Return a function that has passes run on a `HostMachine`, in pieces of some stripes."""
+    machine = HostMachine()
 
     def pieces(stripes):
-        def passes(source, device, of, *, code, weights, block, progress):
-            exact = sums_of(as_source(source.array), "exact", 0, 0)["exact"]
-            return ({"exact": exact[i : i + stripes]} for i in range(0, len(exact), stripes))
-
-        monkeypatch.setattr(exact_gpu, "passes_on_gpu", passes)
+        monkeypatch.setattr(exact_gpu, "machine_of", lambda source, device: machine)
+        monkeypatch.setattr(checksums_gpu, "_PIECE_BYTES", 4 * SHAPE[1] * ROWS * stripes)
 
     return pieces
 
@@ -148,7 +145,7 @@ def test_sums_in_host_memory_decide(as_on_a_gpu, monkeypatch, rng):
     sidecar = encode(A, code="exact")
     as_on_a_gpu(3)
 
-    def all_seem_to_differ(found, _):
+    def all_seem_to_differ(machine, found, _):
         blocks = np.arange(found.shape[0] * found.shape[2])
         return blocks, found.transpose(0, 2, 1).reshape(-1, SUMS)
 

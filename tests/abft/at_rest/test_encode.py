@@ -1,13 +1,14 @@
-"""The one-pass kernel: its own source on the CPU, beside the CPU's own sums; what it serves; its machine code."""
+"""The pass that adds up checksums: its launcher on a `HostMachine`, against the CPU; its plans; its machine code."""
 
 import numpy as np
 import pytest
-from host_cuda import checksums, harness
+from host_cuda import harness
+from host_cuda.machine import HostMachine, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.abft.at_rest.float_code import WeightedSums, gamma
-from tsapps.apps.abft.at_rest.gpu.encode import compiled, plans
+from tsapps.apps.abft.at_rest.gpu.encode import add_checksums, compiled, plans
 from tsapps.apps.abft.at_rest.gpu.plan import elements_plan, words_plan
 from tsapps.apps.abft.at_rest.interleave import ROWS, layout
 from tsapps.apps.abft.at_rest.source import as_source
@@ -18,12 +19,20 @@ DTYPES = ["float64", "float32", "float16"]
 SHAPES = [(512, 512), (600, 272), (1100, 704), (513, 136), (1030, 520), (2053, 128), (4100, 40), (300, 4096)]
 
 
+def sums_by(plan, A, multiprocessors):
+    """Return the checksums of a matrix by a plan's kernel on so many blocks."""
+    machine = HostMachine(multiprocessors)
+    tensors = add_checksums(machine, placed(A), plan)
+    assert not machine.counts.any()
+    return tensors
+
+
 def sums_are_as_on_the_cpu(A, code, weights, blocks):
     """Compare every tensor: words exactly, elements within what two orders of additions may differ by."""
     of = layout(A.shape, A.itemsize)
     passes = plans(*A.shape, A.dtype.name, of, code=code, weights=weights, block=ROWS)
     assert passes is not None
-    found = {name: tensor for plan in passes for name, tensor in checksums.run(plan, A, blocks).items()}
+    found = {name: tensor for plan in passes for name, tensor in sums_by(plan, A, blocks).items()}
     expected = sums_of(as_source(A), code, weights, ROWS)
     assert found.keys() == expected.keys()
     if "exact" in found:
@@ -41,7 +50,7 @@ def test_by_hand():
     """Four columns of ones: sums of rows are 4 and 1 + 2 + 3 + 4, those of columns count rows."""
     A = np.ones((600, 4), np.float32)
     (plan,) = (elements_plan(600, 4, "float32", 2, ROWS, None),)
-    found = checksums.run(plan, A, 1)
+    found = sums_by(plan, A, 1)
     np.testing.assert_array_equal(found["rows"], np.broadcast_to([[[4.0], [10.0]]], (1, 2, 600)))
     first, last = ROWS * (ROWS + 1) / 2, 88 * 89 / 2
     np.testing.assert_array_equal(found["columns"][:, :, 0], [[ROWS, first], [88, last]])
@@ -72,7 +81,7 @@ def test_what_is_not_finite_stays_in_its_rows_and_columns(dtype, rng):
     A = rng.standard_normal((700, 520)).astype(dtype)
     A[600, 300], A[40, 515] = np.inf, np.nan
     (plan,) = plans(*A.shape, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS)
-    found = checksums.run(plan, A, 2)
+    found = sums_by(plan, A, 2)
     rows, columns = (np.isfinite(found[name]).all(axis=1) for name in ("rows", "columns"))
     assert np.argwhere(~rows).tolist() == [[0, 600], [1, 40]]
     assert np.argwhere(~columns).tolist() == [[0, 515], [1, 300]]
@@ -105,6 +114,18 @@ def test_what_is_served():
     assert plans(20480, 20480, "int32", square, code="both", weights=2, block=512) is None
     assert plans(20480, 20480, "int32", square, code="exact", weights=0, block=0) is not None
     assert words_plan(layout((1000, 3), 4)) is None  # rows of words that are no multiple of 16 bytes
+
+
+def test_plans_know_the_kernels_sizes():
+    of = layout((4096, 4096), 4)
+    kernels = [elements_plan(4096, 4096, dtype, weights, ROWS, None) for dtype in DTYPES for weights in (1, 2)]
+    parts = ['#include "apps/abft/at_rest/gpu/encode.cuh"', '#include "apps/abft/at_rest/gpu/compare.cuh"']
+    for plan in (*kernels, words_plan(of)):
+        of_plan = plan.kernel.replace("add_checksums", "ChecksumPass")
+        parts.append(f"static_assert({of_plan}::kSharedBytes == {plan.shared_bytes});")
+        parts.append(f"static_assert({of_plan}::kThreads == {plan.threads});")
+    parts.append("static_assert(abft::kCompareThreads == 256);")
+    harness.build("\n".join(parts))
 
 
 @pytest.mark.compile

@@ -26,7 +26,9 @@ def served(monkeypatch):
     """The passes that ran on the GPU."""
     ran = []
     add = gpu_pass.add_checksums
-    monkeypatch.setattr(gpu_pass, "add_checksums", lambda array, plan: ran.append(plan) or add(array, plan))
+    monkeypatch.setattr(
+        gpu_pass, "add_checksums", lambda machine, array, plan: ran.append(plan) or add(machine, array, plan)
+    )
     return ran
 
 

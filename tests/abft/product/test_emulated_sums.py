@@ -1,12 +1,11 @@
-"""Sums of tensor cores, predicted to the bit by the source of locate.cuh and emulated_gemm.cuh, run on the CPU."""
+"""Bit-exact emulation of tensor cores: gpu_sums.py on a `HostMachine`, against references and an H200."""
 
 from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 import pytest
-from host_cuda.checked import predicted
-from host_cuda.tall_skinny import DTYPES
+from protected_products import DTYPES, emulated
 
 from tsapps.kernels.plan.accumulation_order import ORDER
 
@@ -16,12 +15,12 @@ def operands(dtype, m, k, w, rng):
 
 
 def exponent(x, least=-126):
-    """⌊log₂|x|⌋, or the least of its dtype, and what is smaller than any of zero."""
+    """⌊log₂|x|⌋, at least the dtype's smallest; -9999 for zero."""
     return np.where(x != 0, np.maximum(np.frexp(x)[1] - 1, least), -9999)
 
 
 def added_at_once(sums, a, b, least=-126):
-    """What one instruction of the tensor cores adds to sums (rows, w): Σ_i a (rows, n) · b (n, w), as measured."""
+    """sums (rows, w) + Σ_i a (rows, n) · b (n, w) by one tensor-core instruction, as measured."""
     products = a[:, :, np.newaxis] * b
     exponents = exponent(a, least)[:, :, np.newaxis] + exponent(b, least)
     largest = np.maximum(np.where(products != 0, exponents, -9999).max(axis=1), exponent(sums))
@@ -32,7 +31,7 @@ def added_at_once(sums, a, b, least=-126):
 
 
 def parts_of(x):
-    """The two parts of float32 by which it is multiplied, of eleven bits each."""
+    """The two tf32 parts of float32, of eleven bits each."""
     x = x.astype(np.float32)
     first = ((x.view(np.uint32) + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
     second = ((x - first).view(np.uint32) & np.uint32(0xFFFFE000)).view(np.float32)
@@ -45,7 +44,7 @@ def test_sums_of_one_block_against_a_reference(dtype, by_steps):
     k, rng = 70, np.random.default_rng(3)
     A, B = (np.ldexp(x, rng.integers(-6, 3, x.shape)).astype(x.dtype) for x in operands(dtype, 40, k, 5, rng))
     A[:, ::7], B[3] = 0, 0
-    if dtype == "float16":  # below the normal numbers
+    if dtype == "float16":  # denormals
         A[::2, 20:40], B[20:40:3] = A[::2, 20:40] * 2.0**-14, B[20:40:3] * 2.0**-16
     order = np.array((1, 1, 64, 96, k, 1, 1, 1, 4 * (dtype == "float32"), 3, by_steps), ORDER)
     a, b = np.zeros((40, 96)), np.zeros((96, 5))
@@ -67,30 +66,30 @@ def test_sums_of_one_block_against_a_reference(dtype, by_steps):
         for first in range(0, 96, 16):
             at, least = slice(first, first + 16), -14 if dtype == "float16" else -126
             sums = added_at_once(sums, a[:, at], b[at], least)
-    assert (predicted(A, B, dtype, order) == sums).all()
+    assert (emulated(A, B, order) == sums).all()
     assert (sums != a @ b).any()
 
 
 def test_sums_by_hand():
-    """Of 1 and three times 2⁻²⁵ nothing is left of the small ones but what two bits below the last place hold."""
+    """1 + 3 · 2⁻²⁵ keeps only two bits of each product below the last place of the largest."""
     order = np.array((1, 1, 16, 16, 4, 1, 1, 1, 0, 3, 0), ORDER)
     for small, expected in ((2.0**-25, 1.0), (2.0**-24, 1 + 2.0**-23), (2.0**-26, 1.0)):
         A, B = np.array([[1, small, small, small]], np.float32), np.ones((4, 1), np.float32)
         A, B = (X.astype(ml_dtypes.bfloat16) for X in (A, B))
-        assert predicted(A, B, "bfloat16", order) == [[expected]]
-    # Sums of float64 are rounded one by one: 1 + 2⁻⁵³ is 1, and 2⁻⁵³ + 2⁻⁵³ is not.
+        assert emulated(A, B, order) == [[expected]]
+    # float64 sums are rounded after each addition: 1 + 2⁻⁵³ rounds to 1, but 2⁻⁵³ + 2⁻⁵³ is exact.
     order["depth"], order["k"] = 8, 3
     ones = np.ones((3, 1))
-    assert predicted(np.array([[1, 2.0**-53, 2.0**-53]]), ones, "float64", order) == [[1]]
-    assert predicted(np.array([[2.0**-53, 2.0**-53, 1]]), ones, "float64", order) == [[1 + 2.0**-52]]
+    assert emulated(np.array([[1, 2.0**-53, 2.0**-53]]), ones, order) == [[1]]
+    assert emulated(np.array([[2.0**-53, 2.0**-53, 1]]), ones, order) == [[1 + 2.0**-52]]
 
 
 @pytest.mark.parametrize("name", [*DTYPES, "small"])
-def test_sums_that_an_h200_gave(name):
-    """Bits that the tensor cores of an H200 made: of data of wide range, and of float16 below its normal numbers."""
+def test_recorded_sums_of_an_h200(name):
+    """Recorded bits of an H200's tensor cores: data of wide range, and float16 denormals."""
     held = np.load(Path(__file__).with_name("h200_sums.npz"))
     dtype = "float16" if name == "small" else name
     A, B = (held[f"{name}-{side}"].view(DTYPES[dtype]) for side in "AB")
     order, sums = np.array(tuple(held[f"{name}-order"].tolist()), ORDER), held[f"{name}-sums"]
-    assert (predicted(A, B, dtype, order) == sums).all()
+    assert (emulated(A, B, order) == sums).all()
     assert (sums != A.astype(np.float64) @ B.astype(np.float64)).any()

@@ -15,7 +15,7 @@ from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import exact_products
 from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
 from tsapps.apps.abft.product.matmul import ProductFault, _bounds_of, check_product, matmul
-from tsapps.apps.abft.product.rounding_model import Walk
+from tsapps.apps.abft.product.rounding_model import RoundingModel
 from tsapps.apps.abft.product.thresholds import proven
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -24,7 +24,7 @@ SCALE = {"float64": 2.0**-50, "float32": 2.0**-21, "float16": 2.0**-21, "bfloat1
 
 
 def calibrated(dtype, p=1e-9):
-    scale = Scale(Walk(), *[SCALE[dtype]] * 4)
+    scale = Scale(RoundingModel(), *[SCALE[dtype]] * 4)
     return Calibration("cpu", dtype, p, 0.99, (Depth(10_000, 1000, scale, scale, False),))
 
 
@@ -213,7 +213,7 @@ def test_what_has_no_squares_is_not_called_wrong():
     for threshold in thresholds_of("float64"):
         bounds = _bounds_of(*B.shape, "float64", threshold, own=True)
         for C, n_wrong in ((A @ B, 0), ((A @ B) * (1 + 1e-9), 80)):
-            assert sum(len(rows) for rows, *_ in product_cpu.wrong(A, B, C, range(20), bounds)) == n_wrong
+            assert sum(len(rows) for rows, *_ in product_cpu.wrong_elements(A, B, C, range(20), bounds)) == n_wrong
 
 
 @pytest.mark.each_choice
@@ -369,7 +369,7 @@ def test_what_was_not_finite_to_begin_with_is_no_fault():
 
 def test_more_faults_than_are_listed(monkeypatch):
     monkeypatch.setattr(product_cpu, "MOST_LISTED", 7)
-    monkeypatch.setattr(product_cpu, "_JUDGED_BYTES", 8 * (40 + 9) * 10)
+    monkeypatch.setattr(product_cpu, "_LOCATE_BYTES", 8 * (40 + 9) * 10)
     A, B = operands(300, 40, 9, "float64")
     C = A @ B
     C[100:200, 2:5] += 1

@@ -10,14 +10,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 from exhaustive import property_test
-from host_cuda.checked import Check
 from hypothesis import strategies as st
+from protected_products import Check
 
 from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import exact_products, thresholds
 from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
 from tsapps.apps.abft.product.matmul import ProductFault, _bounds_of, check_product, matmul
-from tsapps.apps.abft.product.rounding_model import Walk
+from tsapps.apps.abft.product.rounding_model import RoundingModel
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 #: Bits of a mantissa, and exponents: normal numbers are from 2^least up to below 2^most.
@@ -31,7 +31,7 @@ M, K, W = 6, 12, 9
 
 
 def calibrated(dtype, device="cpu"):
-    scale = Scale(Walk(), *[4 * thresholds.summed_unit(dtype)] * 4)
+    scale = Scale(RoundingModel(), *[4 * thresholds.summed_unit(dtype)] * 4)
     return Calibration(device, dtype, 1e-9, 0.99, (Depth(10_000, 1000, scale, scale, False),))
 
 
@@ -347,9 +347,9 @@ def check_by_kernels(dtype):
 
     def check(A, B, C, threshold):
         bounds = _bounds_of(*B.shape, dtype, threshold, own=False, flushes=True)
-        one = Check(A, B, dtype, bounds)
-        one.compare(C)
-        found, n_wrong = one.locate(C)
+        one = Check(A, B, C, bounds)
+        one.check_rows()
+        found, n_wrong = one.locate()
         return SimpleNamespace(clean=n_wrong == 0, faults=[ProductFault(*each) for each in found])
 
     return check

@@ -1,4 +1,4 @@
-"""Protected products on a GPU, against float64 and the CPU's verdicts."""
+"""Protected products on a GPU, against float64 and the CPU's results."""
 
 from dataclasses import replace
 from unittest.mock import patch
@@ -11,22 +11,24 @@ from oracle import product_tolerance
 
 from bench.abft.campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft.product import calibrate as calibration
-from tsapps.apps.abft.product import exact_products, thresholds
+from tsapps.apps.abft.product import exact_products, gpu_sums, thresholds
+from tsapps.apps.abft.product import gpu as product_gpu
 from tsapps.apps.abft.product.calibrate import calibrate
 from tsapps.apps.abft.product.matmul import check_product, matmul
-from tsapps.apps.abft.product.rounding_model import walks
+from tsapps.apps.abft.product.plan import COUNTS, FLAGGED_ROW
+from tsapps.apps.abft.product.rounding_model import rounding_deviations
 from tsapps.kernels.arrays import device_matrix, gapless
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.matmul import problem_of
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.mma import MmaPlan
+from tsapps.kernels.runtime.machine import cuda_machine
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-product_gpu = pytest.importorskip("tsapps.apps.abft.product.gpu", reason="needs a GPU: CuPy is not installed")
 
 DTYPES = ["float64", "float32", "float16"]
-#: Tall and narrow, which carry their checks; and others, which are checked afterwards.
+#: Tall and narrow products, checked by their own kernel; and others, checked afterwards.
 FUSED = [(20_001, 1, 1), (30_000, 7, 5), (10_000, 64, 64), (5_003, 300, 16), (3_000, 1001, 40), (2_000, 4096, 64)]
 OTHERS = [(5_000, 200, 100), (3, 2000, 5), (64, 5000, 64), (40, 300, 500), (50, 0, 3), (0, 5, 3)]
 
@@ -70,7 +72,7 @@ def test_orders(order, dtype):
 @pytest.mark.parametrize("correct", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", [FUSED[1], FUSED[4], OTHERS[0], OTHERS[1]], ids=str)
-def test_what_was_corrupted_is_found(shape, dtype, correct):
+def test_corrupted_elements_are_found(shape, dtype, correct):
     A, B = operands(*shape, dtype, seed=1)
     m, k, w = shape
     a, b = cupy.asarray(A), cupy.asarray(B)
@@ -136,7 +138,7 @@ def test_calibration(dtype):
         A, B = operands(50_000, 256, 16, dtype, seed=3)
         a, b = cupy.asarray(A), cupy.asarray(B)
         clean = matmul(a, b, threshold=found)
-        # 800,000 elements: fewer than one is expected to be beyond it, and eight are with probability 10⁻⁵.
+        # 800,000 elements: fewer than one is expected to exceed it; eight do with probability 10⁻⁵.
         assert clean.n_faults < 8
         assert clean.suspected < 500
 
@@ -147,22 +149,22 @@ def _of_64():
         return {dtype: calibrate(dtype, 0, p=1e-6) for dtype in thresholds.DTYPES}
 
 
-# --- Sums to the bit --------------------------------------------------------------------------------------------------
+# --- Bit-exact emulation ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", thresholds.DTYPES)
-def test_sums_are_as_predicted(dtype, distribution):
-    """Also where most tiles are shared by two blocks, and where many share one."""
+def test_sums_match_their_emulation(dtype, distribution):
+    """Including products where two blocks share most tiles, and where many share one."""
     rng = np.random.default_rng(8)
     for m, k, w in ((5000, 64, 16), (40_000, 1000, 16), (300, 20_000, 8), (3000, 700, 64)):
         A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
-        sums, predicted = product_gpu.sums(A, B, dtype, 0), product_gpu.predicted(A, B, dtype, 0)
-        assert (sums == predicted).all(), (m, k, w)
+        sums, expected = (by(cuda_machine(0), A, B, dtype) for by in (gpu_sums.sums, gpu_sums.emulated))
+        assert (sums == expected).all(), (m, k, w)
 
 
 def kind(plan):
-    """What makes a plan add in another order."""
+    """The fields of a plan that determine its accumulation order."""
     ways = plan.keep_b, plan.prepare_b, plan.warps_n > 1, plan.warps_k, plan.stride, plan.products, plan.interval
     return (plan.kernel_name, *ways, getattr(plan, "job_pairs", None))
 
@@ -170,7 +172,7 @@ def kind(plan):
 @pytest.mark.parametrize("order", ["CC", "FF"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("m", "k", "w"), [(5000, 33, 16), (5000, 64, 64), (1500, 900, 64), (300, 20_000, 8)])
-def test_every_kind_of_plan_adds_as_predicted(m, k, w, dtype, order):
+def test_every_kind_of_plan_matches_its_emulation(m, k, w, dtype, order):
     A, B = operands(m, k, w, dtype)
     a, b = (
         device_matrix(name, cupy.asarray(X, order=how)) for name, X, how in (("A", A, order[0]), ("B", B, order[1]))
@@ -180,36 +182,38 @@ def test_every_kind_of_plan_adds_as_predicted(m, k, w, dtype, order):
     assert plans
     for plan in plans.values():
         one = replace(plan, store="StorePairs", row_sums=False)
-        sums, predicted = product_gpu.sums_by(one, problem, a, b), product_gpu.predicted_by(one, problem, a, b)
-        assert (sums == predicted).all(), plan
+        given = cuda_machine(0), one, problem, a, b
+        sums, expected = gpu_sums.sums_by(*given), gpu_sums.emulated_by(*given)
+        assert (sums == expected).all(), plan
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_is_off_by_a_bit_is_found_and_repaired(dtype):
+def test_single_bit_errors_are_found_and_repaired(dtype):
     m, k, w = 30_000, 500, 16
     A, B = operands(m, k, w, dtype)
     a, b = (device_matrix(name, cupy.asarray(X)) for name, X in (("A", A), ("B", B)))
     C = cupy.empty((m, w), dtype)
     c = device_matrix("C", C)
-    bounds = thresholds.statistical(k, w, dtype, 1e-6, 1e-9, predicted=True)
-    fused = product_gpu._fused(a.stand_in, b.stand_in, c.stand_in, bounds)
-    memory = fused.check.begin(b)
-    fused.multiply(memory, a, b, c)
+    bounds = thresholds.statistical(k, w, dtype, 1e-6, 1e-9, bit_exact=True)
+    protected = product_gpu._protected(cuda_machine(0), a.stand_in, b.stand_in, c.stand_in, bounds)
+    memory = protected.check.begin(b)
+    protected.multiply(memory, a, b, c)
     clean = C.get()
-    # All rows are suspected, by what is no number.
-    listed = np.empty((m, 2), np.int64)
-    listed[:, 0], listed[:, 1] = np.arange(m), np.float64(np.nan).view("i8")
-    at, n = fused.check._at["suspects"], fused.check.capacity
-    memory[at : at + 16 * n] = cupy.asarray(listed[:n].view(np.uint8).ravel())
-    memory[:8] = cupy.asarray(np.array([n], np.uint64).view(np.uint8))
+    # Flag all rows with a residual of NaN.
+    n = protected.check.capacity
+    rows, counts = np.zeros(n, FLAGGED_ROW), np.zeros(1, COUNTS)
+    rows["row"], rows["residual"], counts["flagged"] = np.arange(n), np.nan, n
+    for name, array in (("rows", rows), ("counts", counts)):
+        at = protected.check.address(memory, name) - memory.data.ptr
+        memory[at : at + array.nbytes] = cupy.asarray(array.view(np.uint8))
     rng = np.random.default_rng(1)
-    struck = rng.choice(n, 500, replace=False), rng.integers(0, w, 500)
+    faults = rng.choice(n, 500, replace=False), rng.integers(0, w, 500)
     corrupted = clean.copy()
-    corrupted[struck] = np.nextafter(clean[struck], np.dtype(dtype).type(6e4))
+    corrupted[faults] = np.nextafter(clean[faults], np.dtype(dtype).type(6e4))
     C[...] = cupy.asarray(corrupted)
-    _, n_wrong, found = fused.check.locate(memory, a, b, c, correct=True)()
+    _, n_wrong, found = protected.check.locate(memory, a, b, c, correct=True)()
     assert n_wrong == 500
-    assert sorted(one[:2] for one in found) == sorted(zip(*(x.tolist() for x in struck), strict=True))
+    assert sorted(one[:2] for one in found) == sorted(zip(*(x.tolist() for x in faults), strict=True))
     np.testing.assert_array_equal(C.get(), clean)
 
 
@@ -219,13 +223,13 @@ def test_every_distribution_of_the_campaign(of_64, dtype, distribution):
     m, k, w = 20_000, 64, 16
     rng = np.random.default_rng(8)
     A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
-    # As others' products are judged; ours by what they are known to come to.
+    # The bounds of other libraries' products; ours are compared with their emulation.
     bounds = of_64[dtype].bounds(k, w, own=False)
     off = abs(calibration.sums_of(A, B, dtype, 0) - exact_products.exact_rows(A, B)[0])
-    allowed = bounds.spread * walks(A, B, bounds.walk)
-    # Of 320,000 a third of one is expected to be beyond it; five are with probability 2·10⁻⁵.
+    allowed = bounds.spread * rounding_deviations(A, B, bounds.model)
+    # Of 320,000 elements, 0.3 are expected to exceed it; five do with probability 2·10⁻⁵.
     assert (off > allowed).sum() < 5
-    # Within twenty times the rounding errors that there are, by their root mean squares; but of 16 bits that cancel, of
-    # which tensor cores lose next to nothing, and another order may.
-    few = A.itemsize == 2 and distribution == "cancelling"
-    assert np.sqrt((allowed**2).mean()) < (200 if few else 20) * np.sqrt((off**2).mean())
+    # Within twenty times the actual errors (root mean squares). Exception: of cancelling 16-bit data, tensor cores lose
+    # next to nothing, and another order may lose more.
+    loses_little = A.itemsize == 2 and distribution == "cancelling"
+    assert np.sqrt((allowed**2).mean()) < (200 if loses_little else 20) * np.sqrt((off**2).mean())

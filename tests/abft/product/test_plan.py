@@ -1,4 +1,4 @@
-"""How protected products are planned, and what the compiler makes of them."""
+"""Plans of protected products, and the registers and spills of their compiled kernels."""
 
 import multiprocessing
 import os
@@ -12,13 +12,13 @@ from host_cuda import harness
 
 from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
-    checked_dtype,
-    checked_epilogue,
     checked_plan,
+    detect_epilogue,
     half_step,
     is_fused,
     measured,
     padded_depth,
+    row_sums_epilogue,
     store_of,
 )
 from tsapps.kernels import gemm
@@ -46,13 +46,13 @@ def problem_of(dtype, k, w, *, along=True, aligned=True, c="packed"):
     ("m", "k", "w", "fused"),
     [(65, 1, 1, True), (10**6, 4096, 64, True), (64, 100, 8, False), (10**6, 10, 65, False), (100, 0, 3, False)],
 )
-def test_products_that_carry_their_checks(m, k, w, fused):
+def test_products_checked_by_their_own_kernel(m, k, w, fused):
     assert is_fused(m, k, w) is fused
     assert not is_fused(m, k, 0)
 
 
 def test_weights_by_hand():
-    # N is 16 up to 64 columns, of which there are 16 n; then a power of two for as many.
+    # N is 16 up to 64 columns, which have 16 values of n; then a power of two.
     assert [half_step(w) for w in (1, 64, 65, 128, 129)] == [1 / 32, 1 / 32, 1 / 64, 1 / 64, 1 / 128]
     plan = checked_plan(problem_of("float32", 100, 16), KNOWN["H200"], ())
     assert padded_depth(100, plan) == -(-100 // plan.depth) * plan.depth + 16
@@ -67,14 +67,14 @@ def test_there_is_a_plan(device, name, dtype):
                 problem = problem_of(dtype, k, w, along=along, aligned=aligned)
                 plan = checked_plan(problem, KNOWN[device], tuned_table(name))
                 if plan is None:
-                    # Of which less is kept in shared memory, or by registers: such products are checked afterwards.
+                    # Too large for shared memory or registers: such products are checked afterwards.
                     assert dtype == "float64", (k, w, along, aligned)
                     continue
-                # What the epilogue asks for: that a warp has all columns of its rows, and sums of A's.
+                # The epilogue needs warps with all columns of a row, and checksums of A's rows.
                 assert (plan.warps_n, plan.tile_n, plan.fold, plan.row_sums) == (1, problem.w, 1, True)
 
 
-def test_measured_picks_are_picked():
+def test_tuned_configurations_are_selected():
     device, rows = replace(KNOWN["H200"], name="NVIDIA H200"), measured("NVIDIA H200")
     assert len(rows) > 90
     for row in rows:
@@ -90,12 +90,12 @@ def test_stores():
     assert store_of("float16", 32, "rows") == "tsm2::StorePairs<ptx::Half, float>"
     assert store_of("float64", 16, "columns") == "tsm2::StoreColumns<double, double>"
     assert store_of("float64", 16, "any") == "abft::StoreEach<double, double>"
-    assert checked_epilogue("bfloat16", 3, "any").name == "abft::Checked<float, abft::StoreEach<ptx::Bfloat16, float>>"
-    assert checked_dtype("float32").itemsize == 88
-    assert checked_dtype("float64").itemsize == 104
+    name = "abft::DetectEpilogue<float, abft::StoreEach<ptx::Bfloat16, float>>"
+    assert detect_epilogue("bfloat16", 3, "any").name == name
+    assert row_sums_epilogue("float64").name == "abft::StoreRowSums<double>"
 
 
-#: What the compiler is asked for: columns of A, w, how C lies.
+#: Compiled products: columns of A, w, layout of C.
 COMPILED = [(8, 16, "packed"), (64, 64, "packed"), (1000, 5, "any"), (4096, 16, "packed"), (4096, 56, "packed")]
 COMPILED += [(4096, 64, "columns")]
 
@@ -107,13 +107,13 @@ def test_products_compile_without_spills(arch, dtype):
     device, name = ARCHITECTURES[arch]
     known = replace(KNOWN[device], name=name or device)
     plans = [checked_plan(problem_of(dtype, k, w, c=c), known, tuned_table(name)) for k, w, c in COMPILED]
-    epilogues = [checked_epilogue(dtype, w, c) for _, w, c in COMPILED]
+    epilogues = [detect_epilogue(dtype, w, c) for _, w, c in COMPILED]
     wanted = [(plan, epilogue) for plan, epilogue in zip(plans, epilogues, strict=True) if plan is not None]
     assert len(wanted) >= len(COMPILED) - 1
     compiled = partial(_compiled, arch)
     with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
         for one, used in zip(wanted, pool.map(compiled, wanted), strict=True):
-            # What a lane puts away once a tile does not show.
+            # A spill once per tile is not measurable.
             assert max(used.stack, used.spill_stores, used.spill_loads) <= MOST_SPILLED, one
             assert not used.waits
 
@@ -133,14 +133,14 @@ def test_other_kernels_compile_without_spills(arch):
         wanted.append(("product/locate.cuh", f"locate<{element}, {total}>"))
         wanted += [
             *(
-                ("product/row_checksums.cuh", f"row_checks<{element}, {total}, {how}>")
+                ("product/row_checksums.cuh", f"row_checksums<{element}, {total}, {how}>")
                 for how in ("1, 1", "8, 1", f"8, {vector}")
             ),
-            *(("product/row_checksums.cuh", f"compare<{element}, {total}, {lanes}>") for lanes in (1, 8)),
+            *(("product/row_checksums.cuh", f"check_rows<{element}, {total}, {lanes}>") for lanes in (1, 8)),
         ]
     for file, kernel in wanted:
         name = f"abft::{kernel}"
         used = build((FOLDER / file).read_text(encoding="utf-8"), [name], arch).resources[name]
         assert used.spill_stores == used.spill_loads == 0, kernel
-        # What judges has the sums of a plan's splits there (emulated_gemm.cuh).
+        # locate keeps the sums of a plan's splits on the stack (emulated_gemm.cuh).
         assert used.stack == 0 or "locate" in kernel, kernel

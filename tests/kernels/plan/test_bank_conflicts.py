@@ -5,7 +5,6 @@ from collections import defaultdict
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.tall_skinny import DTYPES
 
 from tsapps.kernels.plan.bank_conflicts import STRIDES, turns
 from tsapps.kernels.plan.mma import ELEMENT, MmaPlan, instantiate
@@ -85,7 +84,7 @@ def test_as_the_kernel_reads(dtype):
     seen = 0
     for i, (_, along, outer, depth, packed, stride) in enumerate(cases):
         # Every element of the tile is its own number; 0 is what was not read.
-        tile = np.arange(1, outer * depth + 1).astype(np.uint16 if size == 2 else DTYPES[dtype])
+        tile = np.arange(1, outer * depth + 1).astype(np.uint16 if size == 2 else dtype)
         out, words = np.zeros((depth, 32, 4, max(4, size)), np.uint8), np.zeros(1, np.int64)
         library.call(f"run_{i}", tile, out, words)
         if words[0] == 0:  # ldmatrix

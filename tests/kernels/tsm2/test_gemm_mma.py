@@ -6,20 +6,18 @@ from functools import cache
 import pytest
 from exhaustive import every
 from host_cuda import harness
-from host_cuda.tall_skinny import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from products import (
     ARITHMETIC,
     RESULTS,
     Case,
+    build_plans_together,
     check,
     check_same_bits,
-    check_sizes,
     check_two_by_two,
-    entry_name,
-    libraries_of,
-    source,
+    sizes_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tsapps.kernels.plan.mma import MmaPlan, instantiate
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
@@ -172,34 +170,35 @@ STORES = {"Store": RESULTS, "StorePairs": ("C", "tall", "padded"), "StoreFolded"
 STORES |= dict.fromkeys(("StoreColumns", "StoreLines"), ("F",))
 
 
-@pytest.fixture(scope="module", name="libraries")
-def _libraries():
-    return libraries()
+@pytest.fixture(scope="module", autouse=True)
+def _build_together():
+    """Every instance that a test here needs; first those that make test needs."""
+    some = [case.instance for case in [*HAND, *CASES[::EVERY], *SCHEDULED[::EVERY]]]
+    build_plans_together([*some, *PLANS, *(case.instance for case in CASES)])
 
 
 @cache
-def libraries():
-    """Every instance that a test here needs; first those that make test needs."""
-    some = [case.instance for case in [*HAND, *CASES[::EVERY], *SCHEDULED[::EVERY]]]
-    return libraries_of([*some, *PLANS, *(case.instance for case in CASES)], source, entry_name)
+def sizes():
+    return sizes_of(case.instance for case in [*HAND, *CASES])
 
 
 # --- Results --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", HAND, ids=str)
-def test_two_by_two_by_hand(libraries, case):
-    check_two_by_two(libraries, case)
+def test_two_by_two_by_hand(case):
+    check_two_by_two(case)
 
 
 @pytest.mark.parametrize("case", every(EVERY, CASES), ids=str)
-def test_against_float64(libraries, case):
-    check(libraries, case)
+def test_against_float64(case):
+    check(case)
 
 
 @pytest.mark.parametrize("case", [*HAND, *every(EVERY, CASES)], ids=str)
-def test_a_plan_knows_the_kernels_own_sizes(libraries, case):
-    check_sizes(libraries, case)
+def test_a_plan_knows_the_kernels_own_sizes(case):
+    plan = case.instance
+    assert sizes()[plan] == [plan.shared_bytes, plan.tile_sums, plan.threads]
 
 
 # --- Properties -----------------------------------------------------------------------------------------------------
@@ -260,18 +259,18 @@ ANY_PRODUCT = {"case": drawn(), "seed": st.integers(0, 2**16), "copies": st.samp
 
 @given(**ANY_PRODUCT)
 @settings(max_examples=40, deadline=None)
-def test_any_sizes_layouts_and_schedule(libraries, **drawn):
-    check_any_product(libraries, **drawn)
+def test_any_sizes_layouts_and_schedule(**drawn):
+    check_any_product(**drawn)
 
 
 @pytest.mark.exhaustive
 @given(**ANY_PRODUCT)
 @settings(max_examples=300, deadline=None)
-def test_many_sizes_layouts_and_schedules(libraries, **drawn):
-    check_any_product(libraries, **drawn)
+def test_many_sizes_layouts_and_schedules(**drawn):
+    check_any_product(**drawn)
 
 
-def check_any_product(libraries, case, seed, copies):
+def check_any_product(case, seed, copies):
     plan, made = case.plan, case.instance
     # The operands lie as the instance needs it: `instantiate` would make the same, or one with larger pieces.
     assert (made.stride, made.a_along, made.b_along) == (plan.stride, plan.a_along, plan.b_along)
@@ -281,32 +280,32 @@ def check_any_product(libraries, case, seed, copies):
         if packed == was_packed:
             assert getattr(made, f"{side}_unit") % getattr(plan, f"{side}_unit") == 0
     with harness.schedule(seed=seed, copies=copies):
-        check(libraries, case, seed, plan)
+        check(case, seed, plan)
 
 
 # --- Schedules ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", every(EVERY, SCHEDULED), ids=str)
-def test_same_bits_in_any_schedule(libraries, case):
-    check_same_bits(libraries, case)
+def test_same_bits_in_any_schedule(case):
+    check_same_bits(case)
 
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("grid", [1, 2, 7, 64])
 @pytest.mark.parametrize("case", every(EVERY, SCHEDULED), ids=str)
-def test_any_number_of_blocks(libraries, case, grid):
-    check(libraries, replace(case, grid=grid))
+def test_any_number_of_blocks(case, grid):
+    check(replace(case, grid=grid))
 
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("grid", [15, 16, 17, 32, 33, 49])
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
-def test_many_blocks_share_a_tile(libraries, dtype, grid):
+def test_many_blocks_share_a_tile(dtype, grid):
     """Their sums are added 16 at a time, then those."""
     two, split = list(tsmttsm(dtype, 3, "FC"))[:2]
-    check(libraries, replace(two, k=50 * two.plan.depth - 1, grid=grid))
-    check(libraries, replace(split, k=33 * split.plan.depth + 1, grid=grid))
+    check(replace(two, k=50 * two.plan.depth - 1, grid=grid))
+    check(replace(split, k=33 * split.plan.depth + 1, grid=grid))
     # Blocks that end one tile and begin the next.
     first = next(tsm2r(dtype, 3, "CC"))
-    check(libraries, replace(first, m=3 * first.plan.tile_m - 5, k=26 * first.plan.depth, grid=grid))
+    check(replace(first, m=3 * first.plan.tile_m - 5, k=26 * first.plan.depth, grid=grid))

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import pytest
 from exhaustive import every
+from faults import fault
 from host_cuda import harness
-from host_cuda.tall_skinny import KERNEL, Case, altered, check, check_in_any_order, entry_name, source
+from products import Case, build_plans_together, check, check_in_any_order
 
 from tsapps.kernels.plan.mma import MmaPlan
 
-OPERAND, STORE, STAGING, SCHEDULER, SIMT = (
-    f"kernels/{name}.cuh"
-    for name in ("tsm2/operand", "tsm2/store", "tsm2/epilogue_staging", "tsm2/tile_scheduler", "device/simt")
+KERNEL, OPERAND, STORE, STAGING, SCHEDULER = (
+    f"kernels/tsm2/{name}.cuh" for name in ("gemm_mma", "operand", "store", "epilogue_staging", "tile_scheduler")
 )
+SIMT = "kernels/device/simt.cuh"
 BARRIER = "__syncthreads();"
 
 # Each has blocks that go through several tiles, edges that are ragged, and warps that share what a barrier guards.
@@ -69,21 +70,26 @@ FAULTS = {
 }
 
 
-def with_fault(header, old, new, occurrence, case):
-    """Return the source of the instance that shows a fault, with it."""
-    return source([case.instance], altered(KERNEL, header, old, new, occurrence))
+def test_a_change_that_changes_nothing_is_refused():
+    source = f'#include "{KERNEL}"\n'
+    assert fault(KERNEL, BARRIER, "// none")(source).count("// none") == 1
+    with pytest.raises(ValueError, match="'no such text' is not in"):
+        fault(KERNEL, "no such text")(source)
+    with pytest.raises(ValueError, match="no header of the kernel"):
+        fault("kernels/tsm2/simt/tsm2l_rows.cuh", BARRIER)(source)
 
 
 @pytest.mark.parametrize("case", every(3, dict.fromkeys(case for *_, case in FAULTS.values())), ids=str)
 def test_without_a_fault_nothing_is_found(case):
-    check_in_any_order(harness.build(source([case.instance])), case)
+    check_in_any_order(case)
 
 
 @pytest.mark.parametrize("name", every(6, FAULTS))
 def test_a_fault_is_found(name):
-    library = harness.build(with_fault(*FAULTS[name]))
+    *change, case = FAULTS[name]
+    edit = fault(*change)
     with pytest.raises((AssertionError, harness.KernelError)):
-        check_in_any_order(library, FAULTS[name][-1])
+        check_in_any_order(case, edit=edit)
 
 
 # --- Out of bounds --------------------------------------------------------------------------------------------------
@@ -110,28 +116,32 @@ OUTSIDE = {
 }
 
 
-def run_in_exact_memory(fault=""):
+def run_in_exact_memory():
     """For a process under AddressSanitizer: operands whose memory ends with their last element."""
-    cases = [OUTSIDE[fault][-1]] if fault else EXACT
-    text = with_fault(*OUTSIDE[fault]) if fault else source(dict.fromkeys(case.instance for case in cases))
-    library = harness.build(text, harness.SANITIZE)
-    for case in cases:
-        check({entry_name(case.instance): library}, case)
+    build_plans_together((case.instance for case in EXACT), len(EXACT))
+    for case in EXACT:
+        check(case, flags=harness.SANITIZE)
 
 
-def sanitized(*arguments):
-    return harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory'](*{arguments!r})")
+def run_with_fault(name):
+    """For a process under AddressSanitizer, which it ends."""
+    *change, case = OUTSIDE[name]
+    check(case, flags=harness.SANITIZE, edit=fault(*change))
+
+
+def sanitized(function, *arguments):
+    return harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})[{function!r}](*{arguments!r})")
 
 
 @pytest.mark.exhaustive
 def test_nothing_is_touched_out_of_bounds():
-    run = sanitized()
+    run = sanitized("run_in_exact_memory")
     assert run.returncode == 0, run.stderr
 
 
 @pytest.mark.parametrize("name", every(2, OUTSIDE))
 def test_out_of_bounds_is_caught(name):
-    run = sanitized(name)
+    run = sanitized("run_with_fault", name)
     assert run.returncode != 0
     assert "heap-buffer-overflow" in run.stderr
     assert "kernels.cuh" in run.stderr, "the place in the source is missing"

@@ -6,25 +6,22 @@ from functools import cache
 import numpy as np
 import pytest
 from exhaustive import every
+from faults import fault
 from host_cuda import harness
-from host_cuda.tall_skinny import (
-    WARPGROUPS,
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from products import (
     Case,
-    altered,
+    build_plans_together,
     check,
     check_in_any_order,
     check_same_bits,
-    check_sizes,
     check_two_by_two,
-    entry_name,
-    launch_product,
-    libraries_of,
     operands,
     placed,
-    source,
+    run,
+    sizes_of,
 )
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.plan.mma import WgmmaPlan
@@ -106,34 +103,35 @@ EVERY = 11
 SOME = CASES[::EVERY]
 
 
-@pytest.fixture(scope="module", name="libraries")
-def _libraries():
-    return libraries()
+@pytest.fixture(scope="module", autouse=True)
+def _build_together():
+    """Every instance that a test here needs; first those that make test needs."""
+    some = [case.instance for case in [*HAND, *SOME, *SCHEDULED[::EVERY]]]
+    build_plans_together([*some, *(case.instance for case in CASES)])
 
 
 @cache
-def libraries():
-    """Every instance that a test here needs; first those that make test needs."""
-    some = [case.instance for case in [*HAND, *SOME, *SCHEDULED[::EVERY]]]
-    return libraries_of([*some, *(case.instance for case in CASES)], source, entry_name)
+def sizes():
+    return sizes_of(case.instance for case in [*HAND, *CASES])
 
 
 # --- Results --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", HAND, ids=str)
-def test_two_by_two_by_hand(libraries, case):
-    check_two_by_two(libraries, case)
+def test_two_by_two_by_hand(case):
+    check_two_by_two(case)
 
 
 @pytest.mark.parametrize("case", every(EVERY, CASES), ids=str)
-def test_against_float64(libraries, case):
-    check(libraries, case)
+def test_against_float64(case):
+    check(case)
 
 
 @pytest.mark.parametrize("case", [*HAND, *every(EVERY, CASES)], ids=str)
-def test_a_plan_knows_the_kernels_own_sizes(libraries, case):
-    check_sizes(libraries, case)
+def test_a_plan_knows_the_kernels_own_sizes(case):
+    plan = case.instance
+    assert sizes()[plan] == [plan.shared_bytes, plan.tile_sums, plan.threads]
 
 
 def any_product_of(cases):
@@ -148,7 +146,7 @@ def any_product_of(cases):
     }
 
 
-def check_any_product(libraries, case, m, k, grid, seed, copies):
+def check_any_product(case, m, k, grid, seed, copies):
     # A TSMTTSM's m is the tile's. Gaps leave every line where the instance needs it.
     m, k = case.m if case.m <= 64 else m, min(k, case.plan.depth) if case.plan.keep_b else k
     instance, multiple = case.instance, 16 // ITEMSIZE[case.plan.dtype]
@@ -156,43 +154,43 @@ def check_any_product(libraries, case, m, k, grid, seed, copies):
     packed = instance.a_packed, instance.b_packed
     pads = tuple(0 if gapless else -length % multiple for length, gapless in zip(lengths, packed, strict=True))
     with harness.schedule(seed=seed, copies=copies):
-        check(libraries, replace(case, m=m, k=k, pads=pads, grid=grid), seed, instance)
+        check(replace(case, m=m, k=k, pads=pads, grid=grid), seed, instance)
 
 
 @given(**any_product_of(SOME))
 @settings(max_examples=30, deadline=None)
-def test_any_sizes_and_schedule(libraries, **drawn):
-    check_any_product(libraries, **drawn)
+def test_any_sizes_and_schedule(**drawn):
+    check_any_product(**drawn)
 
 
 @pytest.mark.exhaustive
 @given(**any_product_of(CASES))
 @settings(max_examples=100, deadline=None)
-def test_many_sizes_and_schedules(libraries, **drawn):
-    check_any_product(libraries, **drawn)
+def test_many_sizes_and_schedules(**drawn):
+    check_any_product(**drawn)
 
 
 # --- Schedules ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("case", every(EVERY, SCHEDULED), ids=str)
-def test_same_bits_in_any_schedule(libraries, case):
-    check_same_bits(libraries, case)
+def test_same_bits_in_any_schedule(case):
+    check_same_bits(case)
 
 
 @pytest.mark.parametrize("grid", [1, 2, 16, 64])
 @pytest.mark.parametrize("case", every(EVERY, SCHEDULED), ids=str)
-def test_any_number_of_blocks(libraries, case, grid):
-    check(libraries, replace(case, grid=grid))
+def test_any_number_of_blocks(case, grid):
+    check(replace(case, grid=grid))
 
 
-def test_float32_is_as_exact_as_sums_of_float32(libraries):
+def test_float32_is_as_exact_as_sums_of_float32():
     """Three products of tf32: what they leave out is a few roundings of float32, with cancellation or without."""
     case = next(iter(cases_of("float32", "CC")))
     A, B = operands(case)
     for left, right in ((A, B), (abs(A), abs(B))):
         C = np.full((case.m, case.w), np.nan, np.float32)
-        launch_product(libraries, case, placed(left, "C"), placed(right, "C"), C)
+        run(case, placed(left, "C"), placed(right, "C"), C)
         exact, magnitude = left.astype("f8") @ right.astype("f8"), abs(left).astype("f8") @ abs(right).astype("f8")
         plain = abs((left @ right).astype("f8") - exact) / magnitude
         assert (abs(C - exact) / magnitude).max() <= 2 * max(plain.max(), 2.0**-24)
@@ -200,7 +198,7 @@ def test_float32_is_as_exact_as_sums_of_float32(libraries):
 
 # --- Faults ---------------------------------------------------------------------------------------------------------
 
-FRAGMENTS, LOADER = "kernels/tsm2/fragments.cuh", "kernels/tsm2/wgmma_producer.cuh"
+WARPGROUPS, FRAGMENTS, LOADER = (f"kernels/tsm2/{name}.cuh" for name in ("gemm_wgmma", "fragments", "wgmma_producer"))
 STREAM = Case(plan("float32", 128, 24, 2, stages=4), 300, 411, 24, pads=(1, 0), C="tall", grid=4)
 SHARED = replace(STREAM, m=800, grid=12)
 SPLIT = Case(plan("float32", 64, 24, 1, splits=2, line_bytes=256), 64, 2000, 24, grid=3)
@@ -289,15 +287,15 @@ FAULTS = {
 
 @pytest.mark.parametrize("case", [STREAM, SHARED, SPLIT, STORED], ids=["stream", "shared", "split", "stored"])
 def test_without_a_fault_nothing_is_found(case):
-    check_in_any_order(harness.build(source([case.instance])), case)
+    check_in_any_order(case)
 
 
 @pytest.mark.parametrize("name", every(4, FAULTS))
 def test_a_fault_is_found(name):
     *change, case = FAULTS[name]
-    library = harness.build(source([case.instance], altered(WARPGROUPS, *change)))
+    edit = fault(*change)
     with pytest.raises((AssertionError, harness.KernelError)):
-        check_in_any_order(library, case)
+        check_in_any_order(case, edit=edit)
 
 
 # --- Out of bounds --------------------------------------------------------------------------------------------------
@@ -306,15 +304,15 @@ def test_a_fault_is_found(name):
 def run_in_exact_memory():
     """For a process under AddressSanitizer: operands whose memory ends with their last element."""
     cases = [replace(STREAM, C="C"), STORED, *cases_of("float16", "CF")]
-    library = harness.build(source([case.instance for case in cases]), harness.SANITIZE)
+    build_plans_together((case.instance for case in cases), len(cases))
     for case in cases:
-        check({entry_name(case.instance): library}, case)
+        check(case, flags=harness.SANITIZE)
 
 
 @pytest.mark.exhaustive
 def test_nothing_is_touched_out_of_bounds():
-    run = harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory']()")
-    assert run.returncode == 0, run.stderr
+    ended = harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory']()")
+    assert ended.returncode == 0, ended.stderr
 
 
 # --- Compiled -------------------------------------------------------------------------------------------------------

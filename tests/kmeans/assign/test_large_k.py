@@ -1,4 +1,4 @@
-"""The fused engine's kernels for many clusters, their own source run on the CPU."""
+"""Steps for large k on a HostMachine: labels against float64, sums against integers; plans of the streamed product."""
 
 from dataclasses import replace
 
@@ -6,14 +6,28 @@ import numpy as np
 import pytest
 from exhaustive import every, property_test
 from host_cuda import harness
-from host_cuda.fused_kmeans import BLOCKS, KINDS, blobs
-from host_cuda.many_kmeans import IterationsOfMany
-from host_cuda.tall_skinny import DTYPES
 from hypothesis import strategies as st
+from kmeans.host_steps import (
+    DTYPES,
+    FAR_KINDS,
+    KINDS,
+    assert_iterated,
+    assert_right,
+    assign_placed,
+    away_of,
+    blobs,
+    centered,
+    data_on_host,
+    float16_scores,
+    iterate_once,
+    place,
+)
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, stream_plan
+from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.kernels.gpu_specs import KNOWN
 
+BLOCKS = 3
 H200 = KNOWN["H200"]
 #: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by.
 STAYS, STAYS_IN_PARTS, STREAMS = (
@@ -24,6 +38,29 @@ STAYS, STAYS_IN_PARTS, STREAMS = (
 PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
 
 
+def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle=None):
+    """Return a step with no sample in any cluster."""
+    data = data_on_host(X, kind, weights, mean, middle=middle, multiprocessors=BLOCKS)
+    step = LargeKStep(data, plan, k, certifies=certifies)
+    step.reset()
+    return step
+
+
+def candidates(step):
+    """Return how many candidates each ambiguous row has, or 0 for all centers, before they are rescored."""
+    lengths = step._lengths
+    ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, 8)
+    assert (lengths <= ambiguous.shape[1]).all()
+    return np.concatenate([some[:count, 2] % 2**16 for some, (_, count) in zip(ambiguous, lengths, strict=True)])
+
+
+def assign(step, centers):
+    """Assign samples to centers; return the `candidates` of ambiguous rows and the number of reassigned rows."""
+    found = assign_placed(step, place(step, centers), candidates)
+    assert (step._lengths <= step._capacity).all()
+    return found
+
+
 def test_by_hand():
     """Center j at j, on a line: a sample goes to the integer next to it, and of two as near to the lower."""
     k = 300
@@ -31,83 +68,86 @@ def test_by_hand():
     centers[:, 1] = np.arange(k)
     X[:, 1] = np.arange(700) % k + np.where(np.arange(700) % 2, 0.25, -0.25)
     X[699, 1] = 41.5
-    of = IterationsOfMany(X, k, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
-    _, n_reassigned = of.iterate(centers)
+    step = step_of(X, k, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
+    _, n_reassigned = assign(step, centers)
     assert n_reassigned == 700
     expected = np.arange(700) % k
     expected[699] = 41
-    assert of.labels.tolist() == expected.tolist()
-    assert (of.sums[:, 3] == np.bincount(expected, minlength=k) * of.scales[3]).all()
-    assert of.sums[0, 1] / of.scales[1] == -0.75  # samples 0, 300 and 600
-    assert of.iterate(centers)[1] == 0
+    assert step.labels.tolist() == expected.tolist()
+    sums, scales = step.buffers.sums, step.buffers.scales
+    assert (sums[:, 3] == np.bincount(expected, minlength=k) * scales[3]).all()
+    assert sums[0, 1] / scales[1] == -0.75  # samples 0, 300 and 600
+    assert assign(step, centers)[1] == 0
 
 
-def test_without_a_proof_by_hand():
-    # As in test_fused_kernels.py; the other centers lie on a circle about the line.
-    k, angles = 150, np.linspace(0, 6, 148)
+def test_without_certification_by_hand():
+    # As in test_small_k.py; float16 holds the other centers, so that the bound is of what it loses of rows.
+    k = 150
     centers = np.zeros((k, 3))
     centers[:2, 0] = 1.6 * 2**-10, 2
-    centers[2:, 1:] = 3 * np.transpose([np.cos(angles), np.sin(angles)])
+    centers[2:, 1:] = np.transpose(np.divmod(np.arange(148) + 72, 12)) / 8
     X = np.array([[1 + 0.7 * 2**-10, 0, 0], [0, 0, 0], [2, 0, 0], centers[70]])
-    of = IterationsOfMany(X, k, KINDS[2], StreamPlan(1, 1, 2, 3, 2))
-    of.iterate(centers)
-    assert of.labels.tolist() == [0, 0, 1, 70]
-    of.prove_nothing()
-    ambiguous, n_reassigned = of.iterate(centers)
-    assert (ambiguous, n_reassigned, of.labels.tolist()) == (0, 1, [1, 0, 1, 70])
+    certified, step = (
+        step_of(X, k, KINDS[2], StreamPlan(1, 1, 2, 3, 2), certifies=certifies) for certifies in (True, False)
+    )
+    assign(certified, centers)
+    assert certified.labels.tolist() == [0, 0, 1, 70]
+    step.labels[:], step.buffers.sums[:] = certified.labels, certified.buffers.sums
+    ambiguous, n_reassigned = assign(step, centers)
+    assert (len(ambiguous), n_reassigned, step.labels.tolist()) == (0, 1, [1, 0, 1, 70])
 
 
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
-def test_without_a_proof_labels_are_the_best_float16_scores(d, plan, rng):
+def test_without_certification_labels_are_the_best_float16_scores(d, plan, rng):
     n, k = 500, 200
     X, centers = blobs(n, d, k, rng, apart=0.7)
-    of = IterationsOfMany(X, k, KINDS[0], plan, mean=X.mean(axis=0))
-    of.prove_nothing()
+    step = step_of(X, k, KINDS[0], plan, mean=X.mean(axis=0), certifies=False)
     centers = centers - X.mean(axis=0)
-    ambiguous, _ = of.iterate(centers)
-    assert ambiguous < 10
-    scores = of.float16_scores(centers)
-    lost = scores.max(axis=1) - scores[np.arange(n), of.labels]
+    ambiguous, _ = assign(step, centers)
+    assert len(ambiguous) < 10
+    scores = float16_scores(step, centers)
+    lost = scores.max(axis=1) - scores[np.arange(n), step.labels]
     assert lost.max() <= (d + 2) * 2**-23 * abs(scores).max()
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
+@pytest.mark.parametrize("kind", [*KINDS, *FAR_KINDS], ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
 def test_labels_and_sums(d, plan, kind, rng):
-    n, k = 500, 200
+    n, k, away = 500, 200, away_of(kind)
     X, centers = blobs(n, d, k, rng, apart=0.7)
     weights = rng.random(n) * 3 if kind[2] else None
-    X = X.astype(DTYPES[kind[0]]).astype(np.float64)
-    of = IterationsOfMany(X, k, kind, plan, weights, X.mean(axis=0))
-    centers = centers - X.mean(axis=0)
+    X = (X + away).astype(DTYPES[kind[0]]).astype(np.float64)
+    step = step_of(X, k, kind, plan, weights, X.mean(axis=0))
+    assert step.data.shift.any() or not away
+    centers = centers + away - step.data.shift
     for scale in (0, 0.05, 0.5):
         now = centers + scale * rng.standard_normal(centers.shape)
-        before = of.labels.copy()
-        ambiguous, n_reassigned = of.iterate(now)
-        of.assert_right(now)
-        assert n_reassigned == np.count_nonzero(before != of.labels)
-        assert ambiguous <= n // 4
+        before = step.labels.copy()
+        ambiguous, n_reassigned = assign(step, now)
+        assert_right(step, now)
+        assert n_reassigned == np.count_nonzero(before != step.labels)
+        assert len(ambiguous) <= n // 4
 
 
 @pytest.mark.parametrize(
-    ("equal", "step"),
+    ("equal", "stride"),
     every(3, [(2, 1), (11, 1), (200, 1), (12, 1), (2, 128), (3, 128), (4, 128), (12, 128)], unpacked=True),
 )
-def test_ties(equal, step, rng):
+def test_ties(equal, stride, rng):
     """Centers that are the same, next to each other and 128 apart, where one lane has all of them: the lowest wins."""
-    k = max(200, step * (equal - 1) + 40)
+    k = max(200, stride * (equal - 1) + 40)
     d, plan = STAYS
     X, centers = blobs(150, d, k, rng, apart=0.5)
-    places = np.arange(equal) * step
+    places = np.arange(equal) * stride
     X[:100] = centers[places[-1]] + 0.1 * rng.standard_normal((100, d))
     centers[places] = centers[places[-1]]
-    of = IterationsOfMany(X, k, KINDS[0], plan)
-    of.iterate(centers)
-    of.assert_right(centers)
-    assert (of.labels[:100] == 0).all()
-    known = of.candidates[: np.count_nonzero(of.candidates == equal)]
-    assert len(known) >= 100 if equal <= (11 if step == 1 else 3) else (of.candidates == 0).sum() >= 100
+    step = step_of(X, k, KINDS[0], plan)
+    ambiguous, _ = assign(step, centers)
+    assert_right(step, centers)
+    assert (step.labels[:100] == 0).all()
+    listed = equal if equal <= (11 if stride == 1 else 3) else 0
+    assert np.count_nonzero(ambiguous == listed) >= 100
 
 
 def test_what_float16_cannot_hold(rng):
@@ -118,9 +158,10 @@ def test_what_float16_cannot_hold(rng):
     X[40:80] = X[40]
     X[80:90] = (centers[0] + centers[149]) / 2
     centers[100] *= 1e7  # far away
-    of = IterationsOfMany(X, 150, KINDS[3], plan)
-    of.iterate(centers)
-    of.assert_right(centers)
+    # Scaled by what most rows are like.
+    step = step_of(X, 150, KINDS[3], plan, middle=float(np.sqrt((X[90:] ** 2).mean())))
+    assign(step, centers)
+    assert_right(step, centers)
 
 
 def test_scores_below_zero(rng):
@@ -128,11 +169,11 @@ def test_scores_below_zero(rng):
     d, plan = STAYS
     centers = rng.standard_normal((150, d))
     X = 0.3 * rng.standard_normal((300, d)) + 0.2 * centers[rng.integers(0, 150, 300)]
-    of = IterationsOfMany(X, 150, KINDS[0], plan)
-    ambiguous, _ = of.iterate(centers)
-    assert (of.float16_scores(centers).max(axis=1) < 0).mean() > 0.9
-    assert ambiguous <= 30
-    of.assert_right(centers)
+    step = step_of(X, 150, KINDS[0], plan)
+    ambiguous, _ = assign(step, centers)
+    assert (float16_scores(step, centers).max(axis=1) < 0).mean() > 0.9
+    assert len(ambiguous) <= 30
+    assert_right(step, centers)
 
 
 @pytest.mark.parametrize("largest", every(2, [22_820, 22_840, 22_900, 32_000]))
@@ -145,12 +186,13 @@ def test_centers_so_large_that_scores_are_too(largest, rng):
     centers[[0, 130]] = 0
     centers[0, 0] = centers[130, 1] = 700
     centers[199] = np.append([0, 0], np.full(d - 2, largest / np.sqrt(d - 2)))
-    of = IterationsOfMany(X, k, KINDS[0], StreamPlan(4, 1, 2, 3, 2))
-    of.iterate(centers / of.scale)
-    of.assert_right((centers / of.scale).astype(np.float32))
+    step = step_of(X, k, KINDS[0], StreamPlan(4, 1, 2, 3, 2))
+    centers = (centers / step.half_copy.scale).astype(np.float32)
+    assign(step, centers)
+    assert_right(step, centers)
 
 
-def test_without_a_proof_scores_below_zero(rng):
+def test_without_certification_scores_below_zero(rng):
     """Samples on the other side of all centers: no score is above zero, and few are compared with all centers."""
     d, k = 50, 200
     X = rng.standard_normal((400, d))
@@ -159,20 +201,19 @@ def test_without_a_proof_scores_below_zero(rng):
     centers[:, 0] += 20
     plan = stream_plan(d, k, H200, certifies=False)
     assert not plan.levels
-    of = IterationsOfMany(X, k, KINDS[0], replace(plan, stages_a=4, stages_b=2))
-    of.prove_nothing()
-    ambiguous, _ = of.iterate(centers)
-    assert ambiguous < 20
+    step = step_of(X, k, KINDS[0], replace(plan, stages_a=4, stages_b=2), certifies=False)
+    ambiguous, _ = assign(step, centers)
+    assert len(ambiguous) < 20
 
 
 @pytest.mark.parametrize("n", every(3, [1, 63, 64, 65, 255, 257, 900]))
 def test_any_number_of_samples(n, rng):
     d, plan = STAYS_IN_PARTS
     X, centers = blobs(n, d, 129, rng)
-    of = IterationsOfMany(X, 129, KINDS[0], plan)
+    step = step_of(X, 129, KINDS[0], plan)
     for now in (centers, centers[::-1].copy()):
-        of.iterate(now)
-        of.assert_right(now)
+        assign(step, now)
+        assert_right(step, now)
 
 
 @pytest.mark.each_choice
@@ -194,41 +235,45 @@ def test_warpgroups_that_begin_apart(plan, k, copies, rng):
     """Of many turns of a block, warpgroups begin with each where the centers have gone on by a part."""
     n, d = 64 * plan.groups * BLOCKS * 17 + 100, 50
     X, centers = blobs(n, d, k, rng, apart=0.7)
-    of = IterationsOfMany(X, k, KINDS[0], plan)
+    step = step_of(X, k, KINDS[0], plan)
     with harness.schedule(seed=5, copies=copies):
-        of.iterate(centers)
-    of.assert_right(centers)
+        assign(step, centers)
+    assert_right(step, centers)
 
 
 @pytest.mark.exhaustive
 def test_more_clusters_than_shared_memory_counts(rng):
     X = rng.standard_normal((150, 3))
     centers = rng.standard_normal((5000, 3))
-    of = IterationsOfMany(X, 5000, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
+    step = step_of(X, 5000, KINDS[3], StreamPlan(1, 1, 2, 3, 2))
     for now in (centers, centers[::-1].copy()):
-        of.iterate(now)
-        of.assert_right(now)
+        assign(step, now)
+        assert_right(step, now)
 
 
 @pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=["alone", "weighted"])
 def test_iterations_without_the_host(kind, rng):
     d, plan = STAYS_IN_PARTS
     n, k = 900, 70
-    X, centers = blobs(n, d, k, rng, apart=1.0)
+    X, _ = blobs(n, d, k, rng, apart=1.0)
     weights = rng.random(n) + 0.5 if kind[2] else None
-    of = IterationsOfMany(X, k, kind, plan, weights, X.mean(axis=0))
-    centers = X[:k].astype(of.work) - of.mean
-    _, n_reassigned = of.iterate(centers)
-    for _ in range(3):
-        outcome, following = of.update_centers(centers, n_reassigned)
-        of.assert_advanced(centers, n_reassigned, outcome, following)
-        centers = following
-        _, n_reassigned = of.move_rows(centers)
-        of.assert_right(centers)
-    labels, sums = of.labels.copy(), of.sums.copy()
-    assert of.move_rows(centers + 5, stopped=1) == (0, 0)
-    assert (of.labels == labels).all()
-    assert (of.sums == sums).all()
+    step = step_of(X, k, kind, plan, weights, X.mean(axis=0))
+    place(step, centered(step.data)[:k])
+    for count in range(4):
+        before = step.labels.copy()
+        centers, outcome, following = iterate_once(step, count)
+        assert_right(step, centers)
+        assert_iterated(step, centers, outcome, following, np.count_nonzero(before != step.labels))
+        assert not step.buffers.n_reassigned.any()
+    iterate_once(step, count + 1, tolerance=np.inf)
+    assert step.buffers.stopped[0]
+    # What follows lists no rows and moves none.
+    step._lengths[:] = 0
+    labels, sums = step.labels.copy(), step.buffers.sums.copy()
+    ambiguous, n_reassigned = assign_placed(step, following + 5, candidates)
+    assert (len(ambiguous), n_reassigned) == (0, 0)
+    assert (step.labels == labels).all()
+    assert (step.buffers.sums == sums).all()
 
 
 @property_test(
@@ -247,11 +292,22 @@ def test_any_data(of, kind, n, k, grain, seed):
     X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
     if grain:  # many ties
         X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
-    iterations = IterationsOfMany(X, k, kind, plan)
+    step = step_of(X, k, kind, plan)
     with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
         for now in (centers, centers[::-1].copy()):
-            iterations.iterate(now)
-            iterations.assert_right(now)
+            assign(step, now)
+            assert_right(step, now)
+
+
+def test_plans_know_sizes_of_the_kernel():
+    plans = {*(plan for _, plan in PLANS), *(stream_plan(d, 200, H200) for d in (16, 128, 768))}
+    assertions = [
+        f"static_assert({name}::kSharedBytes == {plan.shared_bytes} && {name}::kThreads == {plan.threads});"
+        for plan in plans
+        for name in [plan.kernel.replace("gemm_wgmma_streamed", "GemmWgmmaStreamed")]
+    ]
+    headers = ['#include "kernels/tsm2/gemm_wgmma_streamed.cuh"', '#include "apps/kmeans/assign/large_k.cuh"']
+    harness.build("\n".join([*headers, *assertions]))  # which raises if one is false
 
 
 @pytest.mark.parametrize("k", [65, 256, 1000, 1024, 2**16])

@@ -11,7 +11,7 @@ from host_cuda import harness
 import tsapps
 from tsapps import TSKMeans, kmeans_batched
 from tsapps.apps.kmeans.batched import api as batched
-from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, integers, update_parts
+from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, fixed_point_scales, update_parts
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 
@@ -98,7 +98,7 @@ def test_outputs_follow_the_input(X):
         ({"X": np.zeros((2, 4, 3), complex)}, "X has dtype complex128; expected real numbers"),
         ({"n_clusters": 0}, "n_clusters must be an int, at least 1, got 0"),
         ({"n_clusters": 2.0}, "n_clusters must be an int, at least 1, got 2.0"),
-        ({"n_clusters": 201}, "n_clusters=201, and each problem has 200 samples"),
+        ({"n_clusters": 201}, "n_clusters=201, but each problem has 200 samples"),
         ({"max_iter": 0}, "max_iter must be an int, at least 1, got 0"),
         ({"tol": -1.0}, "tol must be a finite number, at least 0, got -1.0"),
         ({"tol": np.nan}, "tol must be a finite number"),
@@ -147,10 +147,10 @@ def test_no_plan_where_rows_do_not_fit_a_block():
 
 
 def test_integers_by_hand():
-    scales, narrow = integers(1000, np.array([[3.0, 0.0], [0.25, 1.0]]), np.array([1.0, 0.5]))
+    scales, narrow = fixed_point_scales(1000, np.array([[3.0, 0.0], [0.25, 1.0]]), np.array([1.0, 0.5]))
     assert narrow
     assert scales.tolist() == [[2.0**28, 2.0**30], [2.0**32, 2.0**30]]
-    scales, narrow = integers(1000, np.array([[3.0, 300.0], [0.25, 1.0]]), np.array([1.0, 0.5]))
+    scales, narrow = fixed_point_scales(1000, np.array([[3.0, 300.0], [0.25, 1.0]]), np.array([1.0, 0.5]))
     assert not narrow  # one lies far out
     assert scales[0].tolist() == [2.0**44, 2.0**37]
 
@@ -158,7 +158,7 @@ def test_integers_by_hand():
 @pytest.mark.parametrize("n", [1, 75_000, 2**32 - 1])
 def test_sums_do_not_overflow(n):
     for largest in ([1.0, 5.0], [1e-30, 1e30]):
-        scales, narrow = integers(n, np.array([largest]), np.array([1.0]))
+        scales, narrow = fixed_point_scales(n, np.array([largest]), np.array([1.0]))
         elements = scales * largest
         assert (elements <= 2.0**30 if narrow else elements * n < 2.0**63).all()
 

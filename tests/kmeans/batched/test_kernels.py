@@ -8,7 +8,6 @@ import pytest
 from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.machine import HostKernel, HostMachine
-from host_cuda.tall_skinny import DTYPES
 from hypothesis import strategies as st
 from sklearn.exceptions import ConvergenceWarning
 
@@ -25,7 +24,7 @@ def blobs(b, n, d, k, rng, apart=3.0):
 
 
 def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2):
-    X = np.ascontiguousarray(np.asarray(X).astype(DTYPES[dtype]))
+    X = np.ascontiguousarray(np.asarray(X).astype(dtype))
     machine = HostMachine(multiprocessors)
     return BatchedLloyd(machine, X, k, batch_plan(*X.shape[1:], k, machine.gpu), max_iter=max_iter, tol=tol)
 

@@ -1,30 +1,67 @@
-"""Bounds of the fused engine: their kernels' own source run on the CPU, against float64 and against no bounds."""
+"""Steps for k <= 64 with bounds on a HostMachine: against float64, and against those without, to the bit."""
+
+from functools import cache
+from math import prod
 
 import numpy as np
 import oracle
 import pytest
 from exhaustive import every
 from host_cuda import harness
-from host_cuda.bounded_kmeans import (
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kmeans.bounded_steps import (
     ACTIVE,
     PLAIN,
-    SCREEN,
-    SHAPES,
-    UNTIL_PASS,
-    BoundedIterations,
-    assert_nothing_is_done,
+    SELECT,
+    WITH_BOUNDS,
+    RecordedBounds,
     assert_same,
     assert_same_bits,
-    bounded,
     gaps,
     run,
 )
-from host_cuda.fused_kmeans import KINDS, Iterations, blobs
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from kmeans.host_steps import KINDS, assert_right, blobs, centered, data_on_host
 
-from tsapps.apps.kmeans.assign.plan import ARGMIN
+from tsapps.apps.kmeans.assign.plan import ARGMIN, assign_plan
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, FRESH_BYTES, fresh_bounds_state, most_listed
+from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
+
+#: Features and clusters: short rows, rows of one and a half steps of `assign_active_rows`, and long ones in pieces.
+SHAPES = [(3, 2), (16, 9), (40, 33), (130, 64), (300, 5)]
+
+
+def plain_step(X, k, kind, weights=None, mean=None, *, bounds=False, **data_options):
+    """Return a step with no sample in any cluster."""
+    data = data_on_host(X, kind, weights, mean, **data_options)
+    plan = assign_plan(10**7, data.n_features, k, data.gpu, bounds=bounds)
+    step = SmallKStep(data, plan, k, bounds=bounds, certifies=True)
+    step.reset()
+    return step
+
+
+def bounded_step(*arguments, **data_options):
+    """Return a step with bounds, with no sample in any cluster, and its `RecordedBounds`."""
+    step = plain_step(*arguments, bounds=True, **data_options)
+    return step, RecordedBounds(step)
+
+
+@cache
+def state_functions():
+    """Return the functions of bounds/state.cuh that are no kernels."""
+    return harness.build("""
+#include "apps/kmeans/bounds/state.cuh"
+extern "C" void choose(kmeans::BoundsState* state, long long found, long long capacity) {
+  state->choose((unsigned)found, (unsigned)capacity);
+}
+extern "C" void plan_next(kmeans::BoundsState* state, double movement, long long may_begin, long long is_next) {
+  state->plan_next(movement, may_begin != 0, is_next != 0);
+}
+extern "C" void limit_of(double drift, double most, float* limits) {
+  limits[0] = kmeans::limit_of(drift, most);
+  limits[1] = kmeans::below_limit(limits[0]);
+}
+""")
 
 
 def test_sizes():
@@ -49,73 +86,77 @@ def test_by_hand():
     X = np.zeros((400, 3))
     X[:, 0] = np.tile([-5.0, -3.0, 3.0, 5.0], 100)
     centers = np.array([[-4.0, 0, 0], [4.0, 0, 0]])
-    of = BoundedIterations(X, 2, KINDS[3])
-    of.next_is(UNTIL_PASS)
-    of.iterate(centers)
-    assert of.labels.tolist() == [0, 0, 1, 1] * 100
+    step, recorded = bounded_step(X, 2, KINDS[3])
+    bounds, scale = recorded.bounds, step.layout.placement.scale
+    recorded.next_is(WITH_BOUNDS)
+    recorded.assign(centers)
+    assert step.labels.tolist() == [0, 0, 1, 1] * 100
     # The other center is 9 or 7 away, the own 1; what norms and scores are rounded by makes it a little less.
-    expected = np.tile([8.0, 6.0, 6.0, 8.0], 100) * of.scale
-    assert (of.row_bounds <= expected).all()
-    assert (of.row_bounds > 0.97 * expected).all()
-    for n_reassigned, safe in ((5.7, 400), (6.5, 200), (8.5, 0)):
-        of.limits[:] = n_reassigned * of.scale
-        of.next_is(SCREEN)
-        of.state["active"] = 0
-        active = of.select_active_rows(400)
-        assert of.state["active"] == 400 - safe
-        assert sorted(active[: 400 - safe]) == [i for i in range(400) if expected[i] < n_reassigned * of.scale]
+    expected = np.tile([8.0, 6.0, 6.0, 8.0], 100) * scale
+    assert (bounds.row_bounds <= expected).all()
+    assert (bounds.row_bounds > 0.97 * expected).all()
+    recorded.lists_at_most(400)
+    for drift, safe in ((5.7, 400), (6.5, 200), (8.5, 0)):
+        bounds.limits[:] = drift * scale
+        recorded.next_is(SELECT)
+        recorded.state["active"] = 0
+        active = recorded.select(step.labels)
+        assert len(active) == 400 - safe
+        assert sorted(active) == [i for i in range(400) if expected[i] < drift * scale]
 
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), every(2, SHAPES, unpacked=True))
-def test_expiries_are_below_gaps(d, k, kind, rng):
+def test_row_bounds_are_below_gaps(d, k, kind, rng):
     n = 700
     X, centers = blobs(n, d, k, rng)
     weights = rng.random(n) * 3 if kind[2] else None
-    of = BoundedIterations(X, k, kind, weights, X.mean(axis=0))
+    step, recorded = bounded_step(X, k, kind, weights, X.mean(axis=0))
+    row_bounds, labels = recorded.bounds.row_bounds, step.labels
     centers = centers - X.mean(axis=0)
-    of.next_is(UNTIL_PASS)
-    of.iterate(centers)
-    of.assert_right(centers)
-    gap = gaps(of, centers)
-    assert (of.row_bounds <= gap).all()
+    recorded.next_is(WITH_BOUNDS)
+    recorded.assign(centers)
+    assert_right(step, centers)
+    gap = gaps(step, centers)
+    assert (row_bounds <= gap).all()
     # Blobs lie apart: most gaps are of use.
-    assert np.median(of.row_bounds) > 0.5 * np.median(gap)
+    assert np.median(row_bounds) > 0.5 * np.median(gap)
     # The same by `assign_active_rows`, of the rows of one cluster, and of a last tile that is not full.
-    before, first = of.row_bounds.copy(), of.labels.copy()
+    before, first = row_bounds.copy(), labels.copy()
     chosen = first == first[0]
-    of.next_is(SCREEN)
-    of.row_bounds[chosen] = np.nan
+    chosen[np.flatnonzero(chosen)[n // 4 :]] = False
+    recorded.next_is(SELECT)
+    row_bounds[chosen] = np.nan
     centers = centers + 0.05 * rng.standard_normal(centers.shape)
-    if np.count_nonzero(chosen) > n // 4:
-        chosen[np.flatnonzero(chosen)[n // 4 :]] = False
-        of.row_bounds[:] = np.where(chosen, np.nan, before)
-    _, n_reassigned = of.iterate(centers)
-    assert of.passes[-1] == ACTIVE
-    assert of.state["examined"] == np.count_nonzero(chosen)
-    expected = np.where(chosen, oracle.square_distances(of.centered, centers.astype(of.work)).argmin(axis=1), first)
-    assert (of.labels == expected).all()
+    n_reassigned = recorded.assign(centers)
+    assert recorded.passes[-1] == ACTIVE
+    assert recorded.state["examined"] == np.count_nonzero(chosen)
+    distances = oracle.square_distances(centered(step.data), centers.astype(step.data.dtype))
+    expected = np.where(chosen, distances.argmin(axis=1), first)
+    np.testing.assert_array_equal(labels, expected)
     assert n_reassigned == np.count_nonzero(expected != first)
-    assert (of.row_bounds[~chosen] == before[~chosen]).all()
-    assert (of.row_bounds[chosen] <= gaps(of, centers)[chosen]).all()
+    assert (row_bounds[~chosen] == before[~chosen]).all()
+    assert (row_bounds[chosen] <= gaps(step, centers)[chosen]).all()
 
 
 def test_a_warp_examines_several_tiles(rng):
     n, d, k = 4001, 40, 33
     X, centers = blobs(n, d, k, rng)
-    of = BoundedIterations(X, k, KINDS[0])
-    of.iterate(centers)
-    expected, expired = of.labels.copy(), rng.permutation(n)[:1000]
-    assert len(expired) > 3 * 2 * 4 * 32  # lists, blocks of a list, warps, rows of a tile
-    of.labels[expired] = (expected[expired] + 1) % k
-    of.row_bounds[:], of.row_bounds[expired] = np.inf, -np.inf
-    of.next_is(SCREEN)
-    _, n_reassigned = of.iterate(centers)
-    assert of.passes[-1] == ACTIVE
-    assert n_reassigned == of.state["examined"] == 1000
-    np.testing.assert_array_equal(of.labels, expected)
-    assert np.isfinite(of.row_bounds).sum() > 900
+    step, recorded = bounded_step(X, k, KINDS[0], multiprocessors=1)
+    recorded.assign(centers)
+    labels, row_bounds = step.labels, recorded.bounds.row_bounds
+    expected, expired = labels.copy(), rng.permutation(n)[:1000]
+    # Warps of all blocks, rows of a tile.
+    assert len(expired) > 2 * prod(recorded.bounds._assign_active_grid) * 4 * 32
+    labels[expired] = (expected[expired] + 1) % k
+    row_bounds[:], row_bounds[expired] = np.inf, -np.inf
+    recorded.next_is(SELECT)
+    n_reassigned = recorded.assign(centers)
+    assert recorded.passes[-1] == ACTIVE
+    assert n_reassigned == recorded.state["examined"] == 1000
+    np.testing.assert_array_equal(labels, expected)
+    assert np.isfinite(row_bounds).sum() > 900
 
 
 @pytest.mark.each_choice
@@ -130,35 +171,36 @@ def test_the_same_bits_as_without(d, k, apart, kind, rng):
     X, _ = blobs(n, d, k, rng, apart=apart)
     weights = rng.random(n) + 0.5 if kind[2] else None
     arguments = X, k, kind, weights, X.mean(axis=0)
-    plain, bounds = Iterations(*arguments), BoundedIterations(*arguments)
-    centers = (X[:k] - X.mean(axis=0)).astype(plain.work)
-    assert_same_bits(bounds, plain, centers)
+    bounded, _ = bounded_step(*arguments)
+    assert_same_bits(bounded, plain_step(*arguments), X[:k] - X.mean(axis=0))
 
 
 def test_rows_are_left_out(rng):
     """Once labels have settled, only rows near a border are looked at."""
     n, d, k = 4000, 16, 9
     X, _ = blobs(n, d, k, rng, apart=0.8)
-    of = BoundedIterations(X, k, KINDS[0])
-    found = run(of, X[:k].astype(np.float32), 100)
+    step, recorded = bounded_step(X, k, KINDS[0])
+    found, passes = run(step, X[:k], 100), recorded.passes[:-1]  # without that of an iteration that was stopped
     assert found[-1][2]["stop"]
     assert not found[-1][2]["empty"]
-    assert ACTIVE in of.passes
-    assert of.passes[:2] == [PLAIN, UNTIL_PASS]
-    screened = of.passes.count(ACTIVE)
-    assert of.state["screened"] == screened
-    assert of.state["examined"] < 0.15 * n * screened
-    of.assert_right(found[-2][3])
+    assert ACTIVE in passes
+    assert passes[:2] == [PLAIN, WITH_BOUNDS]
+    screened = passes.count(ACTIVE)
+    assert recorded.state["screened"] == screened
+    assert recorded.state["examined"] < 0.15 * n * screened
+    assert_right(step, found[-2][3])
 
 
-def test_what_float16_cannot_hold(rng):
+@pytest.mark.parametrize("middle", [None, 3.0], ids=["next to zero", "infinite"])
+def test_what_float16_cannot_hold(middle, rng):
     X, centers = blobs(600, 16, 9, rng)
-    X[7] *= 1e9  # infinite in float16
+    X[7] *= 1e9
     X[8:40] *= 1e-9
     X[40:80] = X[40]
     X[80:90] = (centers[0] + centers[1]) / 2
-    plain, bounds = Iterations(X, 9, KINDS[3]), BoundedIterations(X, 9, KINDS[3])
-    assert_same(run(bounds, centers, 10), run(plain, centers, 10))
+    bounded, _ = bounded_step(X, 9, KINDS[3], middle=middle)
+    assert np.isfinite(bounded.half_copy.rows).all() == (middle is None)
+    assert_same(run(bounded, centers, 10), run(plain_step(X, 9, KINDS[3], middle=middle), centers, 10))
 
 
 @pytest.mark.parametrize("away", every(3, [1e3, 30.0, 1e7]))
@@ -168,30 +210,27 @@ def test_a_center_far_away(away, rng):
     X[5] = away * X[6]
     centers[7] = X[5]
     X = np.concatenate([X, -X])
-    scale = float(16 / 2 ** np.round(np.log2(np.sqrt((X[:5] ** 2).mean()))))
-    plain, bounds = Iterations(X, 33, KINDS[3]), BoundedIterations(X, 33, KINDS[3])
-    for of in (plain, bounds):
-        of.make_half_copy(scale)
-    bounds.next_is(UNTIL_PASS)
-    bounds.iterate(centers)
-    assert (bounds.row_bounds <= gaps(bounds, centers)).all()
-    bounds.labels[:], bounds.sums[:] = -1, 0
-    bounds.begin()
-    assert_same(run(bounds, centers, 8), run(plain, centers, 8))
+    middle = float(np.sqrt((X[:5] ** 2).mean()))  # of the others
+    bounded, recorded = bounded_step(X, 33, KINDS[3], middle=middle)
+    recorded.next_is(WITH_BOUNDS)
+    recorded.assign(centers)
+    assert (recorded.bounds.row_bounds <= gaps(bounded, centers)).all()
+    bounded.reset()
+    assert_same(run(bounded, centers, 8), run(plain_step(X, 33, KINDS[3], middle=middle), centers, 8))
 
 
 def test_nothing_is_done_once_it_stops(rng):
     X, centers = blobs(300, 40, 33, rng)
-    of = BoundedIterations(X, 33, KINDS[0])
-    of.iterate(centers)
-    assert_nothing_is_done(of, centers + 5)
+    _, recorded = bounded_step(X, 33, KINDS[0])
+    recorded.assign(centers)
+    recorded.assert_idle_once_stopped(centers + 5)
 
 
 def passes_of(found, movements, capacity=100):
     """Return what iterations do if the screen of iteration i finds found(i) rows, and how it went on."""
-    state, library, passes = fresh_bounds_state().reshape(1), bounded()[SHAPES[0]], []
+    state, library, passes = fresh_bounds_state().reshape(1), state_functions(), []
     for i, movement in enumerate(movements):
-        if state["pass"] == SCREEN:
+        if state["pass"] == SELECT:
             library.call("choose", state, found(i), capacity)
         passes.append(int(state["pass"][0]))
         assert state["skip_full_assign"] == (passes[-1] != PLAIN)
@@ -204,35 +243,35 @@ def passes_of(found, movements, capacity=100):
 def test_bounds_that_do_not_pay_turn_themselves_off():
     # The centers move less from iteration to iteration, but never little enough.
     passes = passes_of(lambda _: 10**6, 0.8 ** np.arange(100))
-    tries = [i for i, one in enumerate(passes) if one == UNTIL_PASS]
+    tries = [i for i, one in enumerate(passes) if one == WITH_BOUNDS]
     assert passes.count(ACTIVE) == 0
     assert tries == [1, 4, 9, 18, 35, 68]
     # Nor are they tried again while centers move as much as before.
-    assert passes_of(lambda _: 10**6, np.ones(100)).count(UNTIL_PASS) == 1
+    assert passes_of(lambda _: 10**6, np.ones(100)).count(WITH_BOUNDS) == 1
 
 
 def test_nothing_is_left_to_do_where_nothing_follows():
-    state, library = fresh_bounds_state().reshape(1), bounded()[SHAPES[0]]
+    state, library = fresh_bounds_state().reshape(1), state_functions()
     for may_begin, is_next, skip_full_assign in ((0, 1, 0), (0, 0, 1), (1, 1, 1)):
         library.call("plan_next", state, 1.0, may_begin, is_next)
         assert state["skip_full_assign"] == skip_full_assign
-    assert state["pass"] == UNTIL_PASS
+    assert state["pass"] == WITH_BOUNDS
 
 
 def test_bounds_that_pay_stay():
     passes = passes_of(lambda i: 1000 if i in (2, 19) else 50, 0.7 ** np.arange(30))
     # The first screen finds too many rows, and bounds are tried again; later on, expiries are renewed.
-    assert passes[:7] == [PLAIN, UNTIL_PASS, PLAIN, PLAIN, UNTIL_PASS, ACTIVE, ACTIVE]
-    assert passes[19] == UNTIL_PASS
+    assert passes[:7] == [PLAIN, WITH_BOUNDS, PLAIN, PLAIN, WITH_BOUNDS, ACTIVE, ACTIVE]
+    assert passes[19] == WITH_BOUNDS
     assert passes[7:19] + passes[20:] == [ACTIVE] * 22
 
 
 @settings(max_examples=200)
-@given(n_reassigned=st.floats(1e-18, 1e12), most=st.floats(1e-18, 1e12))
-def test_limits_are_rounded_up(n_reassigned, most):
+@given(drift=st.floats(1e-18, 1e12), most=st.floats(1e-18, 1e12))
+def test_limits_are_rounded_up(drift, most):
     limits = np.zeros(2, np.float32)
-    bounded()[SHAPES[0]].call("limit_of", n_reassigned, most, limits)
-    exact = n_reassigned + most
+    state_functions().call("limit_of", drift, most, limits)
+    exact = drift + most
     assert exact <= float(limits[0]) <= exact * (1 + 2.0**-21)
     assert float(limits[1]) <= exact
 
@@ -254,8 +293,7 @@ def test_any_data(shape, kind, n, grain, apart, seed):
     weights = rng.random(n) + 0.5 if kind[2] else None
     if grain:  # many ties
         X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
-    plain, bounds = Iterations(X, k, kind, weights), BoundedIterations(X, k, kind, weights)
-    bounds.next_is(seed % 2)  # at once, or after the first iterations
+    bounded, _ = bounded_step(X, k, kind, weights)
     with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
-        ours = run(bounds, centers.astype(plain.work), 6)
-    assert_same(ours, run(plain, centers.astype(plain.work), 6))
+        ours = run(bounded, centers, 6, seed % 2)  # with bounds at once, or after the first iterations
+    assert_same(ours, run(plain_step(X, k, kind, weights), centers, 6))

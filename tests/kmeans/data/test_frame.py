@@ -14,7 +14,7 @@ from sklearn.metrics import adjusted_rand_score
 
 from tsapps import TSKMeans, kmeans_batched
 from tsapps.apps.kmeans import scikit_learn
-from tsapps.apps.kmeans.data.frame import Frame, exponent_of, frame_about, is_in_range, shrinking
+from tsapps.apps.kmeans.data.frame import Frame, exponent_of, frame_about, is_in_range, overflow_exponent
 from tsapps.apps.kmeans.data.rows import ArrayRows
 
 # How X is given, and the parameters that choose what works on it.
@@ -364,8 +364,8 @@ def test_ranges_by_hand():
     assert not is_in_range(np.dtype(np.float64), np.nan, np.nan)
     assert exponent_of(0.5) == 1
     assert exponent_of(0.0) == 0
-    assert shrinking(np.full((1, 2), 1e30, np.float32), np.ones((1, 2), np.float32)) == 100
-    assert shrinking(np.full((1, 2), 1e10, np.float32), np.ones((1, 2), np.float32)) == 0
+    assert overflow_exponent(np.full((1, 2), 1e30, np.float32), np.ones((1, 2), np.float32)) == 100
+    assert overflow_exponent(np.full((1, 2), 1e10, np.float32), np.ones((1, 2), np.float32)) == 0
     assert frame_about(np.array([[1e200], [3e200]]), np.dtype(float)).exponent > 600
     near = frame_about(np.array([[1.0], [3.0]]), np.dtype(float))
     assert (near.mean, near.exponent) == (2, 0)

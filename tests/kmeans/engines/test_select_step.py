@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, half_copy_room, select_step, why_cublas
+from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, iteration_bytes, select_step, why_cublas
 from tsapps.kernels.gpu_specs import KNOWN
 
 H200, A100 = KNOWN["H200"], KNOWN["A100"]
@@ -22,15 +22,15 @@ CASES = [
     (FACTS, 64, A100, Options(), "small_k", "centers stay in shared memory"),
     (DOUBLE, 64, H200, Options(), "small_k", "k = 64 <= 64"),
     (FACTS, 65, H200, Options(), "large_k", "k = 65 > 64: centers are streamed"),
-    (FACTS, 65, A100, Options(), "cublas", "k = 65 > 64 takes a Hopper GPU"),
-    (replace(FACTS, n=2**31), 65, H200, Options(), "cublas", "exceed 2147482624"),
+    (FACTS, 65, A100, Options(), "cublas", "k = 65 > 64 requires a Hopper GPU"),
+    (replace(FACTS, n=2**31), 65, H200, Options(), "cublas", "exceeds the limit (2147482624"),
     (FACTS, 64, H200, Options(kernels=False), "cublas", "engine='cublas' was asked for"),
-    (replace(FACTS, x_dtype=None, norms=None), 64, H200, Options(), "cublas", "X is not held on the GPU"),
+    (replace(FACTS, x_dtype=None, norms=None), 64, H200, Options(), "cublas", "X is not stored row-major"),
     (replace(FACTS, weights_alike=False), 64, H200, Options(), "cublas", "weights differ"),
-    (replace(FACTS, n=2**32), 64, H200, Options(), "cublas", "32-bit row numbers"),
+    (replace(FACTS, n=2**32), 64, H200, Options(), "cublas", "32-bit row indices"),
     (replace(FACTS, d=2**18 + 1), 64, H200, Options(), "cublas", "262145 features exceed 262144"),
-    (replace(FACTS, room=1000), 64, H200, Options(), "cublas", "and 1000 are free"),
-    (replace(FACTS, room=1000), 65, H200, Options(), "cublas", "and 1000 are free"),
+    (replace(FACTS, free_bytes=1000), 64, H200, Options(), "cublas", "but 1000 are free"),
+    (replace(FACTS, free_bytes=1000), 65, H200, Options(), "cublas", "but 1000 are free"),
     (replace(DOUBLE, small=True), 64, H200, Options(), "cublas", "scikit-learn's rounding"),
     (replace(DOUBLE, small=True), 64, H200, Options(always=True), "small_k", "k = 64"),
     (replace(FACTS, small=True), 64, H200, Options(), "small_k", "k = 64"),
@@ -50,10 +50,10 @@ def test_the_step_and_its_reason(facts, k, gpu, options, step, reason):
 
 def test_room_by_hand():
     # 1000 rows of 128 float16 and a norm; a list entry and a place for each, twice; and the centers in three types.
-    assert half_copy_room(1000, 128, 64, 0) == 1000 * (256 + 4 + 2 * (16 + 4)) + 64 * (256 + 3 * 8 * 129)
-    needed = half_copy_room(FACTS.n, FACTS.d, 64, 0)
-    assert select_step(replace(FACTS, room=needed), 64, H200, Options()).step == "small_k"
-    assert select_step(replace(FACTS, room=needed - 1), 64, H200, Options()).step == "cublas"
+    assert iteration_bytes(1000, 128, 64, 0) == 1000 * (256 + 4 + 2 * (16 + 4)) + 64 * (256 + 3 * 8 * 129)
+    needed = iteration_bytes(FACTS.n, FACTS.d, 64, 0)
+    assert select_step(replace(FACTS, free_bytes=needed), 64, H200, Options()).step == "small_k"
+    assert select_step(replace(FACTS, free_bytes=needed - 1), 64, H200, Options()).step == "cublas"
 
 
 @pytest.mark.parametrize(
@@ -80,5 +80,5 @@ def test_tf32_certifies_no_labels_of_float32(x_dtype, certifies):
 def test_norms_are_needed_where_kernels_may_iterate():
     facts = replace(FACTS, norms=None)
     assert why_cublas(facts, H200, Options()) is None
-    with pytest.raises(ValueError, match="needs the norms"):
+    with pytest.raises(ValueError, match=r"needs facts\.norms"):
         select_step(facts, 64, H200, Options())

@@ -255,7 +255,7 @@ def test_inertia_that_is_not_that_of_the_rows_is_a_fault():
         assert (inertia, fault) == (step.inertia(centers), None)
         mean, variance, largest = engine.data._moments
         engine.data._moments = mean, variance * 1.001, largest
-        assert step.checked_inertia(centers)[1] == "its inertia was not that of its rows"
+        assert step.checked_inertia(centers)[1] == "the inertia of the cluster sums was not that of the samples"
 
 
 @pytest.mark.parametrize("first", [0.0, 1e6])

@@ -83,16 +83,16 @@ def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
     n = 30_011
     X = (100 + blobs(n, d, 2 * k)).astype(np.float32).astype(dtype)
     weights = 0.1 + np.random.default_rng(1).random(n) if weighted and dtype != "float16" else None
-    found, screened, plain = [], [], plusplus_launch._screening
+    found, screened, plain = [], [], plusplus_launch._bind_pruned
 
     def screening(*arguments):
         screened.append(plain(*arguments))
         return screened[-1]
 
-    monkeypatch.setattr(plusplus_launch, "_screening", screening)
+    monkeypatch.setattr(plusplus_launch, "_bind_pruned", screening)
     monkeypatch.setattr(plusplus_plan, "_MOST_CHUNKS", 400)  # as many as leave chunks of whole tiles of panels
     for least in (1 << 60, 0):
-        monkeypatch.setattr(plusplus_launch, "_LEAST_SCREENED", least)
+        monkeypatch.setattr(plusplus_launch, "_LEAST_PRUNED_BYTES", least)
         found.append(seeds(X, k, 5, weights, mean=X.astype(np.float64).mean(axis=0))[0])
     np.testing.assert_array_equal(found[0], found[1])
     assert any(screened)

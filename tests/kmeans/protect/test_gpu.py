@@ -383,7 +383,7 @@ def test_sums_are_compared_with_the_rows(n, d, k, dtype, weighted):
             sums[int(a), j] += part
             sums[int(b), j] -= part
             _, fault = step.checked_inertia(centers)
-            assert fault == "the sums of its clusters were not those of its labels"
+            assert fault == "the cluster sums were not those of the labels"
             sums[int(a), j] -= part
             sums[int(b), j] += part
         assert step.checked_inertia(centers)[1] is None

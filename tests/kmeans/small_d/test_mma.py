@@ -1,12 +1,11 @@
-"""The kernel for few features on tensor cores, its own source run on the CPU: labels against float64, exact sums."""
+"""Steps for small d on tensor cores, on a HostMachine: labels against float64, sums against integers."""
 
 import numpy as np
 import pytest
 from exhaustive import every
 from host_cuda import harness
-from host_cuda.few_products import HALF_SHAPES, KINDS, SHAPES, WARPGROUP_SHAPES, ProductsIterations
-from host_cuda.fused_kmeans import blobs
-from host_cuda.tall_skinny import DTYPES
+from kmeans.host_steps import DTYPES, blobs, place
+from kmeans.small_d.steps import HALF_TYPES, MMA_SHAPES, WARPGROUP_SHAPES, assert_assigns, mma_step
 
 from tsapps.apps.kmeans.small_d.plan import Multiplier
 from tsapps.kernels.plan.mma import ELEMENT
@@ -14,12 +13,12 @@ from tsapps.kernels.plan.mma import ELEMENT
 
 def test_by_hand():
     X = np.array([[0.0], [1], [4], [3], [2]])
-    of = ProductsIterations(X, 1, KINDS[0])
-    assert of.iterate(np.array([[7.0]])) == 5
-    assert of.labels.tolist() == [0] * 5
-    assert (of.sums[:, 0] / of.scales[0]).tolist() == [10.0]
-    assert of.sums[:, 1].tolist() == [5]
-    assert of.iterate(np.array([[7.0]])) == 0
+    step = mma_step(X, 1)
+    assert assert_assigns(step, np.array([[7.0]])) == 5
+    assert step.labels.tolist() == [0] * 5
+    assert (step.buffers.sums[:, 0] / step.buffers.scales[0]).tolist() == [10.0]
+    assert step.buffers.sums[:, 1].tolist() == [5]
+    assert assert_assigns(step, np.array([[7.0]])) == 0
 
 
 def test_by_hand_of_two_clusters():
@@ -27,64 +26,56 @@ def test_by_hand_of_two_clusters():
     X[:, 3] = [0, 1, 4, 3, 2]
     centers = np.zeros((2, 14))
     centers[:, 3] = 0.5, 3.5
-    of = ProductsIterations(X, 2, KINDS[0])
+    step = mma_step(X, 2)
     # The last lies in the middle, and goes to the first.
-    assert of.iterate(centers) == 5
-    assert of.labels.tolist() == [0, 0, 1, 1, 0]
-    assert (of.sums[:, 3] / of.scales[3]).tolist() == [3.0, 7.0]
-    assert of.sums[:, 14].tolist() == [3, 2]
+    assert assert_assigns(step, centers) == 5
+    assert step.labels.tolist() == [0, 0, 1, 1, 0]
+    assert (step.buffers.sums[:, 3] / step.buffers.scales[3]).tolist() == [3.0, 7.0]
+    assert step.buffers.sums[:, 14].tolist() == [3, 2]
     centers[:, 3] = 0, 2.5
-    assert of.iterate(centers) == 1
-    assert of.labels.tolist() == [0, 0, 1, 1, 1]
-    assert (of.sums[:, 3] / of.scales[3]).tolist() == [1.0, 9.0]
+    assert assert_assigns(step, centers) == 1
+    assert step.labels.tolist() == [0, 0, 1, 1, 1]
+    assert (step.buffers.sums[:, 3] / step.buffers.scales[3]).tolist() == [1.0, 9.0]
 
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("away", [0.1, 5.0, 1e4], ids=lambda away: f"{away:g} away")
-@pytest.mark.parametrize(("d", "k"), SHAPES)
+@pytest.mark.parametrize(("d", "k"), MMA_SHAPES)
 def test_labels_and_sums(d, k, away, rng):
     X, centers = blobs(1777, d, k, rng, apart=1.0)
     X, centers = X + away, centers + away
     mean = X.mean(axis=0)
-    of = ProductsIterations(X, k, KINDS[0], mean)
-    for step, scale in enumerate((0, 0.05, 0.5)):
-        now = centers - mean + scale * rng.standard_normal(centers.shape)
-        before = of.labels.copy()
-        n_reassigned = of.iterate(now)
-        of.assert_right(now)
-        assert n_reassigned == np.count_nonzero(before != of.labels)
-        assert step or n_reassigned == of.n
+    step = mma_step(X, k, mean=mean)
+    for number, scale in enumerate((0, 0.05, 0.5)):
+        n_reassigned = assert_assigns(step, centers - mean + scale * rng.standard_normal(centers.shape))
+        assert number or n_reassigned == len(X)
 
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("centered", [False, True])
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
-@pytest.mark.parametrize(("d", "k"), HALF_SHAPES)
-def test_halves(d, k, kind, centered, rng):
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+@pytest.mark.parametrize(("d", "k"), [(5, 20), (16, 16), (32, 64), (64, 64)])
+def test_halves(d, k, dtype, centered, rng):
     X, centers = blobs(700, d, k, rng)
-    of = ProductsIterations(X, k, kind, X.mean(axis=0) if centered else None)
-    assert (of.lost[1] == 0) != centered
-    for now in (centers - of.mean, centers[::-1] - of.mean):
-        of.iterate(now)
-        of.assert_right(now)
+    step = mma_step(X, k, dtype, X.mean(axis=0) if centered else None)
+    assert (step._products_of["rounding"] == 0) != centered
+    for now in (centers - step.data.shift, centers[::-1] - step.data.shift):
+        assert_assigns(step, now)
 
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("away", [0.0, 3.0, 100.0], ids=lambda away: f"{away:g} away")
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize(("d", "k"), every(2, WARPGROUP_SHAPES, unpacked=True))
-def test_warpgroups(d, k, kind, away, rng):
+def test_warpgroups(d, k, dtype, away, rng):
     X, centers = blobs(1500, d, k, rng, apart=1.0)
     X, centers = X + away, centers + away
     mean = X.mean(axis=0) if away else None
-    of = ProductsIterations(X, k, kind, mean, warpgroups=True)
-    for step, scale in enumerate((0, 0.05, 0.5)):
-        now = centers - of.mean + scale * rng.standard_normal(centers.shape)
-        before = of.labels.copy()
-        n_reassigned = of.iterate(now)
-        of.assert_right(now)
-        assert n_reassigned == np.count_nonzero(before != of.labels)
-        assert step or n_reassigned == of.n
+    step = mma_step(X, k, dtype, mean, warpgroups=True)
+    for number, scale in enumerate((0, 0.05, 0.5)):
+        now = centers - step.data.shift + scale * rng.standard_normal(centers.shape)
+        n_reassigned = assert_assigns(step, now)
+        assert number or n_reassigned == len(X)
 
 
 def test_warpgroups_by_hand():
@@ -93,64 +84,63 @@ def test_warpgroups_by_hand():
     X[:, 3] = [32, 33, 36, 35, 34]
     mean = np.zeros(14)
     mean[3] = 34
-    of = ProductsIterations(X, 2, ("float16", 2, False), mean, warpgroups=True)
+    step = mma_step(X, 2, "float16", mean, warpgroups=True)
     centers = np.zeros((2, 14))
     centers[:, 3] = -1.5, 1.5
     # The last lies in the middle, and goes to the first.
-    assert of.iterate(centers) == 5
-    assert of.labels.tolist() == [0, 0, 1, 1, 0]
-    assert (of.sums[:, 3] / of.scales[3]).tolist() == [-3.0, 3.0]
-    assert of.sums[:, 14].tolist() == [3, 2]
+    assert assert_assigns(step, centers) == 5
+    assert step.labels.tolist() == [0, 0, 1, 1, 0]
+    assert (step.buffers.sums[:, 3] / step.buffers.scales[3]).tolist() == [-3.0, 3.0]
+    assert step.buffers.sums[:, 14].tolist() == [3, 2]
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize("n", [1, 33, 64, 127, 128, 129, 500, 768, 769])
-def test_the_last_rows_of_warpgroups(n, kind, rng):
+def test_the_last_rows_of_warpgroups(n, dtype, rng):
     X, centers = blobs(n, 16, 16, rng)
     for blocks in (1, 3):
-        of = ProductsIterations(X, 16, kind, blocks=blocks, warpgroups=True)
-        assert of.iterate(centers) == n
-        of.assert_right(centers)
-        assert of.iterate(centers) == 0
+        step = mma_step(X, 16, dtype, multiprocessors=blocks, warpgroups=True)
+        assert assert_assigns(step, centers) == n
+        assert assert_assigns(step, centers) == 0
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
+@pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize(("d", "k"), every(2, [(40, 33), (64, 64)], unpacked=True))
-def test_sums_of_warpgroups_are_flushed(d, k, kind, rng):
+def test_sums_of_warpgroups_are_flushed(d, k, dtype, rng):
     X, centers = blobs(2500, d, k, rng)
-    of = ProductsIterations(X, k, kind, flushes=True, warpgroups=True)
+    step = mma_step(X, k, dtype, flushes=True, warpgroups=True)
     for now in (centers, centers[::-1], centers + 1):
-        of.iterate(now)
-        of.assert_right(now)
+        assert_assigns(step, now)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:], ids=lambda kind: kind[0])
-def test_rows_at_the_borders_by_warpgroups(kind, rng):
+@pytest.mark.parametrize("dtype", HALF_TYPES)
+def test_rows_at_the_borders_by_warpgroups(dtype, rng):
     # Between two centers, or a place of the data's own type beside, where scores can hardly tell: none is mistaken.
     centers = np.round(16 * rng.standard_normal((16, 16))).astype(np.float32) / 8
     middles = (centers[:, np.newaxis] + centers).reshape(-1, 16) / 2
     X = np.repeat(middles, 10, axis=0).astype(np.float32)
     X += np.abs(X) * 2.0**-9 * rng.integers(-3, 4, X.shape)
-    of = ProductsIterations(X, 16, kind, warpgroups=True)
+    step = mma_step(X, 16, dtype, warpgroups=True)
     for now in (centers, centers * np.float32(1 + 2.0**-20)):
-        of.iterate(now)
-        of.assert_right(now)
+        assert_assigns(step, now)
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind[0])
+@pytest.mark.parametrize("dtype", ["float32", *HALF_TYPES])
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (32, 64)])
-def test_few_rows_are_in_doubt(d, k, kind, rng):
+def test_few_rows_are_in_doubt(d, k, dtype, rng):
     # What is decided in float64 is decided by other centers here, so that of two candidates the wrong one is taken.
     X, centers = blobs(8000, d, k, rng, apart=4 / np.sqrt(2 * d))
-    of = ProductsIterations(X, k, kind)
-    of.iterate(centers)
-    right = of.labels.copy()
-    of.labels[:] = -1
-    of.move_rows(np.ascontiguousarray(-centers.astype(np.float32)))
-    assert 0 < np.count_nonzero(of.labels != right) < 0.05 * of.n
+    step = mma_step(X, k, dtype)
+    assert_assigns(step, centers)
+    right = step.labels.copy()
+    labels = step.buffers.labels
+    labels[:] = -1
+    for launch in step._bind_rows(-place(step, centers)):
+        launch()
+    assert 0 < np.count_nonzero(labels != right) < 0.05 * len(X)
 
 
 @pytest.mark.each_choice
@@ -159,28 +149,25 @@ def test_few_rows_are_in_doubt(d, k, kind, rng):
 def test_the_last_rows(n, changed, rng):
     X, centers = blobs(n, 16, 16, rng)
     for blocks in (1, 3):
-        of = ProductsIterations(X, 16, KINDS[0], blocks=blocks, **changed)
-        assert of.iterate(centers) == n
-        of.assert_right(centers)
-        assert of.iterate(centers) == 0
+        step = mma_step(X, 16, multiprocessors=blocks, **changed)
+        assert assert_assigns(step, centers) == n
+        assert assert_assigns(step, centers) == 0
 
 
 @pytest.mark.parametrize("changed", [{"multiplier": Multiplier.WARPS}, {"stages": 3}, {"stages": 4}], ids=str)
 def test_every_plan(changed, rng):
     X, centers = blobs(1100, 32, 64, rng)
-    of = ProductsIterations(X, 64, KINDS[0], **changed)
+    step = mma_step(X, 64, **changed)
     for now in (centers, centers[::-1]):
-        of.iterate(now)
-        of.assert_right(now)
+        assert_assigns(step, now)
 
 
 @pytest.mark.parametrize(("d", "k"), [(3, 9), (16, 16), (64, 64)])
 def test_sums_are_flushed(d, k, rng):
     X, centers = blobs(2500, d, k, rng)
-    of = ProductsIterations(X, k, KINDS[0], flushes=True)
+    step = mma_step(X, k, flushes=True)
     for now in (centers, centers[::-1], centers + 1):
-        of.iterate(now)
-        of.assert_right(now)
+        assert_assigns(step, now)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -188,42 +175,40 @@ def test_digits_do_not_overflow(sign):
     # All of them add up in one place, with lower digits that are nearly the largest there are. 33 elements take all
     # lanes.
     X = np.full((40_000, 33), sign * (1 - 2.0**-24))
-    X[0] = -sign * (1 - 2.0**-23)
+    X[0] = 0.0  # which ranges are about
+    X[1] = -sign * (1 - 2.0**-23)
     centers = np.zeros((16, 33))
-    centers[1:] = 2 * X[0]
-    of = ProductsIterations(X, 16, KINDS[0], blocks=1)
-    of.iterate(centers)
-    of.assert_right(centers)
+    centers[1:] = 2 * X[1]
+    step = mma_step(X, 16, multiprocessors=1)
+    assert step.buffers.scales[0] == 2.0**30
+    assert_assigns(step, centers)
 
 
 def test_all_centers_are_equal(rng):
     X, _ = blobs(500, 32, 64, rng)
-    of = ProductsIterations(X, 64, KINDS[0])
-    of.iterate(np.ones((64, 32)))
-    assert not of.labels.any()
-    of.assert_right(np.ones((64, 32)))
+    step = mma_step(X, 64)
+    assert_assigns(step, np.ones((64, 32)))
+    assert not step.labels.any()
 
 
 def test_all_rows_are_equal():
     for value in (0.0, 3.0):
         X = np.full((300, 16), value)
-        of = ProductsIterations(X, 16, KINDS[0])
+        step = mma_step(X, 16)
         centers = np.full((16, 16), value) + np.arange(16)[::-1, np.newaxis]
-        of.iterate(centers)
-        assert (of.labels == 15).all()
-        of.assert_right(centers)
+        assert_assigns(step, centers)
+        assert (step.labels == 15).all()
 
 
-@pytest.mark.parametrize("kind", KINDS[:2], ids=lambda kind: kind[0])
-def test_next_to_zero_in_float16(kind, rng):
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_next_to_zero_in_float16(dtype, rng):
     # An outlier leaves the other rows where float16 has few bits, or none, and float16 itself its least numbers.
     X, centers = blobs(900, 16, 16, rng)
     X, centers = X * 2.0**-17, centers * 2.0**-17
     X[7] = 1.0
-    of = ProductsIterations(X, 16, kind)
+    step = mma_step(X, 16, dtype)
     for now in (centers, centers[::-1]):
-        of.iterate(now)
-        of.assert_right(now)
+        assert_assigns(step, now)
 
 
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (64, 64)])
@@ -233,10 +218,9 @@ def test_rows_at_the_borders(d, k, rng):
     middles = (centers[:16, np.newaxis] + centers[:16]).reshape(-1, d) / 2
     X = np.repeat(middles, 10, axis=0).astype(np.float32)
     X += np.spacing(X) * rng.integers(-3, 4, X.shape)
-    of = ProductsIterations(X, k, KINDS[0])
+    step = mma_step(X, k)
     for now in (centers, centers * np.float32(1 + 2.0**-12)):
-        of.iterate(now)
-        of.assert_right(now)
+        assert_assigns(step, now)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -251,12 +235,11 @@ def test_roundings_that_add_up(small, sign):
     X[:, 0] += sign * half_place * np.arange(64) / 32
     if small:
         X = np.concatenate([X, [[0.9 * scale] + (d - 1) * [0]]])
-    of = ProductsIterations(X / scale, 2, KINDS[0])
-    assert of.scale == scale
+    step = mma_step(X / scale, 2)
+    assert step._scale == scale
     centers = np.array([d * [center / scale], d * [-center / scale]])
-    of.iterate(centers)
-    of.assert_right(centers)
-    assert of.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
+    assert_assigns(step, centers)
+    assert step.labels[:64].tolist() == [int(sign > 0)] + 63 * [int(sign < 0)]
 
 
 # --- A few rows in doubt, by the lanes that share them ----------------------------------------------------------------

@@ -1,59 +1,66 @@
-"""Rows that change their label: sort_reassigned.cuh and segmented_sum.cuh, run on the CPU, of lists made up here."""
+"""Sorted sums of reassigned rows (SegmentedSum) on a HostMachine, of lists made up here."""
 
 import numpy as np
 import pytest
 from host_cuda import harness
-from host_cuda.fused_kmeans import FEATURES, KINDS, Iterations, types_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kmeans.host_steps import KINDS, SHAPES, add_sorted, buffers_of, data_on_host, fixed_point_sums
 
+from tsapps.apps.kmeans.update.launch import SegmentedSum
 from tsapps.apps.kmeans.update.plan import LISTS
+from tsapps.kernels.runtime.launch import structure
 
 LISTED = 3
+FEATURES = sorted({*(d for d, _ in SHAPES), 50, 64, 70, 100})
+UNTOUCHED = 2**32 - 1
 
 
-class Sorting(Iterations):
-    """Samples with labels, and lists of their new ones; `pairs` are sorted by two clusters, else each cluster is."""
+class Sorting:
+    """Samples with labels and sums, and their `SegmentedSum`: of lists of `AmbiguousRow`, or of `Reassignment`."""
 
     def __init__(self, X, k, kind, labels, *, pairs, weights=None, mean=None):
-        self.pairs = pairs
-        super().__init__(X, k, kind, weights, mean)
-        self.stopped, self.labels = np.zeros(1, np.int32), np.array(labels, np.int32)
+        self.data, self.k, self.pairs = data_on_host(X, kind, weights, mean), k, pairs
+        self.buffers, sums = buffers_of(self.data, k)
+        self.labels, self.sums, self.scales = self.buffers.labels, self.buffers.sums, sums.scales
+        self.labels[:] = labels
         self.sums[:] = self.sums_of(self.labels)
+        self.places = np.full(2 * len(X), UNTOUCHED, np.uint32)
+        item = "AmbiguousRow" if pairs else "Reassignment"
+        self.segments = SegmentedSum(self.data, k, sums.digits, item, LISTED, self.places)
 
     def sums_of(self, labels):
-        """Return the sums of labels in NumPy's integers, of those that are not negative."""
-        one = np.ones(self.n, self.work) if self.weights is None else self.weights
-        scales = self.work_scales
-        values = np.column_stack([self.centered * one[:, np.newaxis], one]).astype(scales.dtype)
-        sums = np.zeros((self.k, self.d + 1), np.int64)
-        np.add.at(sums, labels[labels >= 0], np.rint(values * scales).astype(np.int64)[labels >= 0])
-        return sums
+        return fixed_point_sums(self.data, self.buffers.scales, labels, self.k)
 
-    def scatter_add(self, rows, to):
-        """Give some rows new labels, of which some may be the old ones; return how many moved, and the places."""
+    def items_of(self, rows, to, room):
+        """Return a list (room, 4) of rows with their old and new labels."""
+        items, some = np.full((room, 4), UNTOUCHED, np.uint32), slice(len(rows))
+        items[some, 0], items[some, 1] = rows, self.labels[rows].view(np.uint32)
+        if self.pairs:  # the new label is the one bit that is set
+            bit = (to % 8 // 2 * 16 + to // 8 * 2 + to % 2).astype(np.uint64)
+            mask = np.uint64(1) << bit
+            items[some, 2], items[some, 3] = mask & np.uint64(UNTOUCHED), mask >> np.uint64(32)
+        else:
+            items[some, 2] = to
+        return items
+
+    def move(self, rows, to):
+        """Give some rows new labels, of which some may be the old ones; return how many moved."""
         parts = np.array_split(np.arange(len(rows)), LISTED)
-        room = max(map(len, parts)) + 1
-        items = np.full((LISTED, room, 4), 2**32 - 1, np.uint32)
-        lengths = np.zeros((LISTED, 2), np.uint32)
-        for items_of, length, part in zip(items, lengths, parts, strict=True):
-            length[0] = len(part)
-            which = items_of[: len(part)]
-            which[:, 0], which[:, 1] = rows[part], self.labels[rows[part]].view(np.uint32)
-            if self.pairs:  # an `AmbiguousRow`: the new label is the one bit that is set
-                bit = (to[part] % 8 // 2 * 16 + to[part] // 8 * 2 + to[part] % 2).astype(np.uint64)
-                mask = np.uint64(1) << bit
-                which[:, 2], which[:, 3] = mask & np.uint64(2**32 - 1), mask >> np.uint64(32)
-            else:
-                which[:, 2] = to[part]
-        lists = np.array((items.ctypes.data, lengths.ctypes.data, room, 2, 0), LISTS)
-        places = np.full(2 * len(rows), 2**32 - 1, np.uint32)
-        return self.move_segments(self.rows(), lists, LISTED, places), places
+        room, step = max(map(len, parts)) + 1, 1 if self.pairs else 2
+        items = np.stack([self.items_of(rows[part], to[part], room) for part in parts])
+        lengths = np.zeros((LISTED, step), np.uint32)
+        lengths[:, 0] = [len(part) for part in parts]
+        lists = structure(LISTS, items=items, lengths=lengths, capacity=room, step=step)
+        self.places[:], self.buffers.n_reassigned[:] = UNTOUCHED, 0
+        launches = self.segments.bind(self.buffers, lists)
+        self.ends = add_sorted(self.segments, *launches, stopped=self.buffers.stopped)
+        return int(self.buffers.n_reassigned[0])
 
     def assert_moves(self, rows, to):
         """Rows are in the segments of what they come to and leave, and labels and sums are those of the new labels."""
         before = self.labels.copy()
-        found, places = self.scatter_add(rows, to)
+        found = self.move(rows, to)
         after = before.copy()
         after[rows] = to
         np.testing.assert_array_equal(self.labels, after)
@@ -65,9 +72,9 @@ class Sorting(Iterations):
         else:
             wanted = {(after[row], row) for row in n_reassigned}
             wanted |= {(self.k + before[row], row) for row in n_reassigned if before[row] >= 0}
-        assert (places[len(wanted) :] == 2**32 - 1).all()
+        assert (self.places[len(wanted) :] == UNTOUCHED).all()
         segments = np.repeat(np.arange(len(self.ends)), np.diff(self.ends, prepend=0))
-        assert set(zip(segments.tolist(), places[: len(segments)].tolist(), strict=True)) == wanted
+        assert set(zip(segments.tolist(), self.places[: len(segments)].tolist(), strict=True)) == wanted
 
 
 @pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "clusters"])
@@ -76,8 +83,8 @@ def test_by_hand(pairs):
     of = Sorting(X, 3, KINDS[0], [-1, 0, 0, 1, 2], pairs=pairs)
     assert (of.sums[:, 0] / of.scales[0]).tolist() == [6.0, 8.0, 16.0]
     # 0 comes to cluster 2, 1 and 2 go from 0 to 1, 3 stays where it is; 4 is in no list.
-    n_reassigned, places = of.scatter_add(np.arange(4), np.array([2, 1, 1, 1]))
-    assert n_reassigned == 3
+    assert of.move(np.arange(4), np.array([2, 1, 1, 1])) == 3
+    places = of.places
     assert of.labels.tolist() == [2, 1, 1, 1, 2]
     assert (of.sums[:, 0] / of.scales[0]).tolist() == [0.0, 14.0, 17.0]
     assert of.sums[:, 3].tolist() == [0, 3, 2]
@@ -91,8 +98,8 @@ def test_by_hand(pairs):
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("pairs", [True, False], ids=["pairs", "clusters"])
-@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: types_of(*kind)[-1])
-@pytest.mark.parametrize("d", sorted(set(FEATURES)))
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
+@pytest.mark.parametrize("d", FEATURES)
 def test_rows_of_any_length(d, kind, pairs, rng):
     n, k = 500, 9
     weights = rng.random(n) * 3 if kind[2] else None
@@ -127,13 +134,12 @@ def test_no_rows(rng):
 
 def test_stopped(rng):
     of = Sorting(rng.standard_normal((50, 3)), 4, KINDS[0], np.zeros(50), pairs=True)
-    of.stopped[:] = 1
+    of.buffers.stopped[:] = 1
     sums = of.sums.copy()
-    n_reassigned, places = of.scatter_add(np.arange(50), np.ones(50, int))
-    assert n_reassigned == 0
+    assert of.move(np.arange(50), np.ones(50, int)) == 0
     assert not of.labels.any()
     np.testing.assert_array_equal(of.sums, sums)
-    assert (places == 2**32 - 1).all()
+    assert (of.places == UNTOUCHED).all()
 
 
 @settings(max_examples=40, deadline=None)

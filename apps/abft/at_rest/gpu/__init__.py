@@ -1,1 +1,1 @@
-"""Both codes of data at rest in one pass on a GPU, and the comparison of their sums."""
+"""Checksums of data at rest on a GPU: both codes in one pass, and the comparison of exact sums."""

@@ -1,18 +1,17 @@
-// The blocks of words whose exact sums are not the expected ones.
+// Lists the blocks of words with a non-zero syndrome: those whose exact sums differ from the expected ones.
 //
-//   found, expected (stripes × kCount × width)   →   list: stripe · width + column of each block of which a sum
-//                                                differs, in no
-//                                                    order;  count: how many
+//   found, expected (stripes × kCount × width)   →   list: stripe · width + column of each such block, in no order
+//                                                    count: their number
 //
-// Why it is fast: both are read once, by neighbouring threads from neighbouring columns, 2 · kCount loads of each at
-// once; of a matrix that is as it was nothing is written.
+// Why it is fast: both inputs are read once, coalesced, with 2 · kCount loads in flight per thread. For a clean matrix
+// nothing is written.
 #pragma once
 
 namespace abft {
 
 constexpr int kCompareThreads = 256;
 
-// `count` is zero before.
+// `count` is zero before the launch.
 template <int kCount>
 __global__ void __launch_bounds__(kCompareThreads)
     list_mismatches(const unsigned long long* found, const unsigned long long* expected, long long width,

@@ -1,8 +1,8 @@
-"""Which blocks of a matrix do not have a sidecar's exact sums, found on a GPU: of those alone sums come to the host.
+"""Comparison of exact sums on a GPU: lists the blocks with a non-zero syndrome, and copies only their sums to the host.
 
-Sums are compared where the pass left them (compare.cuh). For that the sidecar's go there, too: piece by piece of a
-matrix in host memory, beside which they are small; of an array on the GPU at once, and a copy stays there, 2 % of the
-array, as long as the sidecar does, so that verifying it again is the pass alone.
+The sidecar's sums are uploaded for the comparison (compare.cuh). For a matrix in host memory they are uploaded piece by
+piece. For an array on the GPU, all sums are uploaded once and stay there as long as the sidecar object, 2 % of the
+array, so that later verifications only read the array.
 """
 
 from pathlib import Path
@@ -12,20 +12,21 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import SUMS
-from tsapps.apps.abft.at_rest.gpu.encode import passes_on_gpu
+from tsapps.apps.abft.at_rest.gpu.encode import machine_of, passes_on_gpu
 from tsapps.apps.abft.at_rest.interleave import layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
-from tsapps.kernels.jit.kernel import kernel_of
+from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu", "places"]
+__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("compare.cuh")
-#: The name expression of the kernel, and threads of a block (kCompareThreads).
+#: The name expression of the kernel, and its threads per block (kCompareThreads).
 KERNEL, _THREADS = f"abft::list_mismatches<{SUMS}>", 256
-# Copies of sidecars' sums, by the number of the GPU.
+# Copies of sidecars' sums, by the index of the GPU.
 _kept: WeakKeyDictionary[Sidecar, dict[int, Any]] = WeakKeyDictionary()
 
 
@@ -37,9 +38,9 @@ def compiled(arch: str) -> Cubin:
 def mismatches_on_gpu(
     source: Source, sidecar: Sidecar, device: int | None, progress: Progress | None = None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the blocks of a matrix whose exact sums seem to differ from a sidecar's; None where no pass serves it.
+    """Return the blocks of a matrix whose exact sums differ from a sidecar's; None if no kernel supports it.
 
-    They only seem to where the copy on the GPU is not what it was: the sums in host memory decide.
+    The caller checks them with the sums in host memory, since the copy on the GPU may be corrupted.
 
     Parameters
     ----------
@@ -47,74 +48,73 @@ def mismatches_on_gpu(
     sidecar : Sidecar
         With sums of the exact code.
     device : int or None
-        The GPU for what is not on one; None leaves that to the CPU.
+        As for `machine_of`.
     progress : callable, optional
-        Called with the bytes that have been read so far.
+        Called with the number of bytes read so far.
 
     Returns
     -------
     blocks : numpy.ndarray of shape (k,), int64
         stripe · width + column, ascending.
     sums : numpy.ndarray of shape (k, 5), uint64
-        What they are.
+        Their sums.
     """
-    of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
-    passes = passes_on_gpu(source, device, of, code="exact", weights=0, block=0, progress=progress)
-    if passes is None or expected is None:
+    of, expected, machine = layout(sidecar.shape, sidecar.itemsize), sidecar.exact, machine_of(source, device)
+    if machine is None or expected is None:
+        return None
+    passes = passes_on_gpu(machine, source, of, code="exact", weights=0, block=0, progress=progress)
+    if passes is None:
         return None
     stays = whole_on_gpu(source) is not None
     blocks, sums = [np.empty(0, np.int64)], [np.empty((0, SUMS), np.uint64)]
     stripe = 0
     for tensors in passes:
         found = tensors["exact"]
-        # Sent only now, while the pass is under way.
-        there = _cached_sums(sidecar, found.device) if stays else expected
+        # Uploaded only now, while the pass runs.
+        there = _cached_sums(machine, sidecar) if stays else expected
         end = stripe + len(found)
-        some, sums_of_some = mismatches(found, there[stripe:end])
+        some, sums_of_some = mismatches(machine, found, there[stripe:end])
         blocks.append(stripe * of.width + some)
         sums.append(sums_of_some)
         stripe = end
     return np.concatenate(blocks), np.concatenate(sums)
 
 
-def _cached_sums(sidecar: Sidecar, device: Any) -> Any:
-    """Return a sidecar's sums on a GPU, sent there if it is the first time."""
-    import cupy
-
+def _cached_sums(machine: Machine, sidecar: Sidecar) -> Any:
+    """Return a sidecar's sums on a GPU, uploaded on the first call."""
     copies = _kept.setdefault(sidecar, {})
-    if device.id not in copies:
-        with device:
-            # Whole before another stream may read it.
-            copies[device.id] = cupy.array(sidecar.exact, order="C", blocking=True)
-    return copies[device.id]
+    if machine.index not in copies:
+        with machine.current():
+            copies[machine.index] = machine.xp.array(sidecar.exact, order="C")
+            machine.current_stream().synchronize()  # before another stream may read it
+    return copies[machine.index]
 
 
-def mismatches(found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks whose sums differ, ascending, and those that were found, (k, 5); waits for the current stream.
+def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Return the blocks whose sums differ, ascending, and their sums as found, (k, 5); waits for the current stream.
 
     Parameters
     ----------
-    found : cupy.ndarray of shape (stripes, 5, width), uint64
+    machine : Machine
+    found : array of `machine.xp`, of shape (stripes, 5, width), uint64
     expected : array of that shape, uint64
-        NumPy, or CuPy on the same GPU.
+        In host memory or on the machine.
     """
-    import cupy
-
-    stripes, _, width = found.shape
-    with found.device:
-        expected = cupy.asarray(expected, order="C")
-        listed, count = cupy.empty(stripes * width, np.int64), cupy.zeros(1, np.uint64)
-        kernel = kernel_of(_SOURCE, (KERNEL,), KERNEL, found.device.id)
+    xp, (stripes, _, width) = machine.xp, found.shape
+    with machine.current():
+        expected = xp.asarray(expected, order="C")
+        listed, count = xp.empty(stripes * width, np.int64), xp.zeros(1, np.uint64)
+        (kernel,) = machine.kernels(_SOURCE, KERNEL)
         sizes = np.int64(width), np.int64(listed.size)
         kernel((-(-listed.size // _THREADS),), (_THREADS,), (found, expected, *sizes, listed, count))
         n = int(count[0])
         if not n:
             return np.empty(0, np.int64), np.empty((0, SUMS), np.uint64)
-        blocks = np.sort(listed[:n].get())
-        return blocks, found.ravel()[cupy.asarray(places(blocks, width))].get()
+        blocks = np.sort(to_host(listed[:n]))
+        return blocks, to_host(found.ravel()[xp.asarray(_places(blocks, width))])
 
 
-def places(blocks: np.ndarray, width: int) -> np.ndarray:
-    """Return where the sums of blocks are among all of a matrix, (k, 5)."""
+def _places(blocks: np.ndarray, width: int) -> np.ndarray:
+    """Return the indices of the sums of blocks among all sums of a matrix, (k, 5)."""
     stripes, columns = np.divmod(blocks, width)
     return (stripes * SUMS * width + columns)[:, np.newaxis] + width * np.arange(SUMS)

@@ -1,15 +1,15 @@
-// Every checksum of a matrix in one pass over it: the exact code's sums of words (at_rest/exact_code.py), and the
-// weighted sums of rows and of columns (at_rest/float_code.py).
+// Checksums of a matrix in one pass: the exact code's sums of words (at_rest/exact_code.py), and the weighted sums of
+// rows and of columns (at_rest/float_code.py).
 //
 //   exact         (stripes, 5, words of a row)         exact_sums.cuh
 //   row sums      (segments of a row, kWeights, rows)  float_sums.cuh
 //   column sums   (stripes, kWeights, columns)
 //
-// Eight warps add up words, and eight others elements, of what comes by a ring in shared memory (tile_pipeline.cuh).
-// One adds up what those eight have of each row.
+// A pipeline copies the matrix to shared memory (tile_pipeline.cuh). Eight warps sum words, eight others sum elements,
+// and one warp adds the row sums of these eight.
 //
-// Why it is fast: each byte is read once, and what is left to do is given to the tensor cores, float64's too, which are
-// idle otherwise: so 40 bytes a word's block and four sums an element cost no more time than reading them.
+// Why it is fast: each byte is read once. The tensor cores compute the sums, in float64 too, so that five sums per word
+// and four per element take no longer than reading the matrix.
 #pragma once
 #include "apps/abft/at_rest/gpu/float_sums.cuh"
 #include "apps/abft/at_rest/gpu/exact_sums.cuh"
@@ -17,7 +17,7 @@
 
 namespace abft {
 
-// kWeights: none, or 1 or 2 sums of each row and column.
+// kWeights: sums per row and column, 0, 1 or 2.
 template <typename T, bool kExact, int kWeights>
 class ChecksumPass {
   using Elements = ElementSums<T, kWeights == 0 ? 1 : kWeights>;
@@ -32,8 +32,8 @@ class ChecksumPass {
   static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
 
  public:
-  // Shared memory: weights of words; what warps have of the rows of each stage; sums of a stripe's rows over the strips
-  // of a segment; the ring, whose stages need not lie at multiples of anything but 16.
+  // Shared memory: weights of words; the warps' parts of row sums per stage; row sums of a stripe over the strips of a
+  // segment; the pipeline, whose stages are aligned to 16 bytes.
   static constexpr int kTable = kExact ? WordWeights::kBytes : 0;
   static constexpr int kOfWarps = kParts * kWarps * kRows, kTotals = kWeights * kStripe;
   static constexpr int kSharedBytes = kTable + (kStages * kOfWarps + kTotals) * (int)sizeof(Sum) + Pipeline::kBytes;
@@ -45,7 +45,7 @@ class ChecksumPass {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) pipeline_.set_up();
     __syncthreads();
-    // With both, 640 threads have 96 registers each.
+    // With both codes, 640 threads have 96 registers each.
     constexpr bool kBoth = kExact && kWeights > 0;
     const int warp = threadIdx.x / 32;
     if (warp >= kAdders) {
@@ -67,7 +67,7 @@ class ChecksumPass {
  private:
   __device__ __forceinline__ void add_words(int warp) const {
     weights_.set_up(32 * kWarps);
-    ptx::barrier_sync(1, 32 * kWarps);  // the first rows are on their way meanwhile
+    ptx::barrier_sync(1, 32 * kWarps);  // meanwhile the first copies are in flight
     const int in_strip = warp * kWarpBytes + WordSums::offset();
     pipeline_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / 4;
@@ -96,7 +96,7 @@ class ChecksumPass {
     });
   }
 
-  // By a warp, of which each lane has a row: adds up what the others have of each stage's rows.
+  // Adds the parts of the row sums of each stage; executed by one warp, one row per lane.
   __device__ __forceinline__ void add_rows() const {
     static_assert(kRows == 32, "a lane for each row");
     const int lane = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-"""The checksums of a matrix on a GPU, in one pass over it (at_rest/gpu/encode.cuh)."""
+"""Checksums of a matrix on a GPU in one pass: launches of at_rest/gpu/encode.cuh."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -10,19 +10,17 @@ import numpy as np
 from tsapps.apps.abft.at_rest.gpu.plan import ALIGNMENT, ChecksumsPlan, elements_plan, words_plan
 from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, fold
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
-from tsapps.kernels.arrays import to_host
-from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
-from tsapps.kernels.jit.kernel import kernel_of
-from tsapps.kernels.runtime.workspace import zeroed_counts
+from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
-__all__ = ["add_checksums", "compiled", "passes_on_gpu", "plans", "sums_on_gpu"]
+__all__ = ["add_checksums", "compiled", "machine_of", "passes_on_gpu", "plans", "sums_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("encode.cuh")
-# What the kernel's barriers and copies need.
+# Required by the kernel's barriers and copies.
 _LEAST_CAPABILITY = 9.0
-# Bytes of a matrix in host memory that go to a GPU at a time.
+# Bytes per upload of a matrix in host memory.
 _PIECE_BYTES = 1 << 28
 
 
@@ -34,9 +32,9 @@ def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
 def plans(
     m: int, n: int, dtype: str, of: Layout, *, code: str, weights: int, block: int
 ) -> tuple[ChecksumsPlan, ...] | None:
-    """Return the passes that make the checksums of a matrix; None where the kernel does not serve it.
+    """Return the plans of the passes that compute a matrix's checksums; None if the kernel does not support it.
 
-    One pass, or two where a row of words is no row of elements (`interleave.py`: skinny matrices and short ones).
+    There are two passes if a row of words is not a row of elements (`interleave.py`: skinny and short matrices).
 
     Parameters
     ----------
@@ -44,7 +42,7 @@ def plans(
     dtype : str
         The name of the elements' type.
     of : Layout
-        How its words are dealt out.
+        The interleaving of its words.
     code : {"exact", "float", "both"}
     weights, block : int
     """
@@ -67,11 +65,14 @@ def sums_on_gpu(
     block: int,
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray] | None:
-    """Return the checksums of a matrix from a pass on a GPU, in host memory; None where there is none that serves it.
+    """Return the checksums of a matrix from passes on a GPU, in host memory; None if no kernel supports it.
 
-    Parameters are those of `passes_on_gpu`.
+    Parameters are those of `machine_of` and `passes_on_gpu`.
     """
-    passes = passes_on_gpu(source, device, of, code=code, weights=weights, block=block, progress=progress)
+    machine = machine_of(source, device)
+    if machine is None:
+        return None
+    passes = passes_on_gpu(machine, source, of, code=code, weights=weights, block=block, progress=progress)
     if passes is None:
         return None
     found = [{name: to_host(tensor) for name, tensor in tensors.items()} for tensors in passes]
@@ -80,9 +81,24 @@ def sums_on_gpu(
     return {name: np.concatenate([one[name] for one in found], axis=2 if name == "rows" else 0) for name in found[0]}
 
 
+def machine_of(source: Source, device: int | None) -> Machine | None:
+    """Return the GPU that computes a matrix's checksums; None if the CPU does.
+
+    Parameters
+    ----------
+    source : Source
+    device : int or None
+        The GPU for a matrix in host memory or in a file; None leaves it to the CPU.
+    """
+    array = whole_on_gpu(source)
+    device = device if array is None else int(array.device.id)
+    machine = None if device is None else cuda_machine(device)
+    return machine if machine and float(machine.gpu.compute_capability) >= _LEAST_CAPABILITY else None
+
+
 def passes_on_gpu(
+    machine: Machine,
     source: Source,
-    device: int | None,
     of: Layout,
     *,
     code: str,
@@ -90,30 +106,26 @@ def passes_on_gpu(
     block: int,
     progress: Progress | None = None,
 ) -> Iterator[dict[str, Any]] | None:
-    """Return the checksums of the pieces of a matrix, in order, left on a GPU; None where no kernel serves it.
+    """Return the checksums of consecutive pieces of a matrix, in GPU memory; None if no kernel supports it.
 
-    An array on the GPU is one piece if the kernel reads it as it lies. All pieces but the last are of so many whole
-    stripes.
+    An array on the GPU is one piece if the kernel can read it in place. All pieces but the last have the same number of
+    whole stripes.
 
     Parameters
     ----------
+    machine : Machine
     source : Source
-    device : int or None
-        The GPU for what is not on one; None leaves that to the CPU.
     of : Layout
-        Of the whole matrix.
+        The interleaving of the whole matrix.
     code, weights, block
         As for `plans`.
     progress : callable, optional
-        Called with the bytes that have been read so far, of every piece when the next one is asked for.
+        Called with the number of bytes read so far, for each piece when the next one is requested.
     """
     array = whole_on_gpu(source)
-    device = device if array is None else int(array.device.id)
-    if device is None or float(live(device).compute_capability) < _LEAST_CAPABILITY:
-        return None
     m, (n, name, size) = source.shape[0], (source.shape[1], source.dtype.name, source.dtype.itemsize)
     whole = array is not None and array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0
-    # Pieces are of whole stripes, so that their sums lie one after the other.
+    # Pieces are whole stripes, so that their sums are consecutive.
     stripe = ROWS * fold(source.shape, size)
     rows = m if whole else stripe and max(1, _PIECE_BYTES // (stripe * n * size)) * stripe
     if not rows:
@@ -131,8 +143,9 @@ def passes_on_gpu(
     def passes() -> Iterator[dict[str, Any]]:
         done = 0
         for part in parts:
-            there = _on_gpu(part, device)
-            yield {name: sums for plan in plans_of[len(part)] for name, sums in add_checksums(there, plan).items()}
+            there = _on_gpu(machine, part)
+            added = (add_checksums(machine, there, plan) for plan in plans_of[len(part)])
+            yield {name: sums for tensors in added for name, sums in tensors.items()}
             done += part.nbytes
             if progress is not None:
                 progress(done)
@@ -140,49 +153,44 @@ def passes_on_gpu(
     return passes()
 
 
-def _on_gpu(part: Any, device: int) -> Any:
-    """Return some rows on a GPU as the kernel reads them; from host memory as bytes, as CuPy lacks some dtypes."""
-    import cupy
-
-    if not isinstance(part, np.ndarray):
-        with part.device:
-            return part if part.data.ptr % ALIGNMENT == 0 else part.copy()
-    with cupy.cuda.Device(device):
-        return cupy.asarray(part.view(np.uint8))
+def _on_gpu(machine: Machine, part: Any) -> Any:
+    """Return rows in GPU memory, aligned for the kernel."""
+    with machine.current():
+        if isinstance(part, np.ndarray):
+            return machine.xp.asarray(part.view(np.uint8))  # CuPy lacks some dtypes
+        return part if address(part) % ALIGNMENT == 0 else part.copy()
 
 
 @cache
-def _loaded(plan: ChecksumsPlan, device: int) -> Any:
-    """Return the kernel of a plan, loaded on the current GPU, which is `device`."""
-    kernel = kernel_of(_SOURCE, (plan.kernel,), plan.kernel, device)
+def _kernel(machine: Machine, plan: ChecksumsPlan) -> Any:
+    (kernel,) = machine.kernels(_SOURCE, plan.kernel)
     kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
     return kernel
 
 
-def add_checksums(array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
+def add_checksums(machine: Machine, array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
     """Return the checksums of a matrix, on its GPU, launched on the current stream.
 
     Parameters
     ----------
-    array : cupy.ndarray
-        Row-major without gaps, from a multiple of 16 bytes on.
+    machine : Machine
+    array : array of `machine.xp`
+        Row-major without gaps, aligned to 16 bytes.
     plan : ChecksumsPlan
         Made for it.
 
     Returns
     -------
-    dict of str to cupy.ndarray
+    dict of str to array of `machine.xp`
         By the names of `ChecksumsPlan.shapes`.
     """
-    import cupy
-
-    device = array.device
-    with device:
+    xp = machine.xp
+    with machine.current():
         shapes = plan.shapes.items()
-        tensors = {name: cupy.empty(shape, np.uint64 if name == "exact" else plan.sums) for name, shape in shapes}
-        next_unit = zeroed_counts(device.id, cupy.cuda.get_current_stream().ptr, 1)
-        addresses = {name: tensor.data.ptr for name, tensor in tensors.items()}
-        task = plan.task(array.data.ptr, addresses, next_unit.data.ptr)[()]
-        blocks = min(plan.units, live(device.id).multiprocessors)
-        _loaded(plan, device.id)((blocks,), (plan.threads,), (task,), shared_mem=plan.shared_bytes)
+        tensors = {name: xp.empty(shape, np.uint64 if name == "exact" else plan.sums) for name, shape in shapes}
+        _, next_unit = machine.workspace(0, 1)
+        addresses = {name: address(tensor) for name, tensor in tensors.items()}
+        task = plan.task(address(array), addresses, address(next_unit))[()]
+        blocks = min(plan.units, machine.gpu.multiprocessors)
+        _kernel(machine, plan)((blocks,), (plan.threads,), (task,), shared_mem=plan.shared_bytes)
     return tensors

@@ -1,25 +1,25 @@
-// The exact sums of words (at_rest/exact_code.py) as products on tensor cores, of a strip by one warp.
+// Exact sums of words (at_rest/exact_code.py) as products on tensor cores: one warp per strip.
 //
-//   S_k = Σ w_k(r) · word,  r = words of the column's block from this on:   w = 1, r, C(r + 1, 2), C(r + 2, 3),
-//                                                                           last_weight(r)
+//   S_k = Σ w_k(r) · word,  r = words of the block from this word on:   w = 1, r, C(r + 1, 2), C(r + 2, 3),
+//                                                                       last_weight(r)
 //
-// The words are the left operand, 16 of a row, and 16 rows at a time; the right one has eight columns of weights, of
-// which those with many bits are two parts, so that every sum of 512 products is a whole number below 2⁵³.
+// The left operand has 16 words of each of 16 rows. The right operand has eight columns of weights; weights with many
+// bits are split into two parts, so that each sum of 512 products is an integer below 2⁵³.
 //
-// Why it is fast: whole numbers below 2⁵³ need no conversion. The double whose bits are n is n · 2⁻¹⁰⁷⁴, a denormal,
-// and products with weights and sums of it are exact. Four instructions a word; by multiply-adds of 32 into 64 bits it
-// was six, which wait for each other.
+// Why it is fast: integers below 2⁵³ need no conversion. The double with the bits of n is n · 2⁻¹⁰⁷⁴, a denormal, and
+// its products with weights, and their sums, are exact. This takes four instructions per word; 32-bit multiply-adds
+// with 64-bit sums took six dependent ones.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
 
 namespace abft {
 
-// S₀, S₁, and two parts of each other sum, by which the first is multiplied.
+// S₀, S₁, and two parts of each other sum; kPartBits are the bits of the lower part.
 constexpr int kProducts = 8;
 constexpr int kPartBits[kSums] = {0, 0, 9, 12, 11};
 
-// 22 bits of no order.
+// A hash of 22 bits.
 __device__ __forceinline__ unsigned last_weight(unsigned r) {
   unsigned x = r * 0x9e3779b1u;
   x = (x ^ x >> 15) * 0x85ebca77u;
@@ -33,7 +33,7 @@ class WordWeights {
 
   __device__ explicit WordWeights(unsigned char* shared) : at_(reinterpret_cast<double*>(shared)) {}
 
-  // By the block's first `threads` threads, with a barrier behind it.
+  // Executed by the block's first `threads` threads; a barrier must follow.
   __device__ __forceinline__ void set_up(int threads) const {
     for (int i = threadIdx.x; i < kStripe; i += threads) {
       const unsigned r = i + 1,
@@ -46,8 +46,8 @@ class WordWeights {
       }
     }
   }
-  // That of a word that has `left` words after it; of one that has four more it is 4 · kProducts further. Banks are
-  // shared by four rows.
+  // The weight of a word with `left` words after it; four words earlier it is 4 · kProducts further. Four rows fill all
+  // banks.
   __device__ __forceinline__ double* of_row(int left, int product) const {
     return at_ + kProducts * left + (product ^ (left / 2 % 2 * 4));
   }
@@ -56,16 +56,16 @@ class WordWeights {
   double* const at_;
 };
 
-// Lane 4·g + t has 16 bytes, the g-th of 128, of every fourth row from t on: its words are rows of left operands.
+// Lane 4·g + t reads the g-th 16 of 128 bytes, of every fourth row from t on: its words are rows of left operands.
 class WordSums {
  public:
-  // `present` are the rows in which the lane's bytes are there.
+  // `present` is the number of rows that contain the lane's bytes.
   __device__ WordSums(const WordWeights& weights, int rows, int present)
       : weights_(weights), rows_(rows), present_(present), sums_{} {}
 
   static __device__ __forceinline__ int offset() { return (int)threadIdx.x % 32 / 4 * 16; }
 
-  // Adds a stage, whose rows begin with `first`. `mine` is where the lane's bytes of the first row are.
+  // Adds a stage, whose first row is `first`. `mine` points to the lane's bytes in that row.
   template <bool kWhole>
   __device__ __forceinline__ void add(const unsigned char* mine, int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, left = rows_ - 1 - first - t;
@@ -87,7 +87,7 @@ class WordSums {
     }
   }
 
-  // Writes the sums of the lane's four columns, from a multiple of 16 bytes on; from one sum to the next it is `width`.
+  // Writes the sums of the lane's four columns, aligned to 16 bytes; `width` is the distance between sums.
   __device__ __forceinline__ void store(unsigned long long* to, long long width) const {
     using Pair = simt::Vector<unsigned long long, 2>;
     // Lane t has products 2·t and 2·t + 1: S₀ and S₁, or both parts of S of t + 1.

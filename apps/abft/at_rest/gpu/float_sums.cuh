@@ -1,25 +1,26 @@
-// Weighted sums of the elements of a strip, of its rows and its columns, by one warp.
+// Weighted row sums and column sums of a strip's elements: one warp per 128 bytes of each row.
 //
-//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; encode.cuh adds up warps
+//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; encode.cuh adds the warps
 //   of a column   Σ (row of the stripe + 1)^p · element         over the stripe's rows
 //
-//   ElementSums<T, kWeights>::Sum, kParts        what is added up; and the parts that sums of rows have
-//       add<kWhole>(mine, first, to)             adds a stage, and leaves parts of its rows: part p of row r at
+//   ElementSums<T, kWeights>::Sum, kParts        type of the sums; parts per row sum
+//       add<kWhole>(mine, first, to)             adds a stage, and writes the parts of its row sums: part p of row r to
 //                                                to[p · kWarps · kRows + r]
-//       of_row(parts, p)                         a sum of its parts, from the row's first on
-//       store(...)                               the sums of columns
+//       of_row(parts, p)                         sum p of a row from its parts
+//       store(...)                               writes the column sums
 //
-// A chunk is 16 bytes. Of a row, lanes t = 0 … 3 have chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7: so
-// two rows and four chunks are in all banks.
+// A chunk is 16 bytes. In each row, lanes t = 0 … 3 read chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7:
+// so two rows of four chunks fill all banks.
 //
-// float and double: lane 4·g + t owns its chunks of each row g (mod 8), and adds up its columns in double. Sums of rows
-// pass across lanes: they are a product with (1, column) on the tensor cores.
+// float and double: lane 4·g + t has its chunks of each row g (mod 8), and sums its columns in double. Row sums across
+// lanes are a product with (1, column) on the tensor cores.
 //
-// float16 and bfloat16: both sums are products, in float. Weights are 16 · high + low, of which either type holds both.
-// For sums of columns, lane 4·g + t has chunk g of every fourth row from t on, as what adds up words has: a right
-// operand's pairs are of rows t and t + 4, and its eight columns are one of each chunk.
+// float16 and bfloat16: both sums are products in float. Weights are 16 · high + low, both exact in either type. For
+// column sums, lane 4·g + t reads chunk g of every fourth row from t on, like exact_sums.cuh: the pairs of a right
+// operand are rows t and t + 4, and its eight columns are one of each chunk.
 //
-// Why it is fast: six instructions for a float of two rows' and two columns' sums, two for two halves.
+// Why it is fast: two row sums and two column sums take six instructions per float, and two per pair of 16-bit
+// elements.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -27,9 +28,9 @@
 
 namespace abft {
 
-constexpr int kChunks = 2;  // of a lane
+constexpr int kChunks = 2;  // per lane
 
-// Where a chunk of lane t is in the warp's 128 bytes.
+// Offset of a chunk of lane t in the warp's 128 bytes.
 __device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t / 2 * 64 + t % 2 * 16 + chunk * 32; }
 
 template <typename T>
@@ -52,8 +53,8 @@ class ElementSums {
   using Sum = double;
   static constexpr int kParts = 2;
 
-  // `column` is that of the segment of the warp's first element; `rows_at(offset)` says in how many rows 16 bytes are
-  // there.
+  // `column` is the column in the segment of the warp's first element; `rows_at(offset)` is the number of rows that
+  // contain the 16 bytes at this offset.
   template <typename RowsAt>
   __device__ ElementSums(int column, const RowsAt& rows_at) : columns_{} {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -70,7 +71,7 @@ class ElementSums {
     to += g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Of rows g and g + 8, the lane's elements, and times how many columns they are further than its first.
+      // Sums of the lane's elements of rows g and g + 8: plain, and weighted by the distance to its first column.
       double plain[2] = {}, further[2] = {};
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
@@ -97,7 +98,7 @@ class ElementSums {
       Sum d[4] = {};
       ptx::mma_m16n8k4(d, plain, of_plain_);
       if constexpr (kWeights > 1) ptx::mma_m16n8k4(d, further, of_further_);
-      // Lane t = 0 has both parts.
+      // Lane t = 0 holds both parts.
       if (t == 0) {
         to[i] = d[0], to[kWarps * kRows + i] = d[1];
         to[i + 8] = d[2], to[kWarps * kRows + i + 8] = d[3];
@@ -107,10 +108,10 @@ class ElementSums {
 
   static __device__ __forceinline__ Sum of_row(const Sum* parts, int p) { return parts[p * kWarps * kRows]; }
 
-  // `to` is the sum of the warp's first column, `columns` are how many there are from it on, and from a weight to the
-  // next it is `width`.
+  // `to` points to the sum of the warp's first column, `columns` is the number of columns from it on, and `width` is
+  // the distance between weights.
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
-    // Over the lanes g: each keeps half of its columns and hands over the others, while it has more than one.
+    // Reduction over the lanes g: each keeps half of its columns and sends the other half, until it has one.
     const int lane = threadIdx.x % 32;
     int column = 0;
     bool mine = true;
@@ -153,7 +154,7 @@ __device__ __forceinline__ void multiply(ptx::Bfloat16, float (&d)[4], const uns
 
 template <typename T, int kWeights>
 class HalfSums {
-  static constexpr int kColumns = 8;  // of a chunk
+  static constexpr int kColumns = 8;  // per chunk
 
  public:
   using Sum = float;
@@ -186,8 +187,8 @@ class HalfSums {
     to += 2 * t * kWarps * kRows + g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Rows: a lane's four words are, as a left operand, of rows g and g + 8; here they are all of row g, of which
-      // words 1 and 3 have columns two further than what they are multiplied by.
+      // Rows: the four words of a lane are a left operand, usually of rows g and g + 8. Here all are of row g; the
+      // columns of words 1 and 3 are two further than their weights.
 #pragma unroll
       for (int row = i; row < i + 16; row += 8) {
         float d[4] = {};
@@ -200,11 +201,11 @@ class HalfSums {
           const unsigned words[4] = {four.x, four.y, four.z, four.w};
           multiply(T(), d, words, of_columns_[chunk]);
         }
-        // Lane t has parts 2·t and 2·t + 1.
+        // Lane t holds parts 2·t and 2·t + 1.
         if (t < 2) to[row] = d[0] + d[2];
         if (t == 0) to[kWarps * kRows + row] = d[1] + d[3] + 2.0f * d[2];
       }
-      // Columns: the rows' weights are the left operand, of which lanes g = 0, 1 and 2 have 1, low and high.
+      // Columns: the row weights are the left operand; lanes g = 0, 1 and 2 hold 1, low and high.
       const float high = (float)((first + i) / 16);
       const unsigned highs = pair(T(), high, high);
       const unsigned a[4] = {g == 2 ? highs : of_rows_[0], 0, g == 2 ? highs : of_rows_[1], 0};
@@ -232,7 +233,7 @@ class HalfSums {
   }
 
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
-    // Lane t has those of chunks 2·t and 2·t + 1, lanes g = 0 … 2 those by 1, low and high.
+    // Lane t holds the sums of chunks 2·t and 2·t + 1; lanes g = 0 … 2 those weighted by 1, low and high.
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

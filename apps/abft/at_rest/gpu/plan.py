@@ -1,4 +1,4 @@
-"""How at_rest/gpu/encode.cuh goes through a matrix, from its sizes alone."""
+"""Plans of at_rest/gpu/encode.cuh, from sizes alone: work units, threads and shared memory."""
 
 from dataclasses import dataclass
 
@@ -12,11 +12,11 @@ from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 
-#: Copies are of so many bytes, from such addresses.
+#: Size and alignment of a copy in bytes.
 ALIGNMENT = 16
-# Bytes of a strip; warps that share one; columns of products; the ring (kStrip, kWarps, kProducts, kPitch, kRows,
-# kStages); parts that sums of rows have.
+# Bytes and warps of a strip, columns of products, and the pipeline (kStrip, kWarps, kProducts, kPitch, kRows, kStages).
 _STRIP, _WARPS, _PRODUCTS, _PITCH, _PIPELINE_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
+# Parts of a row sum (kParts).
 _PARTS = {"float64": 2, "float32": 3}
 _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
 
@@ -34,18 +34,18 @@ TASK = np.dtype(
 
 @dataclass(frozen=True)
 class ChecksumsPlan:
-    """What the kernel is told, and what it writes.
+    """Template arguments, sizes and results of a pass.
 
     Attributes
     ----------
     dtype : str
-        Of the elements; "float32" where only words are added up.
+        The elements' type; "float32" for a pass over words only.
     exact : bool
-        Whether words are added up.
+        Whether the pass computes sums of words.
     weights : int
-        Weighted sums of each row and column: none, 1 or 2.
+        Weighted sums per row and column: 0, 1 or 2.
     rows, row_bytes, last_bytes : int
-        Rows of words or of elements; bytes of one, and of the last.
+        Rows of words or of elements; bytes of each, and of the last one.
     """
 
     dtype: str
@@ -57,7 +57,7 @@ class ChecksumsPlan:
 
     @property
     def stripes(self) -> int:
-        """Stripes of 512 rows."""
+        """Number of stripes of 512 rows."""
         return -(-self.rows // ROWS)
 
     @property
@@ -67,27 +67,27 @@ class ChecksumsPlan:
 
     @property
     def strips(self) -> int:
-        """Strips of a unit: those of the 512 columns that have a row sum."""
+        """Strips per unit: those of the 512 columns of a row sum."""
         return max(1, ROWS * self.itemsize // _STRIP) if self.weights else 1
 
     @property
     def units_across(self) -> int:
-        """Units of a stripe."""
+        """Work units per stripe."""
         return -(-self.row_bytes // (self.strips * _STRIP))
 
     @property
     def units(self) -> int:
-        """Units of work in all, which blocks share."""
+        """Work units of the matrix."""
         return self.stripes * self.units_across
 
     @property
     def sums(self) -> np.dtype:
-        """What weighted sums are added up and stored in."""
+        """The type of weighted sums."""
         return sums_dtype(self.dtype)
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
-        """The shape of every tensor that is written, by its name."""
+        """The shapes of the result's tensors, by name."""
         shapes = {"exact": (self.stripes, SUMS, self.row_bytes // WORD)} if self.exact else {}
         if self.weights:
             shape = self.rows, self.row_bytes // self.itemsize
@@ -102,19 +102,19 @@ class ChecksumsPlan:
 
     @property
     def threads(self) -> int:
-        """Threads of a block (kThreads)."""
+        """Threads per block (kThreads)."""
         return 128 + 32 * _WARPS * (self.exact + (self.weights > 0))
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory (kSharedBytes)."""
+        """Bytes of dynamic shared memory (kSharedBytes)."""
         table = ROWS * _PRODUCTS * 8 if self.exact else 0
         of_warps = _STAGES * _PARTS[self.sums.name] * _WARPS * _PIPELINE_ROWS if self.weights else 0
         sums = (of_warps + self.weights * ROWS) * self.sums.itemsize
         return table + sums + _STAGES * (_PIPELINE_ROWS * _PITCH + 3 * 8 + 4)
 
     def task(self, data: int, tensors: dict[str, int], following: int) -> np.ndarray:
-        """Return the kernel's argument, of the addresses of the data, of the tensors and of a count of units."""
+        """Return the kernel's argument for the addresses of the data, of the tensors and of the counter of units."""
         task = np.zeros((), TASK)
         task["data"], task["exact"], task["next"] = data, tensors.get("exact", 0), following
         task["row_sums"], task["column_sums"] = tensors.get("rows", 0), tensors.get("columns", 0)
@@ -124,20 +124,20 @@ class ChecksumsPlan:
 
 
 def _served(plan: ChecksumsPlan) -> ChecksumsPlan | None:
-    """Return a plan if its rows are whole pieces of what is copied, and its units can be numbered."""
+    """Return a plan if its rows consist of whole copies, and its units fit in 32 bits; otherwise None."""
     whole = plan.row_bytes % ALIGNMENT == 0 and plan.last_bytes % ALIGNMENT == 0
     return plan if whole and plan.units <= _MOST_UNITS else None
 
 
 def words_plan(of: Layout) -> ChecksumsPlan | None:
-    """Return how the exact sums of bytes are added up; None where the kernel does not serve them."""
+    """Return the plan of the exact sums; None if the kernel does not support them."""
     row_bytes = of.width * WORD
     rows = -(-of.n_bytes // row_bytes)
     return _served(ChecksumsPlan("float32", True, 0, rows, row_bytes, of.n_bytes - (rows - 1) * row_bytes))
 
 
 def elements_plan(m: int, n: int, dtype: str, weights: int, block: int, of: Layout | None) -> ChecksumsPlan | None:
-    """Return how the weighted sums of a matrix are added up; None where the kernel does not serve them.
+    """Return the plan of the weighted sums of a matrix; None if the kernel does not support them.
 
     Parameters
     ----------
@@ -146,7 +146,7 @@ def elements_plan(m: int, n: int, dtype: str, weights: int, block: int, of: Layo
         The name of the elements' type.
     weights, block : int
     of : Layout or None
-        How its words are dealt out: if a row of words is one of elements, their sums are added up in the same pass.
+        The interleaving of its words: if a row of words is a row of elements, the pass also computes their sums.
     """
     if dtype not in ELEMENT or weights > _MOST_WEIGHTS or block != ROWS:
         return None

@@ -1,17 +1,19 @@
-// How a matrix comes to the warps that add it up (encode.cuh): units, strips and stages, and the ring that they come
-// by.
+// Multistage pipeline of a matrix from global to shared memory, for the warps that sum it (encode.cuh).
 //
 //            ←── 1 KB: a strip, 128 bytes a warp ──→
-//          ┌────────┬────────┬─── … ───┬────────┐     The matrix is row-major without gaps. A *stage* of the ring is 32 rows of a
-//  32 rows │ warp 0 │ warp 1 │         │ warp 7 │     strip. A *unit* of work is 512 rows, a *stripe*, of the strips that make up
-//          ├────────┼────────┼─── … ───┼────────┤     one *segment*, of which rows have a sum of their own.
+//          ┌────────┬────────┬─── … ───┬────────┐
+//  32 rows │ warp 0 │ warp 1 │         │ warp 7 │
+//          ├────────┼────────┼─── … ───┼────────┤
 //          ┊        ┊        ┊         ┊        ┊
 //
-// Three warps copy, and barriers of shared memory say what is there and what is free. Units are dealt out as blocks ask
-// for them: some multiprocessors are nearer to the memory.
+// The matrix is row-major without gaps. A *stage* is 32 rows of a strip. A work *unit* has 512 rows, a *stripe*, of the
+// strips of one *segment*; each row of a segment has its own sum.
 //
-// Why it is fast: 100 KB and more are on their way at any time, in lines of which the level-2 cache reads all, and
-// nobody waits for all others.
+// Three producer warps copy; mbarriers track full and free stages. Blocks fetch units dynamically, since some
+// multiprocessors are closer to the memory.
+//
+// Why it is fast: at least 100 KB are in flight at any time, as whole lines of the level-2 cache, and no warp waits for
+// all others.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -21,28 +23,28 @@
 namespace abft {
 
 constexpr int kStripe = 512, kSums = 5;
-// Warps that share a strip; those that copy.
+// Warps per strip; producer warps.
 constexpr int kWarps = 8, kCopiers = 3;
 constexpr int kWarpBytes = 128, kStrip = kWarps * kWarpBytes;
-// Bytes of a copy; of a line of the level-2 cache.
+// Bytes of a copy, and of a line of the level-2 cache.
 constexpr int kCopied = 16, kLine = 128;
-// Rows of a stage. From a row to the next: a quarter of the banks further, for all ways to read it.
+// Rows of a stage. The pitch shifts each row by a quarter of the banks, so that no read has bank conflicts.
 constexpr int kRows = 32, kPitch = kStrip + 32, kStage = kRows * kPitch, kStages = 5;
 
-// What is read, and where its sums go.
+// The matrix, and the destinations of its sums.
 template <typename Sum>
 struct Task {
-  const unsigned char* data;  // from a multiple of 16 bytes on
+  const unsigned char* data;  // aligned to 16 bytes
   unsigned long long* exact;
   Sum *row_sums, *column_sums;
-  // Rows, all of `row_bytes` but the last; multiples of 16.
+  // Each row has `row_bytes`, and the last one `last_bytes`; multiples of 16.
   long long rows, row_bytes, last_bytes;
   int units, units_across;  // of all stripes, and of one
   int strips;               // of a unit
   unsigned* next;           // unit; zero before the launch, and after it
 };
 
-// A stage of the ring, and the parity of the phase in which it is filled.
+// A stage, and the parity of the phase that fills it.
 struct Place {
   int stage = 0;
   unsigned parity = 0;
@@ -57,7 +59,7 @@ struct Strip {
   long long offset;                  // of its first byte in a row
 };
 
-// `kTakes`: whether somebody reads what those that add up leave of each stage.
+// `kTakes`: whether another warp reads the row sums of each stage.
 template <typename Sum, int kAdders, bool kTakes>
 class ChecksumPipeline {
  public:
@@ -67,7 +69,7 @@ class ChecksumPipeline {
       : task_(task), stages_(shared), full_(reinterpret_cast<ptx::Mbarrier*>(shared + kStages * kStage)),
         added_(full_ + kStages), taken_(added_ + kStages), units_(reinterpret_cast<int*>(taken_ + kStages)) {}
 
-  // By one thread, with a barrier behind it.
+  // Executed by one thread; a barrier must follow.
   __device__ __forceinline__ void set_up() const {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full_ + i, 32 * kCopiers + 1);
@@ -77,8 +79,8 @@ class ChecksumPipeline {
     ptx::mbarrier_init_fence();
   }
 
-  // By copier `part`, a warp, of which each copies its share of the rows. The first asks for units, while those that
-  // add up still have the stage that comes next.
+  // Executed by producer warp `part`, which copies its share of the rows. The first one fetches units while consumers
+  // still use the next stage.
   __device__ __forceinline__ void copy(int part) const {
     const int in_strip = threadIdx.x % 32 * kCopied;
     const bool asks = part == 0 && threadIdx.x % 32 == 0;
@@ -86,7 +88,7 @@ class ChecksumPipeline {
 #pragma unroll 1
     while (true) {
       int unit = 0;
-      // Every block asks once in vain: then it is zero again.
+      // Each block fetches once too often, after which the counter is zero again.
       if (asks) unit = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
       wait_for_free_stage(place);
       if (asks) units_[place.stage] = unit;
@@ -101,7 +103,7 @@ class ChecksumPipeline {
         const bool whole = is_whole(strip);
 #pragma unroll 1
         for (int first = 0; first < strip.rows; first += kRows, place.next()) {
-          wait_for_free_stage(place);  // a unit's first stage is
+          wait_for_free_stage(place);  // a unit's first stage is free already
           unsigned char* const to = stages_ + place.stage * kStage + in_strip;
           if (whole) {
             copy_stage<true>(to, from, strip, first, part);
@@ -115,7 +117,7 @@ class ChecksumPipeline {
     }
   }
 
-  // Calls `work(place, strip)` for every strip that this block is dealt; it is to move `place` past the strip's stages.
+  // Calls `work(place, strip)` for every strip of this block; `work` moves `place` past the strip's stages.
   template <typename Work>
   __device__ __forceinline__ void each_strip(const Work& work) const {
     Place place;
@@ -128,8 +130,8 @@ class ChecksumPipeline {
     }
   }
 
-  // By warps that add up: calls `work(Whole, stage, first row)` for every stage of a strip, where Whole::value says
-  // that all of it is there.
+  // Executed by consumer warps: calls `work(Whole, stage, first row)` for every stage of a strip. Whole::value is
+  // whether the matrix contains all of it.
   template <typename Work>
   __device__ __forceinline__ void each_stage(Place& place, const Strip& strip, const Work& work) const {
     if (is_whole(strip)) {
@@ -146,12 +148,12 @@ class ChecksumPipeline {
   __device__ __forceinline__ bool is_whole(const Strip& strip) const {
     return strip.rows == kStripe && rows_at(strip, strip.offset + kStrip - 16) == strip.rows;
   }
-  // Rows of a strip in which the 16 bytes from `offset` of a row on are there: all, but where the matrix ends.
+  // Number of rows of a strip that contain the 16 bytes at `offset`: all, except at the end of the matrix.
   __device__ __forceinline__ int rows_at(const Strip& strip, long long offset) const {
     const bool inside = bytes_left(first_row(strip) + strip.rows - 1, offset) > 0;
     return inside ? strip.rows : offset < task_.row_bytes ? strip.rows - 1 : 0;
   }
-  // Bytes that a row of the stripe has from the strip's first on.
+  // Bytes of a row of the stripe from the strip on.
   __device__ __forceinline__ long long left_of(const Strip& strip, int row) const {
     return row < strip.rows ? bytes_left(first_row(strip) + row, strip.offset) : 0;
   }
@@ -163,8 +165,8 @@ class ChecksumPipeline {
     return strip.stripe * (long long)kStripe;
   }
 
-  // By the warp that takes what others have of a stage. Every lane arrives, here and below: one of them behind a
-  // barrier of the warp would do, and takes as long, but racecheck follows those alone that arrive themselves.
+  // Executed by the warp that reads the row sums of a stage. Every lane arrives, here and below. One lane after a
+  // barrier of the warp would suffice and take as long, but racecheck only tracks threads that arrive.
   __device__ __forceinline__ void wait_for_sums(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity);
   }
@@ -181,8 +183,8 @@ class ChecksumPipeline {
       work(Strip{stripe, rows, across, number, (across * (long long)task_.strips + number) * kStrip});
     }
   }
-  // Begins to copy the rows of a stage, from row `first` of the stripe on, that are copier `part`'s: every kCopiers-th.
-  // `to` and `from` are this lane's part of the stage's first row.
+  // Starts the copies of producer `part`: every kCopiers-th row of a stage that begins at row `first` of the stripe.
+  // `to` and `from` point to this lane's part of the stage's first row.
   template <bool kWhole>
   __device__ __forceinline__ void copy_stage(unsigned char* to, const unsigned char* from, const Strip& strip,
                                              int first, int part) const {
@@ -198,7 +200,7 @@ class ChecksumPipeline {
       }
     }
   }
-  // By a copier: what it has begun of a stage is all. One of them wrote which unit that is, too.
+  // Executed by a producer after it started all its copies of a stage. One of them has also written the unit.
   __device__ __forceinline__ void arrive(const Place& place, bool wrote) const {
     ptx::cp_async_arrive(full_ + place.stage);
     if (wrote) ptx::mbarrier_arrive(full_ + place.stage);
@@ -220,9 +222,9 @@ class ChecksumPipeline {
 
   const Task<Sum>& task_;
   unsigned char* const stages_;
-  // A stage has been copied; been added up by all; what they left has been taken.
+  // Barriers of a stage: copied, summed by all consumers, row sums read.
   ptx::Mbarrier *const full_, *const added_, *const taken_;
-  int* const units_;  // that begin with a stage
+  int* const units_;  // the unit that begins at a stage
 };
 
 }  // namespace abft

@@ -1,15 +1,14 @@
 """simt/tsmttsm_small.cuh, its own source run on the CPU, against float64."""
 
-from functools import cache
-
 import numpy as np
 import pytest
+from faults import fault
 from host_cuda import harness
-from host_cuda.tall_skinny import DTYPES, UNTOUCHED, assert_product, libraries_of, result
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from products import assert_only_written, assert_product, build_simt_together, multiply, result
 
-from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
+from tsapps.kernels import simt_gemm
 from tsapps.kernels.plan.simt import small_tsmttsm_plan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
@@ -25,90 +24,65 @@ def plan_of(dtype, m, w, along):
     return plan.__class__(plan.dtype, m, w, along, plan.depth, THREADS)
 
 
-PLANS = [plan_of(dtype, m, w, along) for dtype in DTYPES for m, w in SIZES for along in (True, False)]
+PLANS = [plan_of(dtype, m, w, along) for dtype in ITEMSIZE for m, w in SIZES for along in (True, False)]
 
 
-def name_of(plan):
-    return f"run_{plan.dtype}_{plan.m}_{plan.w}_{'along' if plan.along else 'across'}"
+@pytest.fixture(scope="module", autouse=True)
+def _build_together():
+    build_simt_together(PLANS)
 
 
-def source(plans):
-    entries = [
-        f"""
-extern "C" void {name_of(plan)}(const void* A, long long lda, const void* B, long long ldb, void* C, long long c_row,
-    long long c_column, long long k, void* partial, unsigned* arrived, double alpha, double beta, long long grid) {{
-  using T = {ELEMENT[plan.dtype]};
-  using Sum = {SUM[plan.dtype]};
-  cuda_host::launch(dim3(grid), {plan.threads}, 0, [=] {{
-    {plan.kernel()}(static_cast<const T*>(A), lda, static_cast<const T*>(B), ldb, static_cast<T*>(C), c_row, c_column,
-                    k, static_cast<Sum*>(partial), arrived, Sum(alpha), Sum(beta));
-  }});
-}}"""
-        for plan in plans
-    ]
-    return "\n".join(['#include "kernels/tsm2/simt/tsmttsm_small.cuh"', *entries])
+@pytest.fixture(scope="module", autouse=True)
+def _few_blocks():
+    """One block a multiprocessor, so that few depths take several rounds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(simt_gemm, "_SMALL_BLOCKS", 1)
+        yield
 
 
-@cache
-def libraries():
-    return libraries_of(PLANS, source, name_of)
-
-
-@pytest.fixture(scope="module", name="libraries")
-def _libraries():
-    return libraries()
-
-
-def lines(values, along, pad):
-    """Return an operand of n × k as the kernel reads it, in memory that ends with it, and its leading dimension."""
+def lines(values, along, pad=0):
+    """Return an operand of n × k in memory that ends with it: lines along the depth, or across it without gaps."""
     n, k = values.shape
     if not along:
-        return np.ascontiguousarray(values.T), n
-    leading = -(-k // (16 // values.itemsize)) * (16 // values.itemsize) + pad * (16 // values.itemsize)
+        return np.ascontiguousarray(values.T).T
+    vector = 16 // values.itemsize
+    leading = -(-k // vector) * vector + pad * vector
     memory = np.full((n - 1) * leading + k, np.nan, values.dtype)
-    np.lib.stride_tricks.as_strided(memory, (n, k), (leading * values.itemsize, values.itemsize))[...] = values
-    return memory, leading
+    view = np.lib.stride_tricks.as_strided(memory, (n, k), (leading * values.itemsize, values.itemsize))
+    view[...] = values
+    return view
 
 
-def check(libraries, plan, k, seed=0, pad=0, how="C", alpha=1.0, beta=0.0, grid=3):
-    rng, dtype = np.random.default_rng(seed), DTYPES[plan.dtype]
-    A, B = (rng.standard_normal((n, k)).astype(dtype) for n in (plan.m, plan.w))
-    (a, lda), (b, ldb) = lines(A, plan.along, pad), lines(B, plan.along, pad)
-    C, memory = result(plan.m, plan.w, dtype, how)
-    C[...] = rng.standard_normal(C.shape).astype(dtype) if beta else np.nan
+def check(plan, k, seed=0, pad=0, how="C", alpha=1.0, beta=0.0, multiprocessors=3, **machine):
+    rng = np.random.default_rng(seed)
+    A, B = (lines(rng.standard_normal((n, k)).astype(plan.dtype), plan.along, pad) for n in (plan.m, plan.w))
+    C, memory = result(plan.m, plan.w, plan.dtype, how)
+    C[...] = rng.standard_normal(C.shape).astype(plan.dtype) if beta else np.nan
     before = C.astype(np.float64)
-    partial = np.full(grid * plan.m * plan.w, np.nan, np.float64 if SUM[plan.dtype] == "double" else np.float32)
-    arrived, name = np.zeros(1, np.uint32), name_of(plan)
-    strides = (stride // C.itemsize for stride in C.strides)
-    libraries[name].call(name, a, lda, b, ldb, C, *strides, k, partial, arrived, alpha, beta, grid)
-    assert not arrived.any()
-    # float32 is not taken apart here: the bound of six products is the least that there is.
-    assert_product(C, A, B.T, MmaPlan(plan.dtype, 16, 8, 8, products=6), alpha, beta, before)
+    multiply(plan, A, B.T, C, alpha, beta, multiprocessors=multiprocessors, **machine)
+    assert_product(C, A, B.T, alpha, beta, before)
     bits = C.tobytes()
-    C[...] = UNTOUCHED
-    assert (memory == dtype(UNTOUCHED)).all(), "memory around C was written"
+    assert_only_written(C, memory)
     return bits
 
 
 @pytest.mark.parametrize("along", [True, False])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_two_by_two_by_hand(libraries, dtype, along):
-    plan = plan_of(dtype, 2, 2, along)
-    A, B = (np.array(values).astype(DTYPES[dtype]) for values in ([[1, 2], [3, 4]], [[5, 7], [6, 8]]))  # B is Bᵀ
-    (a, lda), (b, ldb) = lines(A, along, 0), lines(B, along, 0)
-    C, partial, arrived = np.full((2, 2), np.nan, DTYPES[dtype]), np.zeros(4), np.zeros(1, np.uint32)
+@pytest.mark.parametrize("dtype", ITEMSIZE)
+def test_two_by_two_by_hand(dtype, along):
+    A, B = (lines(np.array(values).astype(dtype), along) for values in ([[1, 2], [3, 4]], [[5, 7], [6, 8]]))  # B is Bᵀ
+    C = np.full((2, 2), np.nan, dtype)
     for alpha, beta in ((1.0, 0.0), (2.0, -1.0)):
-        libraries[name_of(plan)].call(name_of(plan), a, lda, b, ldb, C, 2, 1, 2, partial, arrived, alpha, beta, 1)
+        multiply(plan_of(dtype, 2, 2, along), A, B.T, C, alpha, beta)
         assert C.tolist() == [[19, 22], [43, 50]]
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("plan", PLANS, ids=name_of)
-def test_every_remainder_of_depths(libraries, plan):
+@pytest.mark.parametrize("plan", PLANS, ids=str)
+def test_every_remainder_of_depths(plan):
     """Fewer depths than a piece, and blocks that go round twice and some depths more."""
     for rest in range(plan.depth):
-        check(libraries, plan, rest + 1)
-        check(libraries, plan, 2 * 3 * THREADS * plan.depth + rest)
+        check(plan, rest + 1)
+        check(plan, 2 * 3 * THREADS * plan.depth + rest)
 
 
 @given(
@@ -121,45 +95,40 @@ def test_every_remainder_of_depths(libraries, plan):
     seed=st.integers(0, 2**16),
 )
 @settings(max_examples=200, deadline=None)
-def test_any_depth_layout_and_grid(libraries, plan, k, pad, how, scale, grid, seed):
+def test_any_depth_layout_and_grid(plan, k, pad, how, scale, grid, seed):
     with harness.schedule(seed=seed):
-        check(libraries, plan, k, seed, pad, how, *scale, grid)
+        check(plan, k, seed, pad, how, *scale, multiprocessors=grid)
 
 
-@pytest.mark.parametrize("plan", PLANS[::7], ids=name_of)
-def test_the_same_bits_whoever_is_last(libraries, plan):
-    expected = check(libraries, plan, 3000, grid=20)
+@pytest.mark.parametrize("plan", PLANS[::7], ids=str)
+def test_the_same_bits_whoever_is_last(plan):
+    expected = check(plan, 3000, multiprocessors=20)
     for seed in range(1, 6):
         with harness.schedule(seed=seed):
-            assert check(libraries, plan, 3000, grid=20) == expected
+            assert check(plan, 3000, multiprocessors=20) == expected
 
 
 @pytest.mark.parametrize("barrier", range(2))
 def test_a_missing_barrier_is_caught(barrier):
-    pieces = (
-        (harness.ROOT / "kernels/tsm2/simt/tsmttsm_small.cuh").read_text(encoding="utf-8").split("__syncthreads();")
-    )
-    assert len(pieces) == 3
-    text = "__syncthreads();".join(pieces[: barrier + 1]) + "__syncthreads();".join(pieces[barrier + 1 :])
     plan = plan_of("float32", 8, 4, True)
-    library = harness.build(source([plan]).replace('#include "kernels/tsm2/simt/tsmttsm_small.cuh"', text))
+    edit = fault(plan.header, "__syncthreads();", occurrence=barrier)
     with pytest.raises(AssertionError, match="elements are off"):
-        check_in_schedules(library, plan)
+        check_in_schedules(plan, edit)
 
 
-def check_in_schedules(library, plan):
+def check_in_schedules(plan, edit):
     for seed in range(12):
         with harness.schedule(seed=seed):
-            check({name_of(plan): library}, plan, 3000)
+            check(plan, 3000, edit=edit)
 
 
 def run_in_exact_memory():
     """For a process under AddressSanitizer: no element beyond the operands' last."""
-    plans = [plan_of(dtype, m, w, along) for dtype in DTYPES for m, w in ((3, 2), (8, 4)) for along in (True, False)]
-    library = harness.build(source(plans), harness.SANITIZE)
+    plans = [plan_of(dtype, m, w, along) for dtype in ITEMSIZE for m, w in ((3, 2), (8, 4)) for along in (True, False)]
+    build_simt_together(plans, len(plans))
     for plan in plans:
         for k in (1, 7, 64, 3 * 64 * 8 - 1):
-            check({name_of(plan): library}, plan, k)
+            check(plan, k, flags=harness.SANITIZE)
 
 
 @pytest.mark.exhaustive

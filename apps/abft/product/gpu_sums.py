@@ -1,0 +1,88 @@
+"""Sums of a product on a GPU before rounding to 16 bits, and their bit-exact emulation: the data of a calibration."""
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.abft.product.gpu import kernel_of, matrix_on, operands_of, protecting_plan
+from tsapps.apps.abft.product.plan import summed
+from tsapps.kernels import matmul as product
+from tsapps.kernels.arrays import DeviceMatrix, gapless, to_host
+from tsapps.kernels.gemm import Gemm, blocks_of, store_epilogue
+from tsapps.kernels.plan import accumulation_order
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
+from tsapps.kernels.problem import Problem
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Machine
+
+__all__ = ["emulate", "emulated", "emulated_by", "sequential_sums", "sums", "sums_by"]
+
+# Blocks per multiprocessor, and threads per block, of emulate (kLocateThreads).
+_BLOCKS, _THREADS = 4, 256
+
+
+def sums(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
+    """Return A · B as a GPU accumulates it, before rounding to 16 bits, for host arrays of type `dtype`.
+
+    B has a multiple of eight columns.
+    """
+    with machine.current():
+        a, b = _operands_on(machine, A, B, dtype)
+        return sums_by(machine, *_product_of_sums(machine, a, b), a, b)
+
+
+def emulated(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
+    """Return the emulation of `sums` by emulated_gemm.cuh; NaN where the emulation does not apply."""
+    with machine.current():
+        a, b = _operands_on(machine, A, B, dtype)
+        return emulated_by(machine, *_product_of_sums(machine, a, b), a, b)
+
+
+def sequential_sums(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
+    """Return A · B as tensor cores accumulate it without split sums; NaN as in `emulated`."""
+    with machine.current():
+        return emulate(machine, accumulation_order.one_after_another(len(B)), *_operands_on(machine, A, B, dtype))
+
+
+def sums_by(machine: Machine, plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+    """Return `sums` by a plan's kernel."""
+    total, found = SUM[a.dtype], machine.xp.empty((problem.m, problem.w), summed(a.dtype))
+    epilogue = replace(store_epilogue(plan), name=f"tsm2::StorePairs<{total}, {total}>")
+    store = structure(epilogue.arguments, C=found, rows=found.shape[1], columns=1, regular=0, alpha=1, beta=0)
+    Gemm(plan, problem, machine, epilogue)(a.pointer, b.pointer, store)
+    return to_host(found)
+
+
+def emulated_by(machine: Machine, plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+    """Return the emulation of `sums_by`."""
+    blocks = blocks_of(plan, problem, machine.gpu.multiprocessors)
+    return emulate(machine, accumulation_order.order_of(plan, problem, blocks), a, b)
+
+
+def emulate(machine: Machine, order: Any, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
+    """Return A · B by emulated_gemm.cuh in an accumulation order."""
+    to = machine.xp.empty((a.shape[0], b.shape[1]))
+    grid = (_BLOCKS * machine.gpu.multiprocessors,)
+    kernel_of(machine, "locate.cuh", f"emulate<{ELEMENT[a.dtype]}>")(
+        grid, (_THREADS,), (operands_of(a, b, b), order, to)
+    )
+    return to_host(to)
+
+
+def _operands_on(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> tuple[DeviceMatrix, DeviceMatrix]:
+    a, b = (matrix_on(machine, np.ascontiguousarray(X), dtype) for X in (A, B))
+    return a, b
+
+
+def _product_of_sums(machine: Machine, a: DeviceMatrix, b: DeviceMatrix) -> tuple[MmaPlan, Problem]:
+    """Return the plan and problem of `sums`, without checksums of A's rows."""
+    shape = a.shape[0], b.shape[1]
+    problem = product.problem_of(a, b, gapless(shape, a.dtype, a.itemsize, by_rows=True))
+    plan = protecting_plan(machine, problem)
+    if plan is None:
+        raise ValueError(
+            f"no kernel supports a product of {a.shape} and {b.shape} {a.dtype} on GPU {a.device}, which has compute "
+            f"capability {machine.gpu.compute_capability}; expected 8.0 or higher, or shorter rows"
+        )
+    return replace(plan, row_sums=False), problem

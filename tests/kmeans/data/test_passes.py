@@ -1,0 +1,123 @@
+"""Column moments and distances to own centers: `DeviceData` launches them on the CPU; float64 and NumPy check them."""
+
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+from host_cuda.machine import HostMachine, build_together, placed
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tsapps.apps.kmeans.data import device_data
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.kernels.plan.mma import ELEMENT
+
+WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
+#: Rows, features, clusters: of one lane, of several, of a warp, of several steps; whole vectors and not; of few
+#: columns more blocks than have rows.
+SHAPES = [(1, 1, 1), (700, 1, 2), (300, 3, 5), (1000, 4, 16), (77, 8, 3), (501, 40, 33), (260, 128, 9), (90, 130, 64)]
+SHAPES += [(7, 300, 4), (40, 520, 3)]
+# A library for each dtype of X, and one for the kernels that do not depend on it.
+PASSES = Path(device_data.__file__).with_name("passes.cuh")
+for each, work in WORK.items():
+    types = f"{ELEMENT[each]}, {ELEMENT[np.dtype(work).name]}"
+    kernels = [f"{name}<{types}, {v}>" for name in ("column_moments", "own_distances") for v in ("true", "false")]
+    build_together([(PASSES, kernels)])
+sums = [f"add_in_order<{T}, {flag}>" for T in ("float", "double") for flag in ("true", "false")]
+build_together([(PASSES, ["fold_moments", *sums])])
+
+
+def data_of(X, dtype="float32", offset=0):
+    """Return X in `dtype` on a machine, read in place, `offset` elements from where vectors may begin."""
+    rows = ArrayRows(placed(X.astype(dtype), offset))
+    rows.device = 0
+    data = DeviceData(rows, np.dtype(WORK[dtype]), None, HostMachine(), takes_16_bit=True)
+    assert data.rows_on_gpu is rows.array
+    return data
+
+
+def test_three_rows_by_hand():
+    # (1, 2) and (3, 4) of center (1, 1); (5, 6) of center (0, 0).
+    data = data_of(np.array([[1.0, 2], [3, 4], [5, 6]]))
+    centers, labels = np.array([[1.0, 1], [0, 0]]), np.array([0, 0, 1], np.int32)
+    assert data.own_distances(centers, labels).tolist() == [1.0, 13.0, 61.0]
+    total, square = data.block_moments(data.held, data.held[0])
+    assert (total.tolist(), square.tolist()) == ([6, 6], [20, 20])
+    mean, variance = data.moments()
+    assert mean.tolist() == [3, 4]
+    assert variance == pytest.approx(8 / 3, rel=1e-15)
+    assert data.cached_moments[2].tolist() == [4, 4]
+
+
+@pytest.mark.parametrize("offset", [0, 1])
+@pytest.mark.parametrize("dtype", WORK)
+@pytest.mark.parametrize(("n", "d", "k"), SHAPES)
+def test_moments_and_distances(n, d, k, dtype, offset, rng):
+    data = data_of(5 + rng.standard_normal((n, d)), dtype, offset)
+    X, unit = data.rows_on_gpu, np.finfo(data.dtype).eps / 2
+    # A difference is rounded once, a sum in double for every row.
+    each = unit + oracle.gamma(n + 8, np.float64)
+    largest = 0
+    for origin in (X[0], X[n // 2]):
+        delta = X.astype(np.float64) - origin.astype(np.float64)
+        total, square = data.block_moments(X, origin.astype(data.dtype))
+        np.testing.assert_allclose(total, delta.sum(axis=0), rtol=0, atol=each * abs(delta).sum(axis=0).max())
+        np.testing.assert_allclose(square, (delta * delta).sum(axis=0), rtol=3 * each)
+        largest = np.maximum(largest, abs(delta).max(axis=0))
+        np.testing.assert_allclose(data._largest, largest, rtol=unit)
+    mean, variance = data.moments()
+    wide = X.astype(np.float64)
+    np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6)
+    assert variance == pytest.approx(float(wide.var(axis=0).mean()), rel=1e-6, abs=1e-12)
+    np.testing.assert_allclose(data.cached_moments[2], abs(wide - wide[0]).max(axis=0), rtol=unit)
+    # Distances are of rows less the mean, as it is rounded.
+    data.center(wide.mean(axis=0), on_read=True)
+    centers, labels = rng.standard_normal((k, d)).astype(data.dtype), rng.integers(0, k, n).astype(np.int32)
+    delta = (X.astype(data.dtype) - data.shift).astype(np.float64) - centers[labels]
+    distances = (delta * delta).sum(axis=1)
+    np.testing.assert_allclose(
+        data.own_distances(centers, labels), distances, rtol=unit + oracle.gamma(d + 8, np.float64)
+    )
+
+
+@pytest.mark.parametrize("slices", [1, 7, 9, 100])
+def test_moments_of_few_columns_in_many_slices(slices, rng):
+    # A block takes 128 rows at a time, and there is one for every 64: the last have none.
+    data = data_of(rng.standard_normal((64 * slices - 3, 2)))
+    total, _ = data.block_moments(data.held, np.zeros(2, np.float32))
+    np.testing.assert_allclose(total, data.held.astype(np.float64).sum(axis=0), rtol=1e-6, atol=1e-6)
+    np.testing.assert_array_equal(data._largest, abs(data.held).max(axis=0))
+
+
+def test_the_largest_of_several_blocks_of_rows(rng, monkeypatch):
+    # Streamed in blocks of 20 rows: the largest of the columns are in the first, the second and the last.
+    monkeypatch.setattr(device_data, "_BLOCK_BYTES", 20 * 3 * 4)
+    X = rng.uniform(-1, 1, (50, 3))
+    X[0] = 0
+    X[[5, 25, 49], [0, 1, 2]] = 2, -3, 4
+    data = DeviceData(ArrayRows(X.astype(np.float16)), np.dtype(np.float32), None, HostMachine(memory=0))
+    assert [len(block) for _, block in data.blocks(0)] == [20, 20, 10]
+    mean, _ = data.moments()
+    np.testing.assert_allclose(mean, X.astype(np.float16).astype(np.float64).mean(axis=0), rtol=1e-12)
+    assert data.cached_moments[2].tolist() == [2, 3, 4]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.one_of(st.integers(1, 300), st.sampled_from([32, 33, 34, 64, 65, 66, 129, 1000])),
+    d=st.integers(2, 70),
+    dtype=st.sampled_from(["float32", "float64"]),
+    seed=st.integers(0, 2**16),
+)
+def test_columns_are_added_up_as_numpy_does(n, d, dtype, seed):
+    rng = np.random.default_rng(seed)
+    X = (10.0 ** rng.integers(-3, 4, d) * rng.standard_normal((n, d)) + rng.standard_normal(d)).astype(dtype)
+    mean, variance = data_of(X, dtype).rounded_moments()
+    np.testing.assert_array_equal(mean, X.mean(axis=0))
+    assert variance == float(np.mean(X.var(axis=0)))
+    # One column alone: of the mean of all, small ones may not be seen.
+    other = np.arange(d) != seed % d
+    X[:, other] = 0
+    assert data_of(X, dtype).rounded_moments()[1] == float(np.mean(X.var(axis=0)))

@@ -1,0 +1,89 @@
+"""Greedy k-means++ by its launcher on the CPU, step by step."""
+
+import numpy as np
+from host_cuda.machine import HostMachine, placed
+from sklearn.datasets import make_blobs
+
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.init.plan import plusplus_plan
+from tsapps.apps.kmeans.init.plusplus_launch import GreedyDraw, draw_plus_plus
+from tsapps.kernels.gpu_specs import KNOWN
+
+H200 = KNOWN["H200"]
+#: Features, clusters, dtype and whether samples have weights: rows of a lane, of several, of a warp; of elements and of
+#: vectors; one sum a lane and two.
+SHAPES = [
+    (1, 2, "float64", True),
+    (3, 9, "float32", False),
+    (4, 16, "float32", True),
+    (16, 60, "float32", False),
+    (40, 12, "float64", False),
+    (130, 8, "float32", True),
+    (128, 60, "float32", False),
+    (130, 400, "float64", False),
+    (300, 5, "float32", False),
+    (1100, 60, "float32", False),
+    (2500, 4, "float64", True),
+]
+
+
+def trials_of(k):
+    return 2 + int(np.log(k))
+
+
+def plan_of(n, d, k, dtype, device=H200):
+    size = np.dtype(dtype).itemsize
+    return plusplus_plan(n, d, trials_of(k), size, aligned=d * size % 16 == 0, device=device)
+
+
+def data_of(X, dtype, weights=None, **machine):
+    return DeviceData(ArrayRows(placed(X.astype(dtype))), np.dtype(dtype), weights, HostMachine(**machine))
+
+
+class Seeding(GreedyDraw):
+    """A draw of k samples whose random numbers are given step by step.
+
+    Parameters
+    ----------
+    X, k, dtype, weights
+    first : int
+    plan : PlusPlusPlan, optional
+    panels : bool, optional
+        Whether the half-precision copy of X is stored in panels; None: there is no copy.
+    raised : sequence of int
+        Rows whose norms in the copy are multiplied by four.
+    machine
+        Of `HostMachine`.
+    """
+
+    def __init__(self, X, k, dtype, weights=None, *, first=0, plan=None, panels=None, raised=(), **machine):
+        data, self.plan = data_of(X, dtype, weights, **machine), plan or plan_of(*X.shape, k, dtype)
+        self.X, self.half_copy = data.held, None
+        if panels is not None:
+            data.center(data.moments()[0], on_read=True)
+            self.half_copy = data.half_copy(-(-X.shape[1] // 16) if panels else 0, certifies=True)
+            self.half_copy.norms[list(raised)] *= 4
+        draws = np.full((k - 1, self.plan.trials), np.nan)
+        super().__init__(data, data.held, self.plan, first, draws, self.half_copy)
+
+    def step(self, step, draws=None):
+        """Evaluate a step's candidates, and draw the next step's, if there is one."""
+        self.evaluate(step, self.by_rows)
+        self.follow(step, draws)
+
+    def follow(self, step, draws=None):
+        """Draw the candidates of the next step."""
+        if draws is not None:
+            self.draws[step] = draws
+        self.sample(step)
+
+
+def blobs(n, d, k, seed=0):
+    X, _ = make_blobs(n, d, centers=max(2, k // 2), center_box=(-4, 4), random_state=seed)
+    return X
+
+
+def drawn(data, first, draws, half_copy=None):
+    """Return the samples that are drawn."""
+    return draw_plus_plus(data, lambda k: half_copy, first, draws).tolist()
