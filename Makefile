@@ -1,12 +1,12 @@
 # make demo      cluster the pixels of a photograph      make test      what every change must pass; no GPU needed
 # make lint      style and types                         make test-all  that, and all long tests and every kernel compiled
-# make clean     remove what the others made
+# make docs      the documentation site, in build/docs           make clean    remove what the others made
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-all test-long lint clean
+.PHONY: demo test test-all test-long lint docs clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -20,10 +20,10 @@ $(VENV)/%.stamp: pyproject.toml $(BIN)/python
 
 demo: $(VENV)/demo.stamp
 	$(BIN)/tsapps sample china data.npy --force
-	$(BIN)/tsapps kmeans data.npy --k 16 --force
-	@$(BIN)/python docs/paint_china.py data-kmeans china-16.png
+	$(BIN)/tsapps kmeans data.npy --k 64 --force
+	@$(BIN)/python docs/paint_china.py data-kmeans china-64.png
 	@echo
-	@echo "Look at china-16.png: the photograph, the same in its 16 colours, and how much of each there is. The colours:"
+	@echo "Look at china-64.png: the photograph, the same in its 64 colors, and how much of each there is. The colors:"
 	@echo "  $(BIN)/python -c \"import numpy as np; print(np.load('data-kmeans/centers.npy').round())\""
 
 test: $(VENV)/test.stamp
@@ -41,5 +41,8 @@ lint: $(VENV)/dev.stamp
 	find kernels apps -name "*.cuh" -exec $(BIN)/clang-format --dry-run --Werror {} +
 	$(BIN)/mypy -p tsapps
 
+docs: $(VENV)/docs.stamp
+	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info data.npy data-kmeans china-16.png
+	rm -rf $(VENV) build dist *.egg-info data.npy data-kmeans china-64.png docs/_generated

@@ -26,8 +26,9 @@ extensions = [
 exclude_patterns = ["tutorials/README*", "tutorials/*.py"]
 myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
 myst_heading_anchors = 4
-# Transcripts have elided output and prompts, which no lexer takes.
-highlight_language = "python"
+highlight_language = "none"
+# Links to files of the repository that are not pages.
+suppress_warnings = ["myst.xref_missing"]
 
 autosummary_generate = True
 numpydoc_class_members_toctree = False

@@ -1,6 +1,6 @@
-"""Plot the result of `make demo`: the photograph, the photograph in its 16 colors, and the share of each color.
+"""Plot the result of `make demo`: the photograph, the photograph in its 64 colors, and the share of each color.
 
-Usage: ``python docs/paint_china.py data-kmeans china-16.png``
+Usage: ``python docs/paint_china.py data-kmeans china-64.png``
 """
 
 import sys
@@ -13,7 +13,7 @@ GAP, STRIP = 10, 40
 
 
 def paint(labels: np.ndarray, centers: np.ndarray) -> Image.Image:
-    """Return the picture for labels (273280,) and centers (16, 3) of china.jpg's pixels."""
+    """Return the picture for labels (273280,) and centers (k, 3) of china.jpg's pixels."""
     photograph = load_sample_image("china.jpg")
     height, width, _ = photograph.shape
     colours = centers.round().astype(np.uint8)
