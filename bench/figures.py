@@ -1,7 +1,12 @@
-"""Generate the README's tables of figures from the records: ``python -m bench.readme``. A test compares the two."""
+"""Figures of README.md and docs/ from the records: ``python -m bench.figures`` writes them, a test compares them.
 
-from collections.abc import Sequence
+A page has ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; what stands between is generated.
+"""
+
+import re
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from bench.common import record
@@ -9,16 +14,24 @@ from bench.gemm.summary import memory_bound, of_floor, ours, over_library
 from bench.kmeans.batched import PEERS as BATCHED_PEERS
 from bench.kmeans.batched import SHAPES as BATCHED_SHAPES
 from bench.kmeans.problems import GPU_SHAPES
-from bench.kmeans.summary import by_shape, grid_text
+from bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text
 
-__all__ = ["abft_table", "batched_table", "gemm_table", "kmeans_table", "small_table", "with_tables"]
+__all__ = [
+    "FIGURES",
+    "abft_table",
+    "batched_table",
+    "fits_table",
+    "fits_text",
+    "gemm_table",
+    "kmeans_table",
+    "pages",
+    "small_table",
+    "with_figures",
+]
 
-README = record.ROOT / "README.md"
 RECORDS = record.ROOT / "bench" / "results"
-#: File that `python -m bench.kmeans.summary --grid` plots.
-GRID_PLOT = "docs/kmeans-grid.png"
-_END = "<!-- end of figures -->"
-#: Products in the README: shape, m, k, and widths w.
+_BLOCK = re.compile(r"<!-- figures: (?P<name>.+?) -->\n.*?<!-- end of figures -->", re.DOTALL)
+#: Products in the tables: shape, m, k, and widths w.
 PRODUCTS = (
     ("tsm2r", 20_480, 20_480, (2, 8, 16, 32, 64)),
     ("tsm2l", 10_000_000, 4, (4,)),
@@ -78,10 +91,35 @@ def kmeans_table(records: Sequence[dict[str, Any]]) -> str:
         if floors:
             times = " | ".join(f"{one['iter_ms']:.2f}" if one else "–" for one in row)
             lines.append(f"| {shape.n:,} | {shape.d:,} | {shape.k:,} | {shape.dtype} | {min(floors):.2f} | {times} |")
-    of_grid = grid_text(records)
-    if of_grid:
-        lines += ["", of_grid, "", f"![Each shape of the grid]({GRID_PLOT})"]
     return "\n".join(lines)
+
+
+def fits_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of whole fits in ms, one row per shape and one column per engine."""
+    engines = [OURS, *PEERS]
+    lines = [f"| n | d | k | dtype | {' | '.join(engines)} |", f"|---:|---:|---:|---|{'---:|' * len(engines)}"]
+    for shape, found in by_shape(records):
+        times = [found[name]["fit_ms"] if name in found else None for name in engines]
+        if times[0] is not None:
+            cells = " | ".join("–" if ms is None else f"{ms:,.1f}" for ms in times)
+            lines.append(f"| {shape.n:,} | {shape.d:,} | {shape.k:,} | {shape.dtype} | {cells} |")
+    return "\n".join(lines)
+
+
+def fits_text(records: Sequence[dict[str, Any]]) -> str:
+    """Return what the plot of whole fits shows, and the speedup over the grid of shapes, in sentences."""
+    device = {one["device"] for _, engines in by_shape(records, FITS) for one in engines.values()}
+    best = [min(ms for name, ms in times.items() if name != OURS) / times[OURS] for _, times in fits(records)]
+    peers = [one for one in records if one["engine"] not in OWN and one["dtype"] == "float32"]
+    wrong = max(1 - one["labels_equal_f64"] for one in peers if one["engine"] in ("flash-kmeans", "flashlib"))
+    speedups = sorted(cell.speedup for cell in grid_cells(records))
+    return (
+        f"Whole fits of 20 iterations from given centers, on one {' and one '.join(sorted(device))}: "
+        f"{min(best):.1f} to {max(best):.1f} times as fast as the fastest of the other libraries. "
+        f"Every label is exact; of flashlib's and flash-kmeans's, up to {100 * wrong:.2g} % differ from float64's.\n"
+        f"One iteration, over {len(speedups)} other shapes: {speedups[0]:.1f} to {speedups[-1]:.1f} times as fast, "
+        f"{speedups[len(speedups) // 2]:.1f} in the median. The data are round Gaussian clusters."
+    )
 
 
 def batched_table(records: Sequence[dict[str, Any]]) -> str:
@@ -154,25 +192,48 @@ def _beside(one: dict[str, Any]) -> str:
     return f"{one['ms']:.3f} ({100 * (one['ms'] / one['unprotected_ms'] - 1):+.1f} %)"
 
 
-TABLES = {
-    "h200/gemm.json": gemm_table,
-    "h200/kmeans.json": kmeans_table,
-    "h200/kmeans-batched.json": batched_table,
-    "h200/kmeans-small.json": small_table,
-    "h200/abft.json": abft_table,
-    "h100-80gb-hbm3/abft.json": abft_table,
+#: The records and the text of each block of figures, by its name.
+FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
+    "products": ("h200/gemm.json", gemm_table),
+    "fits": ("h200/kmeans.json", fits_text),
+    "whole fits": ("h200/kmeans.json", fits_table),
+    "iterations": ("h200/kmeans.json", kmeans_table),
+    "grid": ("h200/kmeans.json", grid_text),
+    "batched": ("h200/kmeans-batched.json", batched_table),
+    "small data": ("h200/kmeans-small.json", small_table),
+    "checksums on an H200": ("h200/abft.json", abft_table),
+    "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }
 
 
-def with_tables(text: str) -> str:
-    """Return a README's text with regenerated tables."""
-    for file, table in TABLES.items():
-        begin = f"<!-- figures: bench/results/{file} -->"
-        before, _, rest = text.partition(begin)
-        _, _, after = rest.partition(_END)
-        text = f"{before}{begin}\n{table(record.load(RECORDS / file))}\n{_END}{after}"
-    return text
+def pages() -> list[Path]:
+    """Return the pages that may have figures."""
+    docs = (path for path in sorted((record.ROOT / "docs").rglob("*.md")) if "_generated" not in path.parts)
+    return [record.ROOT / "README.md", *docs]
+
+
+def with_figures(page: Path) -> str:
+    """Return the text of a page with its figures generated anew."""
+
+    def generated(match: re.Match[str]) -> str:
+        file, text_of = FIGURES[match["name"]]
+        records = record.load(RECORDS / file)
+        source = f"{_up_to_root(page)}bench/results/{file}"
+        dates, commits = ({one[field] for one in records} for field in ("date", "commit"))
+        when = min(dates) if len(dates) == 1 else f"{min(dates)} to {max(dates)}"
+        of = f"commit {next(iter(commits))[:7]}" if len(commits) == 1 else f"{len(commits)} commits"
+        line = f"[Records]({source}): {records[0]['device']}, {of}, {when}."
+        return f"<!-- figures: {match['name']} -->\n{text_of(records)}\n\n{line}\n<!-- end of figures -->"
+
+    return _BLOCK.sub(generated, page.read_text(encoding="utf-8"))
+
+
+def _up_to_root(page: Path) -> str:
+    return "../" * (len(page.relative_to(record.ROOT).parts) - 1)
 
 
 if __name__ == "__main__":
-    README.write_text(with_tables(README.read_text(encoding="utf-8")), encoding="utf-8")
+    for one in pages():
+        text = with_figures(one)
+        if text != one.read_text(encoding="utf-8"):
+            one.write_text(text, encoding="utf-8")

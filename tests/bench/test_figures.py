@@ -1,13 +1,21 @@
 from dataclasses import asdict
 
-from bench import readme
+import pytest
+
+from bench import figures
+from bench.common import record
 from bench.kmeans.problems import GRIDS
+from bench.kmeans.summary import FITS
 
 
-def test_readme_matches_the_records():
-    text = readme.README.read_text(encoding="utf-8")
-    assert all(f"<!-- figures: bench/results/{file} -->" in text for file in readme.TABLES)
-    assert readme.with_tables(text) == text
+@pytest.mark.parametrize("page", figures.pages(), ids=lambda page: str(page.relative_to(record.ROOT)))
+def test_pages_match_the_records(page):
+    assert figures.with_figures(page) == page.read_text(encoding="utf-8")
+
+
+def test_all_figures_are_shown():
+    text = "".join(page.read_text(encoding="utf-8") for page in figures.pages())
+    assert [name for name in figures.FIGURES if f"<!-- figures: {name} -->" not in text] == []
 
 
 def test_table_of_products_by_hand():
@@ -20,7 +28,7 @@ def test_table_of_products_by_hand():
         {**common, **times, "kernel": "tall_skinny", "w": 17},
     ]
     expected = "| 10,000,000 × 16 · 16 | – | – | – | 0.299 | 0.300 | 1.200 | – | – | – |"
-    lines = readme.gemm_table(records).splitlines()
+    lines = figures.gemm_table(records).splitlines()
     assert lines[2:-2] == [expected]
     assert lines[-1] == (
         "Of all 3 products, 1 are more than 2 % slower than the library's best; of the 3 that move 256 MB or more and "
@@ -34,7 +42,7 @@ def test_table_of_iterations_by_hand():
         {**common, "engine": "cublas", "iter_ms": 1.118, "floor_ms": 0.06},
         {**common, "engine": "torch", "iter_ms": 1.808, "floor_ms": 0.06},
     ]
-    assert readme.kmeans_table(records).splitlines()[2:] == ["| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.12 | 1.81 |"]
+    assert figures.kmeans_table(records).splitlines()[2:] == ["| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.12 | 1.81 |"]
 
 
 def test_table_of_batched_problems_by_hand():
@@ -44,37 +52,53 @@ def test_table_of_batched_problems_by_hand():
         {**common, "engine": "tsapps", "iter_ms": 1.25},
         {**common, "engine": "tsapps", "iter_ms": 9.0, "b": 33},  # not a recorded shape
     ]
-    assert readme.batched_table(records).splitlines()[2:] == [
+    assert figures.batched_table(records).splitlines()[2:] == [
         "| problems | n | d | k | dtype | floor | tsapps | flash-kmeans |",
         "|---:|---:|---:|---:|---|---:|---:|---:|",
         "| 32 | 65,536 | 128 | 1,000 | float32 | 1.300 | 1.250 | 3.456 |",
     ]
-    assert readme.batched_table([]) == ""
+    assert figures.batched_table([]) == ""
 
 
 def test_table_of_small_data_by_hand():
     sizes = {"n": 1000, "d": 16, "k": 8, "dtype": "float32"}
     records = [{**sizes, "engine": "tsapps", "fit_ms": 6.84}, {**sizes, "engine": "scikit-learn", "fit_ms": 4.26}]
-    assert readme.small_table(records).splitlines() == [
+    assert figures.small_table(records).splitlines() == [
         "| n | d | k | dtype | tsapps | scikit-learn |",
         "|---:|---:|---:|---|---:|---:|",
         "| 1,000 | 16 | 8 | float32 | 6.8 | 4.3 |",
     ]
 
 
-def test_grid_summary_follows_the_table():
+def test_grid_and_table_by_hand():
     shape = {"floor_ms": 0.06}
     records = [
         {**shape, **asdict(one), "engine": engine, "iter_ms": ms}
         for engine, ms in (("cuvs", 3.0), ("tsapps", 1.0))
         for one in GRIDS["grid"]
     ]
-    lines = readme.kmeans_table([*records, {**records[0], "engine": "of no shape of record"}]).splitlines()
+    lines = figures.kmeans_table([*records, {**records[0], "engine": "of no shape of record"}]).splitlines()
     # Shapes of the grid that are also in the table, with their engines.
     assert lines[0] == "| n | d | k | dtype | floor | tsapps | cuvs |"
     assert lines[2] == "| 1,000,000 | 64 | 64 | float32 | 0.06 | 1.00 | 3.00 |"
-    assert lines[-3].startswith("Over a grid of n = 1M, 3M and 10M, ")
-    assert lines[-1] == "![Each shape of the grid](docs/kmeans-grid.png)"
+    assert figures.grid_text(records).startswith("Over a grid of n = 1M, 3M and 10M, ")
+
+
+def test_whole_fits_by_hand():
+    sizes = [{"n": one.n, "d": one.d, "k": one.k, "dtype": one.dtype} for one in (*FITS, *GRIDS["grid"])]
+    common = {"floor_ms": 0.1, "device": "NVIDIA H200", "labels_equal_f64": 0.999}
+    records = [
+        {**common, **size, "engine": engine, "iter_ms": ms, "fit_ms": 20 * ms}
+        for engine, ms in (("tsapps", 1.0), ("flashlib", 2.5), ("torch", 4.0))
+        for size in sizes
+    ]
+    lines = figures.fits_text(records).splitlines()
+    assert "on one NVIDIA H200: 2.5 to 2.5 times as fast" in lines[0]
+    assert "up to 0.1 % differ" in lines[0]
+    assert lines[1].startswith("One iteration, over 75 other shapes: 2.5 to 2.5 times as fast, 2.5 in the median.")
+    table = figures.fits_table([*records, {**records[0], "fit_ms": None}]).splitlines()
+    assert table[0] == "| n | d | k | dtype | tsapps | flashlib | flash-kmeans | torch | cuvs |"
+    assert "| 10,000,000 | 128 | 64 | float32 | 20.0 | 50.0 | – | 80.0 | – |" in table
 
 
 def test_tables_of_checksums_by_hand():
@@ -88,7 +112,7 @@ def test_tables_of_checksums_by_hand():
         {**common, "job": "matmul", "code": "proven", "n": 16, "k": 2048, "ms": 1.02, "unprotected_ms": 1.0},
         {**common, "job": "kmeans", "code": "protect", "n": 8, "k": 4, "ms": 1.98, "unprotected_ms": 2.0},
     ]
-    lines = readme.abft_table(records).splitlines()
+    lines = figures.abft_table(records).splitlines()
     assert lines[2] == "| 2,048 × 2,048 float32 | 0.300 | 0.400 (75 % of its rate) | 1.000 (2.50 ×) | 0.500 |"
     assert lines[3] == "| 2,048 × 2,048 float64 | 0.300 | 0.400 (75 % of its rate) | 1.000 (2.50 ×) | – |"
     assert lines[7] == "| square · 16 | – | 1.020 (+2.0 %) | – |"
