@@ -1,12 +1,13 @@
 # make demo      cluster the pixels of a photograph      make test      what every change must pass; no GPU needed
 # make lint      style and types                         make test-all  that, and all long tests and every kernel compiled
-# make docs      the documentation site, in build/docs           make clean    remove what the others made
+# make docs      the documentation site, in build/docs           make dist     wheel and sdist, built, checked, installed
+# make clean     remove what the others made
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-all test-long lint docs clean
+.PHONY: demo test test-all test-long lint docs dist clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -43,6 +44,15 @@ lint: $(VENV)/dev.stamp
 
 docs: $(VENV)/docs.stamp
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+
+# What could be published: the installed wheel is the one made from the sdist.
+dist: $(VENV)/dev.stamp
+	rm -rf dist build/dist-venv
+	$(BIN)/python -m build --outdir dist .
+	$(BIN)/python -m twine check --strict dist/*
+	$(PYTHON) -m venv build/dist-venv
+	build/dist-venv/bin/python -m pip install --quiet dist/*.whl
+	cd build && dist-venv/bin/tsapps --version && dist-venv/bin/tsapps info > /dev/null
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info data.npy data-kmeans china-64.png docs/_generated

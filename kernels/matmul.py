@@ -61,7 +61,7 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
     bfloat16 are multiplied exactly and summed in float32, and the sum is rounded once. The same bits on every run on
     one device. An infinity among float32 operands gives NaN where float32 arithmetic might give an infinity.
 
-    The kernels go back to TSM2 (Chen, Xiong, Xu, Li and Tao, "TSM2: optimizing tall-and-skinny matrix-matrix
+    The kernels go back to TSM2 (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix
     multiplication on GPUs", ICS 2019). Where cuBLAS was measured faster, or no side is narrow, it is called.
     """
     index, other = gpu_index(A), gpu_index(B)

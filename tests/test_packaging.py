@@ -19,8 +19,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 def test_one_version():
     from tsapps import __version__
 
-    assert PROJECT["project"]["version"] == __version__
+    assert PROJECT["project"]["dynamic"] == ["version"]
+    assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "tsapps.__version__"}
     assert f"## {__version__}" in (ROOT / "CHANGELOG.md").read_text()
+    assert f"\nversion: {__version__}\n" in (ROOT / "CITATION.cff").read_text()
 
 
 def projects(*extras):
