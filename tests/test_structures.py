@@ -120,7 +120,10 @@ CONSTANTS = {
     "kmeans::kTryRows<float, 8>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_SMALL),
     "kmeans::kTryRows<float, 9>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_LARGE),
     "kmeans::OwnScores<4, 8>::kRow": ("apps/kmeans/small_d/own_score.cuh", small_d._OWN_BYTES),
-    "kmeans::Difference<float, kmeans::RunningSums<3>>::kLastBits": ("apps/kmeans/protect/freivalds.cuh", inertia.LAST_BITS),
+    "kmeans::Difference<float, kmeans::RunningSums<3>>::kLastBits": (
+        "apps/kmeans/protect/freivalds.cuh",
+        inertia.LAST_BITS,
+    ),
 }
 
 

@@ -46,8 +46,9 @@ for _name in FORMATS:
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("reader", READERS)
-def test_ten_thousand_files(reader):
-    assert_no_faults(READERS[reader], -(-10_000 // len(READERS[reader])))
+def test_thousands_of_files(reader):
+    """As campaign.py does with ten thousand and more."""
+    assert_no_faults(READERS[reader], -(-3_000 // len(READERS[reader])))
 
 
 def test_mutations_cover_every_kind_and_are_reproducible():

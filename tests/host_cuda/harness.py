@@ -49,11 +49,11 @@ CACHE = ROOT / ".pytest_cache" / "d" / "host_cuda"
 # Every variable starts as a pattern that is no plausible number; static data is the library's own (no GNU unique
 # symbols), so that two builds of one kernel do not share their shared memory.
 _FLAGS = (
-    *("-std=c++20", "-O1", "-g1", "-fPIC", "-fno-gnu-unique", "-ftrivial-auto-var-init=pattern"),
+    *("-std=c++20", "-O1", "-fPIC", "-fno-gnu-unique", "-ftrivial-auto-var-init=pattern"),
     *("-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-pthread"),
 )
 #: Flags that make an out-of-bounds or misaligned access end the process and name its line. For `run_sanitized`.
-SANITIZE = ("-fsanitize=address,bounds,alignment", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+SANITIZE = ("-g1", "-fsanitize=address,bounds,alignment", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
 class KernelError(RuntimeError):

@@ -1,5 +1,7 @@
 """The pass that adds up checksums: its launcher on a `HostMachine`, against the CPU; its plans; its machine code."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from host_cuda import harness
@@ -8,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps.abft.at_rest.float_code import WeightedSums, gamma
-from tsapps.apps.abft.at_rest.gpu.encode import add_checksums, compiled, plans
+from tsapps.apps.abft.at_rest.gpu.encode import add_checksums, compiled, passes_on_gpu, plans
 from tsapps.apps.abft.at_rest.gpu.plan import elements_plan, words_plan
 from tsapps.apps.abft.at_rest.interleave import ROWS, layout
 from tsapps.apps.abft.at_rest.source import as_source
 from tsapps.apps.abft.at_rest.verify import sums_of
+from tsapps.kernels.gpu_specs import KNOWN
 
 DTYPES = ["float64", "float32", "float16"]
 #: Whole stripes, strips and segments, and parts; rows of words that are several of elements, or parts of one.
@@ -114,6 +117,15 @@ def test_what_is_served():
     assert plans(20480, 20480, "int32", square, code="both", weights=2, block=512) is None
     assert plans(20480, 20480, "int32", square, code="exact", weights=0, block=0) is not None
     assert words_plan(layout((1000, 3), 4)) is None  # rows of words that are no multiple of 16 bytes
+
+
+@pytest.mark.parametrize(("shared_bytes", "served"), [(232448, True), (101376, False)])
+def test_gpus_with_little_shared_memory_leave_it_to_the_cpu(shared_bytes, served):
+    """GPUs of compute capability 12 have 99 KiB a block."""
+    A = np.ones((1100, 704), np.float32)
+    machine = HostMachine(gpu=replace(KNOWN["H200"], shared_memory_per_block=shared_bytes))
+    found = passes_on_gpu(machine, as_source(A), layout(A.shape, 4), code="both", weights=2, block=ROWS)
+    assert (found is not None) == served
 
 
 def test_plans_know_the_kernels_sizes():

@@ -134,7 +134,7 @@ def passes_on_gpu(
     plans_of: dict[int, tuple[ChecksumsPlan, ...]] = {}
     for k in wanted:
         served = plans(k, n, name, Layout(k * n * size, of.width), code=code, weights=weights, block=block)
-        if served is None:
+        if served is None or any(plan.shared_bytes > machine.gpu.shared_memory_per_block for plan in served):
             return None
         plans_of[k] = served
 
