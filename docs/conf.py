@@ -27,7 +27,7 @@ extensions = [
 ]
 templates_path = ["_templates"]
 exclude_patterns = ["tutorials/README*", "tutorials/*.py"]
-myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
 myst_heading_anchors = 4
 highlight_language = "none"
 # Links to files of the repository that are not pages.
