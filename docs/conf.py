@@ -9,8 +9,10 @@ from typer.cli import get_docs_for_click
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]  # bench is imported, not installed
 
-from tsapps import __version__  # noqa: E402
+from tsapps import __version__, abft  # noqa: E402
 from tsapps.cli import app  # noqa: E402
+
+sys.modules["tsapps.abft"] = abft  # an attribute of tsapps; autosummary imports it as a module
 
 project, author, copyright = "tsapps", "the tsapps developers", "2026, the tsapps developers"  # noqa: A001
 release = version = __version__
@@ -23,8 +25,9 @@ extensions = [
     "sphinx_design",
     "sphinx_gallery.gen_gallery",
 ]
+templates_path = ["_templates"]
 exclude_patterns = ["tutorials/README*", "tutorials/*.py"]
-myst_enable_extensions = ["colon_fence", "dollarmath", "substitution"]
+myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
 myst_heading_anchors = 4
 highlight_language = "none"
 # Links to files of the repository that are not pages.

@@ -11,6 +11,9 @@ from sybil.document import Document
 from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.myst import CodeBlockParser, SkipParser
 
+import tsapps
+from tsapps import abft, errors
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_generated" not in path.parts)]
 _LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
@@ -56,6 +59,23 @@ def test_links_lead_to_files(page):
         if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
             missing.append(target)
     assert not missing
+
+
+def test_the_page_of_errors_is_complete():
+    text = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
+    objects = [getattr(errors, name) for name in errors.__all__]
+    exceptions = [one for one in objects if isinstance(one, type) and issubclass(one, Exception)]
+    assert len(exceptions) >= 5
+    assert not [one.__name__ for one in exceptions if f"| `{one.__name__}` |" not in text]
+    assert not [code for code in errors.ExitCode if f"| {code.value} | `{code.name}` |" not in text]
+
+
+def test_the_page_of_the_python_api_is_complete():
+    listed = set((ROOT / "docs/reference/api.md").read_text(encoding="utf-8").split())
+    assert not {name for name in tsapps.__all__ if name != "abft"} - listed
+    assert "`tsapps.abft`" in listed
+    assert not {f"abft.{name}" for name in abft.__all__} - listed
+    assert not {f"errors.{name}" for name in errors.__all__} - listed
 
 
 def test_a_page_that_is_wrong_is_found(shell):
