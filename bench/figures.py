@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from bench.common import record
@@ -223,7 +224,8 @@ def with_figures(page: Path) -> str:
         when = min(dates) if len(dates) == 1 else f"{min(dates)} to {max(dates)}"
         of = f"commit {next(iter(commits))[:7]}" if len(commits) == 1 else f"{len(commits)} commits"
         line = f"[Records]({source}): {records[0]['device']}, {of}, {when}."
-        return f"<!-- figures: {match['name']} -->\n{text_of(records)}\n\n{line}\n<!-- end of figures -->"
+        wrapped = "\n".join(one if one[:1] in "|!" else fill(one, 118) for one in text_of(records).splitlines())
+        return f"<!-- figures: {match['name']} -->\n{wrapped}\n\n{line}\n<!-- end of figures -->"
 
     return _BLOCK.sub(generated, page.read_text(encoding="utf-8"))
 

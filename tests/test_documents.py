@@ -78,11 +78,20 @@ def test_the_page_of_the_python_api_is_complete():
     assert not {f"errors.{name}" for name in errors.__all__} - listed
 
 
-def test_a_page_that_is_wrong_is_found(shell):
+@pytest.mark.parametrize(
+    ("block", "message"),
+    [
+        ("console\n$ echo 1\n2", "expected"),
+        ("console\n$ echo 1\n1\n$ false", "expected"),
+        ("console\n$ exit 0\n$ echo 1\n1", "ended early"),
+        ("python\nraise OSError(2, 'lost')", "lost"),
+    ],
+)
+def test_a_page_that_is_wrong_is_found(shell, block, message):
     directory, environment = shell
     page = directory / "page.md"
-    page.write_text("```console\n$ echo 1\n2\n```\n", encoding="utf-8")
-    with pytest.raises(Exception, match="expected"):
+    page.write_text(f"```{block}\n```\n", encoding="utf-8")
+    with pytest.raises(Exception, match=message):
         run_document(page, directory, environment)
 
 

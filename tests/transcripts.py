@@ -1,7 +1,7 @@
 """Shell transcripts of documents: `$ ` lines are run, and what follows them is compared with what they print.
 
-In a transcript `…` stands for any text within a line, and for any lines where it is alone. Numbers of a line that begins
-with ``seconds`` match any numbers.
+In a transcript `…` stands for any text within a line, and for any lines where it is alone. Numbers of a line that
+begins with ``seconds`` match any numbers. A command without lines of output has to succeed.
 """
 
 import re
@@ -10,11 +10,13 @@ from pathlib import Path
 
 __all__ = ["commands_of", "matches", "run"]
 
+# Follows the output of each command, with its exit status.
+_END = "end-of-command"
 _NUMBER = re.compile(r"\d[\d,.]*")
 
 
 def commands_of(transcript: str) -> list[tuple[str, list[str]]]:
-    """Return each command of a transcript with the lines that it is said to print; a trailing backslash continues it."""
+    """Return each command of a transcript, which a backslash at its end continues, with the lines that it prints."""
     found: list[tuple[str, list[str]]] = []
     continued = False
     for line in transcript.rstrip("\n").split("\n"):
@@ -51,8 +53,7 @@ def run(transcript: str, directory: Path, environment: dict[str, str]) -> list[s
     """Run a transcript in one shell in a directory; return what differs, a text per command."""
     differences = []
     commands = commands_of(transcript)
-    marker = "end-of-command"
-    script = "".join(f"{command}\n_status=$?; echo; echo {marker}; (exit $_status)\n" for command, _ in commands)
+    script = "".join(f"{command}\n_status=$?; echo; echo {_END} $_status; (exit $_status)\n" for command, _ in commands)
     done = subprocess.run(
         ["bash"],
         input=script,
@@ -64,13 +65,12 @@ def run(transcript: str, directory: Path, environment: dict[str, str]) -> list[s
         timeout=300,
         check=False,
     )
-    outputs = done.stdout.split(f"\n{marker}\n")
-    for (command, expected), output in zip(commands, outputs, strict=False):
+    *outputs, rest = re.split(rf"\n{_END} (\d+)\n", done.stdout)
+    for (command, expected), output, status in zip(commands, outputs[::2], outputs[1::2], strict=False):
         printed = [line.rstrip() for line in output.rstrip("\n").split("\n")] if output.strip("\n") else []
         expected = "\n".join(expected).rstrip("\n").split("\n") if any(expected) else []
-        # A command whose output a document leaves out is only run.
-        if expected and not matches(expected, printed):
+        if not matches(expected, printed) if expected else status != "0":
             differences.append("\n".join([f"$ {command}", "expected:", *expected, "printed:", *printed]))
-    if len(outputs) <= len(commands):
+    if len(outputs) < 2 * len(commands) or rest.strip():
         differences.append(f"the shell ended early:\n{done.stdout}")
     return differences

@@ -120,7 +120,7 @@ def plot_fits(records: Sequence[Record], path: Path) -> None:
         names = list(times)
         bars = axis.barh(names, list(times.values()), color=["tab:red", *["silver"] * (len(names) - 1)])
         axis.bar_label(bars, [f"{ms:,.0f} ms" for ms in times.values()], padding=3, fontsize=8)
-        axis.margins(x=0.2)
+        axis.set_xlim(0, 1.2 * max(times.values()))
         axis.invert_yaxis()
         axis.set_xticks([])
         axis.spines[["top", "right", "bottom"]].set_visible(False)
