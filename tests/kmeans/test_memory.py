@@ -1,4 +1,4 @@
-"""Memory of the NumPy engine: what it holds, what it refuses, and its peak. The README states the formula."""
+"""Memory of the NumPy engine: what it holds, what it refuses, and its peak. docs/install.md states the formula."""
 
 import sys
 
