@@ -58,6 +58,10 @@ html_theme_options = {
     "show_prev_next": False,
 }
 html_show_sourcelink = False
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+# Pages without a section of their own.
+html_sidebars = {page: [] for page in ("install", "quickstart", "performance/index")}
 
 
 def write_command_line(folder: Path) -> None:
