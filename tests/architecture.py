@@ -40,11 +40,11 @@ _SCOPE_OR_CLASS = re.compile(
 
 
 def files(root: Path, *suffixes: str, tops: tuple[str, ...] = CODE) -> list[str]:
-    """Return the sorted files in the folders `tops` that end in one of `suffixes`."""
+    """Return the sorted files in the folders `tops` that end in one of `suffixes`; hidden and `_` folders are skipped."""
     found = []
     for top in tops:
         for folder, subfolders, names in os.walk(root / top):
-            subfolders[:] = [name for name in subfolders if not name.startswith((".", "__"))]
+            subfolders[:] = [name for name in subfolders if not name.startswith((".", "_"))]
             found += [Path(folder, name).relative_to(root).as_posix() for name in names if name.endswith(suffixes)]
     return sorted(found)
 

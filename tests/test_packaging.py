@@ -44,7 +44,7 @@ def imported_projects(*tops):
     [
         # Callers who pass arrays of polars or torch have these installed.
         (architecture.INSTALLED, ("cuda13", "io"), {"polars", "torch"}),
-        (("docs",), ("demo",), set()),
+        (("docs",), ("docs",), set()),
         (("tests",), ("test", "cuda13"), set()),
         # Libraries measured for comparison, if installed.
         (("bench",), ("cuda13", "plot", "io"), {"torch", "cuvs", "flash_kmeans", "flashlib"}),
