@@ -40,7 +40,7 @@ _SCOPE_OR_CLASS = re.compile(
 
 
 def files(root: Path, *suffixes: str, tops: tuple[str, ...] = CODE) -> list[str]:
-    """Return the sorted files in the folders `tops` that end in one of `suffixes`; hidden and `_` folders are skipped."""
+    """Return the sorted files in the folders `tops`, but for hidden and generated ones, with one of the suffixes."""
     found = []
     for top in tops:
         for folder, subfolders, names in os.walk(root / top):
