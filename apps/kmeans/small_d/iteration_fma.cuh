@@ -5,7 +5,7 @@
 //                                               (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
-//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); kRows rows of a tile are in a lane's registers
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane holds kRows rows of a tile
 //     rows  32 …  63    ████████████████████
 //     …                                              rows that are ambiguous or have a new label → the warp's queue →
 //                                                    32 rows at a time are rescored and added to the sums

@@ -5,7 +5,7 @@
 //                                               (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
-//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); kRows rows of a tile are in a lane's registers
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane holds kRows rows of a tile
 //     rows  32 …  63    ████████████████████
 //     …                                              rows whose label is not 2 E above all others → the warp's queue,
 //                                                    with their elements → 32 at a time get candidates; reassigned rows

@@ -9,8 +9,8 @@
 //            (scores_wgmma.cuh)
 // labels     as in assign/small_k.cuh: candidates from the best score and a score error bound, transposed so that each
 //            lane has all candidates of one row
-// sums       certified reassigned rows are added (bank_free_sums.cuh): many rows of a tile at once, from the pipeline; few
-//            rows through a queue of the warp (kernels/device/warp_queue.cuh), 32 at a time, from X
+// sums       certified reassigned rows are added (bank_free_sums.cuh): many rows of a tile at once, from the pipeline;
+//            few rows through a queue of the warp (kernels/device/warp_queue.cuh), 32 at a time, from X
 // rescoring  ambiguous rows, through another queue, in float64
 //
 // If a center is so far away that scores could overflow, the threshold is NaN, and every row is compared in float64.
