@@ -157,7 +157,7 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
     const unsigned row = (unsigned)row_of(first, 0);
-    // `to`: new label, or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: those in earlier lanes of it.
+    // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in earlier lanes.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -88,7 +88,7 @@ struct ArgminEpilogue {
   unsigned* counts;       // length of each block's list
   const int* stopped;     // if set, the kernel does nothing
   long long capacity;
-  unsigned n, ahead;             // rows; rows between a warp's tile and the next one, which it prefetches
+  unsigned n, ahead;             // rows; distance in rows from a warp's tile to its next tile, for prefetches
   float tensor_error, rounding;  // γ, ρ
 
   __device__ __forceinline__ bool idle() const { return *stopped; }

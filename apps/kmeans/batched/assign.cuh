@@ -15,10 +15,10 @@
 //
 // Candidates are centers with scores above the best score less 2E. For each row, up to four chunks with candidates are
 // kept, 16 bits in each of four lanes. A chunk whose best score is more than 2E above the best score so far replaces
-// all kept chunks. A chunk whose best score is more than 2E below it is not kept. One candidate certifies the label.
-// Several candidates are compared by float64 distances from X; of equally near ones, the first becomes the label. If
-// five chunks have candidates, or E is NaN, all centers are compared. Such a row costs a warp more time than all
-// products of its tile, so it must be rare (docs/notes/lloyd.md).
+// all kept chunks. A chunk whose best score is more than 2E below the best score so far is not kept. One candidate
+// certifies the label. Several candidates are compared by float64 distances from X; of equally near ones, the first
+// becomes the label. If five chunks have candidates, or E is NaN, all centers are compared. Such a row costs a warp
+// more time than all products of its tile, so it must be rare (docs/notes/lloyd.md).
 //
 // Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. In chunks whose best score is near the row's
 // best, a score also costs a comparison and a mask bit. At d = 128, a warp takes about 800 instructions for 32 rows by

@@ -17,9 +17,9 @@
 // Why it is fast: one read of X and half a write of it per fit; then every iteration reads half as much (a quarter for
 // float64). A group of lanes shares a row, so that short rows fill a warp too. A lane holds one vector of each of
 // several rows, 64 bytes in all, and loads the next vectors before it converts these. So 24 warps have 48 KB per
-// multiprocessor in flight. The reduction over a group leaves each lane with one of the rows' sums, so one shuffle,
-// square root or store serves all these rows. This takes 2.5 shuffles a row; with all sums in every lane it would take
-// 10.
+// multiprocessor in flight. The reduction over a group leaves each lane with one of the rows' sums, so a shuffle, a
+// square root or a store is executed once for all these rows. This takes 2.5 shuffles a row; with all sums in every
+// lane it would take 10.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 #include "kernels/ptx/types.cuh"
@@ -67,7 +67,7 @@ __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, in
 }
 
 // A row's norm from ‖x̂‖² (`square`), e² (`lost`) and 1 / ρ² (`inverse`): the larger of ‖x̂‖ and e / ρ, plus the error
-// of the additions. An infinite element makes e² NaN; the norm is then infinite.
+// of the additions. If an element is infinite, e² is infinite or NaN, and the norm is infinite.
 __device__ __forceinline__ float norm_of(float square, float lost, float inverse) {
   const float least = lost * inverse;
   return 1.0002f * sqrtf(least > square ? least : square);

@@ -8,7 +8,7 @@
 // smaller in practice, since the errors of many rows cancel. A difference beyond 10¹⁹ has an infinite square, as in
 // scikit-learn.
 //
-// a tile   kInertiaRows · 32 / lanes rows: a group of lanes = 2^log2_lanes lanes shares kInertiaRows rows
+// a tile   kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes (`lanes`) shares kInertiaRows rows
 // a slice  every `slices`-th tile, by one warp: each lane has a sum in double; the warp adds up these sums at the end
 //
 // The slices are distributed over the warps in turn. The last block to arrive adds up the slices' sums in order. The

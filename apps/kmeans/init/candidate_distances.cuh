@@ -8,8 +8,8 @@
 // double adds up these sums. The order of additions does not depend on the number of points or rows, so a distance has
 // the same bits wherever it is computed.
 //
-// Why it is fast: a load of a point serves kRows rows. The reduction over lanes leaves each lane with the sums of its
-// own points; kPoints sums in every lane would take three times the shuffles.
+// Why it is fast: one load of a point is used for kRows rows. The reduction over lanes leaves each lane with the sums
+// of its own points; kPoints sums in every lane would take three times the shuffles.
 #pragma once
 #include "kernels/ptx/memory.cuh"
 #include "kernels/device/simt.cuh"

@@ -18,7 +18,7 @@
 // instructions:
 //
 //   differences and squares, 2 · 7 · 128                                  1792
-//   loads of points from shared memory (each load serves 4 rows)            56
+//   loads of points from shared memory (each load is for 4 rows)            56
 //   loads of X, and prefetches of the next rows to L2                  32 + 32
 //   reduction of the 7 distances, 8 · 28                                   224
 //   `closest`, sums and addresses                                    about 160
@@ -86,7 +86,7 @@ __device__ __forceinline__ void fetch_points(const T* X, const long long* sample
   }
 }
 
-// Each warp processes every so many chunks of `chunk` rows, which are whole tiles. `last` is the center of the step
+// The chunks of `chunk` rows, which are whole tiles, are distributed over all warps. `last` is the center of the step
 // before. Shared memory holds `window` columns of the points: all columns, or a multiple of kInterval columns at a
 // time, which all warps of the block then process together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
