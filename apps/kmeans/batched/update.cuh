@@ -74,8 +74,8 @@ struct Largest {
   }
 };
 
-// Results of a warp for its centers, and of a block for all centers. `near` and `far` are of the centers within and
-// beyond the distance from which centers can be excluded (update/centers.cuh). `least` is the least squared norm.
+// Results of a warp for its centers, and of a block for all centers. `near` is of the centers near enough not to be
+// excluded (update/centers.cuh), `far` of the other centers. `least` is the least squared norm.
 struct Found {
   Largest near, far;
   double least, shift;

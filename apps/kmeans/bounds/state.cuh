@@ -4,9 +4,9 @@
 // limits (k)      drift so far: a row with label a is safe while its row bound exceeds limits[a]
 //
 // When a row is scored, its nearest center is closer than any other by a gap of at least g. P is the sum of all shifts
-// of this center so far. M is the sum, over the iterations so far, of the largest shift of any center. Since then, the
-// row's center has drifted by at most ΔP, the increase of P, and every other center by at most ΔM. The label remains
-// correct while g > ΔP + ΔM, that is while
+// of this center so far. M is the sum, over the iterations so far, of the largest shift of any center. Since the row
+// was scored, its center has drifted by at most the increase ΔP of P, and every other center by at most the increase ΔM
+// of M. The label remains correct while g > ΔP + ΔM, that is while
 //
 //   row bound = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //

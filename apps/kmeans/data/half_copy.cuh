@@ -6,9 +6,9 @@
 //
 // `scale` is a power of two that brings the data to the middle of float16's range. `padded` is d rounded up to a
 // multiple of 16 bytes and filled with zeros. For large k, the copy is in panels (core_matrix_layout.cuh). e = ‖(x −
-// mean)·scale − x̂‖ is the rounding error of a row; that of an element is at most 2⁻¹¹ of the element, and less than
-// half of that on average. norms[i] is the larger of ‖x̂‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ for data that float16
-// represents exactly. So for every center c and its float16 value ĉ
+// mean)·scale − x̂‖ is the rounding error of a row; the rounding error of an element is at most 2⁻¹¹ of the element,
+// and less than half of that on average. norms[i] is the larger of ‖x̂‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ for data
+// that float16 represents exactly. So for every center c and its float16 value ĉ
 //
 //   |(x − mean)·scale · c − x̂ · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
 //

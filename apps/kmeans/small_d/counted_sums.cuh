@@ -34,8 +34,8 @@ __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, cons
 template <typename T, int kFeatures, int kTile, int kWarps, int kMostAdded>
 class CountedSums {
  public:
-  // kShare: after more additions than this, half of its share of kMostAdded, a warp requests a flush. kTiles: maximum
-  // number of tiles between two calls of `flush`. At most 62 rows of a warp are queued besides.
+  // kShare: a warp requests a flush after more additions than this, which is half of kMostAdded / kWarps. kTiles:
+  // maximum number of tiles between two calls of `flush`. At most 62 rows of a warp are queued besides.
   static constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the limbs of one tile would overflow");
 
