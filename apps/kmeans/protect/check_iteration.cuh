@@ -1,6 +1,6 @@
 // ABFT check of an iteration's results, after `update_centers` (update/centers.cuh) and before the next iteration.
 //
-// sums (k × (d + 1))  fixed-point: a column's total over the clusters is constant; column d has the weight of all samples
+// sums (k × (d + 1))  fixed-point: a column's total over the clusters is constant; column d has the total weight
 // next (k × d)        equals the means of the sums, or the old centers for clusters without samples
 // centers (k × d)     equals what the previous check accepted as `next`, by a hash of each column
 // labels (n)          of rows first, first + stride, …: no center is nearer than the label's, in float64 from X
