@@ -1,16 +1,16 @@
-// Labels for large k: small_k.cuh's arg-min epilogue, with B streamed kColumns centers at a time
-// (gemm_wgmma_streamed.cuh).
+// Labels for large k: the arg-min epilogue of small_k.cuh, for a GEMM that streams the centers, kColumns at a time
+// (gemm_wgmma_streamed.cuh). Symbols: see the head of small_k.cuh.
 //
-// The score error bound E is that of small_k.cuh plus two terms. The tensor cores also add to −‖c‖²/2, which costs γ H
-// (with a level: 2.1 γ H + 1.1 γ C norm). The core-matrix layout costs 2⁻³² (core_matrix_layout.cuh). A center can be
-// the nearest only if its score exceeds the best score less 2 E. While centers stream by, centers near the best score
-// so far are *candidates*. A lane holds a quarter of a row's scores. It keeps the candidates of the latest units (128
-// centers or fewer) that had any: a 32-bit mask each, and the best score at that time. They remain candidates if that
-// score is within 2 E of the final best.
+// The score error bound E is that of small_k.cuh plus two terms. The tensor cores also add −‖c‖²/2, with an error of γ
+// H (with a level, kLevelled: 2.1 γ H + 1.1 γ C norm). The core-matrix layout adds 2⁻³² (core_matrix_layout.cuh). While
+// centers stream by, those with scores within 2 E of the row's best score so far are *candidates*. Scores are processed
+// in *units* of at most 128 centers, of which a lane holds a quarter. It keeps the kKept latest units with candidates:
+// for each, a 32-bit mask and the best score so far. At the end, the candidates of a unit remain candidates if this
+// score is within 2 E of the final best score.
 //
-// Why it is fast: most scores cost half a maximum; accumulators start at −‖c‖²/2 and the level. Only when a warp meets
-// a score near its row's best does it spend two more instructions per score. These count candidates in the mantissa of
-// a float; more tiles make them rarer. Independent chains run in parallel: the tensor cores take half the register
+// Why it is fast: most scores cost half a maximum, since accumulators start at −‖c‖²/2 plus the level. Only a tile with
+// a score near its row's best costs two more instructions per score, which set candidate bits in the mantissa of a
+// float. The more tiles, the rarer this is. Independent chains run in parallel: the tensor cores take half the register
 // bandwidth, so each instruction is slow.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
@@ -23,26 +23,26 @@ struct alignas(16) Reassignment {
   int from, to, padding;
 };
 
-// As kLarge in small_k.cuh, 2⁹⁶. Scores with their level are below 2³¹; two of them are equal or at least 2⁻⁵⁶ apart.
+// 2⁹⁶, the counterpart of kLarge in small_k.cuh. Scores plus level are below 2³¹, and equal or at least 2⁻⁵⁶ apart.
 constexpr float kSteep = 7.9228163e28f;
 
-// An ambiguous row and its candidates; `count` 0 means all centers.
+// An ambiguous row and its `count` candidates, kCandidates at most. If `count` is 0, all centers are candidates.
 constexpr int kCandidates = 11, kMostCenters = 1 << 16;
-constexpr int kMore = kMostCenters;  // candidates were dropped
+constexpr int kMore = kMostCenters;  // added to a row's number of candidates if some were dropped
 struct alignas(32) AmbiguousLargeK {
   unsigned row;
   int label;
   unsigned short count, candidates[kCandidates];
 };
 
-// List lengths of one block.
+// Lengths of the two lists of one block.
 struct Lengths {
   unsigned changes, ambiguous;
 };
 
-// kColumns: centers of a tile. kKept: units whose candidates a lane keeps, limited by registers. kLevelled: adds a
-// level per row that makes all scores positive; norms must bound the scores. Positive floats order like integers, and
-// one instruction finds the largest of three integers.
+// kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
+// kLevelled: adds a level per row, computed from norms, that makes all scores positive. Then scores compare as
+// integers, and one instruction finds the largest of three.
 template <int kColumns, int kKept, bool kLevelled>
 struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
@@ -63,12 +63,12 @@ struct StreamedArgminEpilogue {
     int label[2];
   };
 
-  // Scores of a tile are processed in units of at most 128 columns, as many as a mask holds.
+  // A tile is kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask holds a lane's bits of 16 fragments.
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
   // Candidates of a unit: mask bit 2·j + i is column 8·j + 2·(lane % 4) + i. The unit number replaces the last bits of
-  // the best score at that time, which is rounded up first.
+  // the best score so far, which is rounded up first.
   static constexpr unsigned numbers() {
     unsigned numbers = 1;
     while (numbers < (kMostCenters + kColumns - 1) / kColumns * kUnits) numbers *= 2;
@@ -82,13 +82,13 @@ struct StreamedArgminEpilogue {
     __device__ __forceinline__ int unit() const { return best_and_unit % kNumbers; }
   };
 
-  // State of rows g and g + 8 of this warp's 16; the four lanes of a row hold the same best.
+  // State of rows g = lane / 4 and g + 8 of this warp's 16; the four lanes of a row hold the same `best`.
   struct Rows {
-    // `lost`: the best score when candidates were last dropped for want of room.
+    // `lost`: the largest best score that was kept with candidates since dropped, for lack of space.
     float best[2], twice_error[2], lost[2];
     int label[2];
     bool within[2];
-    Found found[2][kKept];  // latest first
+    Found found[2][kKept];  // the latest unit first
   };
 
   __device__ __forceinline__ bool idle() const { return *stopped; }
@@ -157,7 +157,7 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
     const unsigned row = (unsigned)row_of(first, 0);
-    // New label, or negative; candidates of an ambiguous row, or 1; candidates in earlier lanes of the row.
+    // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in earlier lanes.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -170,7 +170,7 @@ struct StreamedArgminEpilogue {
         mine += __popc(found.mask);
         one = found.mask ? center(found) : one;
       }
-      // Candidates in the row's lanes, in earlier lanes, and whether any were dropped.
+      // The number of candidates in all lanes of the row, plus kMore for each lane that dropped some.
       int all = mine + (rows.lost[r] > least ? kMore : 0);
       const int neighbour = simt::shuffle_xor(all, 1);
       all += neighbour;
@@ -249,8 +249,8 @@ struct StreamedArgminEpilogue {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in small_k.cuh: one bit per score of a unit above a threshold; `threshold` is its negative times kSteep. Four
-  // independent chains of eight bits.
+  // As in small_k.cuh: a bit for each score of a unit that is above a limit; `threshold` is the limit times −kSteep.
+  // Four independent chains of eight bits.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {
     constexpr float kNoBits = 1 << 23;
@@ -270,7 +270,7 @@ struct StreamedArgminEpilogue {
     return __byte_perm(low, high, 0x5410);
   }
 
-  // Keeps candidates, if any. They replace the latest if those are no longer candidates.
+  // Keeps a unit's candidates, if any. They replace those of the latest kept unit if these are no longer candidates.
   static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask) {
     Found(&kept)[kKept] = rows.found[r];
     const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kNumbers);
@@ -283,7 +283,7 @@ struct StreamedArgminEpilogue {
     if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
   }
 
-  // List positions for the lanes that append one or two items.
+  // Positions in the list for lanes that append up to two items.
   static __device__ __forceinline__ void places_of(bool one, bool other, unsigned* length, unsigned (&place)[2]) {
     const unsigned ones = __ballot_sync(simt::every_lane, one), others = __ballot_sync(simt::every_lane, other);
     const unsigned before = (1u << threadIdx.x % 32) - 1;

@@ -1,16 +1,17 @@
 // Rescoring of ambiguous rows (small_k.cuh): the arg-min over their candidates, by exact distances.
 //
-// entries  a list per block of that kernel: a row, its label, and its candidate centers
+// entries  one list per block of the GEMM; an entry has a row, its label, and its candidate centers
 // X        the rows (n × d, any dtype); only ambiguous rows are read
 //
-// The nearest candidate wins, the first of equals. Distances are float64 sums of squared differences, so a label is the
-// float64 arg-min. A row without candidates (its scores were NaN) is compared with every center.
+// The nearest candidate becomes the label; of equally near ones, the first. Distances are float64 sums of squared
+// differences, so a label is the float64 arg-min. A row without candidates (its scores were NaN, or its norm is beyond
+// norm_limit) is compared with every center.
 //
 // Why it is fast: for float32, distances are summed in float32 first. Their relative error is at most (d / 32 +
-// 12)·2⁻²⁴, a thousandth of the gap that made the row ambiguous. (For large d and 16-bit types it is about as large,
-// but such rows are few.) So float32 certifies nearly all rows. Float64 would be bound by conversions, each a quarter
-// of a thread's clock. The warp prefetches its next ambiguous row to L2 while it rescores one; it loads list entries
-// two steps ahead.
+// 12)·2⁻²⁴, a thousandth of the score error bound that made the row ambiguous. (For large d and 16-bit types, it is
+// about as large as this bound, but few of these rows are ambiguous.) So float32 certifies nearly all rows. Float64
+// sums would be bound by conversions, of which a multiprocessor makes only 16 a clock. While a warp rescores one row,
+// it prefetches its next ambiguous row to L2. It loads list entries two batches ahead.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
@@ -19,7 +20,7 @@
 
 namespace kmeans {
 
-// The rows of X, the mean that is subtracted from them, and their weights.
+// The rows of X, `leading` elements apart, the mean that is subtracted from them, and their weights.
 template <typename T, typename Work>
 struct CenteredRows {
   const T* X;
@@ -29,10 +30,10 @@ struct CenteredRows {
   const Work* weights;  // null: all 1
 };
 
-// Entries that a warp takes at a time, at most.
+// Maximum number of list entries that a warp processes at a time, as a batch.
 constexpr int kMostEntries = 32;
 
-// Removes and returns a candidate; k if none is left.
+// Removes the first candidate and returns it; returns k if there is none.
 __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int k) {
   if ((low | high) == 0) return k;
   const int center = first_center(low, high);
@@ -55,7 +56,7 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
     sum[c] += difference * difference;
   };
   int begin = 0;
-  // Vector loads, if every row and center is aligned and whole.
+  // Vector loads, if every row and center is aligned and consists of whole vectors.
   if (rows.d % kWide == 0 && rows.leading % kWide == 0 &&
       reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
     begin = rows.d;
@@ -86,7 +87,7 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
   for (int c = 0; c < kCenters; ++c) squares[c] = simt::warp_sum(sum[c]);
 }
 
-// A center and its squared distance. `take` keeps the nearer of two, the first of equals.
+// A center and its squared distance. `take` keeps the nearer of two centers; of equally near ones, the first.
 struct Distant {
   double square;
   int center;
@@ -96,7 +97,8 @@ struct Distant {
   }
 };
 
-// The least and second least float32 distances; `is_so` certifies the first.
+// The center with the least float32 distance (`best`), and the second least distance (`next`). `is_so` certifies that
+// this center is the nearest.
 struct Surely {
   float best = kInfinity, next = kInfinity;
   int center = 0;
@@ -105,14 +107,15 @@ struct Surely {
     next = fminf(next, fmaxf(best, square));
     if (square < best) best = square, center = other;
   }
-  // The gap exceeds twice the error of either distance. The constant covers squares too small for that relative error.
+  // True if the two distances differ by more than twice the error of either. The constant 1e-30 covers squares that are
+  // too small for this relative error.
   __device__ __forceinline__ bool is_so(int d) const {
     return next - best > next * ((float)(d / 32 + 16) / (1 << 23)) + 1e-30f;
   }
 };
 
 // The nearest of a row's candidates, by a warp. `pairs` calls its argument with two candidates at a time; the second
-// may repeat the first. Without candidates the label is `otherwise`.
+// may repeat the first. If there are no candidates, returns `otherwise`.
 template <typename T, typename Work, typename Pairs>
 __device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
                                           int otherwise, const Pairs& pairs) {
@@ -136,7 +139,7 @@ __device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, con
   return nearest.center;
 }
 
-// Block (x, y): part y of list x. Leaves one candidate in every entry.
+// Block (x, y) processes part y of list x. It leaves one candidate, the new label, in every entry.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(256, 3)
     rescore(const CenteredRows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
@@ -146,7 +149,7 @@ __global__ void __launch_bounds__(256, 3)
   AmbiguousRow* list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;
-  // This lane's entry of the batch at `begin`; past the end, a certified one.
+  // This lane's entry of the batch at `begin`; past the end, an entry with one candidate.
   auto entry_of = [&](unsigned begin) {
     return lane < each && begin < count && begin + lane < count ? list[begin + lane] : AmbiguousRow{0, 0, 1, 0};
   };

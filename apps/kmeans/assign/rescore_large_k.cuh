@@ -1,7 +1,7 @@
 // Rescoring of the ambiguous rows of `large_k.cuh`, as in rescore.cuh. Appends reassigned rows to the list of changes.
 //
-// Why it is fast: a warp rescores a row with candidates. A whole block rescores a row without, at the rate at which its
-// multiprocessor can read all centers.
+// Why it is fast: a warp rescores a row with candidates. A whole block rescores a row without candidates, as fast as
+// its multiprocessor can read all centers.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -11,7 +11,7 @@ namespace kmeans {
 
 constexpr int kRescoreThreads = 256;
 
-// Reduces one value per warp over the block, for all threads.
+// Reduces one value per warp over the block. All threads get the result.
 template <int kWarps, typename Found, typename Take>
 __device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
   __shared__ Found of_warp[kWarps];
@@ -56,7 +56,7 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
   return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).center;
 }
 
-// Block (x, y): part y of list x.
+// Block (x, y) processes part y of list x.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
     rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, int k, Reassignment* changes,

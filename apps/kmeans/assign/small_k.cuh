@@ -1,21 +1,27 @@
-// Labels for small k: arg-min epilogue of a tall-and-skinny GEMM. Finds the candidates of each row and lists ambiguous
-// rows.
+// Labels for small k: arg-min epilogue of a tall-and-skinny GEMM. Finds the candidates of each row, and lists the rows
+// that are ambiguous or have a new label.
 //
 //   sums (rows × k)   x̂ · ĉ of every row of the half-precision copy and every float16 center, in float32
 //
-// The nearest center has the largest x·c − ‖c‖²/2. The GEMM gives x·c as x̂·ĉ ± E (data/half_copy.cuh), where
+// The nearest center of a row has the largest score x·c − ‖c‖²/2. The GEMM gives x·c as x̂·ĉ with an error of at most E
+// (data/half_copy.cuh):
 //
 //   E = norm · (ρ C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
 //
-// norm is the row's, ρ the float16 rounding error (data/half_copy.cuh) and γ the tensor-core error. A center can be the
-// nearest only if its score exceeds the best score less 2 E. These centers are the row's *candidates*, one bit each. A
-// row with one candidate is certified; if that is its label already, the kernel writes nothing. Every other row goes to
-// its block's list, for `rescore.cuh`. For large d, where rescoring is costly, each center has an E of its own
-// (ArgminEpilogueLargeD). With few samples, a center's error may be several times the others'.
+// norm is the norm of the row in the half-precision copy, and ρ the copy's relative rounding error
+// (data/half_copy.cuh). γ is the error of a tensor-core product x̂·ĉ, relative to ‖x̂‖ ‖ĉ‖.
 //
-// Why it is fast: a score costs a subtraction, a maximum and two multiply-adds, which count candidates in the mantissa
-// of a float. A saturating fused multiply-add gives 1 above the threshold and 0 below it. Two shuffles then join the
-// four parts of a row's bits. Labels, 4 bytes a row, are read and not written.
+// A center can be the nearest only if its score exceeds the best score minus 2 E. Such centers are the *candidates* of
+// the row, one bit each. A row with one candidate is certified. If this candidate is the row's label already, the
+// kernel writes nothing. Every other row is appended to its block's list, which rescore.cuh processes.
+//
+// For large d, rescoring is costly. There, ArgminEpilogueLargeD computes an error bound for each center, because a
+// center of few samples may have several times the rounding error ‖c − ĉ‖ of the other centers.
+//
+// Why it is fast: a score costs an addition, a maximum and three fused multiply-adds. Of these three, a saturating one
+// gives 1 above the threshold and 0 below it. The last one adds this value to the mantissa of a float, as the
+// candidate's bit. Two shuffles then give each lane all candidate bits of one row. The kernel reads the labels, 4 bytes
+// a row, but does not write them.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/tsm2/epilogue.cuh"
@@ -25,10 +31,11 @@ namespace kmeans {
 
 constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
 
-// An ambiguous row, or a row with a new label. Candidate bit 16·s + p is center 8·(p / 2) + 2·s + p % 2.
+// An ambiguous row, or a row with a new label. `low` and `high` hold its candidates. Bit 16·s + p stands for center
+// 8·(p / 2) + 2·s + p % 2.
 struct alignas(16) AmbiguousRow {
   unsigned row;
-  int label;  // the current one
+  int label;  // before this iteration
   unsigned low, high;
 };
 
@@ -36,12 +43,12 @@ __device__ __forceinline__ int center_of_bit(unsigned bit) { return (int)(bit % 
 __device__ __forceinline__ int bit_of_center(unsigned center) {
   return (int)(center % 8 / 2 * 16 + center / 8 * 2 + center % 2);
 }
-// The first of some candidates.
+// The center of the lowest candidate bit.
 __device__ __forceinline__ int first_center(unsigned low, unsigned high) {
   return center_of_bit(low ? __ffs(low) - 1 : 31 + __ffs(high));
 }
 
-// The candidates of a row.
+// The candidate bits of a row, as in AmbiguousRow.
 struct Candidates {
   unsigned low, high;
 
@@ -52,16 +59,17 @@ struct Candidates {
   }
 };
 
-// Transposes candidate bits within the four lanes of a row. A lane holds 16 bits of each of rows g, g + 8, g + 16 and g
-// + 24, in the lower half. It returns all bits of row 8·t + g.
+// Transposes candidate bits among the four lanes that share rows. Lane (g, t) = (lane / 4, lane % 4) passes 16 bits of
+// each of rows g, g + 8, g + 16 and g + 24, in the lower halves of four words. It receives all 64 bits of row 8·t + g.
 __device__ __forceinline__ Candidates candidates_of_own_row(const unsigned (&bits)[4]) {
   const int t = threadIdx.x % 4;
   const unsigned two[2] = {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)};
-  // Each lane keeps the bits of its own row and of its neighbour's row; it exchanges the others.
+  // Each lane keeps the bits of its own row and of its neighbour's row, and exchanges the bits of the other two rows.
   const unsigned kept = t < 2 ? two[0] : two[1];
   const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
   const unsigned across = simt::shuffle_xor(__byte_perm(kept, got, t % 2 ? 0x5410 : 0x7632), 1);
-  // Bits of lanes t and t ^ 1, then of t ^ 2 and t ^ 3; the lower lane's are in the lower half.
+  // `ours` has the bits from lanes t and t ^ 1, `theirs` those from lanes t ^ 2 and t ^ 3. The bits from the lower of
+  // two lanes are in the lower half.
   const unsigned ours = __byte_perm(kept, across, t % 2 ? 0x3254 : 0x5410);
   const unsigned theirs = __byte_perm(got, across, t % 2 ? 0x3276 : 0x7610);
   return {t < 2 ? ours : theirs, t < 2 ? theirs : ours};
@@ -77,10 +85,10 @@ struct ArgminEpilogue {
   const float* norms;
   const int* labels;
   AmbiguousRow* entries;  // block b's list starts at b · capacity
-  unsigned* counts;       // one per block
+  unsigned* counts;       // length of each block's list
   const int* stopped;     // if set, the kernel does nothing
   long long capacity;
-  unsigned n, ahead;             // rows; rows from a warp's tile to its next, whose labels and norms it prefetches
+  unsigned n, ahead;             // rows; distance in rows from a warp's tile to its next tile, for prefetches
   float tensor_error, rounding;  // γ, ρ
 
   __device__ __forceinline__ bool idle() const { return *stopped; }
@@ -96,7 +104,8 @@ struct ArgminEpilogue {
         });
   }
 
-  // A block counts its list in shared memory: warps would wait longer for atomics in global memory than for their rows.
+  // A block keeps the length of its list in shared memory. Atomics in global memory would delay warps longer than the
+  // loads of their rows do.
   __device__ __forceinline__ void open() const {
     if (threadIdx.x == 0) *listed() = 0;
   }
@@ -111,7 +120,7 @@ struct ArgminEpilogue {
     return &count;
   }
 
-  // This lane's value of every column 8·j + 2·t + i.
+  // Loads this lane's values: to[j][i] of column 8·j + 2·t + i, where t = lane % 4.
   template <int kColumnBlocks>
   static __device__ __forceinline__ void load_columns(const float* from, float (&to)[kColumnBlocks][2]) {
 #pragma unroll
@@ -120,7 +129,8 @@ struct ArgminEpilogue {
       for (int i = 0; i < 2; ++i) to[j][i] = from[8 * j + 2 * (threadIdx.x % 4) + i];
   }
 
-  // Lists a tile's new labels and ambiguous rows. `find` returns a lane's candidates from sums, their half, the column
+  // Lists the rows of a tile that are ambiguous or have a new label. `find` returns this lane's candidate bits of one
+  // row. Its arguments are the sums of a block of 16 rows, the half of the block with the row (0 or 1), the column
   // biases, and `of_norm` of the row's norm.
   template <int kBlocks, int kColumnBlocks, typename OfNorm, typename Find>
   __device__ __forceinline__ void label_rows(long long row, int rows, const float (&d)[kBlocks][kColumnBlocks][4],
@@ -137,7 +147,7 @@ struct ArgminEpilogue {
     const float norm_limit = center_stats->norm_limit;
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {
-      // This lane labels row 8·t + g of these 32; it holds some scores of the other lanes' rows.
+      // This lane labels row 8·t + g of these 32 rows. Its sums belong to rows g, g + 8, g + 16 and g + 24.
       const int mine = 16 * first + 8 * t + g;
       const bool present = mine < rows;
       const int label = present ? labels[from + mine] : 0;
@@ -152,7 +162,7 @@ struct ArgminEpilogue {
     }
   }
 
-  // Which of this lane's centers of row 8·half + g are candidates: bit 2·j + i for column 8·j + 2·t + i.
+  // The candidates of row 8·half + g among this lane's columns: bit 2·j + i for column 8·j + 2·t + i.
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
                                                  const float (&offset)[kColumnBlocks][2], float error) const {
@@ -166,13 +176,14 @@ struct ArgminEpilogue {
     return candidates_near(d, half, offset, error, best);
   }
 
-  // The same for a known best score.
+  // As `candidates`, for a row whose best score is known.
   template <int kColumnBlocks>
   static __device__ __forceinline__ unsigned candidates_near(const float (&d)[kColumnBlocks][4], int half,
                                                              const float (&offset)[kColumnBlocks][2], float error,
                                                              float best) {
-    // Products are below 2²⁸ (update/centers.cuh), so a score that overflows here is no candidate. Two scores are equal
-    // or at least 1e-18 apart. Another formula recomputes them, so that the compiler does not keep them in registers.
+    // Products x̂·ĉ are below 2²⁸ (update/centers.cuh), so a center whose scaled score overflows is no candidate. Two
+    // scores are equal or at least 1e-18 apart, so that scaled differences saturate. The scores are computed again, by
+    // another formula, so that the compiler does not keep them in registers.
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;
 #pragma unroll
@@ -185,7 +196,7 @@ struct ArgminEpilogue {
     return (unsigned)sum;
   }
 
-  // Appends a lane's row to the list, after its `count` entries.
+  // Appends the `entry` of each lane with `wanted` to the block's list, which has `*count` entries.
   __device__ __forceinline__ void append(unsigned* count, bool wanted, const AmbiguousRow& entry) const {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (all == 0) return;
@@ -197,15 +208,16 @@ struct ArgminEpilogue {
   }
 };
 
-// The second part of a center holds 2¹¹ times the float16 rounding error of the first (ArgminEpilogueLargeD).
+// The second part of a center holds 2¹¹ times the float16 rounding error of the first part (ArgminEpilogueLargeD).
 constexpr float kSecondScale = 2048.0f;  // 2¹¹
 
-// Epilogue for large d. The score of center j has an error of at most norm · e_j + 2⁻²¹ H. e_j, stored after the
-// biases, is E's factor for this center's own ‖c‖ and ‖c − ĉ‖ (update/centers.cuh). A center can be the nearest only if
-// its score plus its own E reaches the largest of all scores less theirs.
+// Epilogue for large d. The score of center j has an error of at most E_j = norm · e_j + 2⁻²¹ H. The error coefficient
+// e_j is the factor of `norm` in E, for the center's own ‖c‖ and ‖c − ĉ‖ instead of C and δ. update/centers.cuh stores
+// it after the biases. A center can be the nearest only if its score + E_j is at least the largest score − E_i of any
+// center i.
 //
-// A center may have two columns: one in the first half of the columns with weight 1, one in the second with weight
-// 2⁻¹¹. Then δ is almost zero.
+// If kParts is 2, each center has two columns: its first part in the first half of the columns, with weight 1, and its
+// second part in the second half, with weight 2⁻¹¹. Then ‖c − ĉ‖ is almost zero.
 template <int kParts>
 struct ArgminEpilogueLargeD : ArgminEpilogue {
   template <int kBlocks, int kColumnBlocks>
@@ -235,8 +247,8 @@ struct ArgminEpilogueLargeD : ArgminEpilogue {
   }
 
  private:
-  // As `candidates`, with an error coefficient per center. Roundings here: five of a score and eight of H, each 2⁻²⁴.
-  // Error coefficients and `always` include them.
+  // As `candidates`, with an error coefficient per center. The additions here round by at most five times 2⁻²⁴ of a
+  // score and eight times 2⁻²⁴ of H. The error coefficients and `always` include these roundings.
   template <int kColumnBlocks>
   static __device__ __forceinline__ unsigned candidates_of_own(const float (&d)[kColumnBlocks][4], int half,
                                                                const float (&offset)[kColumnBlocks][2],

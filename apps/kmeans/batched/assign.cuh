@@ -13,16 +13,17 @@
 //
 //   E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H
 //
-// Candidates are centers with scores above the best score less 2E. A row keeps up to four chunks with candidates, 16
-// bits in each of four lanes. A chunk whose best is 2E above all before drops them; one 2E below is dropped. One
-// candidate certifies the label. Several candidates are compared by float64 distances from X, ties to the lowest index.
-// If five chunks have candidates, or E is NaN, all centers are compared. Such a row takes a warp longer than all its
-// products, so it must be rare (docs/notes/lloyd.md).
+// Candidates are centers with scores above the best score less 2E. For each row, up to four chunks with candidates are
+// kept, 16 bits in each of four lanes. A chunk whose best score is more than 2E above the best score so far replaces
+// all kept chunks. A chunk whose best score is more than 2E below the best score so far is not kept. One candidate
+// certifies the label. Several candidates are compared by float64 distances from X; of equally near ones, the first
+// becomes the label. If five chunks have candidates, or E is NaN, all centers are compared. Such a row costs a warp
+// more time than all products of its tile, so it must be rare (docs/notes/lloyd.md).
 //
-// Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. In chunks whose best is near the row's, it
-// also costs a comparison and a mask bit. At d = 128, a warp takes about 800 instructions for 32 rows by 64 centers:
-// 176 for products, 300 for scores, 100 to start the sums, 110 to copy the next chunk. Float32 FMA would take 8,192.
-// Per 16-deep step, a warp loads 2 + kWidth / 16 matrices from shared memory for kWidth / 4 mma.
+// Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. In chunks whose best score is near the row's
+// best, a score also costs a comparison and a mask bit. At d = 128, a warp takes about 800 instructions for 32 rows by
+// 64 centers: 176 for products, 300 for scores, 100 to start the sums, 110 to copy the next chunk. Float32 FMA would
+// take 8,192. Per 16-deep step, a warp loads 2 + kWidth / 16 matrices from shared memory for kWidth / 4 mma.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -34,8 +35,8 @@ namespace batched {
 
 constexpr int kTileRows = 128, kAssignThreads = 128;
 
-// Copies `count` float16 rows to shared memory, padded + 8 apart; rows from `present` on become zeros. Units of eight
-// elements are consecutive; shared memory has one more between rows.
+// Copies `count` float16 rows of `padded` elements to shared memory, where they are padded + 8 elements apart. Rows
+// from `present` on become zeros. In global memory, rows are consecutive.
 template <bool kAllPresent>
 __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded) {
   const int quads = padded / 8, down = kAssignThreads / quads, right = kAssignThreads % quads;
@@ -53,7 +54,7 @@ __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, 
   }
 }
 
-// Centers compared at a time, if all centers are compared.
+// Centers that are compared with a row at a time, if all centers are compared.
 constexpr int kOfAll = 8;
 
 // Float64 arg-min over given centers for one row, by a warp.
@@ -65,7 +66,7 @@ struct Nearest {
   double least;
   int label;
 
-  // Several at a time, since each is a chain of additions.
+  // Compares kTogether centers at a time, because each distance is a chain of dependent additions.
   template <int kTogether>
   __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
     double sums[kTogether] = {};
@@ -88,18 +89,21 @@ struct Nearest {
   }
 };
 
-// Chunks with candidates that a row keeps after the first. kTooMany: more were found, or the error bound is unknown.
+// kFurther: maximum number of chunks with candidates that are kept for a row besides the first. kTooMany: more were
+// found, or the error bound is not finite.
 constexpr int kFurther = 3, kTooMany = kFurther + 1;
 
-// State of one row: its best score, and the candidates among this lane's columns of the first chunk. The upper half
-// holds the chunk's number from 1 on. Further chunks, which few rows have, are in shared memory.
+// State of one row. `best`: its best score. `first`: in the lower half, the candidates among this lane's columns of the
+// first kept chunk; in the upper half, the chunk's number, from 1 on. `further`: the number of further kept chunks,
+// which few rows have; their candidates are in shared memory.
 struct Known {
   float best;
   unsigned first;
   int further;
 };
 
-// Finds the candidates of a chunk among this lane's scores of a row: bit 2·j + i for column 8·j + 2·t + i.
+// Finds the candidates of a chunk among this lane's scores of a row, row 8·half + g of a block of 16: bit 2·j + i for
+// column 8·j + 2·t + i. `error_bound` is 2 E.
 template <int kBlocks>
 __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float error_bound, int chunk, Known& known,
                                      unsigned* further) {
@@ -124,7 +128,7 @@ __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, flo
   }
 }
 
-// Block (x, problem): rows from 128·x on. kWidth is 16, 32 or 64, and divides `columns`.
+// Block (x, problem) labels 128 rows, from row 128·x on. kWidth is 16, 32 or 64, and divides `columns`.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   constexpr int kBlocks = kWidth / 8;
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   const float a_norm =
       most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
   const float always = most.half_square * (batch.tensor_error + 1.0f / (1 << 21)) + 1e-18f;
-  // Row r of a lane's four is 16·(r / 2) + 8·(r % 2) + g of its warp's.
+  // Row r of a lane's four rows is row 16·(r / 2) + 8·(r % 2) + g of the warp's 32.
   Known known[4];
   float error_bound[4];
 #pragma unroll
@@ -173,7 +177,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
-    // One address per loaded matrix; all step along the depth together.
+    // One address per loaded matrix; all addresses advance along the depth together.
     const ptx::Half *a_at[2] = {mine, mine + 16 * stride}, *b_at[kBlocks / 2];
 #pragma unroll
     for (int j = 0; j < kBlocks / 2; ++j) {
@@ -201,8 +205,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         }
       }
     };
-    // Exits from the middle, instead of an unrolled loop with a remainder: the compiler copies the first sums of each
-    // loop that may be empty.
+    // The loop exits from the middle. With an unrolled loop and a remainder, the compiler would copy the initial sums,
+    // as for each loop that may be empty.
 #pragma unroll 1
     for (int depth = 0;; depth += 32) {
       step(depth);
@@ -217,7 +221,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   }
   simt::sync_warp();  // a warp reads only its own lanes' lists
 
-  // Lane (g, t) labels row t of its four.
+  // Lane (g, t) labels row r = t of its four rows.
   const int own = 32 * warp + 16 * (t / 2) + 8 * (t % 2) + g;
   int label = 0;
   bool certified = true;
@@ -261,7 +265,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         nearest.consider(some);
       }
     } else {
-      int waits = -1;  // for another
+      int waits = -1;  // a candidate that waits for a second one
       for (int part = 0; part < 4 * (1 + further); ++part) {
         const int source = one - r + part % 4;
         const unsigned entry = part < 4 ? simt::shuffle(first, source)

@@ -1,23 +1,24 @@
 // Batched init: greedy k-means++ of many problems with scikit-learn's draws; and the inertia of their clusterings.
 //
-// sample_candidates    before step s: the best previous candidate becomes center s − 1. Draws new candidates at uniform
-//                      · potential in the running sum of the squared distances.
-// candidate_distances  minimum of ‖x − candidate‖² and the previous squared distance, and its sums over the rows
+// sample_candidates    before step s: the best previous candidate becomes center s − 1. Draws the new candidates: rows
+//                      at which the running sum of the squared distances reaches uniform · potential.
+// candidate_distances  minimum of ‖x − candidate‖² and the row's previous squared distance; and sums of these minima
 // inertias             Σ ‖x − c‖² of the rows and their own centers
 //
 // Distances are summed in double and rounded to float. The running sum accumulates in float in the order of the rows,
 // as in scikit-learn: its last bits determine the row of a draw.
 //
-// Why it is fast: two launches a step for all problems. The running sum is n sequential additions, by one warp a
-// problem, at 4 cycles each: 0.18 ms for 75,000 rows. This equals the time to read 6 rows of 128 features a problem for
-// each of 132 problems. Distances: 4 lanes a row, 2·d double-precision instructions a candidate, 14·10¹² a second.
+// Why it is fast: a step takes two launches for all problems. One warp per problem computes the running sum, which is n
+// sequential additions of 4 cycles each: 0.18 ms for 75,000 rows. Reading these rows for 132 problems with 128 float32
+// features takes about six times as long. A distance takes 2·d double-precision instructions, at 14·10¹² a second; 4
+// lanes share a row.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
 namespace batched {
 
 constexpr int kSeedThreads = 256, kSeedRows = 512, kMostTrials = 16;
-// Candidates compared with a row at a time.
+// Maximum number of candidates that are compared with a row at a time.
 constexpr int kCandidates = 8;
 
 struct PlusPlusArgs {
@@ -35,7 +36,7 @@ struct PlusPlusArgs {
   }
 };
 
-// Block (0, problem), before step `step` (from 1 on). Step 1 has one candidate; step k draws none.
+// Block (0, problem) runs before step `step` (from 1 on). Step 1 has one candidate; step k draws none.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
     sample_candidates(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
@@ -62,8 +63,8 @@ __global__ void __launch_bounds__(256, 4)
   __syncthreads();  // all threads have read the candidates
   if (step == batch.k || warp != 0) return;
 
-  // A lane has one draw, and counts the rows whose running sum is less. The draw is rounded up to a float, which
-  // compares the same with floats.
+  // Each lane has one draw, and counts the rows whose running sum is less than the draw. Rounded up to a float, the
+  // draw gives the same comparisons with floats.
   float draw = 0;
   if (lane < trials) {
     const long long row = (long long)problem * (batch.k - 1) + step - 1;
@@ -90,7 +91,7 @@ __global__ void __launch_bounds__(256, 4)
   }
 }
 
-// Block (x, problem): rows from kSeedRows · x on. Step 0 has a single candidate.
+// Block (x, problem) processes kSeedRows rows, from row kSeedRows · x on. Step 0 has a single candidate.
 template <typename T>
 __global__ void __launch_bounds__(256, 2)
     candidate_distances(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
@@ -154,7 +155,8 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
-// Block (x, problem): rows from kSeedRows · x on; writes their part of the sum to parts (b × gridDim.x).
+// Block (x, problem) processes kSeedRows rows, from row kSeedRows · x on. It writes their part of the sum to parts (b ×
+// gridDim.x).
 template <typename T>
 __global__ void __launch_bounds__(256, 4) inertias(const Batch<T> batch, double* parts) {
   __shared__ double of_warp[kSeedThreads / 32];

@@ -6,8 +6,8 @@
 // The half copy and its norms are those of data/half_copy.cuh, with a mean and a scale per problem. `padded` is d
 // rounded up to a multiple of 16, the depth of one mma.
 //
-// Why it is fast: blockIdx.y is the problem, so one launch serves all of them. X is read twice in all; from then on, an
-// iteration reads the half copy.
+// Why it is fast: blockIdx.y is the problem, so one launch processes all problems. X is read twice in all, for moments
+// and half copy; iterations then read the half copy.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/ptx/types.cuh"
@@ -17,7 +17,8 @@ namespace batched {
 
 using kmeans::CenterStats;
 
-// The status of a problem. The host sets kPlace; all kernels except prepare_centers process only running problems.
+// The status of a problem. The host sets kPlace. In an iteration, all kernels except prepare_centers process only
+// running problems.
 enum Status : int {
   kRunning = 0,
   kStrict = 1,  // no label changed (strict convergence): the labels belong to the centers
@@ -65,7 +66,8 @@ struct Batch {
 
 constexpr int kPrepareThreads = 256;
 
-// Block (x, problem): rows y, y + 8·gridDim.x, … from y = 8·x on, 32 features at a time.
+// Block (x, problem) adds up eight rows from row 8·x on, and again eight rows every 8·gridDim.x rows; 32 features at a
+// time.
 template <typename T>
 __global__ void __launch_bounds__(256, 4) column_moments(const Batch<T> batch, double* moments) {
   __shared__ double partial[3][kPrepareThreads];
@@ -103,7 +105,7 @@ __global__ void __launch_bounds__(256, 4) column_moments(const Batch<T> batch, d
   }
 }
 
-// One warp a row; a lane takes two elements at a time.
+// One warp per row; a lane converts two elements at a time.
 template <typename T>
 __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
   const int problem = blockIdx.y, lane = threadIdx.x % 32, warps = kPrepareThreads / 32 * gridDim.x, d = batch.d;

@@ -5,13 +5,13 @@
 //                         →  centers, centers_half, half_squares, center_stats
 //
 // An element is round((x − mean) · scale). Sums are exact and do not depend on the order: the same bits for any grid.
-// If k·(d + 1) sums fit in shared memory, elements have 30 bits. A block then adds two 16-bit limbs in 32 bits for at
-// most kFlush rows. Otherwise elements have 46 bits and go straight to global memory. The last block of a problem to
-// end computes the next centers and the stopping test.
+// If k·(d + 1) sums fit in shared memory, elements have 30 bits. A block then adds up the two 16-bit limbs of an
+// element in 32 bits each, for at most kFlush rows. Otherwise elements have 46 bits and are added directly in global
+// memory. The last block of a problem to arrive computes the next centers and the stopping test.
 //
 // Why it is fast: a row that keeps its label costs nothing, and after the first iterations few are reassigned. A
-// reassigned row costs a read of X and 2·d additions (4·d of limbs), about 10·d lane instructions: 50 ps at d = 128 if
-// all are reassigned.
+// reassigned row costs a read of X and 2·d additions (4·d of limbs), about 10·d lane instructions: 50 ps a row at d =
+// 128 if all rows are reassigned.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/types.cuh"
@@ -21,7 +21,7 @@ namespace batched {
 constexpr int kUpdateThreads = 512;
 constexpr unsigned kFlush = 32768, kLeastShare = 256;
 
-// Fixed-point additions to the sums of a problem's clusters: in shared memory, or straight to global memory.
+// Fixed-point additions to the sums of a problem's clusters: in shared memory, or directly in global memory.
 template <bool kShared>
 struct ProblemSums {
   unsigned long long* sums;
@@ -74,7 +74,8 @@ struct Largest {
   }
 };
 
-// Results of a warp for its centers, and of a block for all.
+// Results of a warp for its centers, and of a block for all centers. `near` is of the centers near enough not to be
+// excluded (update/centers.cuh), `far` of the other centers. `least` is the least squared norm.
 struct Found {
   Largest near, far;
   double least, shift;
@@ -88,7 +89,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
   const double scale = batch.half_copy_scales[problem];
   const double* units = batch.sum_units + (long long)problem * d;
-  // Norms of rows are those of rounded values.
+  // 16.1 instead of 16, because row norms are those of rounded values.
   const float beyond = 16.1f / 2 * batch.norm_limit * batch.norm_limit;
   float* half_squares = batch.half_squares + (long long)problem * batch.columns;
   Found found = {{}, {}, kInfinity, 0};
@@ -176,7 +177,7 @@ __global__ void __launch_bounds__(512, 2) prepare_centers(const Batch<T> batch) 
   if (threadIdx.x == 0) batch.status[blockIdx.y] = kRunning;
 }
 
-// The end of an iteration, by the last block of its problem.
+// Ends an iteration of a problem: the next centers and the stopping test, by the problem's last block to arrive.
 template <typename T>
 __device__ __forceinline__ void update_centers(const Batch<T>& batch, int problem) {
   __shared__ bool empty;
@@ -197,7 +198,7 @@ __device__ __forceinline__ void update_centers(const Batch<T>& batch, int proble
   batch.counts[problem] = 0;
 }
 
-// Block (x, problem): a part of the problem's changes.
+// Block (x, problem) processes part x of the problem's changes.
 template <typename T, bool kShared>
 __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> batch) {
   const int problem = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = batch.d;
@@ -223,7 +224,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> ba
         here.add_integer(label, d, 1);
         if (change.from >= 0) here.add_integer(change.from, d, -1);
       }
-      // Several rows are in flight at a time.
+      // A warp loads kTogether rows before it adds them.
       constexpr int kTogether = kShared ? 4 : 2;
       for (int i = 0; i < rows; i += kTogether) {
         const T* x[kTogether];

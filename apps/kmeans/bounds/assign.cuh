@@ -1,26 +1,27 @@
-// Assignment with Hamerly bounds: labels as in assign/small_k.cuh, and the row bound: how far centers may drift before
-// a row needs a new label (state.cuh).
+// Assignment with Hamerly bounds: labels as in assign/small_k.cuh, and row bounds. A row bound is how far centers may
+// drift before the row may need a new label (state.cuh).
 //
-// s₁ and s₂ are the best and second-best computed scores of a row, E their error bound (assign/small_k.cuh). Squared
-// distances are ‖x‖² − 2 s. The nearest center is within u of the row. All others are farther by at least the gap g,
-// where
+// s₁ and s₂ are the best and second-best computed scores of a row, E their error bound (assign/small_k.cuh). d₁ and d₂
+// are the distances to the nearest and to the second-nearest center. A squared distance is ‖x‖² − 2 s. The nearest
+// center is within u of the row, and all other centers are farther by at least the gap g:
 //
 //   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,
 //   g = √(u² + D) − u = D / (√(u² + D) + u)
 //
-// since √(d₁² + D) − d₁ falls with d₁. norm is at least ‖x̂‖, and at least 2¹² times the rounding error of the
-// half-precision copy (data/half_copy.cuh). Excluded centers (update/centers.cuh) are beyond 4.01 · norm_limit from the
-// mean.
+// since √(d₁² + D) − d₁ decreases with d₁. norm is the row's norm: at least ‖x̂‖, and at least 2¹² times the rounding
+// error of the half-precision copy (data/half_copy.cuh). Excluded centers have no scores, but are more than 4.01 ·
+// norm_limit from the mean (update/centers.cuh); this limits g.
 //
 // ArgminEpilogueBounded  GEMM epilogue over all rows
 // assign_active_rows     scores only the rows that `select_active_rows` listed
 //
-// `assign_active_rows` multiplies like the GEMM, so the same error bound holds. A warp takes 32 listed rows and reads
-// their half-precision copies in place, 16 bytes a lane. Lane t of four has columns 8·t to 8·t + 7 of 32, for rows and
-// centers alike; the summation order does not matter.
+// `assign_active_rows` multiplies by the same instruction as the GEMM, so the same error bound holds. A warp processes
+// 32 listed rows at a time. It reads their half-precision copies in place, 16 bytes a lane. Of every 32 columns, lane t
+// of a row's four lanes loads columns 8·t to 8·t + 7. Rows and centers have the same order of columns, so only the
+// order of summation changes.
 //
-// Why it is fast: the second-best score costs two more instructions a score. Few rows are active, and each is read
-// once. Centers stay in L1.
+// Why it is fast: finding the second-best score costs two more instructions per score. Few rows are active, and each is
+// read once. Centers are read from L1.
 #pragma once
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
@@ -31,16 +32,17 @@
 
 namespace kmeans {
 
-// Lower bound of the gap between a row's nearest center and all others, from scores `best` and `second`.
+// Lower bound of the gap g (head of this file) of a row. `best` and `second` are s₁ and s₂, `error` is E.
 __device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float norm_limit) {
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
-  // Finite without a second center. NaN stays NaN, and a NaN row bound makes the row active.
+  // Without a second center, the difference is infinite; `most` makes it finite. NaN remains NaN, and a NaN row bound
+  // makes the row active.
   const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error,
               ahead = difference > most ? most : difference;
   const float other = sqrtf(square + fmaxf(ahead, 0.0f));
   const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * norm_limit - at_most - nearest;
-  // Less the error of float64.
+  // Reduced by more than the error of float64 distances (state.cuh).
   return (left_out < between ? left_out : between) - 1e-9f * (other + nearest);
 }
 
@@ -67,7 +69,8 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
     score(d, rows, [=](int i) { return from + i; }, listed());
   }
 
-  // Processes the first `rows` of the rows that `row_of` numbers; `count` counts listed rows.
+  // Labels a tile of `rows` rows from their sums `d`. `row_of(i)` is the index in X of row i of the tile. `*count` is
+  // the length of the list to which rows are appended that are ambiguous or have a new label.
   template <int kBlocks, int kColumnBlocks, typename RowOf>
   __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of,
                                         unsigned* count) const {
@@ -92,7 +95,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
       for (int q = 0; q < 4; ++q) {
         const Two two = best_two(d[first + q / 2], q % 2, offset);
         bits[q] = candidates_near(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q), two.best);
-        // Row 8·q + g of these 32 belongs to lane q of its four.
+        // Of the four lanes that share row 8·q + g of these 32, lane q labels it.
         if (t == q) mine_of = two;
       }
       Candidates found = candidates_of_own_row(bits);
@@ -116,7 +119,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
     float best, second;
   };
 
-  // The two best scores of row 8·half + g, in all four lanes that share it.
+  // The two best scores of row 8·half + g, in all four lanes that share the row.
   template <int kColumnBlocks>
   static __device__ __forceinline__ Two best_two(const float (&d)[kColumnBlocks][4], int half,
                                                  const float (&offset)[kColumnBlocks][2]) {
@@ -140,11 +143,11 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
 };
 
 constexpr int kActiveThreads = 128;
-// Columns of a row that are prefetched.
+// Maximum number of columns of a row that are prefetched.
 constexpr int kAskedFor = 512;
 
-// Block (x, y) adds to list x; tiles of 32 rows go to all lists in turn. `padded` is a multiple of 8. Rows and centers
-// are aligned to 16 bytes.
+// Scores the active rows. Block (x, y) appends to list x; consecutive tiles of 32 active rows belong to different
+// lists. `padded` is a multiple of 8. Rows and centers are aligned to 16 bytes.
 template <int kColumnBlocks>
 __global__ void __launch_bounds__(kActiveThreads, 3)
     assign_active_rows(const ptx::Half* half_copy, const ptx::Half* centers_half, int padded, const unsigned* active,
@@ -157,10 +160,10 @@ __global__ void __launch_bounds__(kActiveThreads, 3)
   const unsigned first = (threadIdx.x / 32 * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   for (unsigned begin = 32 * first; begin < count; begin += step) {
     const int rows = count - begin < 32 ? (int)(count - begin) : 32;
-    // Past the end: the last row again, which is not stored.
+    // Lanes past the end repeat the last row; their results are not stored.
     const unsigned mine = active[begin + (lane < rows ? lane : rows - 1)];
     if (begin + step + lane < count) {
-      // Prefetches the warp's next rows, one a lane.
+      // Prefetches the warp's next rows, one per lane.
       const unsigned soon = active[begin + step + lane];
       ptx::prefetch(nearest.norms + soon);
       ptx::prefetch(nearest.labels + soon);

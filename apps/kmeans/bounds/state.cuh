@@ -3,28 +3,32 @@
 // row bounds (n)  how far centers may drift before a row needs a new label
 // limits (k)      drift so far: a row with label a is safe while its row bound exceeds limits[a]
 //
-// When a row is scored, its nearest center is closer than any other by a gap of at least g. Later its own center has
-// drifted by ΔP at most and every other by ΔM at most. P sums all shifts of that center; M sums the largest shift of
-// any center per iteration. The label holds while g > ΔP + ΔM, that is while
+// When a row is scored, its nearest center is closer than any other by a gap of at least g. P is the sum of all shifts
+// of this center so far. M is the sum, over the iterations so far, of the largest shift of any center. Since the row
+// was scored, its center has drifted by at most the increase ΔP of P, and every other center by at most the increase ΔM
+// of M. The label remains correct while g > ΔP + ΔM, that is while
 //
 //   row bound = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //
-// (Hamerly, "Making k-means even faster", SDM 2010; here one number holds both bounds.) The test reads 4 bytes of a row
-// and its label, and writes nothing. An ambiguous row is active in the next iteration. Lengths are in the scaled units
-// of the centers (update/centers.cuh).
+// (Hamerly, "Making k-means even faster", SDM 2010; here one number holds both bounds.) The test reads a row's bound (4
+// bytes) and label, and writes nothing. An ambiguous row is active in the next iteration. Lengths are in the scaled
+// units of the centers (update/centers.cuh).
 //
 // Rounding. Drifts are rounded up, by a relative 2⁻¹⁸ and by 10⁻¹⁸. Gaps are reduced by 2⁻³⁰ of the distances that they
-// separate (assign.cuh). So the two squared distances of a safe row differ by more than a relative 2⁻³³. Float64
-// distances (`assign/rescore.cuh`) could not give another label.
+// separate (assign.cuh). So the squared distance of a safe row to its own center is less than that to any other by more
+// than a relative 2⁻³³. Float64 distances (`assign/rescore.cuh`) could not give another label.
 //
 // The device selects the pass, without host synchronisation. `select_active_rows` counts and lists the active rows. If
-// they are few, only they are scored (`assign_active_rows`, assign.cuh; small_d/iteration_bounded.cuh); otherwise all
-// rows are. Bounds start when few rows were reassigned, because more than those are active. They turn off when they do
-// not pay. After the n-th failed selection in a row, 2ⁿ iterations run without bounds. Then bounds wait until the
-// largest drift is a quarter smaller.
+// they are few, only active rows are scored (`assign_active_rows`, assign.cuh; small_d/iteration_bounded.cuh);
+// otherwise all rows are scored. Bounds start only when few rows were reassigned, because more rows than these are
+// active.
 //
-// Why it is fast: one pass reads 5 or 8 bytes a row with few registers. The half-precision copy of a row has 256 bytes
-// at d = 128.
+// A selection fails if it finds too many active rows, and no selection has succeeded since row bounds were computed.
+// After the n-th consecutive failure, 2ⁿ iterations run without bounds. Then bounds start again only when the largest
+// drift is a quarter smaller than before the failure.
+//
+// Why it is fast: the selection reads 5 or 8 bytes a row, with few registers. Scoring a row reads its half-precision
+// copy: 256 bytes at d = 128.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -36,30 +40,31 @@ namespace kmeans {
 enum Pass : int {
   kPlain,       // scores all rows without bounds
   kWithBounds,  // scores all rows and writes their row bounds
-  kSelect,      // unknown until rows are selected; then kWithBounds, kPlain, or
+  kSelect,      // select_active_rows selects kActive, kWithBounds or kPlain
   kActive       // scores the listed rows
 };
 
-// Cap of the cooldown after failed selections: it doubles with each, up to 2⁵ iterations.
+// Maximum of `failures`: the cooldown is 2^failures iterations, so 32 at most.
 constexpr int kMostFailures = 5;
-// After a failed selection, the largest drift must fall to this fraction.
+// After a failed selection, bounds start again only if the largest drift is at most this fraction of failed_drift.
 constexpr double kLess = 0.75;
 
 // State of bounds, and the pass of the iteration.
 struct BoundsState {
-  double most;  // M
-  // Largest drift in the last iteration, and before the last failed selection.
+  double most;  // M (head of this file)
+  // Largest shift of a center in the last iteration, and in the iteration before the last failed selection.
   double last_drift, failed_drift;
   int pass;
   unsigned active;  // rows that are not safe
-  // Iterations left without bounds; failed selections in a row; whether one succeeded.
+  // Iterations left without bounds; consecutive failed selections; whether a selection succeeded since row bounds were
+  // last computed.
   int cooldown, failures, paid_off;
-  // Tells the pass over all rows without bounds to do nothing: other kernels label the rows, or the fit ended.
+  // If set, the kernel of pass kPlain does nothing: other kernels label the rows, or the fit ended.
   int skip_full_assign;
-  // Totals for reports: selections after which only listed rows were scored, and those rows.
+  // Totals for reports: the selections after which only the listed rows were scored, and the number of these rows.
   unsigned long long screened, examined;
 
-  // After a selection: scores only the listed rows if they fit `capacity`.
+  // Selects the pass after a selection found `found` active rows: only these are scored if at most `capacity`.
   __device__ __forceinline__ void choose(unsigned found, unsigned capacity) {
     if (found <= capacity) {
       examined += found;
@@ -68,7 +73,7 @@ struct BoundsState {
       paid_off = 1;
       pass = kActive;
     } else if (paid_off) {
-      // Row bounds paid off, and are renewed.
+      // A selection has succeeded with these row bounds, so row bounds are computed again.
       paid_off = 0;
       pass = kWithBounds;
     } else {
@@ -80,8 +85,8 @@ struct BoundsState {
     skip_full_assign = pass != kPlain;
   }
 
-  // Plans the next iteration after one with largest drift `movement`; `is_next`: there is one. Bounds may start if
-  // `may_begin`.
+  // Selects the pass of the next iteration. `movement` is the largest shift of a center in this iteration. Bounds may
+  // start only if `may_begin`. `is_next` is false if this iteration is the last.
   __device__ __forceinline__ void plan_next(double movement, bool may_begin, bool is_next) {
     last_drift = movement;
     active = 0;
@@ -100,11 +105,12 @@ struct DriftArgs {
   double* center_drift;  // P of every center
   float* limits;
   BoundsState* state;
-  // Bounds do not start with this many reassigned rows or more.
+  // Bounds start only if fewer rows than this were reassigned.
   unsigned begin_limit, padding;
 };
 
-// limit_of: P + M of a center, rounded up by at most a relative 2⁻²¹. below_limit: at most P + M, from that limit.
+// limit_of returns P + M of a center, rounded up by at most a relative 2⁻²¹. below_limit returns a lower bound of P + M
+// from the result of limit_of.
 __device__ __forceinline__ float limit_of(double center_drift, double most) {
   return (float)((center_drift + most) * (1 + 1.0 / (1 << 22)));
 }
@@ -112,12 +118,13 @@ __device__ __forceinline__ float below_limit(float limit) { return limit * (1 - 
 
 constexpr int kSelectThreads = 256;
 
-// Rows of a vector; vectors of a thread in flight; rows that a warp lists before it reserves space. Reservations are
-// batched because all warps use one atomic counter.
+// kSelectedAtOnce: rows per vector load. kVectors: vectors that a thread loads at a time. kListed: maximum number of
+// rows that a warp lists in shared memory before it reserves space in `active`. Reservations are batched because all
+// warps use one atomic counter.
 constexpr int kSelectedAtOnce = 4, kVectors = 2, kListed = 1024;
 
-// Lists the active rows, unordered; stops beyond `capacity`. `row_bounds` and `labels` are aligned to 16 bytes; labels
-// are int or Label.
+// Lists the active rows in any order. A warp stops when the list exceeds `capacity`. `row_bounds` and `labels` are
+// aligned to 16 bytes; labels are int or Label.
 template <typename Labels>
 __global__ void __launch_bounds__(kSelectThreads, 6)
     select_active_rows(const float* row_bounds, const Labels* labels, long long rows, const float* limits,
@@ -130,7 +137,7 @@ __global__ void __launch_bounds__(kSelectThreads, 6)
   constexpr int kVectorStride = kSelectThreads * kSelectedAtOnce;  // between vectors of a thread
   const long long each = (long long)gridDim.x * kVectorStride * kVectors;
   unsigned waiting = 0;
-  // Returns true if there is space for more.
+  // Appends the warp's rows to `active`. Returns true if all of them fit.
   auto list_active = [&] {
     unsigned begin = 0;
     if (lane == 0) begin = atomicAdd(&state->active, waiting);

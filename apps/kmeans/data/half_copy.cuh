@@ -5,19 +5,21 @@
 //                                                    norms (n)  ‖x̂‖, or more where rounding cost more
 //
 // `scale` is a power of two that brings the data to the middle of float16's range. `padded` is d rounded up to a
-// multiple of 16 bytes and filled with zeros. For large k, the copy is in panels (core_matrix_layout.cuh). Let e = ‖(x
-// − mean)·scale − x̂‖; elements differ by 2⁻¹¹ of themselves at most, by less than half of that on average. norms[i] is
-// the larger of ‖x̂‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ for data that float16 represents exactly. For every c and ĉ
+// multiple of 16 bytes and filled with zeros. For large k, the copy is in panels (core_matrix_layout.cuh). e = ‖(x −
+// mean)·scale − x̂‖ is the rounding error of a row; the rounding error of an element is at most 2⁻¹¹ of the element,
+// and less than half of that on average. norms[i] is the larger of ‖x̂‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ for data
+// that float16 represents exactly. So for every center c and its float16 value ĉ
 //
 //   |(x − mean)·scale · c − x̂ · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
 //
 // Values beyond float16 become infinite, and so does the row's norm: such a row has no error bound.
 //
 // Why it is fast: one read of X and half a write of it per fit; then every iteration reads half as much (a quarter for
-// float64). Groups of lanes share a row, so that short rows fill a warp too. A lane holds a vector of each of several
-// rows, 64 bytes in all, and loads the next ones before it converts these. So 24 warps have 48 KB per multiprocessor in
-// flight. The reduction over a row's lanes leaves one sum per lane, so shuffles, square roots and norms run once for
-// all these rows. This takes 2.5 shuffles a row instead of 10 with two sums in every lane.
+// float64). A group of lanes shares a row, so that short rows fill a warp too. A lane holds one vector of each of
+// several rows, 64 bytes in all, and loads the next vectors before it converts these. So 24 warps have 48 KB per
+// multiprocessor in flight. The reduction over a group leaves each lane with one of the rows' sums, so a shuffle, a
+// square root or a store is executed once for all these rows. This takes 2.5 shuffles a row; with all sums in every
+// lane it would take 10.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 #include "kernels/ptx/types.cuh"
@@ -31,17 +33,17 @@ __device__ __forceinline__ Work centered(T x, Work mean) {
   return (Work)tsm2::Element<T>::value(x) - mean;
 }
 
-// 2^log2_lanes lanes share a row; each takes kVector elements at a time. kAligned uses one load for them: rows are
-// aligned and whole vectors.
+// 2^log2_lanes lanes share a row; each processes kVector elements at a time. With kAligned, one load reads these
+// elements; rows are then aligned and consist of whole vectors.
 template <typename T>
 constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
-// Rows that a lane holds at a time: 64 bytes, if one load takes a vector.
+// Rows of which a lane holds a vector at a time: 64 bytes in all, if one load reads a vector.
 template <typename T, bool kAligned>
 constexpr int kHalfCopyRows = sizeof(T) == 2 && kAligned ? 8 : 4;
 
-// One butterfly step over kCount sums: a lane gives one half to the lane at distance `lanes` / 2 and adds up the other
-// half.
+// One butterfly step over kCount sums. A lane sends one half of its sums to the lane at distance `lanes` / 2, and adds
+// the values that it receives to the other half.
 template <int kCount, typename Sum, int kAll>
 __device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int lanes) {
   const bool upper = member & lanes / 2;
@@ -64,8 +66,8 @@ __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, in
   }
 }
 
-// A row's norm: ‖x̂‖ or the rounding error over `rounding`, whichever is larger, plus the error of the additions.
-// Infinity minus itself is NaN; the norm is then infinite.
+// A row's norm from ‖x̂‖² (`square`), e² (`lost`) and 1 / ρ² (`inverse`): the larger of ‖x̂‖ and e / ρ, plus the error
+// of the additions. If an element is infinite, e² is infinite or NaN, and the norm is infinite.
 __device__ __forceinline__ float norm_of(float square, float lost, float inverse) {
   const float least = lost * inverse;
   return 1.0002f * sqrtf(least > square ? least : square);
@@ -80,8 +82,9 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
   const int lanes = 1 << log2_lanes, member = simt::lane() & (lanes - 1), groups = 32 >> log2_lanes;
   const int stride = kWide << log2_lanes, column = kWide * member;
   const float inverse = 1 / (rounding * rounding);  // powers of two
-  // A warp's tile is kRows rows of each group of lanes. Partial tiles overlap others: the last tile begins early enough
-  // to be whole. With too few rows for one tile, groups have one row each and repeat the last.
+  // A warp's tile is kRows rows of each group of lanes. The last tile begins early enough to be whole, so it may
+  // overlap the tile before. With too few rows for one tile, each group has one row; groups past the end repeat the
+  // last row.
   const int below = rows < kRows * groups ? 0 : groups, tile = below == 0 ? groups : kRows * groups;
   const long long last = rows < tile ? 0 : rows - tile, row_stride = below * leading;
   const long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -97,7 +100,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
   };
 
   Some now[kRows][kLoads], next[kRows][kLoads];
-  // Squares of the rows of x̂, and of their rounding errors.
+  // Squared norms of kRows rows of x̂, then those of their rounding errors.
   float sums[2 * kRows] = {};
   long long first = warp * tile;
   int from = 0;

@@ -1,7 +1,7 @@
 // Label arrays: widen, replace and count.
 //
-// widen_labels   8-bit labels (n, in whole words) of small-d iterations → the engine's 32-bit labels; 4 a word → 16
-//                bytes a thread
+// widen_labels   converts the 8-bit labels (n, in whole words) of small-d iterations to the engine's 32-bit labels; a
+//                thread reads a word of 4 labels and writes 16 bytes
 // change_labels  replaces old labels by new ones (n), and counts how many differ
 // count_labels   counts the rows of each label
 //
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(256, 8)
 // Largest k for which a block counts in shared memory.
 constexpr int kMostCounted = 8192;
 
-// Adds to `counts` (k).
+// Adds the number of rows with label j to counts[j].
 __global__ void __launch_bounds__(256, 4)
     count_labels(const int* labels, long long n, int k, unsigned long long* counts) {
   __shared__ unsigned here[kMostCounted];

@@ -6,11 +6,12 @@
 // fold_moments     reduction of these partial moments
 // add_in_order     Σ x, or Σ (x − o)², of each column, bit for bit as NumPy sums
 //
-// x is X's row less `mean`; the mean is zero if X is centered already. own_distances and column_moments read X of any
-// dtype and widen it to `Work`, the working type. kVectors selects loads of up to 16 bytes: rows are aligned to them
-// and whole vectors.
+// x is a row of X minus `mean`; the mean is zero if X is already centered. own_distances and column_moments read X of
+// any dtype and widen it to `Work`, the working type. kVectors selects vector loads of up to 16 bytes; rows must then
+// be aligned to vectors and consist of whole vectors.
 //
-// Why it is fast: each kernel reads its input once, coalesced. None uses atomics: the same bits on every run.
+// Why it is fast: each kernel reads its input once, coalesced. No kernel uses atomics, so results have the same bits on
+// every run.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 
@@ -20,7 +21,7 @@
 template <typename T, bool kVectors>
 constexpr int kPassWide = kVectors ? (sizeof(T) == 8 ? 2 : 4) : 1;
 
-// Groups of 2^log2_lanes lanes share a row, as in `nearest`, and take several rows at a time, `together` apart.
+// own_distances: rows that a group of 2^log2_lanes lanes processes at a time, `together` rows apart.
 #define ROWS_TOGETHER 4
 
 template <typename T, typename Work, bool kVectors>
@@ -95,15 +96,16 @@ __global__ void point_distances(const T* X, const T* mean, const double* points,
   }
 }
 
-// Block (f, g) of 256 threads: features from f·blockDim.x·kWide on, kWide a thread. It takes every (gridDim.y ·
-// blockDim.y)-th row from row g·blockDim.y + threadIdx.y on. Each g writes one row of partial results, (gridDim.y × d).
+// Block (f, g) of 256 threads adds up the features from f·blockDim.x·kWide on, kWide per thread. A thread reads every
+// (gridDim.y · blockDim.y)-th row from row g·blockDim.y + threadIdx.y on. The blocks with index g write row g of the
+// partial results (gridDim.y × d).
 //
 // Why it is fast: it loads the next rows before it adds up the current ones. It converts each element to double once; a
 // multiprocessor makes 16 such conversions a clock. x − o is in `Work`, which is as exact as x itself.
 template <typename T, typename Work, bool kVectors>
 __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work* origin, long long rows, int d,
                                                          double* sums, double* squares, double* largest) {
-  // Small elements: more rows at a time.
+  // kTogether: rows that a thread loads at a time, more rows of small elements.
   constexpr int kWide = kPassWide<T, kVectors>, kTogether = sizeof(T) == 2 ? 6 : 4;
   using P = kmeans::Packed<T, kWide>;
   __shared__ double partial[3][256];
@@ -117,7 +119,7 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
 #pragma unroll
     for (int i = 0; i < kWide; ++i) about[i] = origin[feature + i];
     P now[kTogether], next[kTogether];
-    // Past the end, the first row again, which is not added.
+    // Past the end, it reads row `first` again, which is not added.
     const auto read = [&](P(&value)[kTogether], long long first) {
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
@@ -128,7 +130,7 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
     read(now, row);
     while (row < rows) {
       const long long later = row + kTogether * step;
-      // No branch: the compiler would move it behind independent code.
+      // The load is unconditional: the compiler would move a conditional load behind independent code.
       read(next, later < rows ? later : row);
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
@@ -169,12 +171,13 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
   }
 }
 
-// Columns of a block, and the threads that share one.
+// Columns of a block, and threads that share a column.
 #define FOLD_COLUMNS 32
 #define FOLD_ROWS 8
 
-// Reduces the `slices` partial results of column_moments, consecutive planes of (slices × d). Writes the sums to
-// `totals` (2 × d). `largest` (d) keeps the larger of its old value and the new maximum.
+// Reduces the `slices` partial results of column_moments. `parts` is three planes of slices × d: sums, squares and
+// maxima. Writes the totals of the first two planes to `totals` (2 × d). `largest` (d) keeps the larger of its old
+// value and the new maximum.
 __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
     fold_moments(const double* parts, int slices, int d, double* totals, double* largest) {
   __shared__ double partial[FOLD_ROWS][3][FOLD_COLUMNS];
@@ -208,8 +211,8 @@ __device__ __forceinline__ double rounded_square(double x) { return __dmul_rn(x,
 
 // Column sums in the input type, one row after the other: of x, or (kSquares) of (x − about)². One thread a column.
 //
-// Why it is fast: kAhead rows are in flight while those before are added up. NumPy reads its input once for a mean and
-// four times for a variance.
+// Why it is fast: kAhead rows are in flight while the kAhead rows before them are added up. NumPy reads its input once
+// for a mean and four times for a variance.
 template <typename Work, bool kSquares>
 __global__ void __launch_bounds__(32)
     add_in_order(const Work* X, const Work* about, long long rows, int d, Work* sums) {

@@ -7,9 +7,9 @@
 // segment_sums  the sum of the rows with each label; X is a block of rows × d numbers, row-major
 //
 // Why it is fast: in `nearest`, a power-of-two group of lanes shares a row: 16 clusters take half a warp, 1000 a whole
-// one. For small k it overwrites the scores with the one-hot label matrix of the product that follows. `segment_sums`
-// serves large k, where a one-hot product would double the arithmetic. Rows come sorted by label, and a block adds up
-// one cluster's rows in order.
+// one. For small k, `nearest` overwrites the scores with the one-hot label matrix, which is an operand of the next
+// product. `segment_sums` is for large k, where a product by the one-hot matrix would double the arithmetic. Row
+// indices are sorted by label, and a block adds up one cluster's rows in order.
 #pragma once
 
 #define FULL_WARP 0xffffffffu

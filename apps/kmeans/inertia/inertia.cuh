@@ -2,24 +2,25 @@
 //
 //   X (n × d, any dtype), mean (d), centers (k × d), labels (n), weights (n, or none)   →   total, one float64
 //
-// x is X's row less `mean`, rounded to `Work`, the working type. Differences and sums of at most four squares are in
-// `Work`, all further sums in double. In float32, a square has two roundings from its difference, up to four from its
-// sum and one from its weight. All round to nearest, so the relative error of the total is at most 2⁻²¹. It is far
+// x is a row of X minus `mean`, rounded to `Work`, the working type. Differences and sums of at most four squares are
+// in `Work`, all further sums in double. In float32, a square has two roundings from its difference, up to four from
+// its sum and one from its weight. All round to nearest, so the relative error of the total is at most 2⁻²¹. It is far
 // smaller in practice, since the errors of many rows cancel. A difference beyond 10¹⁹ has an infinite square, as in
 // scikit-learn.
 //
-// a tile   kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes takes the same columns of kInertiaRows rows
-// a slice  every `slices`-th tile, by one warp: a sum in double in each lane, added up over the lanes at the end
+// a tile   kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes (`lanes`) shares kInertiaRows rows
+// a slice  every `slices`-th tile, by one warp: each lane has a sum in double; the warp adds up these sums at the end
 //
-// Warps take slices in turn. The last block to end adds up the slices' sums in order. The number of slices depends on n
-// and d alone: the same bits for any grid and on every GPU.
+// The slices are distributed over the warps in turn. The last block to arrive adds up the slices' sums in order. The
+// number of slices depends on n and d alone, so the total has the same bits for any grid and on every GPU.
 //
-// Why it is fast: a warp loads the next step before it adds up the current one, 64 bytes of X a lane and the rows'
-// labels. So the 20 warps of a multiprocessor keep 40 KB in flight. Lanes do not communicate within a slice. Centers
-// are in shared memory if that leaves L1 enough room (kShared). A row of 128 float32 takes about 60 warp instructions,
-// and one conversion to double per four squares. A multiprocessor makes only 16 such conversions a clock. The Freivalds
-// check of the running sums (protect/freivalds.cuh) raises this to about 100, about as many as memory time allows.
-// Variants that exceed the registers of so many threads use fewer threads.
+// Why it is fast: a warp loads the data of its next step (InertiaStep: 64 bytes of X per lane, and labels) before it
+// adds up those of the current step. So the 20 warps of a multiprocessor keep 40 KB in flight. Lanes do not communicate
+// within a slice. Centers are in shared memory if L1 remains large enough (kShared). A row of 128 float32 takes about
+// 60 warp instructions, and one conversion to double per four squares. A multiprocessor makes only 16 such conversions
+// a clock. The Freivalds check of the running sums (protect/freivalds.cuh) raises the 60 instructions to about 100,
+// about as many as fit the time of reading X. Variants that need more registers than 640 threads can have use fewer
+// threads.
 #pragma once
 #include "apps/kmeans/protect/freivalds.cuh"
 #include "kernels/device/vector_load.cuh"
@@ -28,7 +29,7 @@ namespace kmeans {
 
 constexpr int kInertiaThreads = 640, kInertiaRows = 4;
 
-// Data of one step of a lane: a vector of each of its rows, and the label and weight of these rows.
+// Data of one step of a lane: a vector of each of its kInertiaRows rows, and the labels and weights of these rows.
 template <typename T, typename Work, bool kVectors, bool kWeighted>
 struct InertiaStep {
   static constexpr int kWide = kVectors ? 16 / (int)sizeof(T) : 1;
@@ -36,7 +37,7 @@ struct InertiaStep {
   int label[kInertiaRows];
   Work weight[kInertiaRows];
 
-  // Reads rows `row`, `row` + groups, …, from `column` on. Past the end of rows or columns it reads valid ones.
+  // Reads rows `row`, `row` + groups, …, from `column` on. Past the last row or column it reads valid elements instead.
   __device__ __forceinline__ void read(const T* X, const int* labels, const Work* weights, long long n, int d,
                                        long long row, int groups, int column) {
     row = row < n ? row : n - 1;
@@ -58,7 +59,7 @@ struct InertiaStep {
     constexpr int kVector = kWide < 4 ? kWide : 4;
     double found = 0;
     if (column >= d) return found;
-    // No branch separates a product from its operands, so that each stays one instruction.
+    // No branch separates a product from its operands, so that the compiler makes each product one instruction.
     int weight_of_row[kInertiaRows];
 #pragma unroll
     for (int r = 0; r < kInertiaRows; ++r) {
@@ -88,7 +89,7 @@ struct InertiaStep {
         difference.add(some, weight_of_row[r]);
         if (row + r * groups >= n) squares = 0;
         partial += kWeighted ? weight[r] * squares : squares;
-        // Single elements are added up over the rows.
+        // With single elements (kVector = 1), the squares of all rows are added up before the conversion.
         if (kVector > 1 || r == kInertiaRows - 1) {
           found += (double)partial;
           partial = 0;
@@ -99,7 +100,8 @@ struct InertiaStep {
   }
 };
 
-// At most one block a multiprocessor. `arrived` is zero before and after. `kept` is a RunningSums, or empty.
+// Launched with at most one block per multiprocessor. `arrived` is zero before and after. `kept` is a RunningSums, or
+// empty.
 template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted, int kThreads = kInertiaThreads,
           typename... Kept>
 __global__ void __launch_bounds__(kThreads, 1)

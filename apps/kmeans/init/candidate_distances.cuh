@@ -1,24 +1,25 @@
 // Squared distances of rows to a few points, Σ (x − p)², by groups of lanes that share a row.
 //
 //   x (kRows rows of d elements)      read once, in place
-//   points (kPoints × width)          in shared memory, or wherever
+//   points (kPoints × width)          in shared or global memory
 //   at[r][h]                          ‖x_r − p‖² of point p = first_point() + h, in each of a row's kLanes lanes
 //
-// Distances are sums of squared differences in T, so never negative. Large d: T sums 1024 columns at a time, double
-// sums these. The order of additions does not depend on the number of points or rows: the same bits wherever they are
-// computed.
+// Distances are sums of squared differences in T, so never negative. For large d, T adds up 1024 columns at a time, and
+// double adds up these sums. The order of additions does not depend on the number of points or rows, so a distance has
+// the same bits wherever it is computed.
 //
-// Why it is fast: a load of a point serves kRows rows. The reduction over lanes leaves each lane with the sums of its
-// own points; kPoints sums in every lane would take three times the shuffles.
+// Why it is fast: one load of a point is used for kRows rows. The reduction over lanes leaves each lane with the sums
+// of its own points; kPoints sums in every lane would take three times the shuffles.
 #pragma once
 #include "kernels/ptx/memory.cuh"
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// Vectors of each row that a lane has in flight at a time; later vectors that it prefetches to L2 (0: none).
+// kTogether: vectors of each row that a lane loads at a time. kAhead: a lane prefetches to L2 the vector that it loads
+// this many vectors later (0: none).
 constexpr int kTogether = 1, kAhead = 4;
-// A whole warp shares a row of large d. T accumulates squares over an interval of this many columns.
+// For large d, a whole warp shares a row, and T accumulates squares over intervals of at most this many columns.
 constexpr int kInterval = 1024;
 
 // The accumulation type of squared distances.
@@ -38,7 +39,7 @@ class Distances {
   static constexpr bool kLong = kLanes == 32;
   static constexpr int kOfRow = kLanes;  // lanes that share a row
   static constexpr int kWide = kAligned ? 16 / (int)sizeof(T) : 1;
-  // Lanes that end with different points: a power of two.
+  // Number of lanes that end with different points: a power of two.
   static constexpr int taking() {
     int lanes = 1;
     while (lanes < kLanes && lanes < kPoints) lanes *= 2;
@@ -51,8 +52,8 @@ class Distances {
   static __device__ __forceinline__ int member() { return simt::lane() & (kLanes - 1); }
   static __device__ __forceinline__ int first_point() { return member() / kAlike * kHeld; }
 
-  // Adds columns begin … end − 1. `points` starts at column `begin`; points are `width` elements apart. Prefetches each
-  // row's successor, `below` elements further on; none if 0.
+  // Adds columns begin … end − 1. `points` starts at column `begin`; points are `width` elements apart. Near the end of
+  // a row, prefetches the row `below` elements further on, unless `below` is 0.
   __device__ __forceinline__ void add(const T* const (&x)[kRows], const T* points, int width, int begin, int end, int d,
                                       long long below) {
     for (int part = begin; part < end; part += kInterval) {
@@ -107,8 +108,8 @@ class Distances {
  private:
   static constexpr int kPadded = kHeld * taking(), kStep = kWide * kLanes;
 
-  // Reduces over the lanes of a row, in an order that does not depend on the points. A lane with several sums gives one
-  // half of them away.
+  // Reduces over the lanes of a row, in an order that does not depend on the points. A lane with several sums sends one
+  // half of them to another lane.
   template <int kBits>
   static __device__ __forceinline__ void share(T (&sums)[kPadded]) {
     if constexpr (kBits >= kAlike) {

@@ -7,11 +7,11 @@
 //     rows g          ███          ███       ███       ███      first four for columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9,
 //     rows g + 8      ███          ███       ███       ███      the next mma the others; candidates alike
 //
-// A copy takes four units: four times 32 columns for a row-major layout, four times 16 rows for panels.
+// A stage is four units: side by side (128 columns) for a row-major layout, one below another (64 rows) for panels.
 //
-// Why it is fast: 4 KB are contiguous in global memory, and are copied line by line. If each lane copied what it reads
-// (for panels 16 bytes of four lines at a time), a step took 1.7 times as long. Elements that are read together are in
-// different banks.
+// Why it is fast: a warp copies the 4 KB of a stage in whole lines. If each lane copied what it reads (for panels 16
+// bytes of four lines at a time), a step would take 1.7 times as long. Elements that are read together are in different
+// banks.
 #pragma once
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/types.cuh"
@@ -21,8 +21,8 @@
 
 namespace kmeans {
 
-// The half copy. `error` is 2 ρ + γ plus the roundings of this kernel. `of_distance` is 1 plus the relative error by
-// which a computed distance may be too small.
+// The half copy. `error` is 2 ρ + γ (plusplus_pruned.cuh) plus the roundings of that kernel. `of_distance` is 1 plus
+// the relative error by which a computed squared distance may be too small.
 struct Copy {
   const ptx::Half* rows;
   const float* norms;
@@ -36,7 +36,8 @@ struct Copy {
   }
 };
 
-// The chunks of rows of a warp, in turn. Adjacent chunks go to different blocks, and the last few to all blocks.
+// The chunks that a warp processes: `number` chunks of `size` consecutive rows. Adjacent chunks belong to different
+// blocks, so that the last few chunks are spread over all blocks.
 struct Chunks {
   long long rows;
   int size, number;
@@ -46,18 +47,19 @@ struct Chunks {
     return chunk + (long long)(blockDim.x / 32) * gridDim.x;
   }
   __device__ __forceinline__ long long begin(long long chunk) const { return chunk * size; }
-  // The rows of a chunk: none past the last.
+  // The number of rows of a chunk: 0 past the last chunk.
   __device__ __forceinline__ int count(long long chunk) const {
     const long long left = rows - begin(chunk);
     return chunk >= number || left <= 0 ? 0 : left < size ? (int)left : size;
   }
 };
 
-// The tiles of a warp, four units at a time. The last columns of a tile come with the norm, D² and weight of its rows.
+// The tiles of a warp, copied four units at a time. The stage with a tile's last columns also holds the norm, D² and
+// weight of its rows.
 template <typename T, bool kPanels, bool kWeighted, int kStages>
 class PrunedPipeline {
  public:
-  static constexpr int kUnits = 4, kHeight = kPanels ? kUnits : 1;  // units of a copy, and those below one another
+  static constexpr int kUnits = 4, kHeight = kPanels ? kUnits : 1;  // units of a stage, and those one below another
   static constexpr int kTile = 16 * kHeight, kColumns = 32 * kUnits / kHeight;
   static constexpr int kOfRows = kTile * kColumns * (int)sizeof(ptx::Half), kOfNorms = kTile * (int)sizeof(float);
   static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
@@ -65,7 +67,7 @@ class PrunedPipeline {
 
   __device__ PrunedPipeline(void* shared) : stages_(shared) {}
 
-  // Starts with the first tiles of a warp's chunks.
+  // Starts to copy the first kStages − 1 stages of a warp's chunks.
   __device__ __forceinline__ void start(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
     row_ = column_ = 0;
     chunk_ = chunks.first();
@@ -74,7 +76,7 @@ class PrunedPipeline {
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(chunks, copy, closest, weights);
   }
 
-  // Starts to copy the next columns, rows or chunk; nothing past the last.
+  // Starts to copy the next columns, rows or chunk; copies nothing past the last chunk.
   __device__ __forceinline__ void ask(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
     if (count_ > 0) {
       const long long begin = chunks.begin(chunk_);
@@ -83,7 +85,8 @@ class PrunedPipeline {
 #pragma unroll
       for (int i = 0; i < kOfRows / 512; ++i) {
         if constexpr (kPanels) {
-          // Two panels' part of a tile, contiguous; panels hold whole tiles. The destination is that of `unit`.
+          // A tile's part of each of two panels is contiguous, since panels hold whole tiles. The destination is that
+          // of `unit`.
           const int panel = i / 4;
           if (column_ + 16 * panel < copy.padded) {
             const int place = 16 * (32 * i + (lane ^ 2 * (2 * panel + lane / 8 % 2)));
@@ -117,10 +120,11 @@ class PrunedPipeline {
     stages_.commit();
   }
 
-  // Waits for the copy of kStages − 1 calls ago; all lanes have read the previous tile.
+  // Waits until the oldest stage in flight is complete for all lanes; it is then the current stage, and all lanes have
+  // read the previous one.
   __device__ __forceinline__ void wait() { stages_.wait(); }
 
-  // A lane's eight columns of a unit, of its row g + 8·half, as words.
+  // This lane's eight columns of row g + 8·half of unit u, as words.
   __device__ __forceinline__ uint4 columns(int u, int half) const {
     return *reinterpret_cast<const uint4*>(stages_.own + stages_.now + unit(u, half));
   }
@@ -129,8 +133,9 @@ class PrunedPipeline {
   __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
 
  private:
-  // Swizzled offset of this lane's part of a unit. Units are stored as four adjacent half-copy rows, or as eight slots
-  // of 16 bytes. Eight lanes read from two rows at a time; XOR with the row or column spreads them over all banks.
+  // Swizzled offset of this lane's eight columns of a unit. Row-major: a row of four units is 256 bytes. Panels: eight
+  // rows of eight columns are 128 bytes. Eight lanes read from two rows at a time; XOR with the row or column spreads
+  // their reads over all banks.
   static __device__ __forceinline__ int unit(int u, int half) {
     const int g = simt::lane() / 4, t = simt::lane() % 4;
     if (kPanels) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);
@@ -142,7 +147,7 @@ class PrunedPipeline {
   }
 
   simt::WarpStages<kStages, kStage> stages_;
-  long long chunk_;  // the chunk in flight: its `count_` rows from `row_` on, and columns from `column_`
+  long long chunk_;  // the chunk to copy next: `count_` rows, from row `row_` and column `column_` on
   int count_, row_, column_;
 };
 

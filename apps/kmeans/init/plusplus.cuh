@@ -2,15 +2,15 @@
 //
 //   X (n × d, row-major)     the samples, centered or not: distances are the same
 //   closest (n)              D²: the squared distance to the nearest center of the steps before the last
-//   sums (kTrials × chunks)  Σ w·D² of each chunk of samples, were a candidate a center
+//   sums (kTrials × chunks)  Σ w·D² of each chunk of samples, if a candidate became a center
 //
 // evaluate_candidates reads X once. It computes each row's distances to all candidates and to the last step's center,
-// which updates `closest`. sample_candidates adds up the sums and keeps the best candidate. For each uniform random
-// number, it bisects the running sum for a chunk, then for a sample in it. It recomputes the distances of the chunk's
-// rows to the new center; to keep them for every candidate and sample would cost more.
+// which updates `closest`. sample_candidates adds up the sums and selects the best candidate. For each uniform random
+// number, it finds the chunk, then the sample in the chunk, at which the running sum reaches the draw. It recomputes
+// the distances of the chunk's rows to the new center; storing them for every candidate and sample would cost more.
 //
 //   a warp:   kLanes lanes a row, 32 / kLanes rows side by side, kRows of them below one another
-//   a chunk:  consecutive rows of one warp; n alone sets their number, so the sums have the same bits for any grid
+//   a chunk:  consecutive rows, for one warp; the number of chunks depends on n alone, so any grid gives the same bits
 //
 // Sums over samples are in double; distances are those of candidate_distances.cuh, the same bits at every step.
 //
@@ -18,14 +18,14 @@
 // instructions:
 //
 //   differences and squares, 2 · 7 · 128                                  1792
-//   loads of points from shared memory (each load serves 4 rows)            56
+//   loads of points from shared memory (each load is for 4 rows)            56
 //   loads of X, and prefetches of the next rows to L2                  32 + 32
 //   reduction of the 7 distances, 8 · 28                                   224
 //   `closest`, sums and addresses                                    about 160
 //
-// For 10M rows this is 0.8 ms if all issue slots of an H200 are filled. To read 512 + 4 bytes a row takes 1.11 ms (4
-// bytes more where D² changes). The alternative is to write the distances to all candidates. It saves those to the last
-// center, but takes 2050 instructions, 540 bytes and six stored numbers a row.
+// For 10M rows this is 0.8 ms if all issue slots of an H200 are filled. Reading 512 + 4 bytes a row takes 1.11 ms (4
+// bytes more where D² changes). An alternative would write the distances to all candidates. It would not compute the
+// distances to the last center, but would take 2050 instructions, 540 bytes and six stored numbers a row.
 #pragma once
 #include "apps/kmeans/init/candidate_distances.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -33,7 +33,7 @@
 namespace kmeans {
 
 constexpr int kTryThreads = 256, kTryBlocks = 2, kDrawThreads = 512;
-// Rows of a lane below one another, limited by registers for their sums.
+// Rows that a lane processes at a time; the registers for their sums limit them.
 template <typename T, int kPoints>
 constexpr int kTryRows = (kPoints <= 8 ? 4 : 2) * (int)sizeof(float) / (int)sizeof(T);
 
@@ -59,7 +59,8 @@ __device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], con
   }
 }
 
-// Writes a warp's sums over a chunk plus `alike`, which all candidates share, to each candidate's sums, `chunks` apart.
+// Adds up `totals` over the warp and writes each candidate's sum of a chunk, plus `alike`, a part that is the same for
+// all candidates. The sums of two candidates are `chunks` apart.
 template <typename Found>
 __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double alike, int trials, double* sums,
                                         int chunks) {
@@ -73,8 +74,8 @@ __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double a
   }
 }
 
-// Loads `window` columns from `begin` on of some rows of X, zeros past the last; by all threads, so that all loads are
-// in flight together.
+// Copies `window` columns of the rows `samples` of X, from column `begin` on, to `points`; zeros past the last column.
+// By all threads of the block, so that all loads are in flight together.
 template <int kPoints, typename T>
 __device__ __forceinline__ void fetch_points(const T* X, const long long* samples, int d, int begin, int window,
                                              T* points) {
@@ -85,9 +86,9 @@ __device__ __forceinline__ void fetch_points(const T* X, const long long* sample
   }
 }
 
-// Warps take chunks of `chunk` rows (whole tiles) in turn. `last` is the center of the step before. Shared memory holds
-// `window` columns of the points. Either these are all columns, or a multiple of kInterval through which the block's
-// warps go together.
+// The chunks of `chunk` rows, which are whole tiles, are distributed over all warps. `last` is the center of the step
+// before. Shared memory holds `window` columns of the points: all columns, or a multiple of kInterval columns at a
+// time, which all warps of the block then process together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     evaluate_candidates(const T* X, long long n, int d, const T* weights, const long long* last,
@@ -107,7 +108,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   };
   const bool whole = d <= window;
   if (whole) fetch(0);
-  // Adjacent chunks go to different blocks, and the last few to all blocks.
+  // Adjacent chunks belong to different blocks, so that the last few chunks are spread over all blocks.
   for (long long turn = blockIdx.x; turn < chunks; turn += (long long)warps * gridDim.x) {
     const long long mine = turn + (long long)warp * gridDim.x;
     if (whole && mine >= chunks) break;
@@ -119,7 +120,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
       T near[kRows], weight[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        // Every lane takes part in the shuffles; past the end, with the last row.
+        // Every lane takes part in the shuffles; past the end of the chunk, with the last row of X.
         const int here = at + r * kGroups + lane / kLanes;
         const long long row = here < count ? begin + here : n - 1;
         x[r] = X + row * d;
@@ -130,7 +131,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
       Found found;
       for (int from = 0; from < d; from += window) {
         if (Found::kLong && !whole) {
-          __syncthreads();  // earlier columns are done
+          __syncthreads();  // all warps have processed the earlier columns
           fetch(from);
         }
         found.add(x, points, window, from, from + window < d ? from + window : d, d, full ? (long long)kTile * d : 0);
@@ -146,7 +147,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   }
 }
 
-// Inclusive running sum over the block's threads; `before` is the sum before this thread.
+// Inclusive running sum over the block's threads; `before` is the sum before this thread, `all` the total.
 __device__ __forceinline__ double running_sum(double value, double* of_warps, double& before, double& all) {
   const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll
@@ -168,7 +169,8 @@ __device__ __forceinline__ double running_sum(double value, double* of_warps, do
   return base + value;
 }
 
-// Block t makes draw t of the next step; every block finds the best candidate of this one. Without draws, one block.
+// Every block finds the best candidate of this step; block t then draws candidate t of the next step. If `draws` is
+// null, there is one block, which draws nothing.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kDrawThreads, 1)
     sample_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
@@ -234,8 +236,8 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   }
   __syncthreads();
 
-  // The sample within the chunk. Its sum rounds differently and may just miss the target: then the last sample with a
-  // positive weight.
+  // The sample within the chunk. The sum over its samples rounds differently from the chunk's sum and may just miss the
+  // target. Then the last sample with a positive D² · w is drawn.
   using Found = Distances<T, 1, (kLanes > 1 ? 2 : 1), kLanes, kAligned>;
   constexpr int kRows = kLanes > 1 ? 2 : 1, kGroups = kDrawThreads / kLanes;
   const long long first = (long long)place * chunk;

@@ -1,22 +1,23 @@
-// Pruned greedy k-means++ step (plusplus.cuh): the half-precision copy of X rules out all candidates for most rows,
-// whose X is not read.
+// Pruned greedy k-means++ step (plusplus.cuh): for most rows, the half-precision copy of X shows that no candidate is
+// nearer than the present centers. X of these rows is not read.
 //
 //   copy (n × padded, float16, row-major or in panels), norms (n)    data/half_copy.cuh: x̂, and a bound of ‖x̂‖ and of
 //                                                                    ρ⁻¹ ‖x·s − x̂‖
 //   closest (n)                                                      D², as in plusplus.cuh
 //
-// N and N_c are the norms of a row and of a candidate, q = ‖x̂‖² and q_c = ‖ĉ‖² as computed, and a their inner product.
-// Tensor cores compute all of these, with an error of γ times the product of the norms:
+// s is the scale of the copy, and ρ its relative rounding error. N and N_c are the norms of a row and of a candidate. q
+// = ‖x̂‖², q_c = ‖ĉ‖² and a = x̂·ĉ, as tensor cores compute them, have an error of γ times the product of the norms:
 //
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //
-// If this is at least s² D² for all candidates, the row adds w·D² to the sums of all. Other rows wait in the warp's
-// queue and are compared with all candidates as in plusplus.cuh, from X. So `closest` and each row's contribution to
-// the sums have the same bits as without pruning.
+// If this lower bound is at least s² D² for all candidates, the row adds w·D² to the sums of all candidates. Other rows
+// are queued per warp, and compared with all candidates from X, as in plusplus.cuh. So `closest` and each row's
+// contribution to the sums have the same bits as without pruning.
 //
-// Why it is fast: after s centers, a candidate is nearer to about 1 / (s + 1) of the rows. At k = 64 with 7 points,
-// half of X stays unread at the seventh step and nine tenths at the last. The half copy has half the bytes of float32,
-// a quarter of float64. Queued rows are prefetched to L2, and a warp's next tiles are in flight to shared memory.
+// Why it is fast: after j centers, a candidate is nearer to about 1 / (j + 1) of the rows than these centers. At k = 64
+// with 7 points, half of X is not read at the seventh step, and nine tenths are not read at the last. The half copy has
+// half the bytes of float32, a quarter of float64. Queued rows are prefetched to L2, and a warp's next tiles are in
+// flight to shared memory.
 #pragma once
 #include "kernels/device/warp_queue.cuh"
 #include "apps/kmeans/init/plusplus.cuh"
@@ -28,7 +29,7 @@
 
 namespace kmeans {
 
-// Smaller squared distances may have a larger error than of_distance covers.
+// Squared distances smaller than this may have a larger error than Copy::of_distance covers.
 template <typename T>
 constexpr T kLeastExact = 0x1p-100f;
 template <>
@@ -55,12 +56,13 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   shared += (kPoints * window * (int)sizeof(T) + 15) / 16 * 16;
   uint4* words = reinterpret_cast<uint4*>(shared);
   const int parts = (copy.padded + 31) / 32;
-  // Index of a lane's eight columns of 32, of eight points: lane 4·g + t has the t-th part of point g.
+  // Index of a lane's eight columns in a block of 32 columns and eight points: lane 4·g + t has the t-th eight columns
+  // of point g.
   const auto word = [](int part, int block, int lane) { return (part * kBlocks + block) * 32 + lane; };
   shared += parts * kBlocks * 512;
   Pipeline pipeline(shared);
   Waiting waiting(shared + kWarps * Pipeline::kBytes);
-  // ‖ĉ‖² of each point; infinite past the last.
+  // ‖ĉ‖² of each point; infinite past the last point.
   __shared__ float squares[8 * kBlocks];
   __shared__ long long samples[kPoints];
   if (threadIdx.x < kPoints) samples[threadIdx.x] = threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1];
@@ -81,7 +83,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     const float norm = copy.norms[samples[p]];
     most = norm <= most ? most : norm;
   }
-  // Covers subnormal rounding errors of a row, which its norm does not include: it may be zero (data/half_copy.cuh).
+  // Covers subnormal rounding errors of a row, which the row's norm does not include: the norm may be zero
+  // (data/half_copy.cuh).
   most += 1e-15f;
   __syncthreads();
   for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
@@ -142,7 +145,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           const float norm_sum = pipeline.norm(row) + most;
           const float scaled = (float)(near[half] * (T)copy.scale * (T)copy.scale);
           const float beyond = square - copy.error * norm_sum * norm_sum - scaled * copy.of_distance;
-          // Squared distances near zero are less exact; no candidate can lower zero itself.
+          // Squared distances near zero are less exact; no candidate can lower a D² of zero.
           bool any = near[half] > 0 && near[half] < kLeastExact<T>;
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j)
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
             }
           nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
         }
-        // Two of a row pair's four lanes handle a row each.
+        // Four lanes share rows g and g + 8; lane t = 0 adds or queues the first row, lane t = 1 the second.
         const int first = at + 16 * r + g, row = first + 8 * (t % 2);
         const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;
         if (has && !waits) alike += (double)(t ? weight[1] : weight[0]) * (double)(t ? near[1] : near[0]);

@@ -1,19 +1,19 @@
 // ABFT check of an iteration's results, after `update_centers` (update/centers.cuh) and before the next iteration.
 //
-// sums (k × (d + 1))  fixed-point: their totals over the clusters stay constant, the last one the samples' weight
-// next (k × d)        are the means of the sums, or the old centers of clusters without samples
-// centers (k × d)     are what the previous check accepted as `next`, by a hash of each column
+// sums (k × (d + 1))  fixed-point: a column's total over the clusters is constant; column d has the total weight
+// next (k × d)        equals the means of the sums, or the old centers for clusters without samples
+// centers (k × d)     equals what the previous check accepted as `next`, by a hash of each column
 // labels (n)          of rows first, first + stride, …: no center is nearer than the label's, in float64 from X
 //
-// Sums are integers modulo 2⁶⁴, so the first check is exact: a wrong addition changes the total of a column for good.
-// The first iteration from no labels gives the totals. A fault sets `stopped`: `update_centers` of later launches does
-// nothing, and the iteration's centers remain. (With bounds, labels and sums may have gone on; they are recomputed.)
-// The outcome tells the host.
+// Sums are integers modulo 2⁶⁴, so the first check is exact: a wrong addition changes the total of a column
+// permanently. The first iteration, from rows without labels, gives the totals. A fault sets `stopped`:
+// `update_centers` of later launches does nothing, and the iteration's centers remain. (With bounds, later launches may
+// have changed labels and sums; the host recomputes them.) The host reads the faults from `seen`.
 //
-// Why it is fast: it reads the k · (d + 1) sums and few rows, no block waits for another, and a correct iteration
-// writes nothing. A block has some columns of all sums, or a group of rows and a part of the centers. A thread computes
-// four rows by eight centers: 32 sums of 13 loads, in float32 unless X is float64. A warp rescores uncertified rows as
-// rescore.cuh does.
+// Why it is fast: it reads the sums, both centers and few rows, and writes only one hash per column. No block waits for
+// another. A block checks some columns of all sums, or a group of rows against a part of the centers. A thread compares
+// four rows with eight centers: 32 sums from 13 loads, in float32 unless X is float64. A warp rescores uncertified
+// rows, as in rescore.cuh.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "kernels/device/vector_load.cuh"
@@ -23,10 +23,10 @@ namespace kmeans {
 // Fault bits; bit i is reported in seen[i].
 constexpr unsigned kWrongSums = 1, kWrongCenters = 2, kWrongLabels = 4, kChangedCenters = 8;
 constexpr int kFaults = 4, kCheckThreads = 128;
-// Columns of sums of a block; rows and centers of a thread at a time.
+// Columns of the sums that a block checks; rows and centers that a thread compares at a time.
 constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCenters = 8, kPairs = kCheckRows * kCheckCenters;
 
-// The checked labels. 2^log2_threads threads (4 to all) share a row; a block compares with `each` centers.
+// The checked labels. 2^log2_threads threads (at least 4) share rows; a block compares them with up to `each` centers.
 template <typename Label>
 struct Checked {
   const Label* labels;
@@ -34,8 +34,8 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// One element's share of the hash of its column: Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, h one to one.
-// The factor is odd, so one changed element always changes the hash. So does an exchange of two float32 elements.
+// A column's hash is Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, with h one to one. Factors are odd, so one
+// changed element, or an exchange of two float32 elements, always changes the hash. hash_word computes one term.
 constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
 __device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
   return (unsigned long long)__float_as_uint(center) * odd;
@@ -51,8 +51,8 @@ struct Hashes {
   unsigned long long* of_next;
 };
 
-// Checks a block's columns of the sums and of the centers. `totals` (d + 1) are the expected column totals. If not
-// `known`, only the last is; the others are written.
+// Checks a block's columns of the sums and of the centers. `totals` (d + 1) are the expected column totals. If `known`
+// is false, only the last total is known; the others are written.
 template <typename Work>
 __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long long* sums, const double* units,
                                                   const Work* centers, const Work* next, int k, int d, bool known,
@@ -60,7 +60,7 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
   __shared__ unsigned long long of_warp[3][kCheckThreads / 32][kCheckColumns];
   const int column = begin + threadIdx.x % kCheckColumns;
   unsigned wrong = 0;
-  // Column total of the sums, and hashes of both centers.
+  // Column total of the sums, and hashes of `centers` and `next`.
   unsigned long long total[3] = {};
   if (column <= d) {
     const double of_weight = units[d], unit = units[column];
@@ -134,7 +134,8 @@ __device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], con
   }
 }
 
-// Sums all pairs over 4 to 32 lanes. Lane i ends with those from i · kPairs / lanes on, at the front.
+// Sums each of kPairs values over 4 to 32 lanes. Lane i gets the totals i · kPairs / lanes to (i + 1) · kPairs / lanes
+// − 1.
 template <int kCount = kPairs, typename Sum>
 __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int lanes) {
   if constexpr (kCount > 1) {
@@ -144,7 +145,7 @@ __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int
   }
 }
 
-// A group's rows of X, four for each of its threads' own; past the last row, the first.
+// The kCheckRows rows of X that 2^log2_threads threads of a group of rows share; past the last row, row `first`.
 template <typename T, typename Work, typename Label>
 class CheckedRows {
  public:
@@ -175,8 +176,8 @@ class CheckedRows {
   long long begin_;
 };
 
-// True if a row of the group has no label, or a nearer center from `from` up to `to`. Centers are compared eight by
-// eight; the first four are the rows' own.
+// True if a row of this thread has no valid label, or if one of the centers from `from` up to `to` is nearer than its
+// label's. Centers are compared eight at a time; the first four are those of the four rows' labels.
 template <bool kAligned, typename T, typename Work, typename Label>
 __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& samples, int from, int to,
                                              const CenteredRows<T, Work>& rows, const Work* centers,
@@ -201,8 +202,7 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     if (r == mine) own = label[r];
   }
 
-  // Distances of this lane's row: the least to other centers, initially huge, and the row's own. One lane of the row
-  // holds the latter.
+  // Squared distances of this lane's row: the least to another center, and (in one of the row's lanes) to its label's.
   Work best = kNarrow ? (Work)3.4e38 : (Work)1.7e308, of_own = 0;
   auto center_of = [&](int turn, int c) {
     const int center = from + kCheckCenters * turn + c - kCheckRows;
@@ -240,8 +240,8 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     best = other < best ? other : best;
     of_own += simt::shuffle_xor(of_own, bits);
   }
-  // The float32 gap must exceed twice the error of either distance, (d / 32 + 20)·2⁻²⁴ of itself. The constant covers
-  // squares too small for that. NaN certifies nothing.
+  // A float32 distance has a relative error of (d / 32 + 20)·2⁻²⁴; the gap must exceed twice that. The constant 1e-30
+  // covers squares too small for this relative error. NaN certifies nothing.
   bool certified;
   if constexpr (kNarrow)
     certified = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
@@ -265,9 +265,9 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
   return wrong;
 }
 
-// A block for each group of rows and part of the centers, and then for each sixteen columns. Rows are `first` and every
-// stride-th after it. `number` counts checks from 1. `over` is the last check of the fit, 0 if there is none yet.
-// `seen` is zeros at first.
+// The first blocks check a group of rows against a part of the centers each, the last blocks kCheckColumns columns
+// each. Rows are `first` and every stride-th after it. `number` counts checks from 1. `*over` is the number of the
+// fit's last check, or 0 if unknown. `seen` is initially zero.
 template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
     check(const CenteredRows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,

@@ -4,13 +4,13 @@
 //   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j
 //       =  Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
 //
-// r (k) and s (d + 1) are random: distinct values in 1 … 2³¹ − 1, and values in ±1 … ±(2³¹ − 1) (Freivalds,
-// "Probabilistic machines can use less running time", IFIP Congress 1977). Both sides are exact modulo 2¹²⁸. Modulo
-// 2⁶⁴, elements with many trailing zeros (16-bit types, whole numbers) would leave few bits to differ in. A value in
-// the sums of cluster b instead of a makes them differ by
+// r (k) and s (d + 1) are random. The values of r are distinct and in 1 … 2³¹ − 1, those of s in ±1 … ±(2³¹ − 1)
+// (Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977). Both sides are exact modulo
+// 2¹²⁸. (Modulo 2⁶⁴, elements with many trailing zeros, as of 16-bit types or whole numbers, would leave few bits in
+// which the sides can differ.) If a value e is in the sums of cluster b instead of cluster a, the two sides differ by
 //
-//   (r[a] − r[b]) · s[j] · e           one column's sum e: never zero
-//   (r[a] − r[b]) · Σ s[j] · e[j]      several columns, as of rows: zero for one s[j] of 2³² − 2
+//   (r[a] − r[b]) · s[j] · e           e in one column j: never zero
+//   (r[a] − r[b]) · Σ s[j] · e[j]      e in several columns, as of a row: zero for one of 2³² − 2 values of an s[j]
 //
 // An error in more clusters escapes with a probability below 2⁻³⁰.
 //
@@ -21,14 +21,15 @@
 
 namespace kmeans {
 
-// Running sums, random factors, and the difference found. Mirrored on the host, byte for byte.
+// Running sums, random factors, and the difference of the two sides. The host has the same structure, byte for byte.
 template <int kDigits>
 struct RunningSums {
   const unsigned long long* sums;
   const typename Integer<kDigits>::Scale* scales;  // of the columns
   const int *of_clusters, *of_columns;             // r, s
-  // 1 if any label is none. Then the rows' side less the sums' side in words of 32 bits with carries pending: four
-  // words per part of an element.
+  // found[0] is 1 if a row has no valid label. The words after it are the rows' side minus the sums' side: four words
+  // per part of an element (Difference::kNumbers). A word counts 32 bits of the difference; its carries are still to be
+  // propagated.
   unsigned long long* found;
 };
 
@@ -48,7 +49,8 @@ struct Exact {
   }
 };
 
-// Adds a thread's rows and its share of the sums to the difference; empty without running sums.
+// Accumulates a thread's part of the difference: its rows, and its share of the sums. Without RunningSums, it does
+// nothing.
 template <typename Work, typename... Kept>
 struct Difference {
   struct Columns {};
@@ -72,11 +74,12 @@ template <typename Work, int kDigits>
 class Difference<Work, RunningSums<kDigits>> {
  public:
   using Scale = typename Integer<kDigits>::Scale;
-  // An element of three limbs has two parts: its last 24 bits and the rest. The products of four then add up within 64
-  // bits.
+  // An element of three limbs has two parts: its low 24 bits and its other bits. The products of four parts then add up
+  // within 64 bits.
   static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
 
-  // Per-column data: s and the scales; those of the weights go with column 0.
+  // Per-column data: s (`weight`) and the fixed-point scales. Column 0 also carries s and the scale of column d, the
+  // sample weights.
   template <int kVector>
   struct Columns {
     simt::Vector<Scale, kVector> scale;
@@ -111,7 +114,7 @@ class Difference<Work, RunningSums<kDigits>> {
   };
 
   __device__ __forceinline__ Difference(int k, int d, const RunningSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
-    // One warp a cluster.
+    // One warp processes one cluster at a time.
     const int warps = blockDim.x / 32, first = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
     for (long long cluster = first; cluster < k; cluster += (long long)gridDim.x * warps) {
       const int of_cluster = kept.of_clusters[cluster];
@@ -127,7 +130,7 @@ class Difference<Work, RunningSums<kDigits>> {
     }
   }
 
-  // Returns a label that is safe as an index; reports one that is none.
+  // Returns a label that is safe as an index. Reports an invalid label in found[0].
   __device__ __forceinline__ int readable(int label) const {
     if ((unsigned)label < (unsigned)k_) return label;
     kept_.found[0] = 1;

@@ -1,18 +1,18 @@
 // Fixed-point cluster sums for small d (update/fixed_point.cuh) in shared memory, added without bank conflicts: the
 // lanes of a warp add the columns of several rows in rotated order.
 //
-//   a row      lane v has columns 4·v … 4·v + 3, as one vector; kLanes lanes, the power of two that has room for it;
+//   a row      kLanes lanes, a power of two, share it; lane v has columns 4·v … 4·v + 3, as one vector; a warp adds
 //              32 / kLanes rows at a time
 //   a turn     lane v of row q adds column 4·v + (turn ^ q % 4): of four rows, 4 · kLanes sums in different banks
 //
 //   sums of a cluster           word 0 … 31                             16 columns: two replicas; 64: twice the words
 //     numbers, high limbs       column 4·v + e at e · kLanes + v        (32 columns: 0, 4, 8 … 28, 1, 5 …)
-//     rows                      by whichever lane adds the row
+//     rows                      one row count per lane of the warp
 //
 // Why it is fast: the lanes of a warp add to different banks, whatever their rows' clusters, with only one or two
 // replicas of a cluster's sums. 64 clusters of 32 features take 24 KiB. A lane reads its four columns from the tile in
-// shared memory with one instruction. It computes the address of a row's sums once for all four. No addition returns a
-// value.
+// shared memory with one instruction. It computes the address of the sums once for all four columns. No atomic addition
+// returns a value.
 #pragma once
 #include "apps/kmeans/small_d/rescore.cuh"
 #include "kernels/ptx/memory.cuh"
@@ -20,7 +20,7 @@
 namespace kmeans {
 
 // A reassigned row, numbered within its tile or within X. One register holds the byte offsets of the sums of both
-// clusters; kNowhere stands for none.
+// clusters; kNowhere stands for no cluster.
 class alignas(8) Moving {
  public:
   static constexpr unsigned kNowhere = 0xffff;
@@ -42,7 +42,8 @@ class ColumnSums {
  public:
   static constexpr int kLanes = row_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
-  // Words of one plane, one a column at least; words of a cluster.
+  // kPlane: words of one plane (numbers or high limbs) of a cluster, at least one per column. kWords: words of a
+  // cluster, two planes and 32 row counts.
   static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;
   // Bytes of shared memory for `k` clusters and the per-lane tables.
   __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 32 * (int)sizeof(OfLane); }
@@ -51,14 +52,14 @@ class ColumnSums {
                         const float* scales)
       : sums_(sums), lanes_(static_cast<Vector4*>(shared)), words_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)),
         k_(k) {
-    // The last threads do this, since the first may be busy.
+    // The last warp fills the per-lane tables, since the first warp may be busy.
     const int lane = (int)(blockDim.x - 1 - threadIdx.x), v = lane % kLanes, q = lane / kLanes;
     if (lane < 32) {
       OfLane of;
 #pragma unroll
       for (int s = 0; s < 4; ++s) {
         const int turned = s ^ q % 4, column = 4 * v + turned;
-        // Past the last column, zero is added.
+        // A scale of zero makes columns past the last one add zero.
         of.scales[s] = column < kFeatures ? scales[column] : 0.0f;
         of.shifts[s] = column < kFeatures ? -mean[column] * scales[column] : 0.0f;
         of.places[s] = 4u * (q / 4 * kWidth % 32 + turned * kLanes + v);
@@ -115,15 +116,15 @@ class ColumnSums {
   }
 
  private:
-  // Stands for a pipeline if rows come from X.
+  // Replaces a pipeline if rows are read from X, which has no swizzle.
   struct Everywhere {
     __device__ static __forceinline__ int swizzle(unsigned) { return 0; }
   };
 
   using Vector4 = simt::Vector<float, 4>;
 
-  // For a lane's four turns: scale and shift of its column, and its byte offset within a cluster's sums. Computed once
-  // a block, since for a few rows it would cost as much as the additions.
+  // For each of a lane's four turns: scale and shift of the column, and the column's byte offset within a cluster's
+  // sums. Computed once per block: for a few rows, this would cost as much as the additions.
   struct OfLane {
     float scales[4], shifts[4];
     unsigned places[4];
@@ -169,7 +170,7 @@ class ColumnSums {
         if (kTogether > 1 && q % 2) exchange(x[0], x[1]), exchange(x[2], x[3]);
         if (kTogether > 2 && q / 2 % 2) exchange(x[0], x[2]), exchange(x[1], x[3]);
       }
-      // Bit for bit as_integer of x − mean: the scale is a power of two.
+      // The same bits as as_integer(x − mean), because the scale is a power of two.
 #pragma unroll
       for (int s = 0; s < 4; ++s) numbers[s] = __float2int_rn(fmaf(x[s], of.scales[s], of.shifts[s]));
     }
@@ -212,7 +213,7 @@ class ColumnSums {
     };
     const auto item = [&](int i) { return rows[i < count ? i : 0]; };
     if constexpr (kOfX && kTogether < 16) {
-      // Rows of X have a long latency: several are in flight.
+      // Loads of X have a long latency, so kAtOnce rows are in flight.
       constexpr int kAtOnce = 8 / (int)sizeof(T);
 #pragma unroll 1
       for (int i = q; i < count; i += kAtOnce * kTogether) {
@@ -249,8 +250,8 @@ class ColumnSums {
     return word;
   }
 
-  // The low word sums whole numbers modulo 2³², the high word their upper limbs; the difference is the sum of the lower
-  // limbs.
+  // The first plane sums whole numbers modulo 2³², the second plane their upper limbs. The first sum minus 2¹⁶ times
+  // the second is the sum of the lower limbs.
   __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], unsigned place,
                                              const int (&numbers)[4], int sign) {
 #pragma unroll

@@ -1,6 +1,7 @@
 // Constant-memory operands of iteration_fma.cuh and iteration_fma_d4.cuh: centers, biases and the score error bound.
 //
-// Why it is fast: arithmetic instructions read them through uniform registers, without a wait for shared memory.
+// Why it is fast: arithmetic instructions read these operands through uniform registers, without a wait for shared
+// memory.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -8,7 +9,7 @@
 namespace kmeans {
 
 constexpr int kMostFeatures = 16, kMostSmallK = 64;
-// Elements of centers: 2 KiB, which the first-level constant cache holds.
+// Maximum number of elements of all centers: 2 KiB, which the first-level constant cache holds.
 constexpr int kMostElements = 512;
 
 // Per-iteration constants.
@@ -16,7 +17,7 @@ struct ConstantCenters {
   float centers[kMostElements];                      // (c − c₀) · scale², cluster by cluster
   float offsets[kMostSmallK];                        // in units of scale²; −infinite past the last center
   float mean[kMostFeatures], scales[kMostFeatures];  // mean of the rows; fixed-point scales
-  float bound, threshold;                            // 2 E, and that times kLarge; NaN makes every row ambiguous
+  float bound, threshold;                            // 2 E, and 2 E · kLarge; NaN makes every row ambiguous
   float padding[2];
 };
 static_assert(sizeof(ConstantCenters) == 4 * (kMostElements + kMostSmallK + 2 * kMostFeatures + 4),
@@ -35,11 +36,12 @@ __constant__ kmeans::ConstantCenters constant_centers;
 namespace kmeans {
 
 // Computes the constants from the centers of update/centers.cuh, by one block; a copy to constant memory follows.
-// `norm` bounds every ‖x − mean‖ · scale. With `folds`, `of_mean` bounds ‖mean‖ · scale, and scores are of rows that
-// are not centered.
+// `norm` bounds every ‖x − mean‖ · scale. With `folds`, rows are not centered for scores, and `of_mean` bounds ‖mean‖ ·
+// scale.
 //
-// Scores are relative to that of c₀, the first center that is not excluded. So the score of c₀ is zero, and costs no
-// product if its index is known. The best score is not negative, so floats compare as their bits do as integers.
+// Scores are relative to that of c₀, the first center that is not excluded. So the score of c₀ is zero, and takes no
+// product if the index of c₀ is known at compile time. The best score is not negative, so it can be found by comparing
+// scores as integers.
 template <typename Work>
 __global__ void __launch_bounds__(128, 4)
     place_constants(const Work* centers, int k, int d, int clusters, const float* offsets, const Work* mean,
@@ -77,8 +79,8 @@ __global__ void __launch_bounds__(128, 4)
   if (threadIdx.x != 0) return;
   const double rows = norm + (folds ? (double)of_mean : 0.0);
   const double large = rows * __uint_as_float(longest) + __uint_as_float(largest);
-  // 1 % covers higher powers of u. The last term covers underflow in float32 and the last step of the threshold,
-  // kLeast.
+  // 1 % covers higher powers of u = 2⁻²⁴. The last term covers underflow in float32 and the last step of the threshold,
+  // kLeast (rescore.cuh).
   const double error = 1.01 * (d + 6) / (1 << 24) * large + 1.0 / (1ull << 40);
   const bool fits = large <= (double)(1 << 26);
   to->bound = fits ? (float)(2 * error) : kInfinity - kInfinity;

@@ -1,4 +1,4 @@
-// What ends a tile of the small-d iterations by tensor cores (iteration_mma.cuh, iteration_bounded.cuh): float64
+// Last steps of a tile in the small-d iterations by tensor cores (iteration_mma.cuh, iteration_bounded.cuh): float64
 // rescoring of a warp's ambiguous rows, and counted updates of the cluster sums.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
@@ -6,7 +6,7 @@
 
 namespace kmeans {
 
-// Rescores up to 32 ambiguous rows in float64, by a warp. Reassigned rows join `leaving`.
+// Rescores up to 32 ambiguous rows in float64, by a warp. Appends reassigned rows to the queue `leaving`.
 template <typename T, int kFeatures, typename Leaving>
 __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, const float* centers, int k,
                                              const AmbiguousRow* items, int count, Label* labels, Leaving& leaving) {
@@ -28,12 +28,14 @@ __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, cons
   leaving.add(reassigned, one);
 }
 
-// The cluster sums of a block, with a count of the rows that this warp adds. Limbs of kMostAdded rows add up within 32
-// bits. The counters are the kernel's variables: as members they would take other registers.
+// The cluster sums of a block, with a count of the rows that this warp adds. Limbs of up to kMostAdded rows add up
+// within 32 bits. The counters are variables of the kernel, because as members they would change the register
+// allocation.
 template <typename T, int kFeatures, int kTile, int kWarps, int kMostAdded>
 class CountedSums {
  public:
-  // A warp requests a flush of the sums after half of its share of additions; at most 62 of its rows wait.
+  // kShare: a warp requests a flush after more additions than this, which is half of kMostAdded / kWarps. kTiles:
+  // maximum number of tiles between two calls of `flush`. At most 62 rows of a warp are queued besides.
   static constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the limbs of one tile would overflow");
 

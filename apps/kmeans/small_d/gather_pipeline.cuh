@@ -5,8 +5,8 @@
 //   stage 1   the warp's next rows                                                                        in flight
 //   …
 //
-// Why it is fast: a row is whole units of 16 bytes. Adjacent lanes copy adjacent units, bypassing registers. The
-// indices of the next rows are in flight too.
+// Why it is fast: a row consists of whole units of 16 bytes. Adjacent lanes copy adjacent units, bypassing registers.
+// The indices of the next rows are loaded in advance.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
@@ -17,17 +17,17 @@ namespace kmeans {
 
 // Row indices from a list, or all rows in order.
 struct Numbered {
-  const unsigned* list;  // null: all
+  const unsigned* list;  // null: all rows
   unsigned count;
 
-  // Past the end, the last row.
+  // The index in X of entry i; past the end, that of the last entry.
   __device__ __forceinline__ unsigned at(unsigned i) const {
     const unsigned here = i < count ? i : count - 1;
     return list == nullptr ? here : list[here];
   }
 };
 
-// `kTogether` as for TilePipeline. Labels are in whole words.
+// kTogether is as for TilePipeline. The array of labels consists of whole words.
 template <typename T, int kFeatures, int kStages, int kTogether>
 class GatherPipeline {
  public:
@@ -35,18 +35,18 @@ class GatherPipeline {
   static constexpr int kStage = kTile * (kRow + 8), kBytes = kStages * kStage;  // per warp
   static_assert(kRow % 16 == 0, "a row is whole units of 16 bytes");
 
-  // `shared` is the block's, for all of its warps.
+  // `shared` points to kBytes for each warp of the block.
   __device__ GatherPipeline(const T* X, const Label* labels, const Numbered& rows, void* shared)
       : X_(reinterpret_cast<const unsigned char*>(X)), labels_(labels), rows_(rows), stages_(shared) {}
 
-  // Starts the first kStages − 1 copies, `together` list entries apart.
+  // Starts to copy the first kStages − 1 tiles, which are `together` list entries apart.
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together) {
     soon_ = rows_.at(first + threadIdx.x % 32);
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(first + stage * together, together);
   }
 
-  // Starts to copy the rows from entry `first` of the list on; past the end, nothing. By all lanes. The next call must
-  // be for the entry `together` further on.
+  // Starts to copy the 32 rows from entry `first` of the list on; past the end, copies nothing. All lanes call it. The
+  // next call must be for the entry `together` further on.
   __device__ __forceinline__ void ask(unsigned first, unsigned together) {
     const int lane = threadIdx.x % 32;
     const unsigned row = soon_;
@@ -65,10 +65,11 @@ class GatherPipeline {
     stages_.commit();
   }
 
-  // Waits for the tile of kStages − 1 copies ago, for all lanes. All lanes have then read the previous tile.
+  // Waits until the copies of all lanes to the oldest tile in flight are complete. This is then the current tile, and
+  // all lanes have read the previous one.
   __device__ __forceinline__ void wait() { stages_.wait(); }
 
-  // The current tile: a row, and the swizzle that is XORed with a byte offset in it; the row's index in X; its label
+  // A row of the current tile, and its swizzle (as in TilePipeline); the row's index in X (`number`); the row's label
   // when it was copied.
   __device__ __forceinline__ const unsigned char* row(int row) const { return stages_.own + stages_.now + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) { return Tiles::swizzle(row); }
@@ -80,7 +81,7 @@ class GatherPipeline {
  private:
   using Tiles = TilePipeline<T, kFeatures, kTile, kStages, kTogether>;
 
-  // The row indices of a stage, and then the words with their labels.
+  // The row indices of a stage. The words with the rows' labels follow them.
   __device__ __forceinline__ unsigned* numbers(int stage) const {
     return reinterpret_cast<unsigned*>(stages_.own + stage + kTile * kRow);
   }
@@ -88,7 +89,7 @@ class GatherPipeline {
   const unsigned char* const X_;
   const Label* const labels_;
   const Numbered rows_;
-  unsigned soon_ = 0;  // this lane's row of the next tile
+  unsigned soon_ = 0;  // index of this lane's row in the next tile to copy
   simt::WarpStages<kStages, kStage> stages_;
 };
 

@@ -3,8 +3,9 @@
 //   centers (8 · kColumns × 16 · kSteps, float16)   lane (g, t) has columns 16·s + 4·t … 4·t + 3 of center 8·j + g;
 //                                                   mma takes them for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
 //
-// Why it is fast: a block reads the centers once. A small k stays in registers. For a larger one, a lane reads 8 bytes
-// of shared memory per 2048 products of its warp. To start the sums of a block it reads 16 bytes.
+// Why it is fast: a block reads the centers once. For small k, they are in registers. For larger k, a lane reads 8
+// bytes of shared memory per 2048 products of its warp. To start the sums of 16 rows and eight centers, it reads 16
+// bytes of biases.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -14,37 +15,37 @@ namespace kmeans {
 
 // Centers and scaling for the products of iteration_mma.cuh.
 struct Products {
-  // Rows of kSteps · 16 columns, as many as the product has columns.
+  // One row of kSteps · 16 elements for each column of the product.
   const ptx::Half* centers_half;
   const float* offsets;  // −‖c‖²/2 of every column; −infinite past the last center
   const CenterStats* center_stats;
   const float *mean, *scales;    // mean of the rows; fixed-point scales
-  float scale, norm;             // row scale, squared for centers in scores_wgmma.cuh; bound of scaled row norms
-  float tensor_error, rounding;  // γ, ρ or r
+  float scale, norm;             // scale of rows (scores_wgmma.cuh squares it for centers); bound of scaled row norms
+  float tensor_error, rounding;  // γ; ρ (scores_mma.cuh) or r (scores_wgmma.cuh)
 };
 
-// The level added to every score so that none is negative. Such floats order like integers, and sm_90 finds the largest
-// of three integers with one instruction.
+// The level added to every score so that none is negative. Non-negative floats order like integers, and sm_90 finds the
+// largest of three integers with one instruction.
 __device__ __forceinline__ float score_level(const Products& of) {
   const CenterStats most = *of.center_stats;
   return 1.01f * (of.norm * (most.norm + most.lost) + most.half_square);
 }
 
-// 2 E of a row of norm n, times kLarge: `of_norm` · n + `always`.
+// Coefficients of 2 E · kLarge for a row of norm n: of_norm · n + always. E is the score error bound.
 __device__ __forceinline__ Bound small_d_error_bound(const Products& of, int features) {
   const CenterStats most = *of.center_stats;
   const Bound bound = bound_of(most, of.tensor_error, of.rounding, of.tensor_error + 1.0f / (1 << 22));
-  // Subnormal rounding; tensor-core error and rounding of the level; kLeast.
+  // Further errors: subnormal rounding; the tensor-core error and the rounding of the level; kLeast (rescore.cuh).
   const float least = sqrtf((float)features) / (1 << 25) * (most.norm + most.lost) +
                       score_level(of) * (of.tensor_error + 1.0f / (1 << 22)) + 1.0f / (1ull << 40);
   const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26);
-  // 0.1 % for 1 / (1 − ρ), and for roundings of the norm.
+  // 2.002 instead of 2: 0.1 % covers 1 / (1 − ρ) and the roundings of the norm.
   const float twice = fits ? 2.002f * kLarge : kInfinity - kInfinity;
   return {twice * bound.of_norm, twice * (bound.always + least)};
 }
 
-// The B fragments of column block j and step s, and the biases with level of the lane's columns, for rows g and g + 8.
-// In shared memory, or (kKept) in registers.
+// The B fragments of block j of eight centers and step s of 16 columns, in shared memory or (kKept) in registers. The
+// biases plus level of each lane's centers, once for row g and once for row g + 8, in shared memory.
 template <int kSteps, int kColumns, bool kKept>
 class SharedCenters {
  public:

@@ -8,9 +8,9 @@
 // at once. All of them give the same labels: float64 rescoring labels ambiguous rows, which are active again in the
 // next iteration.
 //
-// Why it is fast: it reads only listed rows if they are few. Rows of 64 bytes and more are whole cache lines or halves
-// of one. Bounds add four bytes of a row and its label. All else is as in iteration_mma.cuh, except that reassigned
-// rows are few, and all of them wait to be read again.
+// Why it is fast: if few rows are active, it reads only these. Rows of 64 bytes and more are whole cache lines or
+// halves of a line. Selecting active rows reads four bytes and the label of each row. All else is as in
+// iteration_mma.cuh, except that all reassigned rows are queued and read again from X, since they are few.
 #pragma once
 #include "apps/kmeans/small_d/counted_sums.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"

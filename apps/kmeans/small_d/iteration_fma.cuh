@@ -5,10 +5,10 @@
 //                                               (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
-//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane has kRows rows of one in its registers
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane holds kRows rows of a tile
 //     rows  32 …  63    ████████████████████
-//     …                                              ambiguous rows or with another label → the warp's queue → 32 at a
-//                                                    time are rescored, written and added to the sums
+//     …                                              rows that are ambiguous or have a new label → the warp's queue →
+//                                                    32 rows at a time are rescored and added to the sums
 //
 //   sums in shared memory   [cluster][column, limb][replica]: a lane adds to its own replica, so in its own bank
 //
@@ -16,19 +16,20 @@
 // − ‖c₀‖²)/2. A score takes d fused multiply-adds, the first of which adds the bias. With u = 2⁻²⁴, ‖x‖ ≤ M for all
 // rows, C = max ‖c − c₀‖ and O = max |bias|, the score error bound is
 //
-//   E = (d + 5) u (M C + O)      d roundings of values up to M C + O; of c − c₀; of the bias; of x − mean; and of the
-//                                threshold (place_constants has one more, for iteration_fma_d4.cuh)
+//   E = (d + 5) u (M C + O)      d roundings of sums up to M C + O; roundings of c − c₀, of the bias, of x − mean and
+//                                of the threshold (place_constants has one more, for iteration_fma_d4.cuh)
 //
 // As in assign/small_k.cuh, candidates have scores above the best score less 2 E, one bit each. One candidate certifies
-// the label. Other rows compare exact float64 distances, the first of equals: labels are the float64 arg-min. Operands
-// of x are scaled by a squared power of two, so that M is about 2¹⁰ and no score underflows. If a center is so far away
-// that scores could overflow, the threshold is NaN, and every row is compared in float64.
+// the label. Rows with several candidates compare float64 distances; of equally near centers, the first becomes the
+// label. So labels are the float64 arg-min. Centers are scaled by the square of a power of two, as if this power scaled
+// both x and c. Then M is about 2¹⁰, and no score underflows. If a center is so far away that scores could overflow,
+// the threshold is NaN, and every row is compared in float64.
 //
 // If the mean is small next to the data, biases absorb it as −mean·(c − c₀), and x is not centered. (M then bounds ‖x‖
-// itself.) Rows in the queue are always centered.
+// without subtraction of the mean.) Queued rows are always centered before they are compared or added.
 //
 // Why it is fast: it reads X once, bypassing registers, and writes only labels that change. Centers are constant-memory
-// operands in uniform registers, so no score waits for shared memory. M covers all rows, so no row norm is computed.
+// operands in uniform registers, so no score waits for shared memory. M bounds all rows, so no row norm is computed.
 // For k ≤ 16, one instruction compares three scores as integers to find the best. (The best is not negative, since the
 // score of c₀ is zero.) Lane instructions a row, as compiled for sm_90a, for d = 16, k = 16, two rows a lane:
 //
@@ -37,12 +38,12 @@
 //   maximum       k / 2, at half rate                                8
 //   threshold                                                        2
 //   candidates    2 k multiply-adds: a mask in a float's mantissa   32
-//   the rest      copies, loads, one comparison, the tile's loop    36
+//   other         copies, loads, one comparison, the tile's loop    36
 //   in all                                                         395
 //
-// At 34·10¹² a second, 50M rows take 0.58 ms of instructions and 0.73 ms of reading. Subtracting a large mean adds d. A
-// tile with any unfinished row costs about 65 warp instructions more, and 45 for each further row of one lane.
-// Processing 32 queued rows takes 215.
+// At 34·10¹² lane instructions a second, 50M rows take 0.58 ms; reading them takes 0.73 ms. Subtracting a large mean
+// adds d instructions a row. A tile with rows to queue costs about 65 warp instructions more, and 45 more for each
+// further such row of the same lane. Processing 32 queued rows takes 215 warp instructions.
 #pragma once
 #include "apps/kmeans/small_d/scores_fma.cuh"
 #include "apps/kmeans/small_d/replicated_sums.cuh"
@@ -50,12 +51,12 @@
 
 namespace kmeans {
 
-// A queued row: its index; its candidates as found, with its label above them.
+// A queued row: its index; then `found` (scores_fma.cuh), with the row's label from bit kLabelBit on.
 using Waiting = simt::Vector<unsigned, 2>;
 constexpr int kLabelBit = 24;
 
-// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of kMostAdded rows add
-// up within 32 bits.
+// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of up to kMostAdded rows
+// add up within 32 bits.
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -118,7 +119,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         for (int r = 0; r < kRows; ++r) any |= found[r] != found_of<kClusters>(label[r]);
         unsigned all = __ballot_sync(simt::every_lane, any);
         if (all == 0) return;
-        // Bit r: row r of this lane joins the queue. Past the end there are zeros.
+        // Bit r is set if row r of this lane is to be queued. Bits past the last row are zero.
         unsigned waits = 0;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -132,7 +133,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           }
           all = __ballot_sync(simt::every_lane, waits != 0);
         }
-        // If every row joins a cluster, as in the first iteration, none is queued.
+        // If all rows of the tile would be queued, as in the first iteration, and all are certified, they are added at
+        // once.
         if (__all_sync(simt::every_lane, waits == (1u << kRows) - 1)) {
           bool sure = true;
 #pragma unroll
@@ -149,7 +151,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             return;
           }
         }
-        // Usually a lane has at most one such row, so one turn suffices.
+        // Usually a lane has at most one such row, so add_while needs one iteration.
         queue.add_while(
             all, waits,
             [&](Waiting& to) {

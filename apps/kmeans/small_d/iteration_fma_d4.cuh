@@ -5,7 +5,7 @@
 //                                               (update/fixed_point.cuh)
 //
 //   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
-//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane has kRows rows of one in its registers
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane holds kRows rows of a tile
 //     rows  32 …  63    ████████████████████
 //     …                                              rows whose label is not 2 E above all others → the warp's queue,
 //                                                    with their elements → 32 at a time get candidates; reassigned rows
@@ -14,18 +14,19 @@
 //   sums in shared memory   [cluster][column, limb][replica]: a lane adds to its own replica, so in its own bank
 //
 // Why it is fast: it reads X once, bypassing registers, and writes only labels that change. Certifying a label takes
-// its own score, from a loaded center (own_score.cuh), and the maximum of the others. Finding the nearest center would
-// take the maximum and a candidate mask, two multiply-adds a center. Scores are not kept, so a lane has room for eight
-// rows. These share the loads of centers from constant memory to uniform registers, and the tile's loop. Lane
-// instructions a row, as compiled for sm_90a, with d = 4 and k = 16, eight rows a lane:
+// the score of the label, from a center in shared memory (own_score.cuh), and the maximum of all other scores. Finding
+// the nearest center would take the maximum and a candidate mask, which is two multiply-adds per center. Scores are not
+// kept, so a lane has registers for eight rows. These rows share the loads of centers from constant memory to uniform
+// registers, and the tile's loop. Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, eight rows a
+// lane:
 //
 //   scores      d (k − 1) multiply-adds, and d of the label's            64
 //               centers to uniform registers, shared by rows              5
-//   others      k − 1 maxima at half rate, seven spared by one R2P       19
-//   the rest    copies, loads, two comparisons, the tile's loop          15
+//   maximum     k − 1 maxima at half rate; one R2P saves seven           19
+//   other       copies, loads, two comparisons, the tile's loop          15
 //   in all                                                              103      132 by iteration_fma.cuh
 //
-// At 34·10¹² a second, 100M rows take 0.31 ms of instructions and 0.36 ms of reading.
+// At 34·10¹² lane instructions a second, 100M rows take 0.31 ms; reading them takes 0.36 ms.
 #pragma once
 #include "apps/kmeans/small_d/own_score.cuh"
 #include "apps/kmeans/small_d/replicated_sums.cuh"
@@ -34,7 +35,7 @@
 
 namespace kmeans {
 
-// A row whose label is uncertified: its index, its label, and its elements.
+// A queued row, whose label is not certified: its index, its label, and its elements.
 template <typename T, int kFeatures>
 struct Wavering {
   static constexpr int kWide = vector_width<T, kFeatures, 8 / sizeof(T)>();
@@ -43,8 +44,8 @@ struct Wavering {
   simt::Vector<T, kWide> x[kFeatures / kWide];
 };
 
-// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of kMostAdded rows add
-// up within 32 bits.
+// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of up to kMostAdded rows
+// add up within 32 bits.
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -121,7 +122,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         for (int r = 0; r < kRows; ++r) any |= !(others[r] < least[r]);
         unsigned all = __ballot_sync(simt::every_lane, any);
         if (all == 0) return;
-        // Bit r: the label of row r of this lane is uncertified. Past the end there are zeros.
+        // Bit r is set if the label of row r of this lane is not certified. Bits past the last row are zero.
         unsigned waits = 0;
 #pragma unroll
         for (int r = 0; r < kRows; ++r) {
@@ -129,7 +130,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           waits += (unsigned)(there && !(others[r] < least[r])) << r;
         }
         all = __ballot_sync(simt::every_lane, waits != 0);
-        // Usually a lane has at most one such row, so one turn suffices.
+        // Usually a lane has at most one such row, so add_while needs one iteration.
         queue.add_while(
             all, waits,
             [&](Item& item) {

@@ -8,16 +8,17 @@
 // scores     x·c − ‖c‖²/2 plus a level, by mma of each warp (scores_mma.cuh) or by wgmma of warpgroups
 //            (scores_wgmma.cuh)
 // labels     as in assign/small_k.cuh: candidates from the best score and a score error bound, transposed so that each
-//            lane has a row
-// sums       certified reassigned rows (bank_free_sums.cuh): many of one tile at once from the pipeline, few through a
-//            queue of the warp (rescore.cuh), 32 at a time from X
+//            lane has all candidates of one row
+// sums       certified reassigned rows are added (bank_free_sums.cuh): many rows of a tile at once, from the pipeline;
+//            few rows through a queue of the warp (kernels/device/warp_queue.cuh), 32 at a time, from X
 // rescoring  ambiguous rows, through another queue, in float64
 //
 // If a center is so far away that scores could overflow, the threshold is NaN, and every row is compared in float64.
 //
 // Why it is fast: it reads X once, each byte by one lane, while the next tile is in flight. It writes only labels that
-// change. Scores are not negative, so integer instructions find the best, three scores at a time. A tile with a
-// reassigned row costs 70 warp instructions more. Moving 32 rows of 32 features between sums takes about 500.
+// change. Scores are not negative, so integer instructions find the best score, comparing three at a time. A tile with
+// a reassigned row costs 70 warp instructions more. Moving 32 rows of 32 features between sums takes about 500 warp
+// instructions.
 #pragma once
 #include "apps/kmeans/small_d/counted_sums.cuh"
 #include "apps/kmeans/small_d/scores_wgmma.cuh"
@@ -28,12 +29,12 @@
 
 namespace kmeans {
 
-// From this many reassigned rows of a tile on, they are read from shared memory at once; lower if few rows are added at
-// a time.
+// Minimum number of reassigned rows of a tile that are added at once, from shared memory; fewer rows are queued. The
+// minimum is lower if the sums add only few rows at a time (kTogether).
 template <int kTogether>
 constexpr int kMany = kTogether <= 2 ? kTogether : 12;
 
-// The multiplier: warps with centers in registers or in shared memory, or warpgroups.
+// What multiplies: warps with centers in registers or in shared memory (mma), or warpgroups (wgmma).
 enum class Multiplier { kWarpsKeeping, kWarps, kWarpgroups };
 
 template <Multiplier kBy, typename T, int kFeatures, int kColumns>
@@ -45,7 +46,7 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
-// kColumns is k / 8, rounded up. Limbs of kMostAdded rows add up within 32 bits.
+// kColumns is k / 8, rounded up. Limbs of up to kMostAdded rows add up within 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kResident)
@@ -70,7 +71,8 @@ __global__ void __launch_bounds__(kThreads, kResident)
   shared += Scores::kBytes;
   const Sums here(sums, shared, 8 * kColumns, k, of.mean, of.scales);
   shared += Sums::bytes(8 * kColumns);
-  // Many reassigned rows of a tile are processed at once. Few wait in the queue, with the rescored ones.
+  // `moving`: many reassigned rows of one tile, added at once. `leaving`: few reassigned rows of a tile, and reassigned
+  // rows after rescoring, added 32 at a time. `doubtful`: ambiguous rows, to be rescored.
   Queue<Moving, 0> moving(shared);
   Queue<AmbiguousRow, kTile> doubtful(shared + kWarps * moving.kBytes);
   Queue<Moving, 3 * kTile> leaving(shared + kWarps * (moving.kBytes + doubtful.kBytes));

@@ -1,9 +1,9 @@
 // Score gap between a row's label and all other centers, for d ≤ 4; see iteration_fma_d4.cuh.
 //
-//   shared memory, a row for each label, −1 (none) the first:
+//   shared memory has a row for each label; the first row is for label −1 (none):
 //
-//     c − c₀, four floats, for each of eight lanes     128 bytes     lane l reads part l % 8
-//     its bias, and the score of c₀, for each lane     256 bytes     or −∞ where c₀ is the label itself
+//     eight copies of c − c₀, four floats              128 bytes     lane l reads copy l % 8
+//     32 pairs: bias of c, and score of c₀             256 bytes     the latter is −∞ if c₀ is the label
 //
 // Why it is fast: whatever their labels, lanes read different banks.
 #pragma once
@@ -18,7 +18,7 @@ class OwnScores {
   static_assert(kFeatures <= 4, "a center is four floats");
   static constexpr int kCenters = 128, kRow = kCenters + 256, kBytes = (kClusters + 1) * kRow;
 
-  // `shared` is the block's; with all of its threads.
+  // `shared` points to kBytes. All threads of the block call this.
   __device__ explicit OwnScores(unsigned char* shared)
       : centers_(simt::kept_shared(shared + kRow + threadIdx.x % 8 * 16)),
         offsets_(simt::kept_shared(shared + kRow + kCenters + threadIdx.x % 32 * 8)) {
@@ -30,7 +30,7 @@ class OwnScores {
     __syncthreads();
   }
 
-  // The score of a row's label. `others` becomes the score of c₀, unless that is the label.
+  // The score of a row's label. `others` becomes the score of c₀, or −∞ if c₀ is the label.
   __device__ __forceinline__ float of(const float (&x)[kFeatures], int label, float& others) const {
     const auto c = *reinterpret_cast<const simt::Vector<float, 4>*>(centers_ + label * kRow);
     const auto two = *reinterpret_cast<const simt::Vector<float, 2>*>(offsets_ + label * kRow);
@@ -46,13 +46,14 @@ class OwnScores {
     return label >= 0 && i < kFeatures ? constant_centers.centers[label * kFeatures + i] : 0.0f;
   }
   __device__ static float offset(int label) { return label >= 0 ? constant_centers.offsets[label] : -kInfinity; }
-  // The first center is c₀, or has no score.
+  // The score of center 0, which is c₀, or is excluded with a bias of −∞.
   __device__ static float first(int label) { return label == 0 ? -kInfinity : constant_centers.offsets[0]; }
 
   const unsigned char *centers_, *offsets_;  // this lane's copies for label 0
 };
 
-// Raises `others` to the largest score of all centers from `kFirst` on, except the row's label and the first center.
+// Raises `others` of each row to the largest score of the centers from `kFirst` on, except center 0 and the row's
+// label.
 template <int kFeatures, int kClusters, int kRows, int kFirst = 0>
 __device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeatures], const int (&label)[kRows],
                                                 float (&others)[kRows]) {

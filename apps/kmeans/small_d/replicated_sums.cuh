@@ -13,8 +13,8 @@ class ReplicatedSums {
  public:
   static constexpr int kPlanes = 2 * kFeatures + 1;  // two limbs of every feature, and a count
 
-  // Tiles between two flushes, if limbs of kMostAdded rows add up within 32 bits. A warp drains its queue at most kRows
-  // times a tile, and once more; then at most 32 / kReplicas lanes add to one word.
+  // Maximum number of tiles between two flushes, if limbs of kMostAdded rows add up within 32 bits. A warp drains its
+  // queue at most kRows times per tile, and once more in all. Each time, at most 32 / kReplicas lanes add to one word.
   template <int kWarps, int kRows, int kMostAdded>
   static constexpr int tiles() {
     constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
@@ -24,7 +24,7 @@ class ReplicatedSums {
 
   __device__ ReplicatedSums(unsigned long long* sums, unsigned* digits, int k) : sums_(sums), digits_(digits), k_(k) {}
 
-  // Adds a centered row to one cluster; subtracts it from another, if `from` is one.
+  // Adds a centered row to cluster `to`. Subtracts it from cluster `from`, unless `from` is negative.
   __device__ __forceinline__ void move(const float (&row)[kFeatures], int to, int from) const {
     int numbers[kFeatures];
 #pragma unroll
@@ -39,7 +39,7 @@ class ReplicatedSums {
     __syncthreads();
   }
 
-  // Adds the sums to global memory and clears them, with all threads of the block, a warp a sum.
+  // Adds the sums to global memory and clears them, with all threads of the block, one warp per sum.
   __device__ __forceinline__ void flush() const {
     constexpr int kWidth = kFeatures + 1;
     const int lane = threadIdx.x % 32;

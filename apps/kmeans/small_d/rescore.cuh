@@ -1,8 +1,8 @@
 // Row tiles for small d, and float64 rescoring of ambiguous rows, by a lane or by a warp.
 //
-// tiles  kTile rows each; a block's warps take consecutive tiles; those of the next turn are a whole grid further on
+// tiles  kTile rows each; the warps of a block process consecutive tiles, then those one grid (all warps) further on
 //
-// Why it is fast: a lane rescores a row of its own if 32 wait; lanes share rows if few do.
+// Why it is fast: if 32 rows are queued, each lane rescores one row; if fewer are, several lanes share a row.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -10,15 +10,15 @@
 
 namespace kmeans {
 
-// Subtracted from the threshold, so that it is never zero. Near zero, scores differ by less than 1 / kLarge, and one
-// just above the threshold would add a part of its bit. The error bound includes kLeast in its 2⁻⁴⁰ (place_constants,
-// small_d_error_bound).
+// Subtracted from the threshold, so that it is never zero. Near zero, scores may differ by less than 1 / kLarge, and a
+// score just above the threshold would add only a part of its candidate bit. The error bound includes kLeast in its
+// 2⁻⁴⁰ (place_constants, small_d_error_bound).
 constexpr float kLeast = (float)(1 << 26);
-// A float whose last mantissa bits are a mask, with no bit set.
+// An empty mask of candidates: the mask is the last mantissa bits of a float.
 constexpr float kNoBits = (float)(1 << 23);
 #define kNoBitsAsInteger 0x4b000000u
 
-// Elements of a row that one load reads: 16 bytes or kMost elements, if rows are whole vectors.
+// Elements of a row that one load reads: at most kMost (16 bytes by default), and a divisor of kFeatures.
 template <typename T, int kFeatures, int kMost = 16 / sizeof(T)>
 constexpr int vector_width() {
   int wide = kMost;
@@ -39,10 +39,10 @@ __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[k
   }
 }
 
-// Value that load_some returns past the last column: zero, or any of the row.
+// What load_some returns past the last column: zero, or any element of the row. kNone: no column is past the last.
 enum class Past { kNone, kZero, kAny };
 
-// Some columns of a row, from `column` on: two or four.
+// Loads two or four (kCount) columns of a row, from `column` on.
 template <int kFeatures, Past past, int kCount, typename T>
 __device__ __forceinline__ void load_some(const unsigned char* row, int swizzle, int column, T (&to)[kCount]) {
   constexpr int kWide = vector_width<T, kFeatures, kCount>();
@@ -84,8 +84,8 @@ __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, 
   return sum;
 }
 
-// The nearest of a row's candidates, or of all centers if it has none: the first of equals. Float32 first, as in
-// assign/rescore.cuh; the relative error of a squared distance is at most (d + 3)·2⁻²⁴.
+// The nearest of a row's candidates, or of all centers if it has none; of equally near ones, the first. Compares
+// float32 distances first, as in assign/rescore.cuh; the relative error of a squared distance is at most (d + 3)·2⁻²⁴.
 template <int kFeatures, typename T>
 __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k,
                                               unsigned low, unsigned high) {
@@ -105,7 +105,7 @@ __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, c
   return nearest.center;
 }
 
-// Lanes that share a row, four columns each: the power of two that has room for it.
+// Lanes that share a row, four columns each: the least power of two that covers all columns.
 template <int kFeatures>
 constexpr int row_lanes() {
   int lanes = 1;
@@ -113,19 +113,21 @@ constexpr int row_lanes() {
   return lanes;
 }
 
-// Byte offset from the start of shared memory. A pointer argument would be a generic address.
+// Byte offset of `at` from the start of dynamic shared memory. For a function that is not inlined: a pointer argument
+// would be a generic address.
 __device__ __forceinline__ int shared_place(const void* at) {
   return (int)(static_cast<const unsigned char*>(at) - simt::dynamic_shared<unsigned char>());
 }
 
-// Rescoring of few rows by a warp: several lanes share a row and take two candidates at a time; the next rows are in
-// flight. A single lane would load 64 columns of a candidate at cache latency each, and the whole kernel waits for a
-// warp's last rows. For 32 rows, instructions dominate, and one lane a row needs a third as many.
+// Rescoring of few rows by a warp: several lanes share a row and compare two candidates at a time; the next rows are in
+// flight. A single lane would wait for the cache at each load of a candidate's 64 columns, and the whole kernel waits
+// for a warp's last rows. For 32 rows, instructions dominate, and one lane per row needs a third as many.
 template <typename T, int kFeatures>
 class CooperativeRescore {
  public:
-  // Replaces the lower half of up to 32 entries in shared memory by the nearest candidate. Entries without candidates
-  // compare all centers; the first of equals wins. Not inlined, to save registers of the loop over tiles.
+  // Replaces `low` of up to 32 entries in shared memory by the nearest candidate; of equally near ones, the first.
+  // Entries without candidates are compared with all centers. `items` is the byte offset of the entries. Not inlined,
+  // to save registers of the loop over tiles.
   __device__ __noinline__ static void rescore(const T* X, const float* mean, const float* centers, int k, int items,
                                               int count) {
     auto* entries = reinterpret_cast<AmbiguousRow*>(simt::dynamic_shared<unsigned char>() + items);
@@ -163,7 +165,7 @@ class CooperativeRescore {
                                 to);
   }
 
-  // ‖x − c‖² of four columns a lane, summed over the row's lanes; the same value in each.
+  // ‖x − c‖² from four columns per lane, summed over the row's lanes; the same value in each lane.
   template <typename Sum>
   __device__ static __forceinline__ Sum square(const float (&x)[4], const float (&c)[4]) {
     Sum sum = 0;
@@ -177,11 +179,13 @@ class CooperativeRescore {
     return sum;
   }
 
-  // Float32 first, as in assign/rescore.cuh; no row if k is 0.
+  // The nearest candidate of `entry`, by float32 distances first, as in assign/rescore.cuh. If k is 0, the lane has no
+  // row.
   __device__ static __forceinline__ int nearest(const float (&x)[4], const float* centers, int column, int k,
                                                 const AmbiguousRow& entry) {
     const bool all = (entry.low | entry.high) == 0;
-    // Calls `take` with pairs of candidates, k standing for none; by all lanes, until no row has any left.
+    // Calls `take` for two candidates in turn, where k stands for no candidate. All lanes take part until no row has a
+    // candidate left.
     const auto each_two = [&](auto take) {
       unsigned low = entry.low, high = entry.high;
       const auto after = [&](int j) { return j >= k ? k : all ? j + 1 : next_candidate(low, high, k); };
@@ -201,7 +205,7 @@ class CooperativeRescore {
       const float distance = square<float>(x, c);
       if (j < k) surely.take(distance, j);
     });
-    // A lane adds up four of them.
+    // A lane adds up four columns, as in a distance of 32 · 4 columns by a warp.
     const bool sure = k == 0 || surely.is_so(32 * 4);
     if (!__any_sync(simt::every_lane, !sure)) return surely.center;
     Distant nearest = {kInfinity, 0};
@@ -214,8 +218,8 @@ class CooperativeRescore {
 };
 
 // Calls `body` with the first row of each tile of a warp. `between` runs on all threads of the block, at least once
-// every kTurns tiles. kTogether adjacent warps have equally many tiles; the last ones may begin past the end, but below
-// 2³².
+// every kTurns tiles. kTogether adjacent warps have equally many tiles; their last tiles may begin past the last row,
+// but below 2³².
 template <int kTile, int kWarps, int kTurns, int kTogether = 1, typename Between, typename Body>
 __device__ __forceinline__ void each_tile(unsigned n, Between between, Body body) {
   static_assert(kWarps % kTogether == 0, "warps that go together are of one block");

@@ -1,10 +1,10 @@
 // Scores for small d by fused multiply-adds, and the candidates of each row; see iteration_fma.cuh and
 // iteration_fma_d4.cuh.
 //
-// found  candidates of one chunk of 16 centers: bit j for center 16 · chunk + j, and the chunk from bit 16 on
+// found  candidates of a row, in one chunk of 16 centers: bit j for center 16 · chunk + j; the chunk from bit 16 on
 //
-// Why it is fast: centers are constant-memory operands. A saturating multiply-add counts candidates in the mantissa of
-// a float, for several rows at a time.
+// Why it is fast: centers are constant-memory operands. A saturating multiply-add compares a score with the threshold;
+// another one sets the candidate's bit in the mantissa of a float. Several rows are processed at a time.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
@@ -14,7 +14,7 @@ namespace kmeans {
 // Centers per chunk. `found` has no bit set if several chunks have candidates.
 constexpr int kChunk = 16;
 
-// A row less the mean; and the row as scores use it.
+// center_row: the row minus the mean. scored_row: the row as scores use it, minus the mean if kShifts.
 template <int kFeatures, typename T>
 __device__ __forceinline__ void center_row(const T (&row)[kFeatures], float (&value)[kFeatures]) {
 #pragma unroll
@@ -39,8 +39,9 @@ __device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
   return sum;
 }
 
-// The largest of some scores and `other`. As integers, exact if the result is not negative. If all scores are negative
-// it returns one of them: candidates may be added, never lost. sm_90 compares three integers with one instruction.
+// The largest of `count` scores and `other`. With as_integers, compares scores as integers and ignores `other`: exact
+// if any score is not negative. If all scores are negative, it returns one of them: candidates may be added, never
+// lost. sm_90 compares three integers with one instruction.
 template <bool as_integers>
 __device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
   if constexpr (as_integers) {
@@ -99,7 +100,7 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
 // `found` of a row whose only candidate is `label`.
 template <int kClusters>
 __device__ __forceinline__ unsigned found_of(int label) {
-  // No cluster: a value that no row has.
+  // For label −1 (no cluster), a value that no row has.
   if (kClusters <= kChunk) return 1u << (label & 31);
   return 1u << (label & (kChunk - 1)) | (unsigned)(label >> 4) << 16;
 }
@@ -112,7 +113,8 @@ __device__ __forceinline__ int cluster_of(unsigned found) {
   return bits != 0 && (bits & (bits - 1)) == 0 ? chunk + 31 - __clz((int)bits) : -1;
 }
 
-// The float64 nearest of the found centers, or of all centers if none was found; the first of equals.
+// The nearest of the candidates in `found` by float64 distances, or of all centers if it has none; of equally near
+// ones, the first.
 template <int kFeatures>
 __device__ __forceinline__ int nearest_of_found(const float (&x)[kFeatures], const float* centers, int k,
                                                 unsigned found) {

@@ -6,16 +6,17 @@
 //     rows g + 8             ███ ███ ███ ███    ███ ███ …     columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
 //     rows g + 16, g + 24    ███ ███ ███ ███    ███ ███ …     centers likewise. The tile is in tile_pipeline.cuh.
 //
-// With x̂ and ĉ rounded to float16, n = ‖x̂‖ and a the largest subnormal rounding error,
+// x̂ and ĉ are rounded to float16. With n = ‖x̂‖, C = max ‖c‖, δ = max ‖c − ĉ‖, and a, the largest subnormal rounding
+// error,
 //
 //   |x·c − x̂·ĉ| ≤ (ρ n / (1 − ρ) + a) C + n δ,   ρ = 2⁻¹¹, or 0 for data that float16 holds exactly,   a = √d 2⁻²⁵
 //
 // assign/large_k.cuh states the tensor-core error. X is scaled so that no row norm exceeds 2¹⁰. On the benchmark's data
 // (d × k), 0.3 to 1.2 % of the rows are ambiguous at 16 × 16, and 0.7 to 2.5 % at 32 × 64. (One bound for all rows,
-// from the largest norm, would make five times as many ambiguous.)
+// from the largest norm, would make five times as many rows ambiguous.)
 //
-// Why it is fast: for small k, centers stay in registers. Row norms come from mma too. As compiled for sm_90a, a row
-// and its label take 456 lane instructions at 32 × 64, and 242 at 16 × 16 (424 by multiply-adds).
+// Why it is fast: for small k, centers are kept in registers. mma computes the row norms too. As compiled for sm_90a, a
+// row and its label take 456 lane instructions at 32 × 64, and 242 at 16 × 16 (424 by multiply-adds).
 #pragma once
 #include "apps/kmeans/small_d/half_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
@@ -26,8 +27,8 @@
 
 namespace kmeans {
 
-// ‖x̂‖² of row g + 8·half. The same registers serve as eight rows of one operand and eight columns of the other.
-// Squared norms are on the diagonal of the product.
+// ‖x̂‖² of row g + 8·half, where g = lane / 4. The same registers are eight rows of the left operand and eight columns
+// of the right one, so the squared norms are on the diagonal of the product.
 template <int kSteps>
 __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int half) {
   const int g = threadIdx.x % 32 / 4;
@@ -40,13 +41,13 @@ __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int
   return simt::shuffle(g % 2 ? squares[2 * half + 1] : squares[2 * half], 4 * g + g / 2);
 }
 
-// The best score of a row, and the largest score of a center that is no candidate; zero if there is none.
+// The best score of a row, and the largest score of any center that is no candidate, or zero if all are candidates.
 struct BestScores {
   float best, other;
 };
 
-// Candidates of row g + 8·half among a lane's scores: bit 2·j + i for column 8·j + 2·t + i in the low bits. Optionally
-// stores the largest scores in `largest`. Maxima are of integers, as scores are not negative.
+// Candidates of row g + 8·half among a lane's scores: bit 2·j + i for column 8·j + 2·t + i, in the low 16 bits. If
+// kLargest, also stores the largest scores in `largest`. Scores are compared as integers, since they are not negative.
 template <int kColumns, bool kLargest = false>
 __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error,
                                                   BestScores* largest = nullptr) {
@@ -81,8 +82,8 @@ class WarpScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16;
   static constexpr int kTogether = 1;                        // warps of one product
-  static constexpr int kReadTogether = 16 * (int)sizeof(T);  // bytes of a row
-  // Keeps pipeline addresses in registers, if there is room.
+  static constexpr int kReadTogether = 16 * (int)sizeof(T);  // bytes of a row that four lanes read together
+  // Keeps pipeline addresses in registers, if there are enough.
   static constexpr bool kKeepsPlaces = sizeof(T) == 4 || kFeatures <= 16;
   static constexpr int kBytes = SharedCenters<kSteps, kColumns, kKept>::kBytes;
 
@@ -98,21 +99,21 @@ class WarpScores {
       }
   }
 
-  // The candidates of a tile's rows: of row g + 8·i, this lane's 16 bits.
+  // Finds the candidates of a tile's rows: bits[i] has this lane's 16 bits of row g + 8·i.
   template <typename Pipeline>
   __device__ __forceinline__ void find(const Pipeline& pipeline, unsigned (&bits)[4]) const {
     find_in_tile<false>(pipeline, bits);
   }
 
-  // As `find`; also returns a lower bound of the gap between a sole candidate of row g + 8·t and all other centers
+  // As `find`; also returns a lower bound of the gap of row g + 8·t between its only candidate and all other centers
   // (bounds/assign.cuh).
   template <typename Pipeline>
   __device__ __forceinline__ float find_gap(const Pipeline& pipeline, unsigned (&bits)[4]) const {
     float own_norm = 0;
     BestScores own = {0, 0};
     find_in_tile<true>(pipeline, bits, &own_norm, &own);
-    // kNextToZero adds subnormal rounding errors to the norm. Subtracting the level may cost a rounding; the error
-    // bound includes one rounding more than it needs.
+    // kNextToZero adds subnormal rounding errors to the norm. Subtracting the level may round once more; the error
+    // bound includes a rounding that the scores do not need.
     const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
     return gap_of(norm, own.best - level_, own.other - level_, error, norm_limit_);
   }
@@ -122,7 +123,7 @@ class WarpScores {
 
   __device__ __forceinline__ float twice_error(float norm) const { return fmaf(norm, bound_.of_norm, bound_.always); }
 
-  // As `find`. Optionally stores the norm and the largest scores of row g + 8·t.
+  // As `find`. If kLargest, also stores the norm and the largest scores of row g + 8·t.
   template <bool kLargest, typename Pipeline>
   __device__ __forceinline__ void find_in_tile(const Pipeline& pipeline, unsigned (&bits)[4], float* own_norm = nullptr,
                                                BestScores* own = nullptr) const {
@@ -144,7 +145,7 @@ class WarpScores {
     }
   }
 
-  // The scores of rows g and g + 8 of block b, and the rows as operands.
+  // Computes the scores of rows g and g + 8 of block b (16 rows of the tile), and returns these rows as operands `a`.
   template <typename Pipeline>
   __device__ __forceinline__ void multiply(const Pipeline& pipeline, int b, unsigned (&a)[kSteps][4],
                                            float (&scores)[kColumns][4]) const {

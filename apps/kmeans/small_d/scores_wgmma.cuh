@@ -3,21 +3,22 @@
 //   rows       left operand: a warp's tile in its pipeline; each warp of a warpgroup has 16 rows, loaded by ldmatrix,
 //              four matrices of 8 × 8 at a time (or as in scores_mma.cuh, where rows are not whole vectors); one wgmma
 //              multiplies the warpgroup's four tiles
-//   centers    two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, step s, eight centers j
+//   centers    two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, 16 columns, eight centers
 //   biases     a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: three parts in shared memory;
-//              one more step, whose left operand is constant (`weight`)
+//              one more step of 16 columns, whose left operand is constant (`weight`)
 //
-// s is a power of two such that no row norm n, including the mean, exceeds `norm`. The parts lose at most 2⁻²² of a
-// center in float16 and 2⁻¹⁸ in bfloat16. In float16 they also lose at most 2⁻²⁵ near zero:
+// s is the row scale (Products), a power of two. n is the norm of a scaled row, mean not subtracted; `norm` bounds it.
+// The error of high + low is at most 2⁻²² of a center in float16 and 2⁻¹⁸ in bfloat16. In float16, elements near zero
+// have an additional error of at most 2⁻²⁵:
 //
 //   |x·c − x·(high + low)| ≤ n (r ‖c‖ + a),   r = 2⁻²² or 2⁻¹⁸,   a = √d 2⁻²⁵ or 0
 //
-// Scores are so exact that one error bound serves all rows.
+// Scores are so exact that all rows can have the same error bound.
 //
-// Why it is fast: it converts no element and computes no norm. A few instructions multiply 128 rows of a warpgroup by
-// all centers, which they read from shared memory once for four warps. A score then costs a maximum and two
-// multiply-adds. 32 rows of 64 features and 64 clusters take 400 warp instructions, compared with 1,000 in
-// scores_mma.cuh.
+// Why it is fast: it converts no element and computes no norm. A few wgmma instructions multiply 128 rows of a
+// warpgroup by all centers. They read the centers from shared memory once for four warps. Each score then costs a
+// maximum and two multiply-adds. 32 rows of 64 features and 64 clusters take 400 warp instructions, compared with 1,000
+// in scores_mma.cuh.
 #pragma once
 #include "apps/kmeans/small_d/scores_mma.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
@@ -41,11 +42,11 @@ class WarpgroupScores {
       : matrix_(ptx::matrix_at(shared)) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     const CenterStats most = *of.center_stats;
-    // The norm of the mean is at most that of rows.
+    // Twice `norm`, which bounds the norm of the mean too.
     const float level = 1.01f * (2 * of.norm * most.norm + most.half_square);
     auto* words = static_cast<unsigned*>(shared);
-    // A warp prepares eight centers: a lane has some columns of one, and finally a pair of its bias parts. All loads
-    // are in flight before the first use.
+    // A warp prepares eight centers at a time. A lane converts some columns of one center, and finally stores a pair of
+    // this center's bias parts. All loads are in flight before the first use.
     for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
       const int center = 8 * j + lane / 4;
       const float found = of.offsets[center];
@@ -96,7 +97,8 @@ class WarpgroupScores {
                                                      : 0u;
       words[word(kParts, 0, j, 1) + lane] = 0;
     }
-    // 16 weights a row: the first halves of eight rows, then their second halves.
+    // The left operand of the bias step: 64 equal rows of 16 weights. The first halves of eight rows precede their
+    // second halves.
     for (int i = threadIdx.x; i < 64 * 16; i += blockDim.x) {
       const int part = i % 8;
       reinterpret_cast<T*>(words + word(kParts, 1, 0, 0))[i] =
@@ -109,11 +111,11 @@ class WarpgroupScores {
     // A center that is infinite in float16 has no valid scores.
     const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26) &&
                       (!kHalf || most.norm * of.scale <= (float)(1 << 15));
-    // Subnormal rounding of the three bias parts, and kLeast.
+    // The constants cover the subnormal rounding of the three bias parts, and kLeast (rescore.cuh).
     twice_error_ = (fits ? 2.002f * kLarge : kInfinity - kInfinity) * (error + (kHalf ? 0x1p-34f : 0.0f) + 0x1p-40f);
   }
 
-  // The candidates of a tile's rows: of row g + 8·i, this lane's 16 bits.
+  // Finds the candidates of a tile's rows: bits[i] has this lane's 16 bits of row g + 8·i, where g = lane / 4.
   template <typename Pipeline>
   __device__ __forceinline__ void find(const Pipeline& pipeline, unsigned (&bits)[4]) const {
     unsigned a[kAtOnce][1][kSteps][4];
@@ -128,28 +130,29 @@ class WarpgroupScores {
 
  private:
   static constexpr bool kHalf = ptx::is_half<T>, kWhole = 16 * kSteps == kFeatures;
-  // Blocks of 16 rows in flight: two, if registers have room for them.
+  // Blocks of 16 rows per warp whose products are in flight: two, if there are enough registers.
   static constexpr int kAtOnce = 8 * (kColumns + kSteps) <= 64 ? 2 : 1;
 
-  // Weight of a bias part, because float16 has few exponents. Each part leaves a relative 2⁻¹¹ (float16) or 2⁻⁸.
+  // Weight of a bias part, which makes up for the small range of float16. Each part leaves a relative error of 2⁻¹¹
+  // (float16) or 2⁻⁸ (bfloat16).
   __device__ static constexpr float weight(int part) {
     return !kHalf ? 1.0f : part == 0 ? (float)(1 << 12) : part == 1 ? 2.0f : 1.0f / (1 << 10);
   }
 
-  // First word of a fragment: rows 2·t and 2·t + 1 of step s, or (`half`) 2·t + 8 and 2·t + 9. The bias step follows
-  // the centers' parts.
+  // First word of the fragment of eight centers j: rows 2·t and 2·t + 1 of step s, or (`half`) 2·t + 8 and 2·t + 9. The
+  // bias step follows the centers' parts.
   __device__ static constexpr int word(int part, int s, int j, int half) {
     return ((part * kSteps + s) * kColumns + j) * 64 + half * 32;
   }
 
-  // First of the two columns of a step in one word of this lane: columns 0 … 7 or 8 … 15 as ldmatrix orders them, or
-  // pairs of four loaded together.
+  // First of the two columns of step s in one word of this lane. ldmatrix takes the word from columns 0 … 7, or 8 … 15
+  // (`half`). Without ldmatrix, a lane loads four adjacent columns, a pair per `half`.
   __device__ static __forceinline__ int column_of(int s, int half) {
     const int t = threadIdx.x % 4;
     return 16 * s + (kMatrices ? 8 * half + 2 * t : 4 * t + 2 * half);
   }
 
-  // Starts the product of block b of a tile's rows.
+  // Starts the product of 16 rows of a tile, block b.
   template <typename Pipeline>
   __device__ __forceinline__ void begin(const Pipeline& pipeline, int b, unsigned (&a)[1][kSteps][4],
                                         float (&scores)[kColumns][4]) const {

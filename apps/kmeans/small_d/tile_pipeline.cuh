@@ -1,7 +1,7 @@
 // Tile pipeline: consecutive tiles of X and their labels, copied to shared memory by asynchronous copies; a multistage
 // pipeline per warp.
 //
-//   stage 0   rows first … first + kTile − 1 of X in place, row by row; their labels, a byte each        computed now
+//   stage 0   rows first … first + kTile − 1 of X, row by row; their labels, a byte each                 computed now
 //   stage 1   the warp's next tile                                                                       in flight
 //   …
 //
@@ -11,17 +11,17 @@
 //     row 2, 3    1 0 3 2   1 0 3 2       neighbours, and so on, spreads the eight units over 128 bytes of banks
 //     row 4, 5    2 3 0 1   2 3 0 1
 //
-// Why it is fast: a byte crosses L2 once and bypasses registers. (Prefetching lines and loading them later crosses L2
-// twice, which used to bound these kernels.) No warp waits for another. Readers meet no bank conflicts, whatever their
-// order.
+// Why it is fast: a byte crosses L2 once and bypasses registers. (If a warp prefetched lines and loaded them later,
+// bytes would cross L2 twice, which would bound these kernels.) No warp waits for another. Reads have no bank
+// conflicts, in any order of rows.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
 namespace kmeans {
 
-// Adjacent lanes, or one lane, read `kTogether` bytes of a row at a time: a power of two from 16 on. `keeps` holds the
-// operands of addresses in registers (simt::kept).
+// kTogether: bytes of a row that one lane, or several adjacent lanes together, read at a time; a power of two, at least
+// 16. keeps: holds the operands of addresses in registers (simt::kept).
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether, bool keeps = false>
 class TilePipeline {
  public:
@@ -29,7 +29,7 @@ class TilePipeline {
   static constexpr int kBytes = kStages * kStage;  // per warp
   static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
 
-  // `shared` is the block's, for all of its warps. There are fewer than 2³² rows.
+  // `shared` points to kBytes for each warp of the block. There are fewer than 2³² rows.
   __device__ TilePipeline(const T* X, const Label* labels, long long n, void* shared)
       : X_(kept(reinterpret_cast<const unsigned char*>(X) + 16 * (threadIdx.x % 32))),
         labels_(kept(labels + label_byte((int)threadIdx.x % 32))), n_((unsigned)n), lane_(kept((int)threadIdx.x % 32)),
@@ -38,21 +38,22 @@ class TilePipeline {
     if (keeps) own_ = simt::kept_shared(own_);
   }
 
-  // Starts to copy the tile at row `first`; past the end, nothing. By all lanes. Called kStages − 1 times before the
-  // first wait, then once after each wait, when the stage's old tile has been read.
+  // Starts to copy the tile at row `first` to the next stage; past the last row, copies nothing. All lanes call it:
+  // kStages − 1 times before the first `wait`, then once after each `wait`. By then, the old tile of the stage has been
+  // read.
   __device__ __forceinline__ void ask(unsigned first) {
     copy<true, true>(first, asked_);
     ptx::cp_async_commit();
     asked_ += kStage;
   }
 
-  // Starts the first kStages − 1 copies, `together` rows apart.
+  // Starts to copy the first kStages − 1 tiles, which are `together` rows apart.
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together) {
 #pragma unroll
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(first + stage * together);
   }
 
-  // The same; `between` runs while rows are in flight, before labels are read.
+  // The same, but calls `between` while the rows are in flight, before any label is read.
   template <typename Between>
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together, Between between) {
 #pragma unroll
@@ -66,7 +67,8 @@ class TilePipeline {
     asked_ = (kStages - 1) * kStage;
   }
 
-  // Waits for the tile of kStages − 1 copies ago, for all lanes. All lanes have then read the previous tile.
+  // Waits until the copies of all lanes to the oldest tile in flight are complete. This is then the current tile, and
+  // all lanes have read the previous one.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     simt::sync_warp();
@@ -74,7 +76,7 @@ class TilePipeline {
     now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
   }
 
-  // The current tile: a row, and the swizzle that is XORed with a byte offset in it.
+  // A row of the current tile. Byte i of the row is stored at offset i ^ swizzle(row).
   __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) {
     return kTurns > 1 ? (int)(row / kBefore % kTurns * kTogether) : 0;
@@ -86,7 +88,7 @@ class TilePipeline {
 
  private:
   static constexpr int kLine = 128;  // bytes of all banks
-  // Rows that are read at a time, and how many of them would begin in the same bank.
+  // kRows: rows that are read at a time. turns(): how many of them would begin in the same bank without a swizzle.
   static constexpr int kRows = kTogether < kLine ? kLine / kTogether : 1;
   static constexpr int turns() {
     int turns = 1;
@@ -94,8 +96,9 @@ class TilePipeline {
     return kRow % kTogether == 0 ? turns : 1;
   }
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
-  // Bytes that a warp copies at a time. kSame: these are whole rows, a power of two of them. The swizzle is then that
-  // of the first row combined with that of the lane's row.
+  // Bytes of rows and of labels that a warp copies at a time. kSame: these bytes are a power of two of whole rows, or
+  // there is no swizzle. The swizzle of a copied row is then that of the first row, XORed with that of this lane's row
+  // in the first copy.
   static constexpr int kAtATime = 32 * 16, kLabelsAtATime = 32 * 4;
   static constexpr bool kSame = kTurns == 1 || kAtATime % kRow == 0;
 
@@ -107,21 +110,21 @@ class TilePipeline {
 
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
 
-  // Copies rows, labels or both of a tile to a stage.
+  // Copies the rows of a tile to a stage, its labels, or both.
   template <bool kRowsToo, bool kLabelsToo>
   __device__ __forceinline__ void copy(unsigned first, int stage) const {
     if (first < n_ / kTile * kTile) {
       copy<kRowsToo, kLabelsToo>(first, stage, [](int) { return 16; }, [](int) { return 4; });
     } else if (first < n_) {
       const int rows = (int)(n_ - first);
-      // Zero-fills the rest.
+      // Fills the bytes past the last row with zeros.
       copy<kRowsToo, kLabelsToo>(
           first, stage, [rows](int byte) { return part(rows * kRow - byte, 16); },
           [rows](int byte) { return part(rows - byte, 4); });
     }
   }
 
-  // `of_rows` and `of_labels` return how many bytes at an offset exist.
+  // `of_rows` and `of_labels` return how many bytes to read at an offset of the tile; zeros replace the other bytes.
   template <bool kRowsToo, bool kLabelsToo, typename OfRows, typename OfLabels>
   __device__ __forceinline__ void copy(unsigned first, int stage, OfRows of_rows, OfLabels of_labels) const {
     const unsigned char* from = X_ + (unsigned long long)first * kRow;
@@ -131,7 +134,7 @@ class TilePipeline {
       const int byte = begin + 16 * lane_;
       if (begin + kAtATime > kTileBytes && byte >= kTileBytes) break;
       const int read = of_rows(byte);
-      // A lane that reads nothing passes any address of the tile.
+      // A lane that reads nothing passes any valid address.
       ptx::cp_async<16>(kSame ? to + (place_ ^ swizzle(begin / kRow)) + begin : to + (byte ^ swizzle(byte / kRow)),
                         read > 0 ? from + begin : from - 16 * lane_, read);
     }
@@ -144,7 +147,7 @@ class TilePipeline {
     }
   }
 
-  // In a tile of fewer than 128 labels, some lanes have none.
+  // In a tile of fewer than 128 labels, some lanes have no label to copy.
   __device__ static __forceinline__ int label_byte(int lane) { return 4 * lane % kTile; }
 
   const unsigned char* const X_;  // this lane's first unit; its labels

@@ -6,16 +6,16 @@
 // prepare_centers  converts given centers. Offsets are −infinite past the last center, up to the columns of the
 //                  product. Computes an error coefficient per center, if wanted (ArgminEpilogueLargeD).
 // update_centers   computes the cluster means (fixed_point.cuh), which become the next centers, and the stopping test.
-//                  An iteration stops if no label changed, if the squared center shift is at most `tolerance`, or if a
-//                  cluster is empty. The host fills empty clusters. Later launches then do nothing. With bounds
+//                  It sets `stopped` if no label changed, if the squared center shift is at most `tolerance`, or if a
+//                  cluster is empty. Then later launches do nothing; the host fills empty clusters. With bounds
 //                  (bounds/state.cuh), it accumulates the drift of the centers and selects the next pass.
 //
-// A distant center would widen the error bound of every row. A center more than 4·norm_limit from the mean is the
-// nearest of no row within norm_limit, if another center is within 2·norm_limit. So it is excluded (its bias is
-// −infinite), and assign/rescore.cuh labels the few rows beyond norm_limit.
+// A distant center would widen the error bound of every row. If some center is within 2·norm_limit of the mean, a
+// center beyond 4·norm_limit is not the nearest of any row within norm_limit. It is *excluded*: its bias is −infinite,
+// and assign/rescore.cuh labels the few rows beyond norm_limit.
 //
-// Why it is fast: one block a center; the last block to arrive reduces their results in a fixed order: always the same
-// bits.
+// Why it is fast: one block processes one center. The last block to arrive reduces the results of all blocks, in a
+// fixed order: always the same bits.
 #pragma once
 #include "kernels/device/block_reduce.cuh"
 #include "apps/kmeans/bounds/state.cuh"
@@ -33,7 +33,7 @@ struct Outcome {
   double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), c being the old centers
 };
 
-// Results of one block for its center.
+// Results of one block for its center: ‖c · scale‖², ‖c · scale − ĉ‖², and its terms of Outcome's shift and potential.
 struct CenterFound {
   double square, lost, shift, potential;
 };
@@ -57,7 +57,7 @@ __device__ __forceinline__ CenterFound block_sum(CenterFound mine) {
 // (core_matrix_layout.cuh). If `second` is not 0, second parts of centers (assign/small_k.cuh) start at that row.
 struct HalfCenters {
   ptx::Half* to;
-  int padded, panels, height, second;  // 0 panels: rows; `height` centers a tile
+  int padded, panels, height, second;  // panels = 0: rows; height: centers of a tile
 
   __device__ __forceinline__ ptx::Half* at(int center, int column) const {
     if (panels == 0) return to + (long long)center * padded + column;
@@ -83,8 +83,8 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Ce
   found.lost += lost * lost;
 }
 
-// Writes the second parts of a center (d,). Returns this thread's share of the squared error that both parts leave. By
-// a block; each thread reads the columns that it wrote.
+// Writes the second part of a center (d,). Returns this thread's share of the squared error that both parts leave. By a
+// block: each thread reads the columns of `center` that it wrote itself.
 template <typename Work>
 __device__ __forceinline__ double place_second(const Work* center, int d, float scale, const HalfCenters& centers_half,
                                                int j) {
@@ -112,19 +112,19 @@ __device__ __forceinline__ double place_second(const Work* center, int d, float 
   return all;
 }
 
-// Reduces the statistics of all centers and excludes distant ones; `least` is the least squared norm of all. By a
-// block.
+// Reduces the statistics of all centers and excludes distant centers. `least` is the least squared norm of all centers.
+// By a block.
 __device__ __forceinline__ void put_together(const CenterFound* found, int k, double least, float norm_limit,
                                              float* offsets, const HalfCenters& centers_half,
                                              CenterStats* center_stats) {
-  const double far = 16.1 * norm_limit * norm_limit;  // rows have norms of rounded values
+  const double far = 16.1 * norm_limit * norm_limit;  // more than 16, since row norms are those of rounded values
   double square = 0, lost = 0, some = 0;
 #pragma unroll 4
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     // NaN counts as far.
     if (!(found[j].square <= far) && least <= far / 4) {
       set_offset(offsets, centers_half, j, -kInfinity);
-      // If it is infinite in float16, its scores would be NaN.
+      // Zeros it: if it is infinite in float16, its scores would be NaN.
       for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(j, i) = {0};
       some = 1;
       continue;
@@ -135,19 +135,19 @@ __device__ __forceinline__ void put_together(const CenterFound* found, int k, do
   const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
   square = most.at[0], lost = most.at[1], some = most.at[2];
   if (threadIdx.x != 0) return;
-  // Rounded up; infinity stays.
+  // Rounded up; infinity remains infinity.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
-  // Products past 2²⁷ would overflow in the epilogue; a center that is infinite in float16 has none. Panels cannot hold
-  // −‖c‖²/2 of a norm past 2¹⁵.
+  // Products beyond 2²⁷ would overflow in the epilogue. A center that is infinite in float16 has no finite products.
+  // Panels cannot hold −‖c‖²/2 of a norm beyond 2¹⁵.
   const bool holds = of_lost < kInfinity && (centers_half.panels == 0 || norm < (float)(1 << 15));
   const float within = holds ? (float)(1 << 27) / norm : -1.0f;
   *center_stats = {norm, of_lost, (float)(square / 2 * 1.000001),
                    some != 0 && norm_limit < within ? norm_limit : within};
 }
 
-// Centers, sums and results of an iteration, for both kernels. `units` (powers of two) are the values of one in each
-// column of the sums. `outcome` belongs to this iteration; `stopped` is set with its `stop` and stays set. A center's
-// error coefficient, if wanted, is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
+// Centers, sums and results of an iteration, for both kernels. units[j], a power of two, is the value of the integer 1
+// in column j of the sums. `outcome` belongs to this iteration; its `stop` is copied to `stopped`. A center's error
+// coefficient (if error_coefficients is not null) is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
 template <typename Work>
 struct UpdateCenters {
   const unsigned long long* sums;
@@ -157,7 +157,7 @@ struct UpdateCenters {
   CenterFound* found;
   float *offsets, *error_coefficients;
   CenterStats* center_stats;
-  unsigned *arrived, *n_reassigned, *counts;  // left at zero
+  unsigned *arrived, *n_reassigned, *counts;  // zero after each kernel
   int* stopped;
   Outcome* outcome;
   HalfCenters centers_half;
@@ -165,7 +165,7 @@ struct UpdateCenters {
   double tolerance;
   int k, d, lists;
   float scale, norm_limit, of_norm, of_lost;
-  // Lets blocks of a dependent kernel start before `update_centers` ends, if that kernel has one block a
+  // If set, blocks of the next kernel may start before `update_centers` ends; it must have one block per
   // multiprocessor.
   int lets_begin;
 
@@ -179,8 +179,8 @@ struct UpdateCenters {
   }
 };
 
-// Prepares given centers, which may be in host memory, and keeps them as `next`. Resets the change count and the stop
-// flag.
+// Prepares given centers, which may be in host memory, and copies them to `next`. Resets the count of reassigned rows
+// and the stop flag.
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 4)
     prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of) {
@@ -208,8 +208,8 @@ __global__ void __launch_bounds__(kCenterThreads, 4)
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
-// Updates the drift after all center shifts are known, in the last block of an iteration. `rows` were reassigned;
-// `stops`: the iteration is the last.
+// Updates the drift from the shifts of all centers, in the last block of an iteration. `rows` is the number of
+// reassigned rows. `stops` is true if the iteration is the last.
 __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound* found, int k, double scale,
                                        unsigned rows, bool stops) {
   double movement = 0;
@@ -233,13 +233,13 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
   const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
-  // Tested after the first columns are loaded too.
+  // Tested only after the first columns are loaded, so that all these loads are in flight together.
   const bool stopped = *of.stopped;
   const unsigned n_reassigned = *of.n_reassigned;
   const double weight = (double)(long long)weights * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   CenterFound mine = {};
-  // Loads columns before it writes any.
+  // Loads kAtOnce columns before it writes any of them.
   constexpr int kAtOnce = 4;
   for (int begin = threadIdx.x; begin < of.centers_half.padded; begin += kAtOnce * kCenterThreads) {
     unsigned long long column[kAtOnce] = {};
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
   const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
   shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
   const bool stops = empty != 0 || n_reassigned == 0 || shift <= of.tolerance;
-  // Sent to the host while the others continue.
+  // One thread sends the outcome to the host while the other threads continue.
   if (threadIdx.x == blockDim.x - 1) {
     *of.outcome = {stops, empty != 0, n_reassigned, 0, shift, potential};
     *of.stopped = stops;

@@ -1,13 +1,13 @@
 // Fixed-point elements of the cluster sums.
 //
 //   sums   (k × (d + 1)), 64-bit integers: Σ round(w · (x − mean)[j] · scales[j]) of each cluster, and in column d
-//          Σ round(w · scales[d])
+//          Σ round(w · scales[d]); over the rows x of the cluster, with their weights w
 //
 // Integer sums are exact, so the order of additions does not matter. Any number of blocks gives the same bits. After
-// any number of reassigned rows, the running sums equal those of the labels. An element has 16·kDigits − 1 bits and a
-// sign.
+// any number of reassignments, the running sums equal sums computed anew from the labels. An element has kDigits limbs
+// of 16 bits: 16·kDigits − 1 bits and a sign.
 //
-// Why it is fast: two limbs fit one 32-bit integer, which one conversion from float32 produces.
+// Why it is fast: an element of two limbs is one 32-bit integer, which one conversion from float32 produces.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -25,8 +25,8 @@ struct Integer<2> {
   using Scale = float;
 };
 
-// Converts an element to fixed point. Two limbs convert in float32: the scale is a power of two, so the product is
-// exact.
+// Converts an element to fixed point. An element of two limbs is converted in float32: the scale is a power of two, so
+// the product is exact.
 template <typename Work>
 __device__ __forceinline__ int as_integer(Work value, float scale) {
   return __float2int_rn((float)value * scale);

@@ -1,15 +1,16 @@
-// Incremental update of the cluster sums: scatter-add of reassigned rows, for small k and few reassigned rows. Sorting
-// them (sort_reassigned.cuh) would cost more there than it saves.
+// Incremental update of the cluster sums: scatter-add of reassigned rows, for small k and few reassigned rows. For few
+// rows, sorting them (sort_reassigned.cuh) costs more than it saves.
 //
-// entries  rescored rows (assign/rescore.cuh): a row, its label, and its new label as a bit
+// entries  rescored rows (assign/rescore.cuh): a row, its label, and its new label as the only candidate bit
 // sums     (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
-// Shared memory holds a 32-bit sum of each limb of an element; the lower limbs are in 0 … 65535. After at most kFlush
-// rows, a block adds them to the 64-bit sums in global memory. A block has `columns` columns of the sums.
+// Shared memory holds a 32-bit sum for each limb of an element. All limbs but the highest are in 0 … 65535. After at
+// most kFlush rows, a block adds its sums to the 64-bit sums in global memory. A block adds up `columns` columns of the
+// sums.
 //
-// Why it is fast: it takes one launch, sorting takes three. Integer additions in shared memory need no lock and no
-// order (6·10¹² a second). A warp has several rows in flight. It is bound by instructions, of which sorted rows take
-// fewer; plan.py selects (sorts_rows).
+// Why it is fast: it takes one launch, while sorting takes three. Integer additions in shared memory need no lock and
+// no order (6·10¹² a second). A warp has several rows in flight. The kernel is bound by instructions. Sorted rows take
+// fewer instructions, so plan.py selects sorting for many rows (sorts_rows).
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -17,7 +18,8 @@
 
 namespace kmeans {
 
-// Rows whose limbs add up within 32 bits; sums of one limb that fit a block.
+// kFlush: maximum number of rows whose limbs add up within 32 bits. kPlane: maximum number of sums of one limb that fit
+// a block's shared memory.
 constexpr unsigned kFlush = 32768;
 template <int kDigits>
 constexpr int kPlane = 66 * 256 / kDigits;
@@ -29,7 +31,7 @@ class SharedSums {
   __device__ SharedSums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
       : sums_(sums), digits_(digits), k_(k), width_(width), first_(first), columns_(columns) {}
 
-  // Start of a cluster's sums; negative for no cluster.
+  // Index of a cluster's first sum; negative if `cluster` is (no cluster).
   __device__ __forceinline__ int place(int cluster) const { return cluster * columns_; }
 
   __device__ __forceinline__ void add(int place, int column, typename Integer<kDigits>::Number number) const {
@@ -71,8 +73,9 @@ class SharedSums {
   const int k_, width_, first_, columns_;
 };
 
-// Block (x, y, z): part y of list x, and columns from z · columns on. 2^log2_lanes lanes share a row. The blocks of the
-// first columns also write the labels and add to `n_reassigned`. Those of the last columns add up the weights.
+// Block (x, y, z) adds the rows of part y of list x, in the columns from z · columns on. 2^log2_lanes lanes share a
+// row. The blocks of the first columns also write the labels and add to `n_reassigned`. The blocks of the last columns
+// also add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
 __global__ void __launch_bounds__(512, 2)
     scatter_add(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
@@ -119,7 +122,7 @@ __global__ void __launch_bounds__(512, 2)
     __syncwarp();
     const int waiting = __popc(all);
     changed += waiting;
-    // Several rows are in flight; past the last, row 0 is loaded and not added.
+    // Each lane loads kTogether rows at a time. Past the last row it loads row 0, which is not added.
     constexpr int kTogether = kDigits == 2 ? 4 : 2;
     for (int i = lane >> log2_lanes; i < waiting; i += kTogether * groups) {
       const T* x[kTogether];

@@ -4,18 +4,19 @@
 // places  sorted row indices: the rows of segment 0, of segment 1 … (sort_reassigned.cuh); `ends`: the end of each
 //         segment
 // sums    (k × (d + 1)), 64-bit integers (fixed_point.cuh)
-// share   partition of the sorted indices: a warp has one or more, each for 32 / kGroups · kWide columns
-// step    kTogether rows for each of kGroups groups of lanes, interleaved over the groups
+// share   a range of the sorted indices, and 32 / kGroups · kWide columns: a warp processes one share at a time
+// step    rows that a warp loads at a time: kTogether rows for each of its kGroups groups of kLanes lanes
 //
 //      lanes   0 … kLanes − 1         kLanes … 2 · kLanes − 1    …
 //      rows    0, kGroups, …          1, kGroups + 1, …               a lane has kWide columns of its group's rows
 //
-// segmented_sum sums the rows of a segment in registers. At the end of a segment or share, it adds the result to one
-// cluster's sums and subtracts it from the other's.
+// segmented_sum sums the rows of a segment in registers. At the end of a segment or share, it adds the result to the
+// sums of the cluster that the rows join, and subtracts it from the sums of the cluster that they leave.
 //
-// Why it is fast: it reads every reassigned row once, in whole lines, and loads the next rows while it adds these. It
-// needs atomics only where a segment or a share ends. The cost does not depend on the clusters: a subtraction, a
-// multiplication, a conversion and an addition an element. Shares are small enough to spread few rows over all warps.
+// Why it is fast: it reads every reassigned row once, in whole lines, and loads the rows of the next step while it adds
+// those of the current one. It needs atomics only where a segment or a share ends. The cost does not depend on the
+// clusters: an element takes a subtraction, a multiplication, a conversion and an addition. Shares are small enough to
+// spread few rows over all warps.
 #pragma once
 #include "apps/kmeans/update/sort_reassigned.cuh"
 #include "apps/kmeans/assign/rescore.cuh"
@@ -24,10 +25,11 @@
 
 namespace kmeans {
 
-// The least share of a warp, up to whole steps, and the largest.
+// Minimum size of a share, before rounding up to whole steps, and maximum size, in rows.
 constexpr unsigned kLeastShare = 8, kMostShare = 1024;
 
-// The segment of a position, by a warp: the number of segments that end at or before it.
+// Finds the segment that contains position `place` of the sorted indices: the number of segments that end at or before
+// the position. By a warp.
 __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, int segments) {
   int segment = 0, stride = 1;
   while (stride < segments) stride *= 32;
@@ -38,7 +40,7 @@ __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, 
   return segment;
 }
 
-// kAligned: elements that one load reads, if rows are aligned to them and whole; otherwise 0. plan.py selects
+// kAligned: elements per vector load, if rows are aligned and consist of whole vectors; otherwise 0. plan.py selects
 // the other parameters (SegmentsPlan).
 template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned, int kLanes, int kTogether, int kBlocks>
 __global__ void __launch_bounds__(256, kBlocks)
@@ -58,12 +60,12 @@ __global__ void __launch_bounds__(256, kBlocks)
   const long long even = ((long long)all * slices + warps - 1) / warps;
   const unsigned share = even < kMostShare ? (unsigned)(even + kLeast - 1) / kLeast * kLeast : kMostShare;
   const unsigned items = (all + share - 1) / share * slices;
-  // Equal in all lanes; the shuffle tells the compiler.
+  // Equal in all lanes; the shuffle makes this known to the compiler.
   const int warp = simt::shuffle((int)threadIdx.x / 32, 0);
   for (unsigned item = blockIdx.x * (blockDim.x / 32) + warp; item < items; item += warps) {
     const int slice = item % slices;
     const unsigned begin = item / slices * share, end = all - begin < share ? all : begin + share;
-    // Past the last column: column 0 again, which is not added.
+    // Past the last column, lanes read the first columns with scale 0, so their sums remain zero.
     const int first_column = kLanes * kWide * slice + (kAligned ? kWide : 1) * member;
     auto column = [&](int i) {
       if (kAligned) return first_column < rows.d ? first_column + i : i;
@@ -78,7 +80,7 @@ __global__ void __launch_bounds__(256, kBlocks)
     }
     const auto of_weight = kWeighted ? scales[rows.d] : 0;
     long long sum[kWide] = {}, weight_sum = 0;
-    // First position in this share, and end, of the current segment.
+    // The current segment: its first position in this share, and its end.
     unsigned since = begin, segment_end = ends[segment_of(begin, ends, number)];
     auto flush = [&](unsigned place) {
       if (!kWeighted) weight_sum = (place - since) * (long long)as_integer<Work>(Work(1), scales[rows.d]);
@@ -88,8 +90,8 @@ __global__ void __launch_bounds__(256, kBlocks)
 #pragma unroll
         for (int i = 0; i < kWide; ++i) sum[i] += simt::shuffle_xor(sum[i], bits);
       }
-      // The two clusters in turn, in the same registers; to hold the segment's number would take one more register
-      // throughout.
+      // Updates the two clusters in turn, in the same registers. The segment's number is computed again, since holding
+      // it would take one more register throughout.
 #pragma unroll 1
       for (int side = 0; side < 2; ++side) {
         const int segment = segment_of(since, ends, number);
@@ -110,16 +112,17 @@ __global__ void __launch_bounds__(256, kBlocks)
       for (int i = 0; i < kWide; ++i) sum[i] = 0;
       weight_sum = 0;
     };
-    // A lane holds one of 32 row indices and one of the next 32. Past the end it repeats the last, which is not added.
+    // A lane holds one of 32 row indices and one of the next 32. Past the end of the share it repeats the last index,
+    // whose row is not added again.
     auto place_at = [&](unsigned at) { return places[at + lane < end ? at + lane : end - 1]; };
     unsigned now = place_at(begin), soon = place_at(begin + 32);
-    // Loaded as words: the compiler would move 16-bit elements one by one.
+    // Elements are loaded as words: the compiler would move 16-bit elements one by one.
     using Loaded = simt::Vector<unsigned, kWide * sizeof(T) / 4>;
     struct Some {
       Loaded x[kTogether];
       Work weight[kTogether];
     };
-    // Loads the rows from `first` on of these 64 indices.
+    // Loads the rows of one step, from position `first` of these 64 indices on.
     auto load = [&](Some& some, int first) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
@@ -144,7 +147,7 @@ __global__ void __launch_bounds__(256, kBlocks)
         if (at + first >= end) break;
         Some next;
         if (at + first + kStep < end) load(next, first + kStep);
-        // Rows of the step, segment by segment.
+        // Adds the rows of the current step, segment by segment.
         const unsigned here = at + first, stop = end - here < kStep ? end - here : kStep;
         for (unsigned from = 0; from < stop;) {
           if (here + from == segment_end) {

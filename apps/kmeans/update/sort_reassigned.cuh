@@ -3,18 +3,19 @@
 //
 // changes   lists of reassigned rows: a row, its label, and its new label. Lists of assign/rescore.cuh also hold rows
 //           that keep their label.
-// segments  small k: one per pair of labels, (from + 1) · 2^bits + to; a row without a cluster has from = −1. Large k:
-//           two per cluster, c for rows that join cluster c, k + c for rows that leave it.
-// places    sorted row indices, segment by segment, unordered within one: sums are exact. A row appears once with
-//           pairs, otherwise twice.
+// segments  small k: one per pair of labels, number (from + 1) · 2^bits + to; a row without a cluster has from = −1.
+//           Large k: two per cluster, number c for rows that join cluster c, k + c for rows that leave it.
+// places    sorted row indices, segment by segment, in any order within a segment, since sums are exact. For small k, a
+//           reassigned row appears once; for large k, once per cluster that it joins or leaves.
 //
-// count_reassigned  counts the rows of each segment; the last block to arrive computes the start of each
-// sort_reassigned   scatters row indices to their segments; the start of a segment ends up at its end
+// count_reassigned  counts the rows of each segment; the last block to arrive computes where segments start in `places`
+// sort_reassigned   scatters row indices to their segments; this advances the start of each segment to its end
 //
-// Why it is fast: an index has 4 bytes, so scattered lines stay in L2 until they are whole. Each kernel reads a list
-// once and counts in shared memory. The count at a row's turn is its position within the block and segment. One atomic
-// per segment then reserves the block's range. A block with too few rows to clear and scan the counts of all segments
-// counts each row in L2 directly. The cost is then three launches.
+// Why it is fast: an index has 4 bytes, so L2 holds the lines of `places` until they are completely written. Each
+// kernel reads a list once and counts in shared memory. The count before a row is its position among the block's rows
+// of its segment. One atomic per segment then reserves a range for these rows. For a block with few rows, clearing and
+// scanning the counts of all segments would cost too much; it counts each row in L2 directly. For few rows, the cost is
+// thus three launches.
 #pragma once
 #include "apps/kmeans/assign/large_k.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -27,7 +28,7 @@ __device__ __forceinline__ Reassignment change_of(const AmbiguousRow& entry) {
   return {entry.row, entry.label, first_center(entry.low, entry.high), 0};
 }
 
-// Lists of T; block b's starts at b · capacity. Their lengths are `step` words apart.
+// Lists of T. The list of block b starts at b · capacity; its length is lengths[b · step].
 template <typename T>
 struct Lists {
   const T* items;
@@ -35,11 +36,11 @@ struct Lists {
   long long capacity;
   int step, padding;
 
-  // Approximate number of items of this block.
+  // Approximate number of items that this block processes.
   __device__ __forceinline__ unsigned of_block() const { return lengths[blockIdx.x * step] / gridDim.y; }
 
   // Block (x, y) processes part y of list x. All threads call `work` with kTogether items each until none is left.
-  // Items past the end stay in cluster 0.
+  // Items past the end are no reassignments: from cluster 0 to cluster 0.
   template <int kTogether, typename Work>
   __device__ __forceinline__ void some(Work work) const {
     const unsigned length = lengths[blockIdx.x * step], together = gridDim.y * blockDim.x;
@@ -55,13 +56,13 @@ struct Lists {
   }
 };
 
-// The segments. Mirrored on the host, byte for byte.
+// The numbering of the segments. The host has the same structure, byte for byte.
 struct Segments {
   int k;
-  int bits;  // bits of a cluster in a pair; negative: segments of one cluster
+  int bits;  // bits of a cluster in a pair; negative for large k: a segment has one cluster
 
   __device__ __forceinline__ int number() const { return bits < 0 ? 2 * k : (k + 1) << bits; }
-  // The segments of a reassignment; −1: none.
+  // The segments of a reassignment; −1 means no segment.
   __device__ __forceinline__ void of(const Reassignment& change, int (&segments)[2]) const {
     const bool changes = change.from != change.to;
     segments[0] = !changes ? -1 : bits < 0 ? change.to : (change.from + 1) << bits | change.to;
@@ -75,7 +76,8 @@ struct Segments {
 };
 
 constexpr int kCountThreads = 512;
-// Segments that a thread handles at a time; most segments that a block counts in shared memory.
+// kEach: segments that a thread processes at a time. kCountedHere: maximum number of segments that a block counts in
+// shared memory.
 constexpr int kEach = 9, kCountedHere = 2 * kEach * kCountThreads;
 
 // True if a block with `rows` rows counts in shared memory. Fewer rows contend little in L2, even if all are in one
@@ -99,11 +101,11 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
       const int segment = first + i * kCountThreads + threadIdx.x;
       mine[i] = segment < segments ? simt::load_from_other_block(&counts[segment]) : 0;
     }
-    __syncthreads();  // the last tile has been written
+    __syncthreads();  // all threads have written the previous tile
 #pragma unroll
     for (int i = 0; i < kEach; ++i) tile[i * kCountThreads + threadIdx.x] = mine[i];
     __syncthreads();
-    // A thread adds up adjacent segments.
+    // A thread adds up the counts of kEach adjacent segments.
     unsigned sum = 0;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -137,7 +139,7 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
   return all;
 }
 
-// Also writes the labels. `counts` is zero before and after.
+// Counts the rows of each segment, and writes the labels. `counts` is zero before and after.
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads, 2)
     count_reassigned(const Lists<T> lists, const Segments segments, int* labels, unsigned* counts, unsigned* begins,
@@ -180,7 +182,7 @@ __global__ void __launch_bounds__(kCountThreads, 2)
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kTogether = 8;
-  // Packs a segment and the row's position among the block's rows of it into one register.
+  // One register holds a segment (low bits) and the row's position among the block's rows of this segment.
   constexpr int kSegmentBits = 14;
   static_assert(kCountedHere <= 1 << kSegmentBits && (long long)kTogether * kCountThreads << kSegmentBits < 1ll << 32);
   __shared__ unsigned here[kCountedHere];
@@ -212,7 +214,7 @@ __global__ void __launch_bounds__(kCountThreads, 2)
           found[j][i] = ~0u;
       }
     __syncthreads();
-    // Several atomics are in flight.
+    // A thread has kEach atomics in flight.
     for (int first = threadIdx.x; first < number; first += kEach * kCountThreads) {
       unsigned begin[kEach];
 #pragma unroll
