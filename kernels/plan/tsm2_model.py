@@ -3,8 +3,8 @@
 C (m × w) = A (m × k) · B (k × w), A large and w small. In TSM2 a thread computes one row of C, t2 columns at a time,
 and loads t3 elements of A at a time. A block of t1 threads holds t1 × t2 elements of B in shared memory. So A is read
 ⌈w/t2⌉ times. The model finds the (t1, t2, t3) that keep enough loads or operations in flight to saturate the unit that
-bounds the product. With s the bytes per element, P the peak, BW the bandwidth, SMs the number of multiprocessors and c
-= `SETUP_REGISTERS`::
+bounds the product. With s the bytes per element, P the peak, BW the bandwidth, SMs the number of multiprocessors, and
+c = `SETUP_REGISTERS`::
 
     registers             R = c + (3·t2 + 2·t3) · s/4      per thread: next and current B, sums; next and current A
     shared memory         S = t2·s                         bytes per thread
