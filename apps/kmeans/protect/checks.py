@@ -60,7 +60,7 @@ def same_bits(array: Any, other: Any) -> bool:
 
 
 class Kept:
-    """A copy of centers (k, d) and their CRC-32, which identifies the correct one if the centers and the copy differ."""
+    """A copy of centers (k, d), with a CRC-32 that shows which is correct if the centers and the copy differ."""
 
     def __init__(self, centers: np.ndarray) -> None:
         self._digest = crc32(centers.tobytes())

@@ -141,7 +141,7 @@ class StepCheck:
         return bool(self._seen[slot][LOST])
 
     def are_right(self, centers: np.ndarray, parity: int) -> bool:
-        """Tell whether centers (k, d) on the host have the hash of the centers of the last iteration of this parity."""
+        """Tell whether centers (k, d) on the host have the latest hash that iterations of this parity start from."""
         return bool((hash_of(centers) == to_host(self._hashes[parity])).all())
 
 

@@ -149,7 +149,7 @@ class FmaPlan:
 
 
 class Multiplier(Enum):
-    """The C++ enum of small_d/iteration_mma.cuh: mma with centers in registers, mma with shared memory, or wgmma."""
+    """The C++ enum of small_d/iteration_mma.cuh: mma, with the centers in registers or shared memory, or wgmma."""
 
     WARPS_KEEPING = "kWarpsKeeping"
     WARPS = "kWarps"
@@ -333,7 +333,7 @@ def _by_warps(d: int) -> Multiplier:
 
 
 def _first_that_fits(plan: P, shared_memory: int) -> P | None:
-    """Return `plan` with the most threads, and then the most stages, that fit `shared_memory` bytes; None if none fits."""
+    """Return `plan` with the most threads, then the most stages, that fit `shared_memory` bytes; None if none fits."""
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
     plans = (replace(plan, threads=threads, stages=stages) for threads, stages in sizes)
     return next((one for one in plans if one.shared_bytes <= shared_memory), None)
