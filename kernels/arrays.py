@@ -70,8 +70,8 @@ def _kind_of_type(kind: Any) -> str | None:
 def refuse_masked(obj: Any, subject: str = "the array") -> None:
     """Raise ValueError for a masked array, and for a list or an object array that contains one at any depth.
 
-    Libraries ignore masks and read the numbers under them. A masked array without masked elements is refused too:
-    the same code would be wrong for the next array.
+    Libraries ignore a mask and compute with the masked numbers. A masked array without masked elements is refused too:
+    the caller's next array may have some.
     """
     if isinstance(obj, np.ma.MaskedArray):
         raise ValueError(f"{subject} is masked; expected a number everywhere: fill the gaps with X.filled(value)")
@@ -111,7 +111,7 @@ def as_array(obj: Any) -> Any:
         return obj
     if kind == "numpy":
         refuse_masked(obj)
-        return np.asarray(obj)  # slices of a subclass (np.matrix, np.memmap) would have its type
+        return np.asarray(obj)  # a plain ndarray: slices of np.matrix or np.memmap have the type of that subclass
     if kind == "torch":
         obj = obj.detach()
     if kind == "frame":
@@ -145,7 +145,8 @@ def as_array(obj: Any) -> Any:
 def _from_frame(frame: Any) -> np.ndarray:
     """Copy the columns of a frame into one array of their common numeric dtype; bool counts as numeric.
 
-    pandas itself returns Python objects for nullable and Arrow-backed columns, and for frames with bools and numbers.
+    The conversion by pandas itself gives an array of Python objects if columns are nullable or Arrow-backed, or if
+    bools and numbers are mixed.
     """
     if type(frame).__module__.startswith("polars"):
         import polars as pl
@@ -166,7 +167,7 @@ def _from_frame(frame: Any) -> np.ndarray:
 
 def _from_host_dlpack(obj: Any) -> np.ndarray:
     if "bfloat16" in str(getattr(obj, "dtype", "")) and kind_of(obj) == "torch":
-        # NumPy's DLPack reader does not support bfloat16; the same bits pass as 16-bit integers.
+        # NumPy's DLPack reader does not support bfloat16, so the array is passed as 16-bit integers of the same bits.
         import ml_dtypes
         import torch
 
@@ -190,7 +191,7 @@ def gpu_index(obj: Any) -> int | None:
 
 
 def address(array: Any) -> int:
-    """Return where the memory of a NumPy or CuPy array begins."""
+    """Return the address of the first element of a NumPy or CuPy array."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 
@@ -202,8 +203,8 @@ def to_host(array: Any) -> np.ndarray:
 def like(array: Any, template: Any) -> Any:
     """Convert a NumPy or CuPy `array` to the kind and device of `template`.
 
-    A torch template gives a torch tensor on its device. Any other template on a GPU gives a CuPy array. All others,
-    such as a list or a matrix read in blocks, give a NumPy array.
+    A torch template gives a torch tensor on its device. Any other template on a GPU gives a CuPy array. Any other
+    template in host memory, such as a list or a matrix read in blocks, gives a NumPy array.
     """
     index = gpu_index(template)
     if index is None:
@@ -252,7 +253,7 @@ class DeviceMatrix(NamedTuple):
 
     @property
     def stand_in(self) -> "DeviceMatrix":
-        """A matrix without memory and with the same layout and alignment, as a key for plans and launches."""
+        """A key for plans and launches: the same layout and alignment, without the address and the owner."""
         return self._replace(pointer=self.pointer % 16, owner=None)
 
     def overlaps(self, other: "DeviceMatrix") -> bool:
@@ -268,7 +269,7 @@ class DeviceMatrix(NamedTuple):
         return self.pointer + last + self.itemsize if rows and columns else self.pointer
 
     def _addresses(self) -> np.ndarray:
-        """Return a NumPy array with the same addresses; its elements must not be accessed."""
+        """Return a NumPy array with the same addresses; they are on the GPU, so its elements must not be accessed."""
         interface = {
             "version": 3,
             "data": (self.pointer, True),

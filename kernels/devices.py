@@ -28,7 +28,7 @@ class InstalledGpu:
     Attributes
     ----------
     index : int
-        CUDA's number for it in this process.
+        CUDA's number of the GPU in this process.
     name : str
     compute_capability : str
         For example ``"9.0"``.

@@ -1,4 +1,4 @@
-"""Epilogues of tensor-core products: what a kernel does with the sums of a tile."""
+"""Epilogues of tensor-core products: the code that a kernel runs on the sums of each tile of C."""
 
 from dataclasses import dataclass
 
@@ -9,16 +9,16 @@ __all__ = ["Epilogue"]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A C++ class that gemm_mma.cuh or gemm_wgmma.cuh hands its sums to; tsm2/epilogue.cuh says how.
+    """A C++ class to which gemm_mma.cuh or gemm_wgmma.cuh passes its sums; tsm2/epilogue.cuh defines the interface.
 
     Attributes
     ----------
     header : str
-        The file that defines it, from the root of the include path.
+        The file that defines the class, relative to the root of the include path.
     name : str
-        The class with its template arguments.
+        The name of the class with its template arguments.
     arguments : numpy.dtype
-        The class as a NumPy structure, which kernels take by value.
+        The layout of the class as a NumPy structure; the kernel takes an instance by value.
     """
 
     header: str

@@ -18,7 +18,7 @@ __all__ = ["Gemm", "blocks_of", "compiled_plan", "source_of", "store_epilogue", 
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
-# The arguments of a kernel: A, B, the sizes, the workspace's sums and counts, the epilogue.
+# Positions among the arguments of a kernel: A, B, sizes, partial sums, arrival counts, epilogue.
 _A, _B, _SUMS, _COUNTS, _EPILOGUE = 0, 1, 3, 4, 5
 
 
@@ -30,22 +30,22 @@ def store_epilogue(plan: MmaPlan) -> Epilogue:
 
 
 def source_of(plan: MmaPlan, epilogue: Epilogue) -> tuple[str, str]:
-    """Return the source of a plan's kernel with an epilogue, and its name expression."""
+    """Return the CUDA C++ source of a plan's kernel with an epilogue, and the kernel's name expression."""
     source = f'#include "{plan.header}"\n#include "{epilogue.header}"\n{plan.struct()}\n'
     return source, f"{plan.function}<Plan, {epilogue.name}>"
 
 
 def compiled_plan(plan: MmaPlan, arch: str, epilogue: Epilogue | None = None) -> tuple[Cubin, str]:
-    """Compile the kernel of a plan for an architecture, and return it with its name expression; needs no GPU.
+    """Compile the kernel of a plan for an architecture; return its machine code and name expression. Needs no GPU.
 
-    The epilogue is by default that which stores C.
+    The default epilogue stores C.
     """
     source, name = source_of(plan, epilogue or store_epilogue(plan))
     return build(source, [name], arch), name
 
 
 def blocks_of(plan: MmaPlan, problem: Problem, multiprocessors: int) -> int:
-    """Return the number of blocks that a plan's kernel is launched with."""
+    """Return the number of blocks in the grid of a plan's kernel."""
     m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
     return min(-(-plan.units(m, k, w) // plan.teams), multiprocessors * plan.blocks)
 
@@ -78,24 +78,24 @@ class Gemm:
         self._kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
 
     def __call__(self, A: int, B: int, epilogue: Any) -> None:
-        """Compute one product on the current stream, of the addresses of A and B and the epilogue's structure."""
+        """Compute one product on the current stream; `A` and `B` are addresses, `epilogue` is the structure."""
         arguments = self._arguments(A, B, self._workspace(), epilogue)
         self._kernel(self._grid, self._block, arguments, shared_mem=self._shared_bytes)
 
     def bind(self, A: int, B: int, epilogue: Any) -> Launch:
-        """Return the launch of the same product again and again, on the stream that is current now."""
+        """Return a launch that computes the product at these addresses; call it only on the present current stream."""
         return self._bound(A, B, self._workspace(), epilogue)
 
     def unbound(self, epilogue: Any) -> Launch:
-        """Return a launch for `run`, which sets its addresses; those in the epilogue's structure may be any."""
+        """Return a launch for `run`, which sets all addresses; those in the structure `epilogue` are placeholders."""
         return self._bound(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
 
     def run(self, launch: Launch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
-        """Compute one product by a launch of `unbound`; not by several threads at a time.
+        """Compute one product by a launch from `unbound`; only one thread at a time may use that launch.
 
-        `epilogue` holds pairs of a word of eight bytes of the epilogue's structure, by its index, and an address.
+        `epilogue` gives the addresses in the epilogue's structure, as pairs (index of an 8-byte word, address).
         """
-        held = self._workspace()  # until it is launched
+        held = self._workspace()  # a reference that keeps the memory alive until the kernel is launched
         for place, value in ((_A, A), (_B, B), (_SUMS, address(held[0])), (_COUNTS, address(held[1]))):
             launch.change(place, value)
         for word, value in epilogue:
@@ -110,13 +110,13 @@ class Gemm:
         return self._machine.bind(self._kernel, self._grid, self._block, arguments, self._shared_bytes)
 
     def _arguments(self, A: int, B: int, workspace: tuple[Any, Any], epilogue: Any) -> tuple[Any, ...]:
-        a, b = self._a.copy(), self._b.copy()  # as other threads may be launching the same
+        a, b = self._a.copy(), self._b.copy()  # other threads may launch this product at the same time
         a["data"], b["data"] = A, B
         return a[()], b[()], self._work, *workspace, epilogue
 
 
 def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
-    """Return what computes a product by gemm_mma.cuh, or by gemm_wgmma.cuh.
+    """Return the launch function of a product by gemm_mma.cuh or gemm_wgmma.cuh; its epilogue stores C.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Mach
         Made for `problem`.
     problem : Problem
     C : DeviceMatrix of shape (m, w)
-        The result, or one of the same strides and alignment.
+        The result, or a matrix with the same strides and alignment.
     machine : Machine
     """
     rows, columns = (stride // C.itemsize for stride in C.strides)
@@ -134,7 +134,7 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Mach
     multiply = Gemm(plan, problem, machine, epilogue)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:
-        store_here = store.copy()  # as other threads may be launching the same
+        store_here = store.copy()  # other threads may launch this product at the same time
         store_here["C"], store_here["alpha"], store_here["beta"] = C, alpha, beta
         multiply(A, B, store_here)
 
@@ -142,7 +142,7 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Mach
 
 
 def _regular(plan: MmaPlan, problem: Problem) -> bool:
-    """Return whether C lies as is best for the plan's epilogue (store.cuh)."""
+    """Return whether the layout of C allows the fast path of the plan's epilogue (`regular` in store.cuh)."""
     if plan.store == "StoreLines":
         return problem.c == "aligned columns"
     return problem.c == "packed" and plan.tile_n == problem.w and plan.warps_n == 1

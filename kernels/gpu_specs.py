@@ -34,7 +34,7 @@ class GpuSpec:
     shared_memory : int
         Bytes of shared memory per multiprocessor.
     shared_memory_per_block : int
-        The most bytes of shared memory that a block may have, with opt-in.
+        The most bytes of shared memory that a block can have, with CUDA's opt-in.
     max_threads : int
         The most threads resident on a multiprocessor.
     clock_hz : float
@@ -44,12 +44,13 @@ class GpuSpec:
     l2 : int
         Bytes of level-2 cache.
     peaks : tuple of (str, float)
-        Peak flop/s by unit; a fused multiply-add counts as two. ``"float64"`` and ``"float32"`` are the ordinary
-        units; ``"float64_tensor"``, ``"tf32"``, ``"float16"`` and ``"bfloat16"`` are tensor cores, without sparsity.
+        Peak flop/s by arithmetic unit; a fused multiply-add counts as two. ``"float64"`` and ``"float32"`` are the
+        ordinary units; ``"float64_tensor"``, ``"tf32"``, ``"float16"`` and ``"bfloat16"`` are the tensor cores, without
+        sparsity.
     memory_latency : int
-        Cycles of a load that misses all caches, with idle memory.
+        Cycles from a load to its data, if it misses all caches and the memory is idle.
     compute_latency : tuple of (str, int)
-        Cycles between dependent fused multiply-adds, by dtype.
+        Cycles from a fused multiply-add to another that uses its result, by dtype.
     """
 
     name: str
@@ -71,7 +72,7 @@ class GpuSpec:
         return _entry(self.peaks, unit, f"{self.name} has no peak for unit")
 
     def fma_latency(self, dtype: str) -> int:
-        """Return the cycles of a dependent fused multiply-add; raise ValueError for an unknown dtype."""
+        """Return the `compute_latency` of a dtype; raise ValueError for an unknown dtype."""
         return int(_entry(self.compute_latency, dtype, f"{self.name} has no latency for dtype"))
 
 
@@ -100,12 +101,13 @@ _RECORDS = (
         "K40c", "3.5", 15, 65_536, 48 << 10, 48 << 10, 2048, 745e6, 288e9, 1536 << 10,
         (("float64", 1.43e12), ("float32", 4.29e12)), 331, _latencies(9, 10),
     ),
-    # The float64 peak is 1/32 of the float32 one, 24 SMs of 4 units at 1114 MHz; the data sheet rounds it to 0.2.
+    # The float64 peak is 1/32 of the float32 peak: 24 SMs with 4 units each, at 1114 MHz. The data sheet rounds it to
+    # 0.2 Tflop/s.
     GpuSpec(
         "M40", "5.2", 24, 65_536, 96 << 10, 48 << 10, 2048, 1114e6, 288e9, 3 << 20,
         (("float64", 0.2139e12), ("float32", 6.844e12)), 379, _latencies(6, 48),
     ),
-    # PCIe, 16 GB. Ordinary units compute its packed float16, so there is no tensor peak.
+    # PCIe, 16 GB. Its ordinary units compute float16, so it has no tensor-core peak.
     GpuSpec(
         "P100", "6.0", 56, 65_536, 64 << 10, 48 << 10, 2048, 1303e6, 732e9, 4 << 20,
         (("float64", 4.7e12), ("float32", 9.3e12)), 482, _latencies(6, 8),
@@ -135,12 +137,12 @@ _RECORDS = (
 
 #: The published records, by the short name.
 KNOWN: Mapping[str, GpuSpec] = MappingProxyType(
-    # The H200 has the H100's processor with other memory. Its level-2 cache size is the one that the driver reports.
+    # The H200 has the H100's processor with other memory. The driver reports this size of its level-2 cache.
     {d.name: d for d in (*_RECORDS, replace(_RECORDS[-1], name="H200", bandwidth=4800e9, l2=60 << 20))}
 )
 
-# The names that CUDA reports for them. Variants of a GPU with other clocks or other memory (PCIe, NVL, 40 GB, a MIG
-# slice) are different devices and do not match.
+# What follows the short name in the device name that CUDA reports, as a regular expression. Variants of a GPU with
+# other clocks or other memory (PCIe, NVL, 40 GB, a MIG slice) are different devices and do not match.
 _CALLED = {
     "K40c": r"",
     "M40": r"( 24GB)?",
@@ -197,7 +199,7 @@ def find(name: str) -> GpuSpec | None:
 
 
 def measured_alike(name: str) -> str | None:
-    """Return the GPU whose tuning table also serves the GPU `name`: one with the same kind of multiprocessors.
+    """Return a GPU with the same kind of multiprocessors as the GPU `name`, whose tuning table is used for it too.
 
     Parameters
     ----------
@@ -279,7 +281,7 @@ def live(index: int = 0) -> GpuSpec:
     Parameters
     ----------
     index : int
-        CUDA's number for it in this process.
+        CUDA's number of the GPU in this process.
 
     Returns
     -------
@@ -295,8 +297,8 @@ def live(index: int = 0) -> GpuSpec:
     """
     from cupy.cuda import runtime
 
-    # CUDA 13 removed the clocks from the properties. They remain device attributes, with these numbers in
-    # driver_types.h.
+    # CUDA 13 removed the clocks from the device properties, but not from the device attributes. The numbers are those
+    # of cudaDeviceAttr in driver_types.h.
     numbers = {"clockRate": 13, "memoryClockRate": 36, "memoryBusWidth": 37}
     rates = {key: runtime.deviceGetAttribute(number, index) for key, number in numbers.items()}
     return from_attributes({**runtime.getDeviceProperties(index), **rates})

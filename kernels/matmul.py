@@ -1,4 +1,4 @@
-"""The public products: what is given is checked, planned for and computed where it lies."""
+"""Matrix products `matmul` and `gram`: check the arrays, select a plan, and compute on the device that holds them."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -32,14 +32,14 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
         NumPy, CuPy, torch, or anything with DLPack or ``__cuda_array_interface__``; float64, float32, float16 or
         bfloat16; row- or column-major, with any leading dimension.
     B : array of shape (k, w)
-        Of A's dtype, where A lies.
+        The same dtype and device as A.
     alpha, beta : float
     out : array of shape (m, w), optional
-        Of A's dtype, where A lies, apart from A and B in memory. Not read where beta is 0. If not given, one is made:
-        row-major, of A's library.
+        The same dtype and device as A; its memory must not overlap A or B. It is not read if beta is 0. By default a
+        new row-major array of A's library.
     stream : optional
-        The CUDA stream: of CuPy or torch, or its address. By default the current one of A's library. Nothing waits for
-        the GPU.
+        The CUDA stream: of CuPy or torch, or its address. By default the current stream of A's library. The function
+        does not wait for the GPU.
 
     Returns
     -------
@@ -49,20 +49,22 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
     Raises
     ------
     TypeError
-        If an operand is no array, or of another dtype than these.
+        If an operand is not an array, or has a dtype other than these four.
     ValueError
         If shapes, dtypes or devices do not agree, `out` overlaps an operand, beta is not 0 without an `out`, or an
-        operand is neither row- nor column-major: no copy is made behind the caller's back.
+        operand is neither row- nor column-major; operands are never copied.
 
     Notes
     -----
-    With u the unit roundoff and γ(k) = k·u / (1 − k·u), element by element, ``|C − AB| ≤ γ(k)·|A||B|`` in float64, and
-    ``(γ(k + 4) + 2⁻²¹)·|A||B|`` in float32, whose products are three of tf32 parts, summed in float32. float16 and
-    bfloat16 are multiplied exactly and summed in float32, and the sum is rounded once. The same bits on every run on
-    one device. An infinity among float32 operands gives NaN where float32 arithmetic might give an infinity.
+    Let u be the unit roundoff and γ(k) = k·u / (1 − k·u). Element by element, the error ``|C − AB|`` is at most
+    ``γ(k)·|A||B|`` in float64 and ``(γ(k + 4) + 2⁻²¹)·|A||B|`` in float32. A float32 product is the sum of three
+    products of tf32 parts, added in float32. float16 and bfloat16 are multiplied exactly and summed in float32, and
+    the sum is rounded once. Results have the same bits on every run on one device. An infinity in a float32 operand can
+    give NaN where float32 arithmetic gives an infinity.
 
-    The kernels go back to TSM2 (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix
-    multiplication on GPUs", ICS 2019). Where cuBLAS was measured faster, or no side is narrow, it is called.
+    The kernels are based on TSM2 (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix
+    multiplication on GPUs", ICS 2019). cuBLAS computes products for which it was measured faster, and products without
+    a narrow side.
     """
     index, other = gpu_index(A), gpu_index(B)
     if index is None and other is None:
@@ -79,7 +81,7 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
 
 
 def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
-    """Compute alpha · Aᵀ · A + beta · out, reading A once where it has at most 64 columns.
+    """Compute alpha · Aᵀ · A + beta · out, reading A once if it has at most 64 columns.
 
     Parameters
     ----------
@@ -103,7 +105,7 @@ def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stre
 
     Notes
     -----
-    ``|G − AᵀA| ≤ γ(m)·|A|ᵀ|A|`` as for `matmul`, with m for k.
+    The error bounds are those of `matmul` with m for k: in float64, ``|G − AᵀA| ≤ γ(m)·|A|ᵀ|A|`` for the result G.
     """
     index = gpu_index(A)
     if index is None:
@@ -145,7 +147,7 @@ def _where(obj: Any) -> str:
 
 
 def _apart(A: Any, B: Any) -> Exception:
-    """Return the error that tells of operands which do not lie on one GPU."""
+    """Return the exception for operands that are not on the same GPU."""
     for name, X in (("A", A), ("B", B)):
         if kind_of(X) is None:
             return TypeError(f"{name} is a {type(X).__name__}; expected an array {_where(A if X is B else B)}")
@@ -155,7 +157,7 @@ def _apart(A: Any, B: Any) -> Exception:
 def _result(
     A: Any, a: DeviceMatrix, shape: tuple[int, int], beta: float, out: Any, operands: tuple[DeviceMatrix, ...]
 ) -> tuple[Any, DeviceMatrix]:
-    """Return the result, checked if it is given, else made in A's library; and a view of it."""
+    """Return `out`, checked, or a new array of A's library if it is None; and the same array as a `DeviceMatrix`."""
     if out is None:
         if beta != 0:
             raise ValueError(f"beta is {beta}, and there is no `out` to scale by it")
@@ -173,7 +175,7 @@ def _result(
 
 
 def _made(A: Any, shape: tuple[int, int]) -> Any:
-    """Return a matrix of A's library and dtype, on the current GPU."""
+    """Return a new matrix of A's library and dtype, on the current GPU."""
     if kind_of(A) == "torch":
         return A.new_empty(shape)
     import cupy
@@ -182,7 +184,10 @@ def _made(A: Any, shape: tuple[int, int]) -> Any:
 
 
 def on_stream(A: Any, index: int, stream: Any = None) -> AbstractContextManager[None]:
-    """Make the caller's stream, or the current one of A's library, and A's GPU, CuPy's current ones."""
+    """Return a context in which A's GPU and a stream are CuPy's current ones.
+
+    The stream is `stream` or, if that is None, the current stream of A's library.
+    """
     import cupy
 
     if stream is None and kind_of(A) == "torch":
@@ -201,7 +206,7 @@ def on_stream(A: Any, index: int, stream: Any = None) -> AbstractContextManager[
 
 
 class _Stream:
-    """A stream of another library, by the protocol that CuPy takes one by."""
+    """A stream of another library, in the protocol from which CuPy makes its own stream object."""
 
     def __init__(self, address: int) -> None:
         self._address = address
@@ -229,12 +234,12 @@ def _compute(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, alpha: float, be
 
 
 def oriented(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix]:
-    """Return the operands and the result, or those of Cᵀ = Bᵀ · Aᵀ, so that the narrow side is B's."""
+    """Return a, b and c; or bᵀ, aᵀ and cᵀ if c has more columns than rows, because plans need w ≤ m."""
     return (a, b, c) if a.shape[0] >= b.shape[1] else (b.transposed, a.transposed, c.transposed)
 
 
 def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> ProductLaunch:
-    """Return what computes the products of `oriented` matrices that lie like these: planned, compiled and loaded."""
+    """Return the launch function of products of `oriented` matrices with these layouts and alignments; cached."""
     return _prepared(a.stand_in, b.stand_in, c.stand_in, gram)
 
 
@@ -252,22 +257,22 @@ on_change(_prepared.cache_clear)
 
 
 def planned(problem: Problem, device: GpuSpec) -> AnyPlan | str:
-    """Return the plan of a problem on a device, by the user's own table of picks if there is one."""
+    """Return the plan of a problem on a device, from the user's tuning table if it has a row for the problem."""
     table = user_table(device.name)
     found = plan(problem, device, table)
-    # Only an algorithm makes the version matter, which takes loading the library.
+    # The version of cublasLt matters only for its algorithms, and reading it loads the library.
     if isinstance(found, LibraryAlgorithm):
         found = plan(problem, device, of_version(table, cublaslt.version()))
     return found
 
 
 def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> Problem:
-    """Describe a product of two matrices on a GPU, to be written to a third.
+    """Describe the product c = a · b of matrices on a GPU.
 
     Raises
     ------
     ValueError
-        If one is neither row- nor column-major.
+        If `a` or `b` is neither row- nor column-major.
     """
     (m, k), w = a.shape, b.shape[1]
     return Problem(m, k, w, a.dtype, _layout("A", a, depth=1), _layout("B", b, depth=0), gram, _lies(c))
@@ -276,7 +281,7 @@ def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool 
 def _lies(c: DeviceMatrix) -> Lies:
     (_, columns), (down, right), size = c.shape, c.strides, c.itemsize
     if columns == 1:
-        right = size  # that of a single column is any
+        right = size  # the row stride of a single column is never used
     if (down, right) == (columns * size, size) and c.pointer % 16 == 0:
         return "packed"
     if right == size and (down | c.pointer) % max(8, 2 * size) == 0:
@@ -287,7 +292,7 @@ def _lies(c: DeviceMatrix) -> Lies:
 
 
 def _layout(name: str, x: DeviceMatrix, depth: int) -> Layout:
-    """Return how an operand lies in memory; `depth` is its dimension that is summed over."""
+    """Return the memory layout of an operand; `depth` is the dimension (0 or 1) that the product sums over."""
     size, outer = x.itemsize, 1 - depth
     for along, line, other in ((True, depth, outer), (False, outer, depth)):
         length, lines = x.shape[line], x.shape[other]

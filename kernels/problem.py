@@ -27,7 +27,7 @@ class Layout:
     alignment : int
         In bytes: the greatest of 16, 8, 4, 2 that divides the address of every line.
     base_alignment : int
-        In bytes: the greatest of these that divides the address of the first element.
+        In bytes: the greatest of 16, 8, 4, 2 that divides the address of the first element.
     """
 
     along_depth: bool
@@ -36,7 +36,7 @@ class Layout:
     base_alignment: int
 
     def size(self, outer: int, depth: int) -> int:
-        """Return the number of elements from the first to the last, gaps included, for an operand of these sizes."""
+        """Return the elements from the first to the last, gaps included, of an operand of size `outer` × `depth`."""
         lines, length = (outer, depth) if self.along_depth else (depth, outer)
         return (lines - 1) * self.leading + length
 

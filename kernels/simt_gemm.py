@@ -14,7 +14,8 @@ __all__ = ["tsm2l_columns", "tsm2l_rows", "tsm2r_columns", "tsmttsm_small"]
 
 # --- tsm2l_rows.cuh, tsm2l_wide.cuh and tsm2l_columns.cuh ----------------------------------------------------------
 
-# Blocks that are launched for each multiprocessor: more than fit at a time, so that all end at about the same time.
+# The most blocks in a grid, per multiprocessor. They are more than a multiprocessor holds at once: the hardware
+# balances the load by starting further blocks where earlier ones end.
 _ROWS_BLOCKS, _COLUMNS_BLOCKS = 64, 16
 
 
@@ -34,7 +35,7 @@ def tsm2l_rows(
     C: DeviceMatrix,  # noqa: ARG001 (C is without gaps)
     machine: Machine,
 ) -> ProductLaunch:
-    """Return what computes a product by tsm2l_rows.cuh, or by tsm2l_wide.cuh; arguments as for `gemm.storing_gemm`."""
+    """Return the launch function of simt/tsm2l_rows.cuh or tsm2l_wide.cuh; arguments as for `gemm.storing_gemm`."""
     total = np.dtype(plan.sum_dtype).type
     blocks = -(-problem.m // (plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows))
     grid, block = (max(1, min(blocks, machine.gpu.multiprocessors * _ROWS_BLOCKS)),), (plan.threads,)
@@ -51,7 +52,7 @@ def tsm2l_rows(
 
 
 def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
-    """Return what computes a product by simt/tsm2l_columns.cuh; arguments as for `gemm.storing_gemm`."""
+    """Return the launch function of simt/tsm2l_columns.cuh; arguments as for `gemm.storing_gemm`."""
     total = np.dtype(plan.sum_dtype).type
     blocks = -(-problem.m // (16 // C.itemsize * plan.threads))
     grid, block = (min(blocks, machine.gpu.multiprocessors * _COLUMNS_BLOCKS),), (plan.threads,)
@@ -73,7 +74,7 @@ def tsm2l_columns(plan: ColumnsPlan, problem: Problem, C: DeviceMatrix, machine:
 
 
 def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
-    """Return what computes a product by simt/tsm2r_columns.cuh; arguments as for `gemm.storing_gemm`."""
+    """Return the launch function of simt/tsm2r_columns.cuh; arguments as for `gemm.storing_gemm`."""
     size, total = C.itemsize, np.dtype(plan.sum_dtype)
     tiles = -(-problem.m // (plan.threads * 16 // size)), -(-problem.w // plan.width)
     grid, block = (tiles[0], plan.splits, tiles[1]), (plan.threads,)
@@ -97,11 +98,11 @@ def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix, machine: M
 
 # --- tsmttsm_small.cuh -----------------------------------------------------------------------------------------------
 
-_SMALL_BLOCKS = 4  # a multiprocessor
+_SMALL_BLOCKS = 4  # the most blocks in a grid, per multiprocessor
 
 
 def tsmttsm_small(plan: SmallTsmttsmPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
-    """Return what computes a product by simt/tsmttsm_small.cuh; arguments as for `gemm.storing_gemm`."""
+    """Return the launch function of simt/tsmttsm_small.cuh; arguments as for `gemm.storing_gemm`."""
     total = np.dtype(plan.sum_dtype)
     blocks = -(-problem.k // (plan.depth * plan.threads))
     grid, block = (min(blocks, machine.gpu.multiprocessors * _SMALL_BLOCKS),), (plan.threads,)

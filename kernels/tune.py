@@ -44,7 +44,7 @@ from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["CELLS", "Cell", "own_cell", "promising", "tune", "user_path", "user_table", "write_table"]
 
-#: The speedup above which cuBLAS, or another algorithm of cublasLt, replaces the choice before it.
+#: The least speedup at which cuBLAS replaces the best plan, and at which a cublasLt algorithm replaces both.
 LEAST_GAIN = 1.02
 
 
@@ -58,7 +58,7 @@ class Cell:
     dtype : str
     m, k, w : int
     along : bool
-        Whether A is row-major: its lines run along the depth. The lines of B then run across it, and vice versa.
+        Whether A is row-major: its lines run along the dimension of the sum.
     """
 
     shape: str
@@ -73,7 +73,7 @@ class Cell:
         return f"{self.shape} {self.dtype} {self.m:,} × {self.k:,} × {self.w}, A {order}-major"
 
     def _by_rows(self) -> tuple[bool, bool, bool]:
-        """Return whether A, B and C are row-major. C has A's order, except for "tsmttsm", where C is small."""
+        """Return whether A, B and C are row-major; C has A's order, except that a "tsmttsm" C is always row-major."""
         small = self.shape == "tsmttsm"
         return self.along, not self.along if small else self.along, self.along or small
 
@@ -84,7 +84,7 @@ class Cell:
         return problem_of(*(gapless(shape, self.dtype, ITEMSIZE[self.dtype], by_rows=one) for shape, one in orders))
 
     def operands(self) -> tuple[Any, Any, Any]:
-        """Return A, B and C on the current GPU, from a normal distribution."""
+        """Return A, B and C on the current GPU, with normally distributed elements."""
         import cupy
 
         random = cupy.random.default_rng(1)
@@ -110,7 +110,7 @@ def _cells() -> Iterable[Cell]:
                 long = min(20_000_000, (2 << 30) // (size * (k + w)) // 1000 * 1000)
                 yield Cell("tsm2l", dtype, long, k, w, along)
             for m, w in pairs:
-                if w <= m:  # otherwise the operands swap roles
+                if w <= m:  # a product with w > m is computed as its transpose
                     yield Cell(
                         "tsmttsm", dtype, m, min(20_000_000, (2 << 30) // (size * (m + w)) // 1000 * 1000), w, along
                     )
@@ -142,7 +142,7 @@ def tune(
     ----------
     cells : iterable of Cell
     most : int
-        Candidates per cell, the fastest by `predict`. Algorithms of cublasLt are measured in addition.
+        The most plans to measure per cell: those that `predict` finds fastest. cublasLt algorithms come in addition.
     index : int
         Number of the GPU.
     architectures : sequence of str
@@ -153,8 +153,8 @@ def tune(
     Yields
     ------
     dict
-        The key of the cell, the fastest plan or that cuBLAS was faster, and the milliseconds of both. If an algorithm
-        of cublasLt was faster than both, the row names it.
+        The key of the cell; the fastest plan, or cuBLAS if that was faster; and the milliseconds of both. If an
+        algorithm of cublasLt was faster than both, the row names it.
 
     Warns
     -----
@@ -202,7 +202,7 @@ def tune(
 
 @contextmanager
 def _compilers() -> Iterator[Executor]:
-    """Provide a pool of compiler processes; on exit, cancel what has not started and end them."""
+    """Provide a pool of compiler processes; on exit, cancel waiting compilations and end the processes."""
     spawn = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(available_cores(), spawn, initializer=_begin_compiling)
     try:
@@ -285,7 +285,7 @@ def _row(problem: Problem, milliseconds: Mapping[AnyPlan, float], library_ms: fl
 def _milliseconds(call: Callable[[], Any], flush: Any) -> float:
     """Return the median milliseconds of a call with a cold level-2 cache.
 
-    Each call is queued behind a read of `flush`, which is larger than that cache.
+    Before each call, the GPU reads `flush`. This buffer is larger than the cache, so the read evicts the operands.
     """
     import cupy
 

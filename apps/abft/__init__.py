@@ -1,15 +1,15 @@
 """Checksums that detect and repair corrupted numbers (ABFT, algorithm-based fault tolerance).
 
 encode
-    Compute the checksums of an array or file of any size: a `Sidecar`.
+    Compute the checksums of an array or file of any size; returns a `Sidecar`.
 verify, locate
-    Find corruption: a `Verdict`; rows and columns.
+    Find corruption: `verify` returns a `Verdict`, `locate` the rows and columns of corrupted elements.
 correct, repaired
-    Restore an array; restore the bytes of a file of any size.
+    `correct` restores an array; `repaired` returns the original bytes of an array or file of any size.
 read_sidecar, write_sidecar
     Read and write a file of checksums.
 matmul, check_product
-    Compute a product with checksums; check a finished product.
+    `matmul` computes a product with checksums; `check_product` checks a finished product.
 calibrate
     Measure the rounding errors of products on a device, for the statistical threshold.
 inject

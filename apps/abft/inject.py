@@ -15,7 +15,7 @@ _Bytes = tuple[np.ndarray, np.ndarray]
 
 
 def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Flip bits of one element."""
+    """Choose one element and `size` bits of it to flip."""
     width = 8 * array.itemsize
     if size > width:
         raise ValueError(f"size is {size}; expected at most {width}, the bits of an element of {array.dtype}")
@@ -27,7 +27,7 @@ def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Overwrite random words of 32 bits; every byte changes."""
+    """Choose `size` words of 32 bits and random new values; every byte of the words changes."""
     n_words = -(-array.nbytes // WORD)
     if size > n_words:
         raise ValueError(f"size is {size}; expected at most {n_words}, the words of an array of {array.nbytes} bytes")
@@ -38,14 +38,14 @@ def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _burst(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Overwrite a run of bytes; every byte changes."""
+    """Choose `size` consecutive bytes and random new values; every byte changes."""
     size = min(size, array.nbytes)
     offsets = int(rng.integers(array.nbytes - size + 1)) + np.arange(size)
     return offsets, bytes_in(array, offsets) ^ rng.integers(1, 256, size, np.uint8)
 
 
 def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Overwrite a square of elements with zeros."""
+    """Choose a square of `size` × `size` elements to overwrite with zeros."""
     rows, columns = (int(rng.integers(n - min(n, size) + 1)) + np.arange(min(n, size)) for n in array.shape)
     elements = (rows[:, np.newaxis] * array.shape[1] + columns).ravel()
     offsets = (elements[:, np.newaxis] * array.itemsize + np.arange(array.itemsize)).ravel()
@@ -53,7 +53,10 @@ def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _rectangle(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Add δ to two opposite corners of a rectangle and subtract it from the others: sums of rows and columns stay."""
+    """Add `size` to two opposite corners of a rectangle and subtract it from the other two.
+
+    The sums of all rows and columns remain the same, so that unweighted checksums do not detect the fault.
+    """
     if min(array.shape) < 2:
         raise ValueError(f"an array of {array.shape[0]} × {array.shape[1]} has no rectangle in it")
     rows, columns = (np.sort(rng.choice(n, 2, replace=False)) for n in array.shape)
@@ -88,19 +91,19 @@ def inject(
         Any strides and byte order; it may be a memory map.
     fault : str
         bit, two-bits
-            Flips `size` different bits of one element: 1, 2.
+            Flips `size` different bits of one element. Default size: 1 for "bit", 2 for "two-bits".
         word, words
-            Overwrites `size` words of 32 bits; every byte changes: 1, 3.
+            Overwrites `size` words of 32 bits; every byte changes. Default size: 1 for "word", 3 for "words".
         burst
-            Overwrites a run of `size` bytes; every byte changes: 4096.
+            Overwrites `size` consecutive bytes; every byte changes. Default size: 4096.
         tile
-            Overwrites a square of `size` × `size` elements with zeros: 32.
+            Overwrites a square of `size` × `size` elements with zeros. Default size: 32.
         rectangle
-            Adds `size` to two opposite corners of a rectangle and subtracts it from the other two: 1.
+            Adds `size` to two opposite corners of a rectangle and subtracts it from the other two. Default size: 1.
     rng : numpy.random.Generator
-        Determines the fault.
+        Chooses the elements, bits and values at random.
     size : int, optional
-        By default the number above.
+        See `fault` for the unit and the default.
 
     Returns
     -------

@@ -41,7 +41,7 @@ def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix) -> ProductLaunch:
     Returns
     -------
     callable
-        Its arguments are the addresses of A, B and out, alpha and beta; it computes out ← alpha · A · B + beta · out.
+        It takes the addresses of A, B and out, alpha and beta, and computes out ← alpha · A · B + beta · out.
     """
     cublas = _cublas()
     from cupy.cuda import device

@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["ALIGNMENT", "COL", "ROW", "WORKSPACE", "HeuristicResult", "LibraryError", "LtProduct", "Matrix", "Product"]
 __all__ += ["TYPES", "call", "find", "of_device", "version"]
 
-#: Bytes of workspace that an algorithm may use, the alignment of the workspace, and the algorithms to request.
+#: The most bytes of workspace of an algorithm, the alignment of the workspace, and the most algorithms to request.
 WORKSPACE, ALIGNMENT, MOST_ALGOS = 64 << 20, 256, 64
 
 #: cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta, by dtype. float64 computes
@@ -80,7 +80,7 @@ class Product:
 
 
 def find(stem: str) -> ctypes.CDLL:
-    """Load lib<stem>: the copy that CuPy has loaded, else one from a wheel, else one that the system's linker finds."""
+    """Load lib<stem>: the copy that this process has loaded, else that of a wheel, else that of the system's linker."""
     maps = Path("/proc/self/maps")
     mapped = re.findall(rf"/.*/lib{stem}\.so[.\d]*$", maps.read_text() if maps.exists() else "", re.MULTILINE)
     folders = [Path(entry) / "nvidia" / name / "lib" for entry in sys.path for name in ("cu13", "cublas")]
@@ -104,7 +104,7 @@ def call(library: Any, name: str, *arguments: Any) -> None:
 def version() -> int | None:
     """Return the version of cublasLt from cublasLtGetVersion, or None if there is no cublasLt."""
     with suppress(ImportError):
-        import cupy.cuda.cublas  # noqa: F401, because CuPy may find the library where we would not
+        import cupy.cuda.cublas  # noqa: F401, because CuPy also finds copies of the library that `find` does not
     try:
         get = find("cublasLt").cublasLtGetVersion
     except OSError:
@@ -122,7 +122,7 @@ def of_device(_device: int) -> tuple[ctypes.CDLL, c_void_p]:
 
 
 def _descriptor(library: Any, what: str, arguments: tuple[Any, ...], attributes: dict[int, Any]) -> c_void_p:
-    """Create a cublasLt descriptor with these attributes; it is destroyed with the last reference to it."""
+    """Create a cublasLt descriptor with these attributes; it is destroyed when no reference to it remains."""
     made = c_void_p()
     call(library, f"cublasLt{what}Create", ctypes.byref(made), *arguments)
     weakref.finalize(made, getattr(library, f"cublasLt{what}Destroy"), c_void_p(made.value))
@@ -161,7 +161,7 @@ class LtProduct:
         for preference, one in zip(PREF_ALIGNMENTS, matrices, strict=True):
             sizes = c_int(data), c_uint64(one.rows), c_uint64(one.cols), c_int64(one.ld)
             self.layouts.append(_descriptor(library, "MatrixLayout", sizes, {LAYOUT_ORDER: c_int32(one.order)}))
-            # The greatest power of two that divides the address: the default would claim 256 for any address.
+            # The true alignment of the address, up to 256 bytes; the default would claim 256 bytes for any address.
             preferences[preference] = c_uint32(min(one.ptr & -one.ptr, ALIGNMENT))
         self.preference = _descriptor(library, "MatmulPreference", (), preferences)
 

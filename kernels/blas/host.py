@@ -4,7 +4,7 @@ import numpy as np
 
 __all__ = ["gram", "matmul"]
 
-# 16-bit matrices are widened to float32 in blocks of this many bytes.
+# 16-bit matrices are converted to float32 in blocks of at most this many bytes.
 _BLOCK_BYTES = 64 << 20
 
 

@@ -1,7 +1,7 @@
 """Thread counts of BLAS: temporary limits that are safe when several threads set them at once.
 
-If each call restored the count that it found, concurrent calls could restore each other's limit. Instead calls are
-counted: the first saves the process's counts, and the last restores them.
+If each call restored the thread count that it found, concurrent calls could restore each other's limit. Instead, the
+first of the concurrent calls saves the counts, and the last to end restores them.
 """
 
 import os
@@ -35,7 +35,7 @@ class _Keeper:
     def enter(self, limit: int | None) -> None:
         with self._lock:
             libraries = _libraries(len(sys.modules))
-            for library in libraries:  # some may have been loaded since the first call
+            for library in libraries:  # libraries may have been loaded since the first call
                 self._kept.setdefault(library.filepath, (library, library.num_threads))
             self._calls += 1
             if limit is not None:
@@ -79,7 +79,7 @@ def is_forked() -> bool:
 
 @contextmanager
 def threads_kept() -> Iterator[None]:
-    """Restore the thread counts of BLAS when the block ends, whatever code in it changes them."""
+    """Restore the thread counts of BLAS at the end of the ``with`` block, whatever code in the block changes them."""
     _keeper.enter(None)
     try:
         yield
@@ -89,10 +89,11 @@ def threads_kept() -> Iterator[None]:
 
 @contextmanager
 def one_blas_thread() -> Iterator[None]:
-    """Limit BLAS to the calling thread within the block.
+    """Limit BLAS to the calling thread within the ``with`` block.
 
-    Small products, and products of many threads at once, lose more by synchronization than threads gain. On two cores
-    shared with six other processes, sums of 512 MiB took 18 s with two threads and 0.8 s with one.
+    For small products, and for products computed by many threads at once, synchronization costs more than further
+    threads gain. On two cores with six other processes, sums over 512 MiB took 18 s with two threads and 0.8 s with
+    one.
     """
     _keeper.enter(1)
     try:

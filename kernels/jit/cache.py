@@ -3,7 +3,7 @@
 The key of an entry is a digest of everything that determines the machine code (`entry_of`). Entries are written
 atomically, so that processes can compile the same kernel at the same time. An entry contains a digest of its content;
 an entry that is damaged, or that another user may have written, is compiled again. If the cache cannot be written,
-compiled kernels last as long as the process.
+compiled kernels are stored in a temporary directory until the process ends.
 """
 
 import hashlib
@@ -70,7 +70,7 @@ _not_kept: dict[Path, Cubin] = {}
 
 
 def entry_of(parts: Iterable[str]) -> Path:
-    """Return the path of the cache entry for these inputs of a compilation; it need not exist."""
+    """Return the path of the cache entry for these inputs of a compilation; the entry need not exist."""
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return _folder() / f"{digest}.json"
 
@@ -81,7 +81,7 @@ def load(entry: Path) -> Cubin | None:
 
 
 def store(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> Cubin:
-    """Write an entry to the cache or, if that fails, to a directory of this process; return it with its path."""
+    """Write an entry to the cache or, if that fails, to a temporary directory; return the entry with its path."""
     try:
         _write(entry, cubin, code, flags)
         return cubin
@@ -126,7 +126,7 @@ def _digest(description: dict[str, Any], code: bytes) -> str:
 
 
 def _write(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> None:
-    """Write an entry, the description last, so that a description implies that its code exists."""
+    """Write an entry: first the machine code, then its description, so that no description lacks its code."""
     write_cached(cubin.path, code)
     resources = {kernel: asdict(used) for kernel, used in cubin.resources.items()}
     description = {"names": cubin.names, "resources": resources, "seconds": cubin.seconds, "flags": list(flags)}

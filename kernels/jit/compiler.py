@@ -25,13 +25,13 @@ INCLUDE_ROOT = Path(__file__).resolve().parents[2]
 # Flags of every kernel. -v writes registers and spills to the log, from which `_usage` reads them.
 _FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
-# The report of ptxas -v on one kernel: its mangled name, then spills, then registers and shared memory.
+# Lines of the report of ptxas -v on one kernel, in this order: mangled name, spills, registers and shared memory.
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-# Warnings on wgmma, before all reports: "are serialized due to", "wait_group is injected".
+# Warnings on wgmma, which precede all reports: "are serialized due to", "wait_group is injected".
 _WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
-# A longer compilation is reported, so that the user knows why the first call is slow.
+# A compilation that takes longer is announced, so that the user knows why the first call is slow.
 PATIENCE_SECONDS = 1.0
 
 
@@ -74,7 +74,7 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
     Raises
     ------
     RuntimeError
-        If the source does not compile; the message has the compiler's first error.
+        If the source does not compile; the message contains the compiler's first error.
     """
     from cupy.cuda import nvrtc
 
@@ -87,9 +87,9 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
 
 @cache
 def _no_cache() -> tuple[str, ...]:
-    """Return the flag that disables NVRTC's own cache, whose results lack the report on registers.
+    """Return the flag that disables NVRTC's own cache, or nothing if this NVRTC does not have the flag.
 
-    Compilers before about CUDA 12.9 have neither the cache nor the flag.
+    A result from that cache lacks the report on registers. NVRTC before about CUDA 12.9 has neither cache nor flag.
     """
     from cupy.cuda import nvrtc
 

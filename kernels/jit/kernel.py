@@ -1,4 +1,4 @@
-"""Kernels on a GPU: compiled in the background, loaded when they are first wanted."""
+"""Kernels on a GPU: compiled in background threads, and loaded at the first use."""
 
 import os
 from collections.abc import Sequence
@@ -14,15 +14,16 @@ __all__ = ["Kernel", "compile_header", "kernel_of"]
 
 
 class Kernel:
-    """A kernel on a GPU: compiled from when it is made, beside others, and loaded when it is first wanted.
+    """A kernel on a GPU. The constructor starts the compilation in another thread; the first use waits and loads it.
 
     Parameters
     ----------
     source, kernels
         As for `build`.
     kernel : str
-        Which of them.
+        The name expression of this kernel, one of `kernels`.
     device : int
+        The number of the GPU.
     """
 
     def __init__(self, source: str, kernels: Sequence[str], kernel: str, device: int) -> None:
@@ -41,7 +42,7 @@ class Kernel:
         """
         import cupy
 
-        # What went wrong is tried again, and said here, whenever it is wanted.
+        # A compilation that failed in the background is repeated here, so that every use raises its error.
         cubin = build(*self._given) if self._built.exception() else self._built.result()
         with cupy.cuda.Device(self._device):
             kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
@@ -51,7 +52,7 @@ class Kernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that it may be launched with; 0 if that was never said."""
+        """The most bytes of dynamic shared memory of a launch; 0 if never set, which means CUDA's default limit."""
         return self._most_shared
 
     @max_dynamic_shared_size_bytes.setter
@@ -62,31 +63,31 @@ class Kernel:
 
     @property
     def ptr(self) -> int:
-        """What the driver knows it by."""
+        """The kernel's handle in the CUDA driver (CUfunction)."""
         return int(self.loaded.kernel.ptr)
 
     def __call__(
         self, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_mem: int = 0
     ) -> None:
-        """Launch it on the current stream, as a `cupy.RawKernel`."""
+        """Launch the kernel on the current stream; arguments as for a `cupy.RawKernel`."""
         self.loaded(grid, block, arguments, shared_mem=shared_mem)
 
 
 @cache
 def _begun(source: str, kernels: tuple[str, ...], arch: str) -> Future[Cubin]:
-    """Begin to compile, once for all kernels of a source."""
+    """Start the compilation of a source in the background; the `Kernel` objects of that source use the same result."""
     return _compilers().submit(build, source, kernels, arch)
 
 
 @cache
 def _compilers() -> ThreadPoolExecutor:
-    """Return the threads that compile: NVRTC lets others run meanwhile."""
+    """Return the pool of compiler threads; they run in parallel, because NVRTC releases Python's interpreter lock."""
     return ThreadPoolExecutor(os.cpu_count(), "tsapps-compiler")
 
 
 @cache
 def kernel_of(source: Path | str, kernels: tuple[str, ...], kernel: str, device: int) -> Kernel:
-    """Return a kernel of a source file, or of a source text, for GPU `device`; `kernels` are compiled together."""
+    """Return kernel `kernel` of a source file or source text for GPU `device`; all `kernels` are compiled together."""
     text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
     return Kernel(text, kernels, kernel, device)
 

@@ -1,4 +1,4 @@
-"""TSM2 as published, step by step: the baseline of the kernels in tsm2/.
+"""TSM2 as published, in its four optimization stages: the baseline for measurements of the kernels in tsm2/.
 
-Kernels that matmul calls are never here.
+`matmul` does not call these kernels.
 """

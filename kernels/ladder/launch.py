@@ -1,4 +1,4 @@
-"""Launches TSM2 as published: V0 to V3 of tsm2_paper.cuh."""
+"""Launches of TSM2 as published: the versions V0 to V3 in tsm2_paper.cuh."""
 
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["PAPER_KERNELS", "tsm2_paper"]
 
-#: TSM2 as published: its steps, by name.
+#: The names of the four published versions, from V0 to V3.
 PAPER_KERNELS = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
 
 _SOURCE = Path(__file__).with_name("tsm2_paper.cuh")
@@ -17,7 +17,7 @@ _SCALARS = {"float32": "float", "float64": "double"}
 
 
 def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
-    """Multiply by TSM2 as published.
+    """Compute A · B by a published version of TSM2.
 
     Parameters
     ----------
@@ -25,7 +25,7 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
     A : cupy.ndarray of shape (m, k), float32 or float64, column-major
     B : cupy.ndarray of shape (k, w), of A's dtype, column-major
     t1, t2, t3 : int
-        Threads a block, columns of C at a time, and elements of A fetched at a time.
+        Threads per block, columns of C that a thread computes at a time, and elements of A that it loads at a time.
 
     Returns
     -------
@@ -34,7 +34,7 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
     Raises
     ------
     ValueError
-        If an argument is none of these.
+        If the variant is unknown, or the matrices do not have these shapes, dtypes and layouts.
     """
     import cupy
 
@@ -65,5 +65,5 @@ def _check(A: Any, B: Any) -> tuple[int, int, int]:
 
 
 def _leading(X: Any) -> int:
-    """Return the leading dimension of a column-major matrix; of a single column, its length."""
+    """Return the leading dimension of a column-major matrix; for a single column, its length."""
     return X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0]

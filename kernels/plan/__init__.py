@@ -1,4 +1,4 @@
 """Selection of a kernel and its parameters from problem sizes, layouts and GPU specifications.
 
-Arrays, CuPy and launches are never here: all functions run without a GPU.
+All functions run without a GPU; arrays, CuPy and launches are in other packages.
 """

@@ -24,12 +24,12 @@ def order_of(plan: MmaPlan, problem: Problem, blocks: int) -> Any:
     Raises
     ------
     ValueError
-        If the order is unknown: a tile does not have all columns of C, or lines are folded.
+        If the emulation does not support the plan: a tile lacks some columns of C, or the plan folds lines.
     """
     if plan.tile_n < problem.w or plan.fold > 1:
         raise ValueError(f"the plan has tiles of {plan.tile_n} columns and a fold of {plan.fold}; expected all, and 1")
     by_steps = isinstance(plan, WgmmaPlan)
-    # In wgmma plans of float32, the interval is a job; a pair is two words.
+    # A float32 wgmma plan rounds after every job, which is `job_pairs` pairs of words. Others never round in between.
     interval = plan.interval
     if isinstance(plan, WgmmaPlan):
         interval = 2 * plan.job_pairs if plan.dtype == "float32" else 0

@@ -1,7 +1,7 @@
 """Shared-memory bank conflicts of an operand layout: the cost of a warp's reads in operand.cuh. Pure.
 
-Shared memory has 32 banks of 4 bytes. A read takes as many turns as the most different words that it needs from one
-bank.
+Shared memory has 32 banks, each 4 bytes wide, and a bank delivers one word per *turn*. So a warp's read takes as many
+turns as there are different words in the bank with the most of them. Operand.cuh defines lines, outer and depth.
 """
 
 from collections import defaultdict
@@ -9,14 +9,14 @@ from functools import cache
 
 __all__ = ["STRIDES", "turns"]
 
-#: Strides with which depths can be distributed over lanes.
+#: The allowed strides between the depths of neighboring lanes (kStride in operand.cuh).
 STRIDES = (1, 2, 4, 8)
 _BANKS, _BANK_BYTES = 32, 4
 
 
 @cache
 def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, stride: int) -> float:
-    """Return the cost of one fragment read of a warp: 16 outer indices, two words per lane.
+    """Return the mean cost of one fragment read of a warp: 16 outer indices × 8 words of depth.
 
     Parameters
     ----------
@@ -25,11 +25,11 @@ def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, st
     along_depth : bool
         Whether the operand's lines run along the depth.
     outer, depth : int
-        Sizes of a tile.
+        Sizes of the tile.
     packed : bool
-        Whether the lines have no gaps.
+        Whether the lines have no gaps, so that the tile is not permuted.
     stride : int
-        The stride with which depths are distributed over lanes.
+        The stride between the depths of neighboring lanes.
 
     Returns
     -------
@@ -41,7 +41,7 @@ def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, st
     if size < 8 and stride == 1 and whole:
         return 4 + 0.25  # one ldmatrix
     words = -(-depth // per_word)
-    in_blocks = words // (4 * stride) * stride  # words per lane distributed by the stride; the others one by one
+    in_blocks = words // (4 * stride) * stride  # words per lane with this stride; the remaining words have stride 1
     rest = -(-(words - 4 * in_blocks) // 4)
     firsts = [4 * (in_blocks + i) * per_word for i in range(rest)]
     found = [_turns_of_a_word(size, along_depth, line, (at, per_word, depth), packed, stride) for at in firsts]
@@ -53,9 +53,10 @@ def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, st
 def _turns_of_a_word(
     size: int, along_depth: bool, line: int, depths: tuple[int, int, int], packed: bool, stride: int
 ) -> float:
-    """Return the turns for one word of every lane; the word of lane t begins at depth first + t · step.
+    """Return the turns of a read of one word per lane, plus a quarter for each load instruction.
 
-    `depths` is (first, step, depth of the tile).
+    `depths` is (first, step, depth of the tile). The word of lane (g = lane / 4, t = lane % 4) is at outer index g and
+    begins at depth first + t · step.
     """
     first, step, depth = depths
     # Two 16-bit elements need two reads, unless they are adjacent and aligned to four bytes.

@@ -1,4 +1,4 @@
-"""Candidate plans: all that a device can run for a problem and that are worth trying. Pure."""
+"""Candidate plans: the plans worth trying for a problem, of those that a device can run. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,13 +17,14 @@ RESERVED = 1024
 _STATIC = 128
 # The tensor-core instructions of gemm_mma.cuh need compute capability 8.0 or later; wgmma needs exactly 9.0.
 _LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
-# The largest k at which float32 takes six tf32 products.
+# The largest k at which a float32 product is computed as six tf32 products instead of three.
 _SMALL = 4
-# Warpgroups gain nothing up to this number of columns, of rows of a TSMTTSM, and this k of a TSM2L.
+# gemm_wgmma.cuh gains nothing if w is at most the first number, m of a TSMTTSM the second, or k of a TSM2L the third.
 _NARROW_FOR_WARPGROUPS, _SMALL_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
-# Registers per consumer thread of gemm_wgmma.cuh, apart from its sums and words of A.
+# Estimated registers of a consumer thread of gemm_wgmma.cuh, apart from its sums and words of A.
 _CONSUMERS_OTHER = 24
-# Registers per thread apart from its sums, by bytes per element; registers per multiprocessor; the most per thread.
+# Estimated registers of a thread of gemm_mma.cuh apart from its sums, by bytes per element; the registers of a
+# multiprocessor; the most registers of a thread.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
 
@@ -33,12 +34,12 @@ def stage_bytes(plan: MmaPlan) -> int:
 
 
 def registers(plan: MmaPlan) -> int:
-    """Estimate the registers per thread: all sums, those of the current accumulation interval, and a constant."""
+    """Estimate the registers per thread: its sums, the sums of the current accumulation interval, and a constant."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
     sums = 4 * -(-rows // 16) * (-(-columns // 8) + plan.row_sums)
     if isinstance(plan, WgmmaPlan):
-        # float64 takes two registers per number, and two words of A. Other types hold the words of two jobs; float32
-        # holds them in two parts, with separate sums per job.
+        # A float64 thread has two registers per number, and holds two words of A. Other types hold the words of two
+        # jobs. float32 holds each word in two parts, and has separate sums for the current job.
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
         return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
@@ -62,7 +63,7 @@ def fits(plan: MmaPlan, device: GpuSpec) -> bool:
         if not (of_producer <= at_launch <= most and plan.has_whole_jobs):
             return False
     return (
-        # A B that stays is first copied to the memory of the pipeline.
+        # With keep_b, B is first copied to the memory of the pipeline.
         kept <= plan.teams * plan.stages * stage_bytes(plan)
         and shared <= device.shared_memory_per_block
         and plan.blocks * (shared + RESERVED) <= device.shared_memory
@@ -92,9 +93,9 @@ def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
 
 
 def _interval(problem: Problem) -> int:
-    """Return the accumulation interval: words that the tensor cores accumulate before a rounded addition.
+    """Return the accumulation interval: the words that tensor cores accumulate before a rounded addition; 0: all words.
 
-    Tensor cores truncate. That error is visible in float32, but far below the rounding of a 16-bit result.
+    Tensor cores truncate their sums. The error is visible in float32, but far below the rounding of a 16-bit result.
     """
     return 8 if problem.dtype == "float32" else 0
 
@@ -102,8 +103,8 @@ def _interval(problem: Problem) -> int:
 def _products(problem: Problem) -> int:
     """Return the number of tf32 products per float32 product.
 
-    Three leave an error of up to 4·2⁻²⁴ per product. A sum of few products in plain float32 has less than twice that
-    rounding error, so small k takes six.
+    Three tf32 products leave an error of up to 4·2⁻²⁴ per float32 product. If k is small, ordinary float32 arithmetic
+    has less than twice that error, so six tf32 products are computed.
     """
     return 6 if problem.dtype == "float32" and problem.k <= _SMALL else 3
 
@@ -136,11 +137,11 @@ def _of_tile(problem: Problem, tile_m: int, w: int, depth: int, warps: tuple[int
 
 
 def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
-    """Yield plans of gemm_wgmma.cuh, for products with enough arithmetic to gain from it."""
+    """Yield plans of gemm_wgmma.cuh; none for products with too little arithmetic to gain from it."""
     if problem.w <= _NARROW_FOR_WARPGROUPS:
         return
     if problem.shape == "tsm2r":
-        # Tall tiles, whose rows two consumer warpgroups share. For float64, one producer may suffice.
+        # Tall tiles, whose rows are split between two consumer warpgroups. For float64, one producer may suffice.
         every_producers = (1, 2) if problem.dtype == "float64" else (2,)
         for tile_m, line_bytes, stages, loaders in product((128, 256), (256, 128, 64), (3, 4, 6), every_producers):
             yield WgmmaPlan(
@@ -153,7 +154,7 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
                 loaders=loaders,
             )
     if problem.shape == "tsm2l" and problem.k > _SHALLOW_FOR_WARPGROUPS:
-        # Tiles of whole rows; B stays.
+        # A tile has whole rows of A; B remains in shared memory.
         for (multiplying, blocks), rows, stages, job_pairs in product(_GROUPS, (64, 128), (3, 4), (2, 4)):
             yield WgmmaPlan(
                 problem.dtype,
@@ -169,7 +170,7 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
                 job_pairs=job_pairs,
             )
     if problem.shape == "tsmttsm" and problem.m > _SMALL_FOR_WARPGROUPS:
-        # One tile; blocks and warpgroups share its depth.
+        # C is one tile; its depth is split among blocks and warpgroups.
         depths, groups = (16, 32, 64, 128), ((1, 1, 2), (2, 2, 1))
         jobs = (2,) if problem.dtype == "float64" else (2, 4)
         for depth, stages, (splits, loaders, blocks), job_pairs in product(depths, (3, 4, 6, 8), groups, jobs):
@@ -188,9 +189,10 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
             )
 
 
-# For plans whose B stays: (consumer warpgroups, blocks per multiprocessor).
+# gemm_wgmma.cuh with keep_b: (consumer warpgroups, blocks per multiprocessor).
 _GROUPS = ((1, 2), (2, 1), (3, 1))
-# For plans whose B stays: (teams, blocks per multiprocessor), and (warps of the one team, blocks per multiprocessor).
+# gemm_mma.cuh with keep_b: (teams per block, blocks per multiprocessor) for teams of one warp, and (warps, blocks per
+# multiprocessor) for blocks with a single team.
 _TEAMS = ((8, 1), (12, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 3))
 _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
 
@@ -198,11 +200,11 @@ _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
 def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
     """Yield plans for TSM2L: tiles of whole rows, with B in shared memory.
 
-    A tile belongs to one warp. If lines of A run across the depth, it may belong to a block: several warps read long
-    lines better.
+    A tile is computed by one warp. If lines of A run across the depth, some plans have tiles for a whole block: several
+    warps read long lines faster.
     """
     row = problem.k * problem.itemsize
-    # The more of the traffic is writes, the fewer bytes of A must be in flight.
+    # The least bytes of A in flight per multiprocessor: fewer if writes of C are a larger part of the traffic.
     least = 24_576 * problem.k / (problem.k + problem.w)
     shapes = [
         (rows, 1, teams, blocks, stages)
@@ -227,13 +229,13 @@ def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
             blocks=blocks,
             keep_b=True,
             products=_products(problem),
-            # Sums are short, so truncation would be visible next to the few roundings of an ordinary sum.
+            # A short interval: an ordinary sum of few products has few roundings, so truncation would be visible.
             interval=_interval(problem) // 2,
         )
 
 
 def _tsmttsm(problem: Problem) -> Iterator[MmaPlan]:
-    """Yield plans for TSMTTSM: one tile, with its depth shared by blocks and warps."""
+    """Yield plans for TSMTTSM: C is one tile, whose depth is split among blocks and warps."""
     fold = foldable(problem)
     m, w = problem.m * fold, problem.w * fold
     line = (m + (0 if problem.gram else w)) * problem.itemsize

@@ -1,4 +1,4 @@
-"""Plans of a vendor library: which of its algorithms computes a product. Pure."""
+"""The plan of a product by cublasLt: the algorithm that computes it. Pure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,9 +13,11 @@ class LibraryAlgorithm:
     Attributes
     ----------
     rank : int
-        Its rank in the list from cublasLt's heuristics, from 1 on. If the list is shorter, its last algorithm runs.
+        Rank of the algorithm in the list from cublasLt's heuristics, counted from 1. If the list has fewer algorithms,
+        the last of them runs.
     own_orders : bool
-        Whether cublasLt gets row-major matrices as row-major; otherwise it gets the equivalent column-major product.
+        Whether row-major matrices are passed to cublasLt as row-major. Otherwise it computes the equivalent product of
+        column-major matrices.
     """
 
     kernel_name: ClassVar[str] = "cublaslt"

@@ -22,9 +22,9 @@ __all__ = [
 #: The C++ types of an element and of its accumulator, by dtype.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
-#: The header of the epilogues that store C; what stands for the epilogue of an application in a plan.
+#: The header of the epilogues that store C; the value of `store` in a plan whose application has its own epilogue.
 STORE_HEADER, OWN_EPILOGUE = "kernels/tsm2/store.cuh", "own"
-# Bytes that the level-2 cache prefetches at a time, and the largest B that is marked to be evicted last.
+# Bytes that the level-2 cache prefetches at a time; the most bytes of a B that is marked to be evicted last.
 _PREFETCHED, _STAYING = 256, 16 << 20
 # Registers per thread of a producer in gemm_wgmma.cuh, by the number of producer warpgroups.
 _PRODUCER_REGISTERS = {1: 88, 2: 64}
@@ -66,31 +66,31 @@ class MmaPlan(KernelPlan):
     Attributes
     ----------
     tile_m, tile_n, depth : int
-        Rows and columns of C in a tile; the part of the sum over k in one stage.
+        Rows and columns of C in a tile; the depth of a stage, which is its part of the sum over k.
     warps_m, warps_n, warps_k : int
-        Warps of a team: the numbers that share the rows, columns and depth of a tile.
+        The numbers of warps among which the rows, the columns and the depth of a tile are split.
     teams : int
-        Teams per block.
+        Teams per block: groups of `warps` warps, each with its own tiles and pipeline.
     stages : int
         Stages of the pipeline.
     blocks : int
         Blocks per multiprocessor.
     keep_b : bool
-        Whether all of B stays in shared memory.
+        Whether all of B is loaded once and remains in shared memory.
     prepare_b : bool
-        Whether the warps split each stage's B into tf32 parts once, together.
+        Whether the warps of a team split the B of each stage into tf32 parts once; otherwise each warp splits it.
     gram : bool
         Whether B is Aᵀ, so that a stage holds only A.
     products : {3, 6}
         tf32 products per float32 product.
     interval : int
-        Words per lane that the tensor cores accumulate before a rounded addition; 0: all of them.
+        Words per lane that the tensor cores accumulate before a rounded addition; 0: all words.
     fold : int
         Lines of packed operands that are treated as one line.
     stride : int
-        The stride with which depths are distributed over lanes, chosen against bank conflicts.
+        The stride between the depths of neighboring lanes, chosen against bank conflicts.
     a_along, b_along, a_unit, b_unit, a_packed, b_packed, a_prefetches, b_prefetches, b_stays
-        Template parameters of the operands in operand.cuh.
+        Template parameters of the class `Operand` in operand.cuh.
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded", OWN_EPILOGUE}
         The epilogue that stores C; store.cuh describes the layout of C for each. An application's own epilogue takes no
         shared memory.
@@ -131,7 +131,7 @@ class MmaPlan(KernelPlan):
 
     @property
     def shares_parts(self) -> bool:
-        """Whether B is split into parts once for all warps."""
+        """Whether B is split into tf32 parts once for all warps."""
         return self.keep_b or self.prepare_b
 
     @property
@@ -227,7 +227,7 @@ class MmaPlan(KernelPlan):
 
     @property
     def _weights(self) -> int:
-        """Bytes of the row weights of a stage, or of those that stay (RowWeights)."""
+        """Bytes of the row weights of a stage or, with `keep_b`, of all row weights (class RowWeights)."""
         return -(-(self.depth + 8) * self._sum_bytes // 128) * 128 if self.row_sums else 0
 
     @property
@@ -236,12 +236,12 @@ class MmaPlan(KernelPlan):
 
     @property
     def _parts(self) -> int:
-        """Bytes of the parts of one unit's B."""
+        """Bytes of the tf32 parts of the B of one work unit."""
         part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
         return -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
 
     def _staging_bytes(self, row_blocks: int) -> int:
-        """Return the bytes of epilogue staging of a warp with so many blocks of 16 rows (EpilogueStaging)."""
+        """Return the bytes of epilogue scratch of a warp with `row_blocks` blocks of 16 rows (EpilogueStaging)."""
         if self.store == "StoreLines":
             size = ITEMSIZE[self.dtype]
             return 16 * (16 * min(row_blocks, 8 // size) * size + 16)
@@ -263,18 +263,18 @@ class MmaPlan(KernelPlan):
 
     @property
     def tile_sums(self) -> int:
-        """Partial sums of one tile in the workspace."""
+        """The number of partial sums of one tile in the workspace."""
         rows, columns = self.tile_m // self.warps_m, self.tile_n // self.warps_n
         return self.warps_m * self.warps_n * 32 * 4 * -(-rows // 16) * (-(-columns // 8) + self.row_sums)
 
     def units(self, m: int, k: int, w: int) -> int:
-        """Return the number of work units of a product of this size."""
+        """Return the number of work units (one stage of one tile) of a product of this size."""
         return -(-m // self.tile_m) * -(-w // self.tile_n) * -(-k // self.depth)
 
 
 @dataclass(frozen=True)
 class WgmmaPlan(MmaPlan):
-    """Template parameters of gemm_wgmma.cuh: `warps_m` · `warps_k` warps are consumers.
+    """Template parameters of gemm_wgmma.cuh, whose header explains the terms; `warps` counts consumer warps only.
 
     Attributes
     ----------
@@ -317,7 +317,7 @@ class WgmmaPlan(MmaPlan):
 
     @property
     def has_whole_jobs(self) -> bool:
-        """Whether a unit is whole instructions and, except for float64, whole jobs, as the kernel requires."""
+        """Whether a work unit is whole instructions and (except for float64) whole jobs, which the kernel requires."""
         pairs, rest = divmod(self._words, 2)
         return rest == 0 and (self.dtype == "float64" or pairs % self.job_pairs == 0)
 
@@ -342,7 +342,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
         line_bytes, leading = length * size, layout.leading * fold
         alignment = layout.alignment if fold == 1 else gcd(layout.base_alignment, leading * size)
         unit = gcd(alignment, line_bytes, 16)
-        # Whole lines without gaps are one contiguous piece of any line length.
+        # If the tile has whole lines without gaps, it is one contiguous piece, and lines need not be aligned.
         packed = unit < 16 and leading == length == whole and lines * line_bytes % 16 == 0
         if packed:
             unit = layout.base_alignment
@@ -353,7 +353,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
     (a_along, a_unit, a_packed, a_prefetches), (b_along, b_unit, b_packed, b_prefetches) = filled
     streamed = not (plan.keep_b or plan.gram)
     b_stays = streamed and problem.m > plan.tile_m and problem.k * problem.w * size <= _STAYING
-    # Every warp of a tile's rows reads B, unless B is split once for all.
+    # The warps of all `warps_m` groups of rows read B, unless B is split into parts once for all warps.
     reads_of_b = 0 if plan.keep_b else plan.tile_n * (1 if plan.shares_parts else plan.warps_m)
 
     def cost(stride: int) -> float:

@@ -1,9 +1,9 @@
 """Kernel selection for a product: a pure function of the problem, the device and a tuning table.
 
 candidates.py lists the plans that a device can run for a problem; `plan` selects one of them. If a row of a tuning
-table applies, it decides, and may select cuBLAS. Shipped tables are in kernels/plan/tuned/; ``tsapps tune`` writes the
-user's. Without a row, `predict` decides: it models memory by Little's law for bytes in flight, and arithmetic by the
-instructions and tensor-core products of a stage.
+table applies, that row decides, and may select cuBLAS. Shipped tables are in kernels/plan/tuned/; ``tsapps tune``
+writes the user's table. Without a row, the fastest plan by `predict` is selected. This model derives the memory time
+from the bytes in flight (Little's law), and the compute time from the instructions and tensor-core products of a stage.
 """
 
 from collections import Counter
@@ -43,11 +43,11 @@ __all__ = [
 LIBRARY = "library"
 
 _TUNED = Path(__file__).resolve().parent / "tuned"
-# The most plans with the same tile and warps that are worth measuring.
+# `tune` measures at most this many plans with the same tile and warps.
 _ALIKE = 2
-# Algorithms of cublasLt that are worth measuring, for each of the two forms of a product.
+# `tune` measures this many cublasLt algorithms for each of the two forms of a product (`own_orders`).
 _RANKS = 8
-# The largest k · w at which, without a table row, a kernel without tensor cores is preferred.
+# Without a table row, a kernel without tensor cores is preferred if k · w is at most this.
 _SIMPLE = 128
 
 
@@ -68,9 +68,9 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     Notes
     -----
     Per stage, every warp issues copies, fragment reads, splits into tf32 parts, products and rounded additions. All
-    stages except one are in flight; Little's law gives the bytes that keep the memory busy. After the barrier of a
-    stage, warps wait for one latency of shared memory and tensor cores, which other blocks hide. Constants other than
-    rates were fitted to 600 plans on an H200.
+    stages except one are in flight; Little's law gives the bytes in flight that keep the memory busy. After the barrier
+    of a stage, warps wait for one latency of shared memory and tensor cores; other blocks and teams hide part of that
+    time. Constants other than rates were fitted to 600 plans on an H200.
     """
     size = problem.itemsize
     m, w, k = problem.m * plan.fold, problem.w * plan.fold, -(-problem.k // plan.fold)
@@ -97,7 +97,7 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     epilogue = 6 * row_blocks * column_blocks * warps * plan.depth / max(k, plan.depth)
     preparing = pairs * b_words * plan.warps_n * (parts + 2) if plan.prepare_b else 0
     issue = together * (warps * (pairs * per_pair + 60) + preparing + copies + epilogue) / 4
-    # The tensor-core cycles per instruction follow from the peak rate: an instruction is 2·16·8·(8·words) flops.
+    # The tensor-core cycles per instruction follow from the peak rate: an instruction computes 2·16·8·(8·words) flops.
     unit = {8: "float64_tensor", 4: "tf32", 2: problem.dtype}[size]
     flops = 2 * 16 * 8 * 8 * words
     try:
@@ -107,7 +107,7 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     tensor = together * warps * pairs * products * flops / rate
     waiting = 2500 / together
     busiest = max(issue, tensor)
-    # Loads, issue and tensor cores overlap, except for about a fifth.
+    # Loads overlap with instruction issue and tensor cores, except for about a fifth of the latter.
     return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
@@ -148,9 +148,9 @@ def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] |
 
 
 def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
-    """Return the plans worth measuring: at most `most`, the fastest by `predict`, with few of the same tile and warps.
+    """Return the plans worth measuring: the fastest `most` by `predict`, of which few have the same tile and warps.
 
-    Plans without a prediction are always among them.
+    Plans that `predict` does not support are always included.
     """
     found: list[AnyPlan] = []
     alike: Counter[tuple[int, ...]] = Counter()
@@ -176,8 +176,8 @@ def _seconds(plan: AnyPlan, problem: Problem, device: GpuSpec) -> float:
     return predict(plan, problem, device) if type(plan) is MmaPlan else inf
 
 
-#: The key of a table row. `k` and `w` are the largest that the row applies to; `m` and `depth` are the m and k of the
-#: measured product.
+#: The key of a table row. A row applies to products whose k and w are at most its `k` and `w`. `m` and `depth` are the
+#: m and k of the measured product.
 KEY = ("shape", "dtype", "along", "k", "w", "m", "depth", "c_by_rows")
 #: The plan parameters in a row, by kernel name; `stage` is the bytes of A per stage.
 PICKED: Mapping[str, tuple[str, ...]] = {
@@ -190,8 +190,8 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     SmallTsmttsmPlan.kernel_name: (),
     LIBRARY: (),
 }
-#: The field of a row that names a faster cublasLt algorithm, and the fields of that algorithm. It applies only to the
-#: dtype and sizes at which it was measured: cublasLt ranks algorithms per size. A row may have no other plan.
+#: The field of a row with a cublasLt algorithm that was faster than the plan, and the fields of that algorithm. It
+#: applies only to the measured dtype and sizes, because cublasLt ranks algorithms per size. A row may lack a plan.
 ALGORITHM = "algorithm"
 RANKED = ("rank", "own_orders")
 #: The field of an algorithm with the version of cublasLt that ranked it (`cublaslt.version`).
@@ -223,7 +223,7 @@ def _parameter(plan: AnyPlan, name: str) -> int | bool:
 def _unlike(plan: AnyPlan, configuration: Mapping[str, Any]) -> tuple[int, float]:
     """Return the distance of a plan from the configuration of a row: differing parameters, then the stage's size.
 
-    The row may be for a larger k and w, so no plan need match it exactly.
+    No plan may match the row exactly, because the row may come from a product with larger k and w.
     """
     names = PICKED[plan.kernel_name]
     different = sum(_parameter(plan, name) != configuration[name] for name in names if name != "stage")
@@ -252,10 +252,10 @@ def _lies_as_measured(problem: Problem) -> bool:
 def _look_up(
     table: Sequence[Mapping[str, Any]], problem: Problem, *, by_warpgroups: bool = True
 ) -> Mapping[str, Any] | None:
-    """Return the row of the smallest k and w that cover the problem's and, among those, of the nearest m and depth.
+    """Return the row with the smallest k and w not below the problem's and, among those, the nearest m and depth.
 
-    A row for cuBLAS applies only to the same k, w and order of C: others may take cuBLAS five times as long. A row for
-    warpgroups applies only with `by_warpgroups`, if they support the problem.
+    A row for cuBLAS applies only to the same k, w and order of C: with others, cuBLAS may take five times as long. A
+    row for gemm_wgmma.cuh applies only if `by_warpgroups`, which says whether that kernel supports the problem.
     """
     own = key_of(problem)
     if problem.dtype == "bfloat16":
@@ -283,7 +283,7 @@ def _look_up(
 def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, Any], ...]:
     """Return the shipped tuning table of a device, completed by that of a `measured_alike` device.
 
-    Rows of the other device keep their plans, but not its cublasLt algorithms: cublasLt itself then selects one.
+    Rows of the other device contribute their plans, but not their cublasLt algorithms, which are ranked per device.
     """
     path = folder / f"{file_name_of(device_name)}.json"
     own = tuple(read_json(path)) if path.exists() else ()

@@ -1,4 +1,4 @@
-"""Plans of the kernels without tensor cores: their template parameters and the products that they serve. Pure."""
+"""Plans of the kernels without tensor cores: template parameters, and the products that each kernel supports. Pure."""
 
 from dataclasses import dataclass
 from math import gcd, lcm
@@ -28,7 +28,7 @@ class SimtPlan(KernelPlan):
 
     @property
     def _template_arguments(self) -> tuple[int | str, ...]:
-        """The template arguments after the types of an element and of its accumulator."""
+        """The template arguments that follow the element type and the accumulator type."""
         raise NotImplementedError
 
     def kernel(self) -> str:
@@ -53,9 +53,9 @@ class RowsPlan(_Tsm2lPlan):
     dtype : str
     k, w : int
     rows : int
-        Rows of A per piece.
+        Rows of A in a piece, the contiguous rows that a thread loads together.
     ahead : int
-        Pieces in flight per thread.
+        Pieces that a thread has in flight before it multiplies the first.
     threads : int
         Threads per block.
     """
@@ -91,13 +91,13 @@ class WidePlan(_Tsm2lPlan):
 
     @property
     def threads(self) -> int:
-        """Threads per block: the most up to 256 whose vectors cover whole rows of C."""
+        """Threads per block: at most 256, such that one vector of each thread makes whole rows of C."""
         vectors = self.w // gcd(self.w, 16 // ITEMSIZE[self.dtype])
         return 256 // vectors * vectors
 
     @property
     def rows(self) -> int:
-        """Rows of C per block and step."""
+        """Rows of C that a block computes at a time: one vector per thread."""
         return self.threads * (16 // ITEMSIZE[self.dtype]) // self.w
 
     @property
@@ -114,11 +114,11 @@ class ColumnsPlan(_Tsm2lPlan):
     dtype : str
     k, w : int
     ahead : int
-        Columns of A loaded at a time, if rows of C stay in registers.
+        Columns of A that a thread loads at a time, if k > w; the thread then keeps its rows of C in registers.
     threads : int
         Threads per block.
     streams : bool
-        Whether stores of C have a hint that it is not read soon.
+        Whether stores of C carry the hint that C is not read soon, so that it does not displace cached data.
     """
 
     kernel_name: ClassVar[str] = "tsm2l_columns"
@@ -143,7 +143,7 @@ class SplitPlan(SimtPlan):
     width : int
         Columns of C per block.
     unroll : int
-        Columns of A per step.
+        Columns of A that a thread loads at a time.
     threads : int
         Threads per block.
     blocks : int
@@ -172,8 +172,8 @@ class SplitPlan(SimtPlan):
 
 
 # (unroll, threads, blocks per multiprocessor) by (bytes per element, width). For four and eight bytes, these are the
-# fastest of 106 instances on an H200 at n = 10,240 and 30,720. Exception: (8, 8), where a fifth block would spill. The
-# number of blocks is given to the compiler, and tests compare the registers with it. Wider products leave too few
+# fastest of 106 instances on an H200 at m = k = 10,240 and 30,720. Exception: (8, 8), where a fifth block would spill.
+# The compiler limits the registers so that this number of blocks fits, which tests check. Wider products leave too few
 # registers; tensor cores are faster there.
 SPLIT_INSTANCES = {
     (2, 1): (8, 128, 5),
@@ -188,14 +188,16 @@ SPLIT_INSTANCES = {
     (8, 8): (4, 128, 4),
 }
 _WIDEST_SPLIT = {2: 4, 4: 4, 8: 8}
-# A split is a whole number of tiles of B, and at least this many: each split writes and reads partial sums once.
+# Rows of B in a tile, and the least tiles in a split: a split is whole tiles, and each split writes and reads its
+# partial sums once.
 _TILE, _LEAST_TILES = 64, 4
 
 
 def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
     """Return the plan of simt/tsm2r_columns.cuh for a product whose A has lines across the depth.
 
-    k is split so that the blocks fill the GPU once. A second, partly filled wave cost up to 10 % at n = 10,240.
+    The number of splits of k lets the blocks fill the GPU at most once. A second, partly filled wave of blocks cost up
+    to 10 % at m = k = 10,240.
     """
     size = problem.itemsize
     width = min(one for itemsize, one in SPLIT_INSTANCES if itemsize == size and problem.w <= one)
@@ -204,7 +206,8 @@ def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
     splits = max(1, min(multiprocessors * blocks // tiles, problem.k // (_TILE * _LEAST_TILES), 65_535))
     per_split = -(-problem.k // splits // _TILE) * _TILE
     vector = problem.a.alignment == 16
-    # Loads of one element need more registers; these gain more than a higher occupancy.
+    # Loads of single elements need more registers. With `resident` 1, the compiler can use as many as it needs, which
+    # is faster than a higher occupancy.
     resident = blocks if vector else 1
     return SplitPlan(problem.dtype, width, unroll, threads, resident, vector, -(-problem.k // per_split), per_split)
 
@@ -220,7 +223,7 @@ class SmallTsmttsmPlan(SimtPlan):
     along : bool
         Whether the lines of both operands run along the depth.
     depth : int
-        Depths per piece.
+        Indices of the sum over k in a piece, the data of both operands that a thread loads together.
     threads : int
         Threads per block.
     """
@@ -271,7 +274,7 @@ def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
         return [split_plan(problem, multiprocessors)]
     if problem.shape != "tsm2l":
         return []
-    kept = 16 // size * (2 if size == 8 else 1)  # registers per vector
+    kept = 16 // size * (2 if size == 8 else 1)  # registers of a 16-byte vector, converted to the accumulation type
     if a.along_depth and a.leading == k and a.base_alignment == 16 and problem.c == "packed":
         if k * w > _MOST_OF_B:
             wide = k <= _MOST_OF_WIDE and w * size >= 16 and k * kept <= _MOST_OF_B
@@ -285,9 +288,9 @@ def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
     return []
 
 
-# tsm2l_rows and tsm2l_wide: the most elements of B per thread. tsm2l_wide: the largest k.
+# tsm2l_rows: the largest k · w. tsm2l_wide: the most registers per thread for B, and the largest k.
 _MOST_OF_B, _MOST_OF_WIDE = 64, 8
 # tsm2l_columns: the most registers per thread for A or C, with 128 and with 512 threads per block.
 _MOST_KEPT, _KEPT_BY_MANY = 132, 64
-# tsmttsm_small: the most sums per thread by bytes per element, and the most vectors loaded at a time.
+# tsmttsm_small: the most sums per thread (m · w), by bytes per element, and the most 16-byte vectors in a piece.
 _MOST_SUMS, _MOST_VECTORS = {8: 32, 4: 64, 2: 64}, 20

@@ -1,9 +1,10 @@
-"""The performance model of TSM2 (Algorithm 5), and the roofline that no kernel beats.
+"""The performance model of TSM2 (Algorithm 5), and the roofline: a lower bound on the time of every kernel.
 
-C (m × w) = A (m × k) · B (k × w), A large and w small. In TSM2 a thread owns a row: it keeps t2 sums of C and loads t3
-elements of A at a time. A block of t1 threads holds t1 × t2 of B in shared memory. So A is read ⌈w/t2⌉ times. The model
-finds the (t1, t2, t3) that keep enough loads or operations in flight to saturate the unit that bounds the product. With
-s the bytes per element, P the peak and BW the bandwidth::
+C (m × w) = A (m × k) · B (k × w), A large and w small. In TSM2 a thread computes one row of C, t2 columns at a time,
+and loads t3 elements of A at a time. A block of t1 threads holds t1 × t2 elements of B in shared memory. So A is read
+⌈w/t2⌉ times. The model finds the (t1, t2, t3) that keep enough loads or operations in flight to saturate the unit that
+bounds the product. With s the bytes per element, P the peak, BW the bandwidth, SMs the number of multiprocessors, and
+c = `SETUP_REGISTERS`::
 
     registers             R = c + (3·t2 + 2·t3) · s/4      per thread: next and current B, sums; next and current A
     shared memory         S = t2·s                         bytes per thread
@@ -16,21 +17,24 @@ s the bytes per element, P the peak and BW the bandwidth::
 Source: Chen et al., "TSM2: Optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS 2019, sections 3.6.2
 and 3.6.3, Algorithm 5. The formulas are reconstructed from the text.
 
-Two conventions of counting. A peak counts a fused multiply-add as two operations. The paper's thresholds (K40c 40,
-M40 6, P100 50 in float64) follow only if the work of the product counts it as one. ``flops_per_fma=1``, the default, is
-the paper's convention. With ``flops_per_fma=2`` the thresholds halve to the physical crossover (20, 3, 25), and no
-prediction is below the roofline of its arithmetic.
+Operations are counted in two ways. A peak counts a fused multiply-add as two operations. The paper's thresholds (K40c
+40, M40 6, P100 50 in float64) follow only if the work of the product counts a multiply-add as one operation.
+``flops_per_fma=1``, the default, is the paper's convention. With ``flops_per_fma=2`` the thresholds halve to the
+physical crossover (20, 3, 25), and no prediction is below the roofline of its arithmetic.
 
 Comparison with the paper's choices, as (t2, t3, t1) in float64 at w = 16:
 
-- K40c, 16, 4, 128: `choose` returns 16, 3, 128. t2 = w at all w of the paper. But the memory is saturated from t3 = 3
-  on (at w = 2 and 4 from 1, at w = 8 from 2). t3 = 4 needs a latency of 358 to 476 cycles; the measured one is 331.
-- M40, 8, 4, 256: `choose` returns 8, 1, 128, bound by arithmetic, which every t3 saturates.
-- P100, 4, 4, 128: `choose` returns 16, 2, 256. No c and no latency give t2 = 4: fewer columns at a time leave room for
-  more threads, but not for enough to make up for more passes over A. That choice has a reason outside the model.
+- K40c, 16, 4, 128: `choose` returns 16, 3, 128. t2 = w at all w of the paper. But t3 = 3 already saturates the memory
+  (t3 = 1 at w = 2 and 4, t3 = 2 at w = 8). Only a latency of 358 to 476 cycles would require t3 = 4; the measured
+  latency is 331 cycles.
+- M40, 8, 4, 256: `choose` returns 8, 1, 128. The product is bound by arithmetic, which every t3 saturates.
+- P100, 4, 4, 128: `choose` returns 16, 2, 256. No c and no latency give t2 = 4: with fewer columns at a time, more
+  threads are resident, but not enough to make up for more passes over A. The paper's choice has a reason outside the
+  model.
 
-The model predicts the paper's choices for the K40c and the M40 as fast as those of `choose`, that for the P100 four
-times as slow. Given the paper's t2 and t3, `block_threads` returns the paper's t1 on all three.
+The model predicts the same time for the paper's choices and for those of `choose` on the K40c and the M40, and four
+times as long for the paper's choice on the P100. Given the paper's t2 and t3, `block_threads` returns the paper's t1 on
+all three GPUs.
 """
 
 from collections.abc import Callable
@@ -59,14 +63,14 @@ __all__ = [
     "threshold",
 ]
 
-#: c, the registers per thread apart from the tiles: pointers, sizes, counters. The paper measures c but does not print
-#: it. Calibrated, one value for all devices: exactly with 12 to 16, `block_threads` returns the paper's t1 for its
-#: (t2, t3) at w = 16 on all three GPUs; with 15 and 16 also on the K40c at w = 2 and 4, but not at w = 8.
+#: c, the registers per thread for pointers, sizes and counters. The paper measures c but does not print its value. This
+#: value is calibrated, for all devices: only with c = 12 to 16 does `block_threads` return the paper's t1 for its (t2,
+#: t3) at w = 16 on all three GPUs. c = 15 and 16 also give the paper's t1 on the K40c at w = 2 and 4, not at w = 8.
 SETUP_REGISTERS = 16
 #: The most registers per thread: instructions encode a register in eight bits, and one code is the constant zero.
 MAX_REGISTERS = 255
-#: The t1 considered. Blocks below 128 threads cannot fill every multiprocessor: the oldest GPU holds at most 16 blocks.
-#: A block has at most 1024 threads.
+#: The values of t1 considered. Blocks of fewer than 128 threads cannot fill the 2048 threads of a K40c's
+#: multiprocessor, which holds at most 16 blocks. A block has at most 1024 threads.
 BLOCKS = (128, 256, 512, 1024)
 #: The largest t3 considered; further registers serve better as sums of C.
 T3_MAX = 8
@@ -107,7 +111,7 @@ def _check_convention(flops_per_fma: int) -> None:
         raise ValueError(f"flops_per_fma is {flops_per_fma!r}; expected 1 (the paper's count) or 2 (the peak's)")
 
 
-# Continuous forms, for gradient descent too: t2 and t3 may be any positive numbers.
+# Forms in which t2 and t3 may be any positive numbers, for gradient descent.
 
 
 def _registers(itemsize: int, t2: float, t3: float) -> float:
@@ -231,7 +235,7 @@ def predict(
     """Predict the time of TSM2 with prefetch.
 
     Loads and arithmetic overlap, so the slower of the two determines the time. As in the paper, the model ignores reads
-    of B and writes of C, and that few rows may not fill the GPU.
+    of B and writes of C, and assumes that there are enough rows to fill the GPU.
 
     Parameters
     ----------
@@ -277,8 +281,8 @@ def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma
 
     If w ≤ t2*, the product is memory-bound: minimize f_mem over 1 ≤ t2 ≤ w. Otherwise take the faster of the smallest
     f_comp over t2* ≤ t2 ≤ w and the smallest f_mem over t2 < t2*. Many tiles saturate the unit and tie, which the paper
-    does not discuss. Ties go to the smallest time of `predict`, so that arithmetic at its peak does not wait for too
-    many passes over A, and then to the fewest registers. `block_threads` finally gives t1.
+    does not discuss. Among equals, the tile with the smallest time by `predict` wins, because arithmetic at its peak
+    may still wait for many passes over A; then the tile with the fewest registers. `block_threads` finally gives t1.
 
     Returns
     -------
@@ -288,8 +292,8 @@ def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma
     _check_sizes(m=m, k=k, w=w)
     limit = threshold(device, dtype, flops_per_fma=flops_per_fma)
     best: tuple[tuple[float, float, int], int, int] | None = None
-    # The paper uses gradient descent. The domain has a few hundred points, so this search tries all: it is exact, and
-    # uses ⌈w/t2⌉ itself, which has no gradient. `descend` is the paper's method.
+    # The paper uses gradient descent, as `descend` does. The domain has a few hundred points, so this search tries all
+    # of them. It is exact, and can use ⌈w/t2⌉, which has no gradient.
     for t2 in range(1, min(w, MAX_REGISTERS) + 1):
         for t3 in range(1, T3_MAX + 1):
             used = registers(dtype, t2, t3)
@@ -311,14 +315,15 @@ def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma
 def descend(device: GpuSpec, w: int, dtype: Any, *, flops_per_fma: int = 1) -> tuple[int, int]:
     """Choose t2 and t3 by the paper's gradient descent: from t2 = t3 = 1, step 0.1, tolerance 1e-4, rounded at the end.
 
-    Choices where the paper is silent: the objective is the time relative to one pass over A, or to the arithmetic at
-    its peak, because a fixed step has no meaning in seconds. ⌈w/t2⌉ becomes w/t2, and no count is rounded during the
-    descent. Steps are clipped to the bounds on t2 and to 1 ≤ t3 ≤ `T3_MAX`. It stops when neither changes by more than
-    1e-4.
+    Some choices are ours, because the paper does not state them. The objective is the time relative to one pass over A,
+    or to the arithmetic at its peak, because a fixed step has no meaning in seconds. ⌈w/t2⌉ becomes w/t2, and no count
+    is rounded during the descent. Steps are clipped to the bounds on t2 and to 1 ≤ t3 ≤ `T3_MAX`. The descent stops
+    when neither t2 nor t3 changes by more than 1e-4.
 
-    If memory-bound and w ≤ 32, it ends at the t2 of `choose` and within one of its t3. If compute-bound, it stays at
-    its start, t2 = ⌈t2*⌉ and t3 = 1: the units are saturated there, and the gradient is zero. For larger w it reaches
-    tiles with more registers than a thread can have, a limit that Algorithm 5 does not include.
+    For a memory-bound product with w ≤ 32, the descent ends at the t2 of `choose` and within one of its t3. For a
+    compute-bound product, it remains at its start, t2 = ⌈t2*⌉ and t3 = 1: the units are saturated there, and the
+    gradient is zero. For larger w the descent reaches tiles with more registers than a thread can have, a limit that
+    Algorithm 5 does not include.
 
     Returns
     -------
@@ -342,7 +347,7 @@ def descend(device: GpuSpec, w: int, dtype: Any, *, flops_per_fma: int = 1) -> t
     if limit <= 1:
         return by_compute
     by_memory = _descent(memory, 1.0, float(max(1, ceil(limit) - 1)))
-    # Compare relative to one pass over A: the arithmetic takes w/t2* such passes.
+    # Compare both times in units of one pass over A: the arithmetic at its peak takes w/t2* units.
     return by_compute if w / limit * compute(*by_compute) <= memory(*by_memory) else by_memory
 
 

@@ -1,7 +1,8 @@
 """The user's tuning tables, written by ``tsapps tune``: one JSON file per GPU model, one row per line.
 
-A row holds the products that it applies to (`select.KEY`) and the parameters of their plan, so that it stays valid when
-kernels change. Products without a row use the shipped table (kernels/plan/tuned/), or else the performance model.
+A row holds the products to which it applies (`select.KEY`) and the main parameters of their plan (`select.PICKED`). The
+candidate plan nearest to these parameters is used, so a row remains valid when kernels change. Products without a row
+use the shipped table (kernels/plan/tuned/), or else the performance model.
 """
 
 import json
@@ -18,7 +19,8 @@ from tsapps.kernels.system.strict_json import JsonError, parse_json
 
 __all__ = ["keep", "of_version", "on_change", "own_table", "reset", "user_path", "user_table", "write_table"]
 
-# Valid values of a row's fields: the allowed words, or the type; fields in neither table are positive integers.
+# Valid values of a row's fields: the allowed words, or the type. Fields in neither of the two tables are positive
+# integers.
 _WORDS = {
     "shape": ("tsm2r", "tsm2l", "tsmttsm"),
     "dtype": ("float64", "float32", "float16"),

@@ -1,8 +1,8 @@
-"""A kernel's launch with its grid and its arguments, packed once: for what is launched again and again.
+"""Kernel launches whose grid and arguments are packed once, for kernels that are launched many times.
 
-CuPy looks at every argument of every launch, some 10 µs of the host's time for a kernel of fifteen; and iterations of
-Lloyd's algorithm on small data are four or five kernels in 30 µs. Where the GPU can, the blocks of one come while the
-last of another are at work.
+CuPy inspects every argument at every launch, which takes the host about 10 µs for fifteen arguments. An iteration of
+Lloyd's algorithm on small data launches four or five kernels in 30 µs. On GPUs that support it, a kernel can also start
+while the last blocks of the previous kernel still run (`DependentLaunch`).
 """
 
 import ctypes
@@ -19,28 +19,30 @@ from tsapps.kernels.gpu_specs import live
 
 __all__ = ["BoundLaunch", "DependentLaunch", "ProductLaunch", "pack", "structure"]
 
-#: Computes C ← alpha · A · B + beta · C on CuPy's current stream, of the addresses of A, B and C, and alpha and beta.
+#: A launch function: it computes C ← alpha · A · B + beta · C on CuPy's current stream. Its arguments are the addresses
+#: of A, B and C, then alpha and beta.
 ProductLaunch = Callable[[int, int, int, float, float], None]
 
-# What every argument begins at a multiple of: as much as any type of CUDA C++ is aligned to.
+# Every argument begins at a multiple of this many bytes: the largest alignment of any type that kernels take.
 _ALIGNMENT = 16
-# The compute capability from which on kernels can overlap.
+# The least compute capability with programmatic dependent launch.
 _OVERLAPPING = 9.0
 
 
 def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
-    """Put a kernel's arguments side by side.
+    """Copy a kernel's arguments into one buffer.
 
     Parameters
     ----------
     arguments : iterable
-        NumPy scalars and structures, by value, and arrays, by address.
+        NumPy scalars and structures are passed by value, arrays by address.
 
     Returns
     -------
     values : numpy.ndarray of bytes
+        The buffer.
     addresses : numpy.ndarray of uintp
-        Where each argument lies, in `values`, 16 bytes or more apart.
+        The address of each argument in `values`; the arguments begin 16 bytes or more apart.
     """
     values, offsets = bytearray(), []
     for argument in arguments:
@@ -59,7 +61,8 @@ def structure(dtype: np.dtype, **fields: Any) -> Any:
     dtype : numpy.dtype
         The class as a NumPy structure.
     **fields
-        Every field by its name, except padding: numbers, structures, arrays by address, and None as the null address.
+        A value for every field except padding: a number, a structure, an array (stored as its address), or None (stored
+        as the null address).
 
     Raises
     ------
@@ -91,29 +94,29 @@ class _Config(ctypes.Structure):
     )
 
 
-# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: the kernel may begin before the one ahead of it has ended.
+# CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel may start before the previous one in its stream ends.
 _OVERLAPS = _Attribute(6, 0, 1)
 
 
 @cache
 def _launch_function(device: int) -> Any | None:
-    """Return the driver's cuLaunchKernelEx, where kernels can overlap; of compute capability 9.0 on."""
+    """Return the driver's cuLaunchKernelEx, or None if the GPU is older than compute capability 9.0."""
     if float(live(device).compute_capability) < _OVERLAPPING:
         return None
     return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1").cuLaunchKernelEx
 
 
 class BoundLaunch:
-    """A launch that takes no more than the current stream, as often as it is called.
+    """A kernel with fixed grid and packed arguments. Each call launches it on the current stream.
 
     Parameters
     ----------
     kernel : tsapps.kernels.jit.kernel.Kernel or cupy.cuda.Function
-        One of the current device.
+        A kernel of the current device.
     grid, block : sequence of int
         Up to three numbers each.
     arguments : sequence
-        As for `pack`. What they hold stays alive with this.
+        As for `pack`. This object holds references to the arguments, so their memory is not freed.
     shared_mem : int
         Bytes of dynamic shared memory.
     """
@@ -125,7 +128,7 @@ class BoundLaunch:
 
         self._arguments = arguments
         values, self._addresses = pack(arguments)
-        # Where each argument is, in words of eight bytes.
+        # The buffer as 8-byte words, and the index of each argument's first word.
         self._words, self._places = values.view(np.uint64), ((self._addresses - values.ctypes.data) // 8).tolist()
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         self._stream = cupy.cuda.get_current_stream
@@ -133,29 +136,30 @@ class BoundLaunch:
 
     @staticmethod
     def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:
-        """Return what launches it on a stream."""
+        """Return a function that launches the kernel on the stream at a given address."""
         import cupy
 
         launch = partial(cupy.cuda.driver.launchKernel, function, *sizes)
         return lambda stream: launch(stream, addresses, 0)
 
     def change(self, place: int, value: int, word: int = 0) -> None:
-        """Change an argument, by its place from 0, from the next launch on; not for several threads.
+        """Change argument number `place`, counted from 0, for the next launch and all later ones. Not thread-safe.
 
-        It is an address, or an integer that is not negative; or, of a structure, the word of eight bytes that is one.
+        The argument is an address or a nonnegative integer. In a structure, `word` is the index of the 8-byte word to
+        change.
         """
         self._words[self._places[place] + word] = value
 
     def __call__(self) -> None:
-        """Launch it on the current stream; not by several threads at a time."""
+        """Launch the kernel on the current stream. Not thread-safe."""
         self._launch(self._stream().ptr)
 
 
 class DependentLaunch(BoundLaunch):
-    """A launch of a kernel that may begin before the one ahead of it in the stream has ended, and waits for it itself.
+    """A launch that may start before the previous kernel in the stream ends (programmatic dependent launch).
 
-    It has to begin with `ptx::griddepcontrol_wait` (ptx/dependent_launch.cuh). GPUs before compute capability 9.0
-    launch it in order.
+    The kernel must begin with `ptx::griddepcontrol_wait` (ptx/dependent_launch.cuh), which waits for the previous
+    kernel. GPUs before compute capability 9.0 start the kernel only when the previous kernel has ended.
     """
 
     @staticmethod

@@ -1,6 +1,7 @@
-"""The machine that kernels run on: memory, streams and launches of one GPU.
+"""Interface `Machine` to the memory, streams and kernels of one GPU, and its implementation by CuPy.
 
-Launchers take a `Machine`, so that tests run the launchers themselves, and the kernels' own source, on a CPU.
+All code that launches kernels takes a `Machine`. Tests pass one that runs the same launch code and kernel source on a
+CPU.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,7 +38,7 @@ class Machine(Protocol):
     Attributes
     ----------
     xp : module
-        The array library whose arrays kernels read and write, with NumPy's functions.
+        The array library, such as CuPy, whose arrays kernels read and write; it has NumPy's functions.
     index : int
         CUDA's number of the GPU.
     gpu : GpuSpec
@@ -48,29 +49,29 @@ class Machine(Protocol):
     gpu: GpuSpec
 
     def __hash__(self) -> int:
-        """Return the same number for one machine: caches have machines as keys."""
+        """Return the hash, which never changes: machines are keys of caches."""
 
     def current(self) -> AbstractContextManager[Any]:
         """Return a context within which the GPU is the current one."""
 
     def free_bytes(self) -> int:
-        """Return the bytes that arrays may still take."""
+        """Return the bytes of GPU memory that new arrays can occupy."""
 
     def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
-        """Return memory of the host that kernels can write to, and that copies do not wait for."""
+        """Return page-locked host memory, which kernels can write to and asynchronous copies can use."""
 
     def workspace(self, size: int, counts: int) -> tuple[Any, Any]:
         """Return scratch memory for launches on the current stream; see `runtime.workspace.workspace`."""
 
     def kernels(self, source: Path | str, *names: str) -> list[Any]:
-        """Return the kernels with these name expressions of a source file, or of a source text, compiled together.
+        """Return the kernels with these name expressions from a source file or source text, compiled together.
 
-        Each is called with a grid, a block, the arguments and ``shared_mem``. A launch with more than 48 KiB of
-        dynamic shared memory needs its ``max_dynamic_shared_size_bytes`` set.
+        Each kernel is called with a grid, a block, the arguments and ``shared_mem``. Before a launch with more than
+        48 KiB of dynamic shared memory, set the kernel's ``max_dynamic_shared_size_bytes``.
         """
 
     def private_kernels(self, source: Path | str, names: Sequence[str], variable: str) -> tuple[list[Any], int]:
-        """Return kernels of a source and the address of a global variable of it, loaded for the caller alone."""
+        """Return kernels of a source and the address of its global variable, from a module that nobody else uses."""
 
     def bind(
         self,
@@ -82,16 +83,16 @@ class Machine(Protocol):
         *,
         dependent: bool = True,
     ) -> Launch:
-        """Return a launch to be made again and again.
+        """Return a `Launch` that can be called many times.
 
-        `dependent`: it may start before the launch ahead of it has ended; see `DependentLaunch`.
+        With `dependent`, the kernel may start before the previous kernel has ended; see `DependentLaunch`.
         """
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
-        """Copy an array to one of as many bytes, on a stream (by default the current one), without waiting."""
+        """Copy an array to another of the same number of bytes, on `stream` or the current stream, without waiting."""
 
     def bind_copy(self, to: int, source: int, size: int) -> Callable[[], None]:
-        """Return what copies bytes between two addresses of the GPU, on the stream that is current now."""
+        """Return a function that copies `size` bytes between two GPU addresses, on the present current stream."""
 
     def fill(self, array: Any, byte: int) -> None:
         """Set every byte of an array, on the current stream, without waiting."""
@@ -107,7 +108,7 @@ class Machine(Protocol):
 
 
 class CudaMachine:
-    """A GPU, through CuPy; see `Machine`. `cuda_machine` returns the one of each GPU."""
+    """A GPU, through CuPy; see `Machine`. Make it by `cuda_machine`, which returns one object per GPU."""
 
     def __init__(self, index: int) -> None:
         import cupy
@@ -125,7 +126,7 @@ class CudaMachine:
         return context
 
     def free_bytes(self) -> int:
-        """Return the bytes that arrays may still take: free ones of the GPU, and of CuPy's pool."""
+        """Return the bytes that new arrays can occupy: those free on the GPU and those free in CuPy's memory pool."""
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return int(free + self.xp.get_default_memory_pool().free_bytes())
 
@@ -136,7 +137,7 @@ class CudaMachine:
     def private_kernels(self, source: Path | str, names: Sequence[str], variable: str) -> tuple[list[Any], int]:
         """Return kernels in a module of their own; see `Machine.private_kernels`.
 
-        CuPy loads a file once: its modules share their global variables.
+        The module is loaded anew, because CuPy loads a file only once: all its users would have the same variable.
         """
         text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
         cubin = build(text, names, architecture(self.index))
@@ -156,17 +157,17 @@ class CudaMachine:
         *,
         dependent: bool = True,
     ) -> BoundLaunch:
-        """Return a launch to be made again and again; see `Machine.bind`."""
+        """Return a `Launch` that can be called many times; see `Machine.bind`."""
         return (DependentLaunch if dependent else BoundLaunch)(kernel, grid, block, arguments, shared_mem)
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
-        """Copy an array to one of as many bytes, without waiting; see `Machine.copy`."""
+        """Copy an array to another of the same number of bytes, without waiting; see `Machine.copy`."""
         on = self.current_stream() if stream is None else stream
         runtime = self.xp.cuda.runtime
         runtime.memcpyAsync(address(to), address(source), source.nbytes, runtime.memcpyDefault, on.ptr)
 
     def bind_copy(self, to: int, source: int, size: int) -> Callable[[], None]:
-        """Return what copies bytes between two addresses of the GPU; see `Machine.bind_copy`."""
+        """Return a function that copies bytes between two GPU addresses; see `Machine.bind_copy`."""
         runtime = self.xp.cuda.runtime
         return partial(runtime.memcpyAsync, to, source, size, runtime.memcpyDeviceToDevice, self.current_stream().ptr)
 
@@ -182,7 +183,7 @@ def cuda_machine(index: int) -> CudaMachine:
 
 
 class _PrivateKernel:
-    """A kernel of a module that was loaded for one caller; holds the module."""
+    """A kernel of a module that was loaded for one caller."""
 
     def __init__(self, function: Any) -> None:
         self._function, self.ptr = function, function.ptr
@@ -190,7 +191,7 @@ class _PrivateKernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most dynamic shared memory that it may be launched with; 0 if that was never set."""
+        """The most bytes of dynamic shared memory of a launch; 0 if never set, which means CUDA's default limit."""
         return self._most_shared
 
     @max_dynamic_shared_size_bytes.setter

@@ -1,4 +1,4 @@
-"""Memory that launches work in: those on one stream follow each other, so that they can share it."""
+"""Scratch memory of kernels: one buffer per stream, which the stream's kernels use one after another."""
 
 from typing import Any
 
@@ -9,9 +9,9 @@ _counts: dict[tuple[int, int], Any] = {}
 
 
 def scratch(device: int, stream: int, size: int) -> Any:
-    """Return so many bytes or more for a launch on the current stream, aligned to 256 as all of CuPy's memory.
+    """Return a buffer of at least `size` bytes for a launch on the current stream, aligned to 256 bytes.
 
-    Hold what is returned until the launch is enqueued: another thread may put a larger one in its place.
+    Keep a reference to the buffer until the launch is enqueued: another thread may replace it by a larger one.
     """
     import cupy
 
@@ -22,9 +22,9 @@ def scratch(device: int, stream: int, size: int) -> Any:
 
 
 def zeroed_counts(device: int, stream: int, size: int) -> Any:
-    """Return so many 32-bit zeros or more for a launch on the current stream, which is to leave them at zero.
+    """Return at least `size` 32-bit zeros for a launch on the current stream; the kernel must reset them to zero.
 
-    Hold what is returned as that of `scratch`.
+    Keep a reference to the array until the launch is enqueued, as for `scratch`.
     """
     import cupy
 
@@ -35,7 +35,7 @@ def zeroed_counts(device: int, stream: int, size: int) -> Any:
 
 
 def workspace(device: int, size: int, counts: int) -> tuple[Any, Any]:
-    """Return `scratch` of so many bytes and so many `zeroed_counts`, for a launch on the current stream."""
+    """Return `scratch` of `size` bytes and `counts` `zeroed_counts`, for a launch on the current stream."""
     import cupy
 
     stream = cupy.cuda.get_current_stream().ptr

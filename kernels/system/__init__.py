@@ -1,4 +1,4 @@
 """Operating-system services: atomic writes, the user's cache, strict JSON, printable text, memory limits.
 
-Matrix products and GPUs are never here.
+Code for matrix products and GPUs is in other packages.
 """

@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 __all__ = ["Commit", "remove_leftovers", "replacing", "replacing_directory", "write_bytes"]
 
-#: Returns a context manager that is entered for the rename, by which callers learn whether the rename has happened.
+#: Returns a context manager that surrounds the rename. If it exits without an exception, the rename has happened.
 Commit = Callable[[], AbstractContextManager[Any]]
 
 # Constants of renameat2, from <fcntl.h> and <linux/fs.h>.
@@ -38,14 +38,15 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mod
     path : path-like
         For a symbolic link, the target of the link is replaced.
     commit : callable
-        Returns a context manager that is entered when the content is on the disk, and left when the file has its name.
+        Returns a context manager that is entered when the content is on the disk, and exited when the file has its
+        name.
     mode : int
         Permissions of the new file from its creation on, less the umask.
 
     Yields
     ------
     file : binary file
-        While it is open, its `name` can be opened again.
+        Its `name` can be opened as a second file object while this one is open.
 
     Raises
     ------
@@ -207,7 +208,7 @@ def _open_unnamed(directory: str, mode: int = 0o666) -> int | None:
     except OSError:
         return None  # if the directory is the cause, opening by name reports it
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # protects it while it has its temporary name
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that no other writer removes it under its temporary name
     return descriptor
 
 
@@ -227,7 +228,7 @@ def _create(name: str, make: Callable[[str], int]) -> int:
     while True:
         descriptor = make(name)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits only for a writer that is removing it
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits only if another writer is removing this temporary
         except OSError:
             return descriptor  # without locks, no writer removes it
         if _has_name(descriptor, name):
@@ -263,7 +264,7 @@ def _lock_leftover(name: str, is_kind: Callable[[int], bool]) -> int | None:
 
 
 def _rename_file(file: BinaryIO, temporary: str, target: str) -> None:
-    if file.name != temporary:  # it has no name yet
+    if file.name != temporary:  # the temporary has no name yet
         # A directory argument makes Python call linkat, which follows the link in /proc; the path is absolute anyway.
         link = partial(os.link, file.name, src_dir_fd=file.fileno(), follow_symlinks=True)
         try:
@@ -276,14 +277,14 @@ def _rename_file(file: BinaryIO, temporary: str, target: str) -> None:
 
 
 def _exchange(new: str, place: str) -> str:
-    """Replace an existing directory by `new`, and return the path to which the old one was moved."""
+    """Replace an existing directory by `new`, and return the path to which the old directory was moved."""
     if _swap(new, place):
         return new
     old = new.removesuffix(".tmp") + ".old"
     descriptor = os.open(place, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # keeps other writers from restoring it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that no other writer restores it
         os.rename(place, old)
         os.rename(new, place)
     except BaseException:

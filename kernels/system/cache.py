@@ -2,8 +2,8 @@
 
 It contains compiled kernels (cubin/), tuning tables (tuned/) and calibrations (abft/), all of which can be recreated.
 A file is read only if the file, its directory and the cache directory belong to this user or root, and no other user
-may write to them. Directories are created with mode 0700 and files with mode 0600. Before a write to a directory of
-this user that others may write to, that permission is removed.
+may write to them. Directories are created with mode 0700 and files with mode 0600. If others may write to a cache
+directory of this user, their permission is removed before the next write.
 """
 
 import errno

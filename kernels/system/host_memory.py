@@ -30,7 +30,7 @@ def available_host_memory(root: str | os.PathLike[str] = "/") -> int:
 
     The result is the smallest of Linux's MemAvailable, the remainders of all memory limits of the process's control
     group and its ancestors, and the remainders of RLIMIT_AS and RLIMIT_DATA. Without /proc/meminfo, half of the
-    machine's memory replaces MemAvailable, or 4 GiB if its size is unknown.
+    machine's memory replaces MemAvailable, or 4 GiB if the machine's memory is unknown.
 
     Parameters
     ----------
@@ -81,7 +81,7 @@ def _cgroups(root: Path) -> Iterator[tuple[int, Path, Path]]:
         version = 2 if found["kind"] == "cgroup2" else 1
         if version not in paths or (version == 1 and "memory" not in found["options"].split(",")):
             continue
-        # A container may see its group's path on the host, while only that group is mounted.
+        # In a container, the path may be that on the host although only the container's group is mounted.
         inside = os.path.relpath(f"/{paths[version]}", _unescaped(found["root"]))
         mount = root / _unescaped(found["point"]).lstrip("/")
         yield version, mount, mount if inside.startswith("..") else mount / inside

@@ -4,7 +4,7 @@ from unicodedata import category
 
 __all__ = ["OneLineError", "one_line", "shown"]
 
-# Longer names of arrays and columns are shortened in messages.
+# The most characters of an array's or column's name in a message; longer names are shortened.
 _MOST_SHOWN = 120
 
 

@@ -13,13 +13,13 @@ from tsapps.kernels.system.printable import OneLineError
 
 __all__ = ["JsonError", "parse_json", "read_json"]
 
-# Files of tsapps have only a few levels. The limit is far below Python's recursion limit, so that callers can print,
-# compare and copy the result.
+# The most levels of nesting; files of tsapps have only a few. The limit is far below Python's recursion limit, so that
+# callers can print, compare and copy the result.
 _MOST_NESTED = 64
-# Integers have at most 64 bits, so that callers can convert them to floats and NumPy accepts them.
+# Integers are below this in magnitude, so that callers can convert them to floats and NumPy accepts them.
 _MOST = 1 << 64
 _MOST_REASON = 200
-# The parsed result may take about twenty times as much memory as the text.
+# The largest file in bytes; the parsed result may take about twenty times as much memory.
 _MOST_BYTES = 1 << 24
 
 

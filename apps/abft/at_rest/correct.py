@@ -33,7 +33,7 @@ def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
     ValueError
         If the matrix has another shape or dtype.
     AmbiguousError
-        If some corruption cannot be located; `verify` returns the rest.
+        If some corruption cannot be located. `verify` returns the corruption that can be located.
     """
     source = as_source(X)
     verdict = verify(source, sidecar)
@@ -67,13 +67,13 @@ def correct(X: Any, sidecar: Sidecar, *, in_place: bool = False) -> Any:
     Raises
     ------
     ValueError
-        If the array has another shape or dtype, or if `in_place` and it is read-only.
+        If the array has another shape or dtype, or if `in_place` is true and the array is read-only.
     AmbiguousError
         If the corruption cannot be repaired; nothing is written.
     ChangedError
-        If the array changes meanwhile; nothing is written.
+        If the array changes during the call; nothing is written.
     TypeError
-        If `X` is not an array, or if `in_place` and it is a data frame.
+        If `X` is not an array, or if `in_place` is true and `X` is a data frame.
     """
     kind = kind_of(X)
     if kind is None:
@@ -100,7 +100,7 @@ def _writable(array: Any) -> bool:
 
 
 def _repair(array: Any, sidecar: Sidecar, verdict: Verdict) -> None:
-    """Repair an array in place; undo it if the result does not match the sidecar."""
+    """Repair an array in place; restore its former bytes if the result does not match the sidecar."""
     array = array if array.ndim == 2 else array[None, :]
     offsets, was = verdict.patches()
     before = overwrite(array, offsets, was)
@@ -110,7 +110,7 @@ def _repair(array: Any, sidecar: Sidecar, verdict: Verdict) -> None:
 
 
 def bytes_in(array: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return single bytes of an array by their offsets, as in `overwrite`."""
+    """Return the bytes of an array at these offsets; see `overwrite` for the order of bytes."""
     _, native, places = _elements_of(array, offsets)
     return native.view(np.uint8)[places]
 
@@ -121,15 +121,15 @@ def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray
     Parameters
     ----------
     array : numpy.ndarray or cupy.ndarray of shape (m, n)
-        Of any strides and byte order.
+        Any strides and byte order.
     offsets : numpy.ndarray of shape (k,), int
-        Ascending, for C order and the machine's byte order.
+        Ascending offsets in the row-major array of the elements in the machine's byte order.
     values : numpy.ndarray of shape (k,), uint8
 
     Returns
     -------
     numpy.ndarray of shape (k,), uint8
-        The values before.
+        The bytes before they were overwritten.
     """
     with nullcontext() if isinstance(array, np.ndarray) else array.device:
         where, native, places = _elements_of(array, offsets)
@@ -146,7 +146,7 @@ def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray
 
 
 def _elements_of(array: Any, offsets: np.ndarray) -> tuple[tuple[Any, Any], np.ndarray, np.ndarray]:
-    """Return the rows and columns of the elements with these bytes, a copy of them, and the bytes' offsets in it."""
+    """Return the (rows, columns) of the elements with these bytes, their copy, and the bytes' offsets in the copy."""
     size = array.itemsize
     elements = np.unique(offsets // size)
     rows, columns = np.divmod(elements, array.shape[1])

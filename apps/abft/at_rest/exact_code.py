@@ -1,18 +1,22 @@
 """The exact code of data at rest: integer checksums that locate and correct corrupted words.
 
-The bytes of the data are little-endian words of 32 bits, so NaN payloads, negative zeros and denormals are words like
-others. `interleave.py` arranges them in blocks of 512. The five sums of a block of L words x₀ … x_{L−1} are
+The bytes of the data are treated as little-endian words of 32 bits, so NaN payloads, negative zeros and denormals need
+no special case. `interleave.py` arranges the words in blocks of 512. The five sums of a block of L words x₀ … x_{L−1}
+are
 
     S_k = Σ_j C(r_j + k − 1, k) · x_j   with   r_j = L − j,   k = 0 … 3,
     S₄  = Σ_j h(r_j) · x_j,
 
-integers below 2⁶⁴; h is a hash of 22 bits (`last_weight`). If words were changed by δ_e, the syndrome, which is the
-difference of the first four sums, gives the moments p_i = Σ δ_e r_e^i, i = 0 … 3, exactly.
+integers below 2⁶⁴; h is a hash of 22 bits (`last_weight`). The *syndrome* of a block is the difference of the current
+and the original sums. If the words with r = r_e were changed by δ_e, the syndrome of the first four sums gives the
+moments p_i = Σ δ_e r_e^i, i = 0 … 3, exactly.
 
-- Four positions never have four zero moments (Vandermonde), so up to four corrupted words are always detected.
-- One corrupted word is at r = p₁ / p₀; two are at the integer roots of Prony's quadratic. Two pairs with the same
-  moments would be four positions with zero moments, so two words are always corrected, whatever their new values.
-- Three or more are refused, except if a pair has the same moments and the same S₄.
+- Changes at up to four positions never have four zero moments (Vandermonde), so up to four corrupted words are always
+  detected.
+- One corrupted word is at r = p₁ / p₀; two are at the integer roots of Prony's quadratic. Two pairs of words with the
+  same moments would be changes at four positions with zero moments. So two corrupted words are always corrected,
+  whatever their new values.
+- Three or more corrupted words are refused, except if two words have the same moments and the same change of S₄.
 
 Source: R. Prony (1795) for the nodes of a sum of powers; I. Reed and G. Solomon (1960) for codes of power sums, here
 over integers instead of a finite field.
@@ -33,10 +37,10 @@ SUMS = 5
 
 
 def last_weight(r: int) -> int:
-    """Return the weight in the last sum of the word from which on a block has r words.
+    """Return h(r), the weight in S₄ of the word that is number r from the end of its block, counted from 1.
 
-    The upper 22 bits of a hash finalizer (MurmurHash3): three or more words changed by small numbers have the last sum
-    of a pair only by chance.
+    h is the upper 22 bits of a hash finalizer (MurmurHash3). With these weights, changes of three or more words have
+    the same S₄ as changes of two words only by chance.
     """
     x = r * 0x9E3779B1 % 2**32
     x = (x ^ x >> 15) * 0x85EBCA77 % 2**32
@@ -44,7 +48,7 @@ def last_weight(r: int) -> int:
     return (x ^ x >> 16) >> 10
 
 
-# Weights of all sums by r; products with 16-bit halves of words are summed exactly in float64.
+# Weights of all sums by r, in float64: sums of their products with the 16-bit halves of words are exact.
 _WEIGHTS = np.array(
     [
         *([comb(r + k - 1, k) if r else 0 for r in range(ROWS + 1)] for k in range(SUMS - 1)),
@@ -52,26 +56,26 @@ _WEIGHTS = np.array(
     ],
     np.float64,
 )
-# Rows and columns of words per product: the converted words fit in a CPU's cache.
+# The most rows and columns of words per matrix product, so that the converted words fit in a CPU's cache.
 _TOGETHER, _BESIDE = 32, 4096
 
 
 class ExactSums:
-    """The sums of all blocks, for bytes added in parts of any size.
+    """The sums of all blocks, computed while the bytes are added in parts of any size.
 
-    The sums of one stripe and one row of words are in memory.
+    Only the sums of the current stripe and one row of words are in memory.
 
     Parameters
     ----------
     of : Layout
     ended : callable
-        Called with the index of a complete stripe and its sums, (5, width) uint64, which the callee owns.
+        Called with the index of each complete stripe and its sums, a new array (5, width) of uint64.
     """
 
     def __init__(self, of: Layout, ended: Callable[[int, np.ndarray], None]) -> None:
         self._of, self._ended = of, ended
         self._came = self._waiting = 0
-        self._row = np.zeros(of.width * WORD, np.uint8)  # a row of words split between parts
+        self._row = np.zeros(of.width * WORD, np.uint8)  # the bytes of an incomplete row of words
         self._stripe = self._done = 0
         self._sums = np.zeros((SUMS, of.width), np.uint64)
 
@@ -81,7 +85,7 @@ class ExactSums:
         Raises
         ------
         ValueError
-            If the layout has fewer bytes.
+            If more bytes were added than the layout has.
         """
         size = len(self._row)
         self._came += len(part)
@@ -129,13 +133,13 @@ class ExactSums:
 
 
 def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
-    """Add rows of words to the sums of their blocks, (5, width); from these on, a block has `left` rows."""
+    """Add rows of words to the sums of their blocks, (5, width); `left` is r of the first of these rows."""
     with one_blas_thread():
         for column in range(0, words.shape[1], _BESIDE):
             to = sums[:, column : column + _BESIDE]
             for begin in range(0, len(words), _TOGETHER):
                 some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
-                # Below 2⁵³, as C(515, 4) · 2¹⁶ and 512 · 2²² · 2¹⁶ are: exact.
+                # Exact, because all sums are below 2⁵³: they are at most C(515, 4) · 2¹⁶ or 512 · 2²² · 2¹⁶.
                 digits = some.view("<u2").astype(np.float64)
                 products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ digits).astype(np.uint64)
                 to += products[:, 0::2] + (products[:, 1::2] << np.uint64(16))
@@ -154,7 +158,7 @@ def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> 
     Returns
     -------
     list of (row, difference) or None
-        Up to two words, and the differences to subtract from them; None if they do not explain the sums.
+        Up to two words, and the differences to subtract from them; None if no such changes explain the sums.
     """
     d = [int(now) - int(then) for now, then in zip(found, expected, strict=True)]
     if not any(d):
@@ -173,12 +177,12 @@ def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> 
 
 
 def _one(p0: int, p1: int) -> list[tuple[int, int]] | None:
-    """Return the (r, δ) with the first two moments; None if r is not an integer."""
+    """Return the single change (r, δ) with moments p0 and p1; None if r is not an integer."""
     return [(p1 // p0, p0)] if p0 and p1 % p0 == 0 else None
 
 
 def _two(p0: int, p1: int, p2: int, p3: int) -> list[tuple[int, int]] | None:
-    """Return the two (r, δ) with these moments, r being the roots of r² − s r + t; None if they are not integers."""
+    """Return the two changes (r, δ) with these moments; None if the roots r of r² − s r + t are not integers."""
     det = p0 * p2 - p1 * p1
     if det == 0:
         return None

@@ -17,8 +17,8 @@ def exact_verdict(
 ) -> Verdict:
     """Return the verdict of the exact code.
 
-    The sums determine which words were changed and by how much. The current words are then read again, and the
-    original values must be words.
+    The sums determine which words were changed and by how much. These words are then read again. A block is refused if
+    an original value, found − difference, is not a 32-bit word.
     """
     of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
     if expected is None:
@@ -33,7 +33,7 @@ def exact_verdict(
     words, differences, blocks = words[order], differences[order], blocks[order]
     found = _words_at(source, words, of)
     was = found - differences
-    # The padding of the last word is zero and cannot change.
+    # The last word may have fewer than four bytes of data; the others are padding and always zero.
     most = np.where(words == of.n_words - 1, 1 << 8 * (of.n_bytes - (of.n_words - 1) * WORD), 1 << 8 * WORD)
     impossible = np.unique(blocks[(was < 0) | (was >= most)])
     possible = ~np.isin(blocks, impossible)
@@ -89,10 +89,10 @@ def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
 
 
 def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
-    """Return the regions of elements that blocks overlap, with the fields of `Region`, (k, 4)."""
+    """Return the region of elements that each block overlaps, with the fields of `Region`, (k, 4)."""
     n, itemsize = sidecar.shape[1], sidecar.itemsize
     stripes, columns = np.divmod(blocks, of.width)
-    # Offsets of words within their row of words, and of the stripe.
+    # Bytes of a matrix row and of a stripe; offsets of the block's first byte and last byte in a row of words.
     row_bytes, stripe_bytes, first = n * itemsize, ROWS * of.width * WORD, columns * WORD
     last = first + WORD - 1
     regions = np.stack(
@@ -104,13 +104,13 @@ def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
         ],
         axis=1,
     )
-    spread = first // row_bytes != last // row_bytes  # across the end of a row
+    spread = first // row_bytes != last // row_bytes  # words that cross the end of a matrix row
     regions[spread | (fold(sidecar.shape, itemsize) == 0), 2:] = 0, n
     return regions
 
 
 class ExactCheck:
-    """Comparison of elements, added in parts, with the exact sums of a sidecar."""
+    """Comparison of a matrix, whose elements are added in parts, with the exact sums of a sidecar."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         self._expected, self._same = sidecar.exact, True

@@ -6,13 +6,13 @@
 with p = 0 … weights − 1: the products A·W and Vᵀ·A with fixed tall matrices W and V of weights. A block of rows and a
 block of columns intersect in a *tile* of block × block elements, which has its own sums of each row and column.
 
-Sums are float64, or float32 for float16 and bfloat16. This module accumulates all sums in float64, and rounds them at
-the end. A GPU accumulates in another order. Two sums of the same q terms with unit roundoff u each differ from the
-exact sum by at most ``γ_q Σ |w x|``, with γ_q = q·u / (1 − q·u), and from each other by at most twice that. Additions
-of denormals are exact. A stored sum that is not finite is ignored.
+Stored sums are float64, or float32 for float16 and bfloat16. This module accumulates all sums in float64, and rounds
+them at the end. A GPU accumulates in another order. A sum of q terms w x with unit roundoff u differs from the exact
+sum by at most ``γ_q Σ |w x|``, with γ_q = q·u / (1 − q·u). So two sums in different orders differ by at most twice that
+bound. Additions of denormals are exact. A stored sum that is not finite is ignored.
 
-With elements near the largest float64, partial sums may overflow although the sum does not. If sums approach that
-range, elements beyond 2⁸⁵⁰ are therefore summed separately, scaled by 2⁻⁶⁴. The weights of an element add up to less
+If elements are near the largest float64, partial sums may overflow although the sum does not. Therefore, if sums
+approach that range, elements beyond 2⁸⁵⁰ are summed separately, scaled by 2⁻⁶⁴. The weights in a sum add up to less
 than 2⁴⁰, so that neither of the two sums overflows.
 
 Source: K.-H. Huang and J. Abraham (1984) for weighted checksums of matrices; N. Higham, Accuracy and Stability of
@@ -37,15 +37,16 @@ __all__ = [
     "sums_dtype",
 ]
 
-#: Supported block sizes; the largest number of weights.
+#: Supported block sizes; the most weights.
 BLOCKS, MOST_WEIGHTS = (256, 512, 1024), 4
 #: Scale of the sums of huge elements: a power of two, so that scaling is exact.
 SCALE = 2.0**-64
 _HALF_TYPES = ("float16", "bfloat16")
-# If a sum of a tile reaches the first number, the tile is summed again, with elements beyond the second one separately:
-# the other sums are then below 2⁸⁹⁰.
+# If a sum of a tile reaches the first number, the tile is summed again, and elements beyond the second number are
+# summed separately. The sums of the other elements are then below 2⁸⁹⁰.
 _LARGE, _HUGE = 2.0**900, 2.0**850
-# Most columns, and approximate number of elements, that are converted at once: they fit in a CPU's cache.
+# The most columns, and the approximate number of elements, that are converted at once, so that they fit in a CPU's
+# cache.
 _COLUMNS, _ELEMENTS = 2048, 1 << 17
 
 
@@ -81,10 +82,10 @@ def columns_shape(shape: Sequence[int], weights: int, block: int) -> tuple[int, 
 
 
 def gamma(block: int, sums: np.dtype) -> float:
-    """Return γ_q of a block's sum in a type.
+    """Return γ_q for a sum of one block, stored in the type `sums`.
 
-    q counts the additions, and the roundings of the element, of its weight, of their product and of the sum. float32
-    sums may be truncated instead of rounded, as tensor cores do.
+    q counts the additions, and the roundings of the element, of its weight, of their product and of the sum. Tensor
+    cores may truncate float32 sums instead of rounding them, which doubles u.
     """
     q_u = (block + 4) * float(np.finfo(sums).eps) / (1 if sums == np.float32 else 2)
     return q_u / (1 - q_u)
@@ -97,7 +98,7 @@ class WeightedSums:
     ----------
     shape : (int, int)
     dtype : str
-        The name of its elements' type.
+        The name of the elements' type.
     weights, block : int
     absolute : bool, optional
         Whether to sum ``|w x|``, for rounding error bounds.
@@ -107,7 +108,8 @@ class WeightedSums:
     rows, columns : numpy.ndarray of float64
         Complete after all parts were added. They are finite if the elements are.
     huge : (numpy.ndarray, numpy.ndarray) or None
-        Sums of huge elements, to add to these, scaled by `SCALE`; None if there are none.
+        Row sums and column sums of huge elements, scaled by `SCALE`, which `rows` and `columns` do not include; None if
+        no element is huge.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, weights: int, block: int, *, absolute: bool = False) -> None:
@@ -120,7 +122,7 @@ class WeightedSums:
         self._huge_here: np.ndarray | None = None
 
     def _zeros(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return zero sums of rows, of columns, and of the columns of the current block of rows."""
+        """Return zeros for the sums of rows, of columns, and of the columns of the current block of rows."""
         weights = len(self._powers)
         rows, columns = (of(self._shape, weights, self._block) for of in (rows_shape, columns_shape))
         return np.zeros(rows), np.zeros(columns), np.zeros((weights, self._shape[1]))
@@ -134,7 +136,7 @@ class WeightedSums:
             return rows.astype(self._kind, copy=False), columns.astype(self._kind, copy=False)
 
     def add(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add rows, or a piece of one row that begins at a multiple of the block.
+        """Add whole rows, or a piece of one row that begins at a multiple of the block size.
 
         Parameters
         ----------
@@ -146,7 +148,7 @@ class WeightedSums:
             self._add(row, column, elements)
 
     def _add(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add a part, by pieces of one block of rows."""
+        """Add a part of the matrix, split at the boundaries of blocks of rows."""
         width = min(elements.shape[1], _COLUMNS)
         height = max(1, min(self._block, _ELEMENTS // width))
         begin = 0
@@ -174,7 +176,7 @@ class WeightedSums:
             sums = self._multiply(row, column, tile, self.rows)
             bands = slice(column // self._block, -(-across.stop // self._block))
             of_rows = self.rows[bands, :, row : row + len(tile)]
-            # Sums of other types do not approach overflow.
+            # Only sums of float64 elements can approach overflow.
             if elements.dtype == np.float64 and (_large(sums) or _large(of_rows)):
                 huge = np.abs(tile) > _HUGE
                 if huge.any():
@@ -184,7 +186,7 @@ class WeightedSums:
             self._here[:, across] += sums
 
     def _multiply(self, row: int, column: int, tile: np.ndarray, rows: np.ndarray) -> np.ndarray:
-        """Write the row sums of a tile, and return its column sums."""
+        """Write the row sums of a tile to `rows`, and return its column sums."""
         for j in range(0, tile.shape[1], self._block):
             piece = tile[:, j : j + self._block]
             band = (column + j) // self._block

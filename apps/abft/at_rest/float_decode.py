@@ -1,16 +1,16 @@
 """Decoding of the float code: locates corrupted elements at the crossings of a tile's rows and columns.
 
-A sum mismatches if it differs from the stored one by more than two summation orders can (see `float_code.py`).
-Mismatching rows and columns of a tile cross at the corrupted elements:
+A sum *mismatches* if it differs from the stored sum by more than another order of additions can explain (see
+`float_code.py`). The corrupted elements of a tile are where its mismatching rows and columns cross:
 
-- one row and one column cross at one element;
-- k rows and k columns cross at k elements, if the sums of each row point to a different column, by the ratio of two
-  sums or by its only non-finite element.
+- One mismatching row and one mismatching column cross at the corrupted element.
+- With k mismatching rows and k columns, each row must point to a different column, by the ratio of its two sums or by
+  its only non-finite element. Then there are k corrupted elements.
 
-Each sum, minus its other elements, is an interval that contains the original element. If exactly one number of the
-element's type is in all intervals, it is the original. If there are more, the element is located but not corrected. So
-float32 and integers of up to 32 bits, which have far fewer digits than their sums, are corrected; float64 and 16-bit
-types rarely are.
+A stored sum minus the other elements gives the original element up to rounding: an interval. If exactly one number of
+the element's type is in the intervals of all its sums, that number is the original. If there are more such numbers, the
+element is located but not corrected. So float32 and integers of up to 32 bits, which have far fewer digits than their
+sums, are corrected; float64 and 16-bit types rarely are.
 """
 
 from typing import NamedTuple
@@ -26,12 +26,12 @@ from tsapps.apps.abft.at_rest.verdict import Region, Verdict
 
 __all__ = ["WeightedCheck", "weighted_verdict"]
 
-# Bytes of tiles that are in memory at once.
+# The most bytes of tiles that are in memory at once.
 _TILES_BYTES = 1 << 26
 
 
 class WeightedCheck:
-    """Comparison of elements, added in parts, with the weighted sums of a sidecar.
+    """Comparison of a matrix, whose elements are added in parts, with the weighted sums of a sidecar.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ class WeightedCheck:
         -------
         rows : numpy.ndarray of shape (⌈n / block⌉, m), bool
         columns : numpy.ndarray of shape (⌈m / block⌉, n), bool
-            Whether the sum of any weight does.
+            True for each row and column of a block with such a sum, for any of the weights.
         """
         if self._magnitudes is None:
             if source is None:
@@ -87,7 +87,7 @@ class WeightedCheck:
         return rows, columns
 
     def passed(self) -> bool:
-        """Return whether none does, after all elements were added."""
+        """Return whether no sum differs by more than rounding, after all elements were added."""
         return not any(wrong.any() for wrong in self.wrong())
 
 
@@ -120,10 +120,11 @@ def _of(sums: WeightedSums, lines: int) -> _Sums:
 
 
 def _apart(stored: np.ndarray, found: _Sums, bound: float, magnitudes: _Sums) -> np.ndarray:
-    """Return where sums (blocks, weights, lines) of any weight differ by more than the bound, (blocks, lines).
+    """Return, for each block and line, whether stored and found sums differ by more than rounding, for any weight.
 
-    Sums with huge elements are compared scaled by `SCALE`, so that neither they nor their bounds overflow. Other sums
-    and magnitudes are below 2⁹¹⁰, since a block has at most 2¹⁰ tiles.
+    The arguments have shape (blocks, weights, lines), the result (blocks, lines). Sums with huge elements are compared
+    scaled by `SCALE`, so that neither the sums nor their bounds overflow. Other sums and magnitudes are below 2⁹¹⁰,
+    since a block has at most 2¹⁰ tiles.
     """
     wrong = np.empty((stored.shape[0], stored.shape[2]), bool)
     for block in range(len(stored)):
@@ -139,7 +140,7 @@ def _apart(stored: np.ndarray, found: _Sums, bound: float, magnitudes: _Sums) ->
 
 
 class _Tile(NamedTuple):
-    """Mismatching rows and columns of one tile, as indices of the matrix."""
+    """A tile, by its block of rows (`band`) and block of columns (`side`), and its mismatching rows and columns."""
 
     band: int
     side: int
@@ -150,9 +151,10 @@ class _Tile(NamedTuple):
 def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = None) -> Verdict:
     """Return the verdict of the float code.
 
-    It takes one pass if all sums are bit-identical, a second one for the error bounds if not, and one per 64 MiB of
-    tiles that may be corrected. An array on a GPU is first read there if a kernel supports it, which reproduces sums
-    that the kernel computed; only if they differ does the CPU read it.
+    One pass over the matrix suffices if all sums are bit-identical. Otherwise a second pass computes the error bounds,
+    and one further pass reads each 64 MiB of tiles that may be corrected. An array on a GPU is first checked there, if
+    a kernel supports it: the kernel reproduces the bits of sums that it computed itself. The CPU reads the array only
+    if the sums differ.
     """
     of, weights, block = layout(sidecar.shape, sidecar.itemsize), sidecar.weights, sidecar.block
     by_gpu = sums_on_gpu(source, None, of, code="float", weights=weights, block=block, progress=progress)
@@ -193,7 +195,7 @@ def _tiles(rows_wrong: np.ndarray, columns_wrong: np.ndarray, block: int) -> lis
 
 
 def _whole(tile: _Tile, sidecar: Sidecar) -> Region:
-    """Return the region of a tile's mismatching rows and columns; all rows, or all columns, if none mismatch."""
+    """Return the region of a tile's mismatching rows and columns; all rows (or columns) if no row (or column) does."""
     (m, n), block = sidecar.shape, sidecar.block
     rows = tile.rows or [tile.band * block, min(m, (tile.band + 1) * block) - 1]
     columns = tile.columns or [tile.side * block, min(n, (tile.side + 1) * block) - 1]
@@ -218,7 +220,10 @@ def _read(source: Source, tiles: list[_Tile], block: int) -> list[np.ndarray]:
 
 
 def _solved(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> tuple[list[tuple[int, int, int]], list[Region]]:
-    """Return the faults of a tile and its elements that cannot be corrected; or its whole region if it is unclear."""
+    """Return the faults of a tile that can be corrected, and the regions that cannot.
+
+    A region is one element, or all mismatching rows and columns if the crossings are unclear.
+    """
     block, n = sidecar.block, sidecar.shape[1]
     top, left = tile.band * block, tile.side * block
     crossings = _crossings(tile, elements, sidecar)
@@ -238,7 +243,7 @@ def _solved(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> tuple[list[t
 
 
 def _crossings(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> list[tuple[int, int]]:
-    """Return the crossing of each row of a tile with its column, as indices of the tile; an empty list if unclear."""
+    """Return (row, column) of each corrupted element, as indices in the tile; an empty list if they are unclear."""
     top, left = tile.band * sidecar.block, tile.side * sidecar.block
     columns = [column - left for column in tile.columns]
     if len(columns) == 1:
@@ -258,9 +263,9 @@ def _crossings(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> list[tupl
 
 
 def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: Sidecar) -> np.ndarray | None:
-    """Return the possible originals of an element of a tile: one, two if there are more, None if there are none.
+    """Return the possible originals of an element: the only number, two numbers if there are more, None if none.
 
-    The intervals are twice as wide as rounding, because of undetected errors of other elements.
+    The intervals are twice as wide as rounding requires, because other elements may have undetected errors.
     """
     rows, columns = _stored(sidecar)
     lines = (
@@ -291,7 +296,7 @@ def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: 
 
 
 def _numbers(low: float, high: float, dtype: np.dtype) -> np.ndarray | None:
-    """Return the numbers of a type from `low` to `high`: one, two if there are more, None if there are none."""
+    """Return the only number of a type from `low` to `high`; two numbers if there are more; None if there is none."""
     if dtype.kind in "iu":
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
         first, last = np.ceil(max(low, float(least))), np.floor(min(high, float(most)))
@@ -301,7 +306,7 @@ def _numbers(low: float, high: float, dtype: np.dtype) -> np.ndarray | None:
     if low > high:
         return None
     both = np.array([low, high]).astype(dtype)
-    # Rounding is monotonic: a number between the two is between their rounded values.
+    # Rounding is monotonic: a number of the type between low and high is between their rounded values.
     if both[0] != both[1] or not np.isfinite(both[0].astype(np.float64)):
         return both
     return both[:1] if low <= float(both[0]) <= high else None

@@ -8,10 +8,11 @@ of `width` words, and 512 consecutive words of a column form a *block*:
     row 1     word width …                                    the last stripe may have fewer rows
     …
 
-A row of words consists of `fold` rows of the matrix. So each block stays within the same columns of the matrix, and a
-kernel that reads along columns sums whole blocks. An overwritten run of `width` words (a sector, a page) touches one
-word of each block: rows of a skinny matrix are folded until a row of words has up to 4 KiB, a page. A matrix with too
-few rows for full blocks is *flat*: its words are interleaved over up to 4096 columns, independent of its own columns.
+A row of words consists of `fold` rows of the matrix. So the words of a block are in the same columns of the matrix, and
+a kernel that reads along columns sums whole blocks. If `width` consecutive words are overwritten (a sector, a page),
+only one word of each block changes. For this reason, the rows of a skinny matrix are folded until a row of words has up
+to 4 KiB, a page. A matrix with too few rows for full blocks is *flat*: its words are interleaved over up to 4096
+columns, independent of the columns of the matrix.
 """
 
 from collections.abc import Sequence
@@ -21,20 +22,21 @@ __all__ = ["ROWS", "WORD", "Layout", "fold", "layout"]
 
 #: Words of a block; bytes of a word.
 ROWS, WORD = 512, 4
-# Most bytes of a folded row of words, a page, and most words of a flat row. Wider rows are not folded: a GPU then sums
-# words and elements in one pass.
+# The most bytes of a folded row of words, a page; the most words in a row of a flat matrix. Longer rows of a matrix are
+# not folded, so that a GPU can sum words and elements in one pass.
 _FOLDED_BYTES, _FLAT_WIDTH = 4096, 4096
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The interleaving of a number of bytes.
+    """The interleaving of the bytes of a matrix.
 
     Attributes
     ----------
     n_bytes : int
+        Number of bytes.
     width : int
-        Columns of words.
+        Words per row of words.
     """
 
     n_bytes: int
@@ -51,12 +53,12 @@ class Layout:
         return -(-self.n_words // (self.width * ROWS))
 
     def rows(self, stripe: int) -> int:
-        """Return the rows of a stripe; words past the last are zero."""
+        """Return the number of rows of a stripe; words beyond the data are zero."""
         left = self.n_words - stripe * self.width * ROWS
         return min(ROWS, -(-left // self.width))
 
     def stripe_bytes(self, stripe: int) -> tuple[int, int]:
-        """Return the offsets of the begin and the end of a stripe's bytes."""
+        """Return the offsets of a stripe's first byte and of the byte after its last."""
         begin = stripe * ROWS * self.width * WORD
         return begin, min(self.n_bytes, begin + ROWS * self.width * WORD)
 

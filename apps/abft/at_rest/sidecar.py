@@ -51,7 +51,7 @@ __all__ = [
 
 FORMAT, VERSION = "tsapps-abft", "1"
 _LENGTH = struct.Struct("<Q")
-# Largest valid length of a header; real ones have some hundred bytes.
+# The largest valid length of a header in bytes; headers of sidecars have some hundred bytes.
 _MOST_HEADER = 1 << 20
 _TYPES: dict[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
 _TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
@@ -70,9 +70,9 @@ class Sidecar:
     shape : tuple of int
         (m, n).
     dtype : str
-        The name of its elements' type.
+        The name of the type of the matrix's elements.
     n_bytes : int
-        Bytes of its elements.
+        Bytes of all elements.
     exact : numpy.ndarray of shape (stripes, 5, width), uint64, or None
         The sums of `at_rest/exact_code.py`.
     rows : numpy.ndarray of shape (⌈n / block⌉, weights, m), float64 or float32, or None
@@ -117,7 +117,7 @@ class Sidecar:
                     f"the {name} sums of {self.shape[0]} × {self.shape[1]} {self.dtype} are {dtype} of shape {shape}, "
                     f"got {found.dtype} of shape {found.shape}"
                 )
-            # Read-only, since GPUs may keep a copy.
+            # Read-only, since a GPU may hold a copy that must remain equal.
             found = found.view()
             found.flags.writeable = False
             object.__setattr__(self, name, found)

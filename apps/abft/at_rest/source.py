@@ -1,4 +1,4 @@
-"""Matrices read in blocks of rows, from arrays and files, and single bytes of them."""
+"""Matrices that are read in blocks of rows, or byte by byte at given offsets, from arrays and files."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -22,9 +22,10 @@ __all__ = [
 #: Called with the number of bytes that a pass has read so far.
 Progress = Callable[[int], None]
 
-# Bytes per block of rows; up to the second number if the first has too few rows for fast products.
+# Target bytes of a block of rows. If such a block has fewer than _LEAST_ROWS rows, too few for fast products, the block
+# may have up to _MOST_PART_BYTES.
 _PART_BYTES, _MOST_PART_BYTES, _LEAST_ROWS = 1 << 24, 1 << 26, 32
-# Elements per piece of a longer row: a multiple of all block sizes of weighted sums.
+# The most elements of a piece of a longer row: a multiple of all block sizes of weighted sums.
 _PART_COLUMNS = 1 << 20
 
 
@@ -83,7 +84,7 @@ class ArraySource:
 
         with self.array.device:
             which = cupy.asarray(which) if isinstance(which, np.ndarray) else which
-            # As integers: CuPy transposes floating-point arrays by cuBLAS, which alters NaNs.
+            # The bits are copied as integers: CuPy transposes floating-point arrays by cuBLAS, which alters NaNs.
             bits = self.array.view(f"u{self.dtype.itemsize}")[which]
             return cupy.ascontiguousarray(bits).view(self.array.dtype)
 
@@ -99,9 +100,9 @@ def as_source(X: Any) -> Source:
     Raises
     ------
     TypeError
-        If it is neither, or its dtype is not an integer or floating-point type.
+        If X is neither an array nor a source, or its dtype is not an integer or floating-point type.
     ValueError
-        If it is empty, or has more than two dimensions.
+        If X is empty, or has more than two dimensions.
     """
     if kind_of(X) is None and hasattr(X, "blocks") and hasattr(X, "rows"):
         return X
@@ -120,7 +121,7 @@ def as_source(X: Any) -> Source:
 
 
 def whole_on_gpu(source: Any) -> Any | None:
-    """Return the CuPy array of a source; None if it has none."""
+    """Return the CuPy array that holds the whole matrix of a source; None if there is no such array."""
     array = getattr(source, "array", None)
     return None if array is None or isinstance(array, np.ndarray) or not hasattr(array, "device") else array
 
@@ -149,7 +150,7 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
     row, column : int
         Indices of the first element; the column is a multiple of 2²⁰.
     elements : numpy.ndarray of shape (some, some)
-        Whole rows, or a piece of one; C-contiguous.
+        Whole rows, or a piece of one row; C-contiguous.
     """
     row_bytes = source.shape[1] * source.dtype.itemsize
     pieces: Iterator[tuple[int, int, Any]]
@@ -168,7 +169,7 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
 
 
 def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:
-    """Return single bytes of a source by their ascending offsets; reads only their rows if these are few.
+    """Return the bytes of a source at ascending offsets; if their rows are few, only these rows are read.
 
     Returns
     -------

@@ -1,4 +1,4 @@
-"""Result of a verification: faults that can be repaired, and regions that cannot."""
+"""Result of a verification: faults that can be repaired, and regions that cannot be repaired."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
@@ -45,8 +45,8 @@ class Fault(NamedTuple):
     found, was : int
         The corrupted and the original bytes, as little-endian unsigned integers.
     size : int
-        Number of bytes: 4, a word, by the exact code; the size of an element by the float code. The last word is padded
-        with zeros.
+        Number of bytes: 4 (a word) for the exact code, the size of an element for the float code. The last word of a
+        matrix may be padded with zeros.
     """
 
     offset: int
@@ -65,13 +65,13 @@ class Region(NamedTuple):
 
 
 class Records(Sequence[_T]):
-    """Records stored as rows of an array, since there may be millions.
+    """A sequence of records that are stored as rows of one array, since there may be millions of records.
 
     Parameters
     ----------
     array : numpy.ndarray of shape (k, fields)
     make : callable
-        Returns the record of a row's numbers.
+        Makes a record from the numbers of a row.
     """
 
     def __init__(self, array: np.ndarray, make: Callable[..., _T]) -> None:
@@ -92,7 +92,7 @@ class Records(Sequence[_T]):
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and list(self) == list(other)
 
-    __hash__ = None  # type: ignore[assignment]  # as lists have none
+    __hash__ = None  # type: ignore[assignment]  # not hashable, like a list
 
     def __repr__(self) -> str:
         return f"<{len(self)} records: {', '.join(map(str, self[:3]))}{', …' if len(self) > 3 else ''}>"
@@ -104,18 +104,19 @@ class Verdict:
     Parameters
     ----------
     faults : array-like of shape (k, 3), uint64, optional
-        Offset, found and was.
+        The fields `offset`, `found` and `was` of each `Fault`.
     refused : array-like of shape (k, 4), int64, optional
-        As `Region` has them.
+        The fields of each `Region`.
     size : int, optional
-        Bytes of every fault.
+        Bytes of each fault.
 
     Attributes
     ----------
     faults : sequence of Fault
         Corruption that can be repaired, by offset.
     refused : sequence of Region
-        Corruption that cannot be repaired. A region of one element is wrong; of a larger region, some elements are.
+        Corruption that cannot be repaired. If a region has one element, that element is wrong; in a larger region, some
+        of the elements are wrong.
     """
 
     def __init__(self, faults: Any = (), refused: Any = (), size: int = WORD) -> None:

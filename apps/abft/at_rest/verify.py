@@ -1,7 +1,7 @@
 """Encode, verify and restore data at rest.
 
-Each reads a matrix of any size in one pass over its rows; besides the checksums, some tens of MiB are in memory. The
-bytes of a matrix are those of its elements in row-major order, little-endian.
+Each function reads a matrix of any size in passes over its rows. Apart from the checksums, it needs some tens of MiB of
+memory. The bytes of a matrix are those of its elements in row-major order, little-endian.
 """
 
 from collections.abc import Iterator
@@ -40,20 +40,20 @@ def encode(
     Parameters
     ----------
     X : array of any library, or Matrix
-        NumPy, CuPy, torch, an object with DLPack or ``__cuda_array_interface__``, or a result of `open_matrix`; of any
-        size; read once. One-dimensional arrays are matrices of one row.
+        NumPy, CuPy, torch, an object with DLPack or ``__cuda_array_interface__``, or a result of `open_matrix`. X may
+        have any size, and is read once. A one-dimensional array is a matrix of one row.
     code : {"both", "exact", "float"}, optional
-        "exact" stores sums of words: they repair any two of 512 words bit by bit, and take 2 % of the data. "float"
-        stores weighted sums of elements along rows and columns, which a matrix product preserves. They take
-        8·weights·(m·⌈n / block⌉ + n·⌈m / block⌉) bytes, or half of it for float16 and bfloat16: more than a matrix with
-        few rows or columns.
+        "exact" stores sums of words, of 2 % of the data's size. They repair any two of 512 words bit by bit. "float"
+        stores weighted sums of elements along rows and columns, which a matrix product preserves. These sums have
+        8·weights·(m·⌈n / block⌉ + n·⌈m / block⌉) bytes, or half of that for float16 and bfloat16. If a matrix has few
+        rows or columns, they are larger than the matrix.
     weights : int, optional
         Number of weights of the float code, 1 to 4.
     block : int, optional
         Elements per sum of the float code: 256, 512 or 1024.
     device : {"auto", "cpu", "cuda", "cuda:i"}, optional
         The device for data in host memory or in a file; by default the CPU. An array on a GPU is encoded there. GPUs of
-        compute capability 9.0 or higher support up to 2 weights and blocks of 512; the CPU does all else.
+        compute capability 9.0 or higher support up to 2 weights and blocks of 512; otherwise the CPU computes the sums.
     progress : callable, optional
         Called with the number of bytes read so far.
 
@@ -106,7 +106,7 @@ def encode(
 
 
 def gpu_of(device: str | None) -> int | None:
-    """Return the index of a device's GPU; None for the CPU and by default."""
+    """Return the index of the GPU that `device` selects; None for the CPU, which is the default."""
     choice = None if device is None else choose_device(device)
     return choice.index if choice is not None and choice.is_gpu else None
 
@@ -116,7 +116,7 @@ def sums_of(
 ) -> dict[str, np.ndarray]:
     """Return the tensors of a matrix's sidecar, by name, in one pass.
 
-    Arrays on a GPU are read there if a kernel supports them, all else on `gpu` or on the CPU.
+    An array on a GPU is read there if a kernel supports it. Other matrices are read by GPU `gpu` or by the CPU.
     """
     of = layout(source.shape, source.dtype.itemsize)
     if code != "exact":
@@ -151,16 +151,16 @@ def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Pro
     - changes within the rounding of its sums, the sign of a zero, and the payload of a NaN;
     - changes in rows and columns that have non-finite elements, or whose sum overflows (float64 and bfloat16).
 
-    An array on a GPU is verified there. The exact sums stay on that GPU for the next call, 2 % of the array, as long as
-    the sidecar object exists.
+    An array on a GPU is verified there. A copy of the exact sums, 2 % of the array, remains in that GPU's memory for
+    later calls, as long as the sidecar object exists.
 
     Parameters
     ----------
     X : array of any library, or Matrix
-        As for `encode`; may be on another device than then.
+        As for `encode`; X may be on another device than at encoding.
     sidecar : Sidecar
     device : {"auto", "cpu", "cuda", "cuda:i"}, optional
-        As for `encode`, for the exact code.
+        As for `encode`; used only with the exact code.
     progress : callable, optional
         Called with the number of bytes read so far; reading corrupted parts again is not counted.
 
@@ -186,8 +186,8 @@ def repaired(
 ) -> Iterator[bytes]:
     """Return the original bytes of a corrupted matrix, some MiB at a time.
 
-    The matrix is read twice: to verify it, before this function returns; and while the iterator yields its bytes. The
-    repaired bytes must match the sidecar.
+    The matrix is read twice: first to verify it, before this function returns; then while the iterator yields its
+    bytes. At its end, the iterator checks that the repaired bytes match the sidecar.
 
     Parameters
     ----------
@@ -201,7 +201,7 @@ def repaired(
     Returns
     -------
     iterator of bytes
-        The bytes of the elements in row-major order. If it raises `ChangedError`, discard all bytes.
+        The bytes of the elements in row-major order. If the iterator raises `ChangedError`, discard all bytes.
 
     Raises
     ------
@@ -218,7 +218,7 @@ def repaired(
 
 
 def _patched(source: Source, sidecar: Sidecar, verdict: Verdict, progress: Progress | None) -> Iterator[bytes]:
-    """Yield the bytes of a matrix with patches, and hold their sums against the sidecar's."""
+    """Yield the bytes of a matrix with patches applied; at the end, compare their sums with the sidecar's."""
     offsets, was = verdict.patches()
     check: ExactCheck | WeightedCheck = WeightedCheck(sidecar) if sidecar.exact is None else ExactCheck(sidecar)
     begin = 0

@@ -1,29 +1,30 @@
 """Calibration of the statistical threshold: the measured scale of rounding errors on a device.
 
-Products of random matrices at several depths k, before rounding to 16 bits, are compared with exact ones. An element's
-error, relative to the deviation of the rounding-error model (rounding_model.py), is modelled as sub-Gaussian with scale
-e, the largest of the following over the distributions:
+Sums of k products, before rounding to 16 bits, are compared with exact sums, for random matrices and several depths k.
+Let x be the error of an element, relative to the deviation of the rounding-error model (rounding_model.py). x is
+modelled as sub-Gaussian with scale e: ``|x|`` exceeds e · c(p) with probability at most p, with c(p) = √(2 ln(2/p)). e
+is the largest of the following numbers, over all distributions of the data:
 
-- The root mean square of the errors, at the upper end of its χ² interval.
-- The scale of the tail. Among the largest 256th, those beyond y, the mean of x² − y² is 2e² if the tail is Gaussian. e
-  uses the upper end of that mean's interval, and is at least y / c(q), with q the upper end of the tail's share. If the
-  tail continues as it begins, P(x² > y² + z) ≤ q exp(−z / 2e²), then e · c(p) is exceeded with probability ≤ p for any
-  p below q: (e · c(p))² = 2e² ln(2/q) + 2e² ln(q/p) ≥ y² + 2e² ln(q/p). e is also at least the largest of n errors
-  over c(1/n).
-- u/√3, for sequential additions whose errors are uniform up to half a last place. Data that lose less, such as data of
-  few bits, give no information about others.
+- The root mean square of x, at the upper end of its χ² interval.
+- The scale of the tail: the 256th of the elements with the largest ``|x|``, those beyond y. If the tail is Gaussian,
+  the mean of x² − y² is 2e²; e uses the upper end of the mean's confidence interval. e is also at least y / c(q), with
+  q the upper end of the tail's share of the elements. If the tail continues as it begins, P(x² > y² + z) ≤ q
+  exp(−z / 2e²), then e · c(p) is exceeded with probability ≤ p for any p below q: (e · c(p))² = 2e² ln(2/q) + 2e²
+  ln(q/p) ≥ y² + 2e² ln(q/p). Finally, e is at least the largest ``|x|`` of n elements, divided by c(1/n).
+- u/√3, the scale for sequential additions whose errors are uniform up to half a last place; u is the unit roundoff.
+  Data with smaller errors, such as numbers of few bits, give no information about other data.
 
-On a GPU, that is e of our own kernels. The sums of cuBLAS are not accessible before rounding to 16 bits. cuBLAS was
-seen to add sequentially, and long sequential sums have a larger e: tensor cores truncate 16-bit products, so the error
-of positive data drifts in proportion to the depth. So the calibration also measures sequential sums.
+On a GPU, this e applies to our own kernels. The sums of cuBLAS are not accessible before rounding to 16 bits. cuBLAS
+was seen to add sequentially, and long sequential sums have a larger e: tensor cores truncate 16-bit products, so the
+error of positive data drifts in proportion to the depth. So the calibration also measures sequential sums.
 
-A BLAS may have several accumulators that take products in turn, and their number may differ between rows. For data that
-cancel in pairs, a wrong number makes e tens of times larger than other data need. So the calibration of a CPU tries
-several models and selects the one with the smallest threshold. Other libraries' products have an unknown order: their
-model and e cover the BLAS's sums and sequential sums.
+A BLAS may distribute products over several accumulators in turn, and their number may differ between rows. For data
+that cancel in pairs, a model with the wrong number makes e tens of times larger than other data need. So the
+calibration of a CPU tries several models and selects the model with the smallest threshold. Products by other libraries
+have an unknown order: their model and e cover the BLAS's sums and sequential sums.
 
-On a GPU, sums are also compared with their bit-exact emulation (emulated_gemm.cuh). If all agree, e only bounds the
-residuals of rows, and elements are compared bit for bit.
+On a GPU, sums are also compared with their bit-exact emulation (emulated_gemm.cuh). If all sums equal their emulation,
+elements are compared bit for bit, and e only bounds the residuals of rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -51,16 +52,16 @@ __all__ = ["DEPTHS", "Calibration", "Depth", "Scale", "calibrate", "device_name"
 
 #: The measured depths.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Columns of a measured product; least elements of a distribution to be significant; the share of the tail.
+# Columns of a measured product; the least elements of a distribution, below which it is ignored; the tail's share.
 _COLUMNS, _LEAST_ELEMENTS, _TAIL = 16, 64, 1 / 256
-# Numbers of accumulators in the candidate models of a BLAS; rows of the products that select one, and the confidence
-# level of their tails.
+# Numbers of accumulators in the candidate models of a BLAS; the rows of the products by which a model is selected, and
+# the confidence level of their tails.
 _ACCUMULATORS, _SELECT_ROWS, _SELECT_LEVEL = ((1,), (2,), (4,), (1, 2), (1, 2, 4)), 64, 0.5
 # Depths of the products that select the model for all depths.
 _SELECT_DEPTHS = (256, 1024)
 _CPU = "cpu"
-#: Distributions: mean zero, positive, long-tailed, wide range, mostly zero, and two that cancel in pairs. The first of
-#: these has nearly equal magnitudes, which have no bits to lose in 16-bit types; the second does.
+#: Distributions: mean zero, positive, long-tailed, wide range, mostly zero, and two that cancel in pairs. Of the last
+#: two, the first has nearly equal magnitudes, so that 16-bit types lose no bits; with the second they lose some.
 _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
     lambda rng, shape: rng.uniform(0, 1, shape),
@@ -79,13 +80,13 @@ class Scale:
     Attributes
     ----------
     walk : RoundingModel
-        The model whose deviation errors are relative to.
+        The model of the deviation by which errors are divided.
     error : float
         e: the larger of `high` and `tail`, and at least that of sequential additions.
     low, high : float
         The confidence interval of the root mean square of relative errors; the largest over the distributions.
     tail : float
-        The upper end of the interval of the tail's scale; the largest over the distributions.
+        The upper end of the confidence interval of the tail's scale; the largest over the distributions.
     """
 
     walk: RoundingModel
@@ -107,7 +108,7 @@ class Depth:
     own : Scale
         Products that `matmul` computes by our own kernels or the CPU's BLAS.
     others : Scale
-        Products by cuBLAS or other libraries: measured on the sums of `own` and on sequential sums.
+        Products by cuBLAS or other libraries: measured on the sums of `own` products and on sequential sums.
     predicted : bool
         Whether all sums by our own kernels on a GPU equal their bit-exact emulation.
     """
@@ -152,15 +153,16 @@ class Calibration:
         return all(depth.predicted for depth in self.depths)
 
     def error(self, k: int, *, own: bool = True) -> float:
-        """Return e for sums of k products: the maximum of both neighboring depths; beyond the last, e grows as √k.
+        """Return e for sums of k products: the larger e of the two neighboring measured depths.
 
-        Relative to the deviation, the error grows no faster, even if all additions round in the same direction.
+        Beyond the last measured depth, e grows as √k. Relative to the deviation, the error grows no faster, even if all
+        additions round in the same direction.
 
         Parameters
         ----------
         k : int
         own : bool
-            Whether `matmul` computes them by our own kernels or the CPU's BLAS.
+            Whether `matmul` computes the sums, by our own kernels or the CPU's BLAS; otherwise another library does.
         """
         scales, last = self._at(k, own=own), self.depths[-1].k
         return max(scale.error for scale in scales) * sqrt(max(1.0, k / last))
@@ -186,13 +188,14 @@ def calibrate(
     ----------
     dtype : {"float64", "float32", "float16", "bfloat16"}
     device : int, optional
-        The index of a GPU; the CPU, if not given.
+        The index of a GPU; by default the CPU.
     p : float
         The false positive rate of an element, at least 10⁻¹².
     level : float
         The confidence level of each interval, between 0 and 1.
     rows : int
-        Rows of each measured product, at least 16; there are 16 columns, and seven distributions.
+        Rows of each measured product, at least 16. At each depth, one product with 16 columns is measured for each of
+        seven distributions.
     seed : int
 
     Returns
@@ -204,7 +207,7 @@ def calibrate(
     ValueError
         If an argument is out of range.
     ArithmeticError
-        If sums of the device that are exact in any order are not exact: it has no statistical threshold.
+        If the device makes errors in sums that are exact in any order; then it has no statistical threshold.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -230,7 +233,7 @@ class _Product:
     sequential: list[np.ndarray]
 
     def sums(self, *, own: bool) -> list[np.ndarray]:
-        """Return the device's own sums, or those that stand for other libraries."""
+        """Return the device's own sums; or all sums that represent other libraries, if not `own`."""
         return [self.own] if own else [self.own, *self.sequential]
 
 
@@ -254,7 +257,7 @@ def _measured(
     rows: int,
     rng: np.random.Generator,
 ) -> Depth:
-    """Measure sums of k products, relative to the deviations of both models: of own and of other products."""
+    """Measure the errors of sums of k products; `models` are those of our own products and of other products."""
     predicted = device is not None
     relative: tuple[list[np.ndarray], ...] = ([], [])
     for product in _products(dtype, device, k, rows, rng):
@@ -271,11 +274,12 @@ def _measured(
 def _models_of(
     dtype: str, device: int | None, rows: int, rng: np.random.Generator
 ) -> tuple[RoundingModel, RoundingModel]:
-    """Return the models of own and of other products; on a CPU, those with the smallest thresholds."""
+    """Return the models of our own and of other products; on a CPU, the models with the smallest thresholds."""
     if device is not None:
         return (RoundingModel(product_variance(dtype)),) * 2
     samples = [list(_products(dtype, device, k, rows, rng, _SELECT_ROWS)) for k in _SELECT_DEPTHS]
-    # Products of 16-bit types are not rounded, but sums that lose nothing in one order may lose bits in another.
+    # ρ is 0 if products are not rounded. Not tried for 16-bit types, although their products are exact: sums that lose
+    # no bits in one order may lose bits in another.
     every_rho = (PRODUCT_VARIANCE, 0.0) if dtype in ("float64", "float32") else (PRODUCT_VARIANCE,)
     known = [RoundingModel(products, q, product_cpu.RUN) for products in every_rho for q in _ACCUMULATORS]
     unknown = [RoundingModel(accumulators=q) for q in _ACCUMULATORS]
@@ -283,7 +287,7 @@ def _models_of(
 
 
 def _select(models: list[RoundingModel], samples: list[list[_Product]], dtype: str, *, own: bool) -> RoundingModel:
-    """Return the model with the smallest ratio of threshold to rounding errors, at its largest over the samples."""
+    """Return the model whose largest ratio of threshold to rounding errors, over the samples, is the smallest."""
 
     def ratio(model: RoundingModel, products: list[_Product]) -> float:
         error, largest = summed_unit(dtype) / sqrt(3), 0.0
@@ -333,7 +337,7 @@ def _chi_square(n: int, level: float) -> tuple[float, float]:
 
 
 def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.ndarray:
-    """Return A · B as a device accumulates it, before rounding to 16 bits; on a GPU, B has a multiple of 8 columns."""
+    """Return A · B as a device accumulates it, before rounding to 16 bits; a GPU needs a multiple of 8 columns in B."""
     if device is None:
         work = product_cpu.working_type(A.dtype)
         return product_cpu.multiply(A.astype(work), B.astype(work)).astype(np.float64)
@@ -341,12 +345,12 @@ def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.
 
 
 def emulated_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> np.ndarray:
-    """Return the bit-exact emulation of a GPU's sums; NaN where it does not apply."""
+    """Return the bit-exact emulation of a GPU's sums; NaN for elements that the emulation does not support."""
     return gpu_sums.emulated(cuda_machine(device), A, B, dtype)
 
 
 def _sequential(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> Iterator[np.ndarray]:
-    """Yield A · B as sequential sums in the accumulation type; 16-bit types also as tensor cores truncate them."""
+    """Yield A · B as sequential sums in the accumulation type; for 16-bit types also with tensor-core truncation."""
     if A.itemsize == 2 and device is not None:
         found = gpu_sums.sequential_sums(cuda_machine(device), A, B, dtype)
         if not np.isnan(found).any():
@@ -360,7 +364,7 @@ def _sequential(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) ->
 
 
 def _relative_errors(errors: np.ndarray, deviations: np.ndarray, what: str) -> np.ndarray:
-    """Return ``|error|`` / deviation of every element that may be rounded."""
+    """Return ``|error|`` / deviation of every element with a nonzero deviation; the others must have no error."""
     exact = errors[deviations == 0]
     if exact.any():
         raise ArithmeticError(

@@ -16,13 +16,14 @@ from tsapps.kernels.system.strict_json import parse_json
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
 
-# Earlier versions: 1 (had no version field) to 3 had errors relative to other magnitudes; 4 did not compare sums with
-# the emulation; 5 had no runs; 6 had the runs of the BLAS itself; 7 had no 16-bit data that lose bits by cancellation.
+# Versions before this one: 1 to 3 had errors relative to other magnitudes (1 had no version field). 4 did not compare
+# sums with the emulation. 5 had no runs. 6 had the runs of the BLAS itself. 7 had no 16-bit data that lose bits by
+# cancellation.
 _VERSION = 8
 
 # Types of fields, and the JSON types accepted for each.
 _PLAIN: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), bool: (bool,), str: (str,)}
-# Several times the accumulators of any BLAS; limits the memory of the model.
+# The most accumulators of a model that is read from a file: several times those of any BLAS. It limits memory.
 _MOST_ACCUMULATORS = 64
 
 _Kind = TypeVar("_Kind")
@@ -47,7 +48,7 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
     Raises
     ------
     ValueError
-        If there is none, or its file has another version or other content.
+        If there is no calibration file, or the file has another version or invalid content.
     """
     name = device_name(device)
     advice = (

@@ -1,18 +1,18 @@
 """Protected products on the CPU: products by BLAS in blocks of rows, their row checks, and location of wrong elements.
 
-B gets eight additional columns, so that every row of the product carries its checks (product/thresholds.py):
+B gets eight additional columns, so that every row of the product carries its checks. Row l of the extended B is
 
-    [ B | Σ_j b_lj | Σ_j (j + 1)/w · b_lj | z_l1 s_l | … | z_l6 s_l ]
+    [ b_l1 … b_lw | Σ_j b_lj | Σ_j j/w · b_lj | z_l1 s_l | … | z_l6 s_l ],     j = 1 … w,
 
-The second weights detect errors that cancel in the first sum: +δ and −δ in one row. The random numbers z are hashes of
-their position, the same on every run.
+with s_l the size of row l of B (product/thresholds.py). The second sum detects errors that cancel in the first sum: +δ
+and −δ in one row. The random numbers z are hashes of their position, so they are the same on every run.
 
-Products are computed in runs of 256 of their depth, which are added to a total, and in whole tiles of rows and columns.
-So the accumulation order is known, which the statistical threshold needs (rounding_model.py). It is the same for all
-sizes and depends only on a row's position in its tile: OpenBLAS has one order in float64 and two in float32. (With
-several threads, it divides more than some 64 columns as it chooses.) Without runs and tiles, a BLAS restarts its sums
-after some hundreds of products, with shorter runs at the end. It also has kernels with other orders for remaining rows
-and columns, for small products and for single rows.
+The sum over k is computed in *runs* of 256 products, whose sums are added to a total, and in whole tiles of rows and
+columns. So the accumulation order is known, which the statistical threshold needs (rounding_model.py). The order is the
+same for all sizes and depends only on a row's position in its tile: OpenBLAS has one order in float64 and two orders in
+float32. (With several threads, OpenBLAS itself decides how to divide more than about 64 columns.) Without runs and
+tiles, a BLAS restarts its sums after some hundreds of products, with shorter runs at the end. It also uses kernels with
+other orders for remaining rows and columns, for small products and for single rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -39,24 +39,24 @@ __all__ = [
 
 #: Additional columns: two checks, and six probes of the row's magnitude.
 CHECKS = 8
-# Bytes of A per block of a product; bytes of rows per block of located elements.
+# Bytes of a block of rows: of A and the product, for a product; of A and C, when wrong elements are located.
 _BLOCK_BYTES, _LOCATE_BYTES = 64 << 20, 16 << 20
-#: Depth of a run.
+#: Products in a run.
 RUN = 256
 # Multiples of rows and columns for which no BLAS kernel has a remainder.
 _TILE_ROWS, _TILE_COLUMNS = 48, 8
-# Multiply-adds from which on a BLAS does not use its kernels for small products (OpenBLAS: 10⁶), for depths of at least
-# _LEAST_DEPTH; at smaller depths the order does not matter.
+# The least multiply-adds of a product for which a BLAS does not use its kernels for small products (OpenBLAS: 10⁶). A
+# depth below _LEAST_DEPTH counts as _LEAST_DEPTH, because there the order of additions does not matter.
 _LARGE, _LEAST_DEPTH = 1 << 21, 8
 
 #: Row, column, value found and correct value.
 WrongElement = tuple[int, int, float, float]
-#: Wrong elements that a report lists.
+#: The most wrong elements that a report lists.
 MOST_LISTED = 1 << 16
 
 
 def random_signs(k: int, n: int) -> np.ndarray:
-    """Return z, (k, n) float64: ``½ ≤ |z| ≤ 1`` of random sign, hashes of 8·row + column (MurmurHash3's finalizer)."""
+    """Return z, (k, n) float64: ``½ ≤ |z| ≤ 1`` with random signs, from hashes of 8·row + column (MurmurHash3)."""
     x = (8 * np.arange(k, dtype=np.uint32)[:, np.newaxis] + np.arange(n, dtype=np.uint32)).astype(np.uint32)
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
@@ -88,13 +88,13 @@ def check_columns(B: np.ndarray, bounds: ErrorBounds) -> np.ndarray:
 
 
 def _norms(x: np.ndarray) -> np.ndarray:
-    """Return the norms of rows, whose squares may overflow float64."""
+    """Return the norms of rows; scaling avoids that their squares overflow float64."""
     exponents = np.frexp(abs(x).max(axis=1, initial=0))[1]
     return np.ldexp(np.linalg.norm(np.ldexp(x, -exponents[:, np.newaxis]), axis=1), exponents)
 
 
 def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
-    """Return the product of a block of rows and all columns, both in the accumulation type."""
+    """Return A · B, run by run, for a block of rows A and the extended B in the accumulation type."""
     product = np.zeros((len(A), B.shape[1]), A.dtype)
     for first in range(0, len(B), RUN):
         _add_run(product, A[:, first : first + RUN], B[first : first + RUN], begins=first == 0)
@@ -102,9 +102,10 @@ def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 
 def _add_run(product: np.ndarray, A: np.ndarray, B: np.ndarray, *, begins: bool) -> None:
-    """Add A · B of one run to `product`, which is zero if the run `begins`.
+    """Add the product of one run to `product`; `begins` marks the first run, for which `product` is zero.
 
-    The rows of an incomplete tile are padded with zeros and multiplied together with the preceding tiles.
+    The rows of an incomplete last tile are padded with zero rows. So that the BLAS uses its kernel for large products,
+    preceding rows are multiplied with them again if necessary.
     """
     m, least = len(A), _least_rows(*B.shape)
     whole = m // _TILE_ROWS * _TILE_ROWS if m >= least else 0
@@ -140,7 +141,7 @@ def checked_blocks(
     A, B : numpy.ndarray of shapes (m, k), (k, w)
     bounds : ErrorBounds
     out : numpy.ndarray of shape (m, w) or None
-        Receives the sums, rounded to its dtype; if None, only the checks are computed, and the sums have no columns.
+        Receives the sums, rounded to its dtype. If None, only the checks are computed, and the sums have no columns.
     """
     work = working_type(A.dtype)
     m, k = A.shape
@@ -170,10 +171,10 @@ def _tiny_rows(B: np.ndarray) -> np.ndarray:
 
 
 def _invalidate_unsure(checks: np.ndarray, A: np.ndarray, w: int, bounds: ErrorBounds) -> None:
-    """Set the checks of rows to NaN, which flags them, where underflow in check columns may hide a wrong element.
+    """Set the checks of a row to NaN, which flags the row, if underflow in check columns may hide a wrong element.
 
-    `A` has only the columns that multiply tiny rows of B. Each check column of these rows is off by at most w + 1
-    smallest numbers.
+    `A` has only the columns that multiply tiny rows of B. In such a row of B, underflow changes each check column by at
+    most w + 1 times the smallest positive number.
     """
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         lost = abs(A.astype(np.float64)).sum(axis=1) * ((w + 1) * QUANTUM[checks.itemsize])
@@ -181,12 +182,12 @@ def _invalidate_unsure(checks: np.ndarray, A: np.ndarray, w: int, bounds: ErrorB
 
 
 def _most_of_rows(checks: np.ndarray, bounds: ErrorBounds) -> np.ndarray:
-    """Return the bounds of rows' residuals, before C is rounded."""
+    """Return the bounds of the rows' residuals, without the rounding of C to its dtype."""
     return bounds.row * abs(checks).astype(np.float64).max(axis=1, initial=0) + bounds.row_absolute
 
 
 def flagged(sums: np.ndarray, checks: np.ndarray, bounds: ErrorBounds, *, rounded: bool) -> np.ndarray:
-    """Return the rows whose checks disagree or are not finite.
+    """Return the rows whose sums disagree with their checks, or whose bound is not finite.
 
     Parameters
     ----------
@@ -215,7 +216,7 @@ def wrong_elements(
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
     """Yield the wrong elements of some rows of C, one block of rows at a time.
 
-    Elements with a non-finite factor are not tested. A non-finite element is tested only if no partial sum may overflow
+    Elements with a non-finite factor are not tested. A non-finite element is tested only if no partial sum can overflow
     and C's dtype can hold the exact value.
 
     Yields
@@ -237,12 +238,12 @@ def wrong_elements(
 def _wrong_in_block(
     A: np.ndarray, B: np.ndarray, C: np.ndarray, bounds: ErrorBounds
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Return rows, columns, values and exact values of the wrong elements of a block of rows."""
+    """Return rows, columns, values found and exact values of the wrong elements of a block of rows."""
     product = exact_product(A, B)
     with np.errstate(all="ignore"):
         found = C.astype(np.float64)
-        # All values are divided by 2^by, with the largest of their exponents: nothing overflows, and underflow is
-        # negligible.
+        # All values of an element are divided by 2^by, where `by` is the largest of their exponents. So nothing
+        # overflows, and underflow is negligible.
         if product.exponent is None:
             by, exact, magnitude = 0, product.scaled, product.magnitude
         else:
@@ -265,7 +266,7 @@ def _wrong_in_block(
 
 
 def _scaled_deviations(A: np.ndarray, B: np.ndarray, magnitude: np.ndarray, by: Any, bounds: ErrorBounds) -> np.ndarray:
-    """Return the deviations of rounding errors divided by 2^by; `magnitude` is Σ|ab| divided by it."""
+    """Return the deviations of rounding errors, divided by 2^by; `magnitude` is Σ|ab|, divided by 2^by."""
     size = np.ldexp(magnitude, by)
     squarable = (size > SQUARABLE[0]) & (size < SQUARABLE[1])
     deviations = np.ldexp(rounding_deviations(A, B, bounds.model), -by)
@@ -275,8 +276,8 @@ def _scaled_deviations(A: np.ndarray, B: np.ndarray, magnitude: np.ndarray, by: 
 def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
     """Return float64 values rounded to a dtype once.
 
-    bfloat16 goes through truncated float32, made odd if truncation lost anything, so that a value just above the
-    midpoint of two neighbors does not look like a tie.
+    A bfloat16 is rounded from float32. The float32 is truncated and, if that is inexact, its last bit is set to 1
+    (round to odd), so that a value just above the midpoint of two bfloat16 numbers is not mistaken for a tie.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype.name != "bfloat16":

@@ -1,7 +1,8 @@
 """Nearly exact elements of a product: double-double dot products, for factors of any exponents.
 
-float64 products and sums keep their rounding errors; sums are pairwise (T. Ogita, S. Rump and S. Oishi, Accurate sum
-and dot product, 2005). Products of the other dtypes are exact in float64, and far from the ends of its range.
+The rounding errors of float64 products and sums are computed and added; sums are pairwise (T. Ogita, S. Rump and S.
+Oishi, Accurate sum and dot product, 2005). Products of the other dtypes are exact in float64, and far from the ends of
+its range.
 
 Near the ends of float64's range, Σ|ab| may overflow although Σab does not, and the error of a product may underflow.
 There mantissas are multiplied, exponents are added as integers, and each element is scaled by the power of two of its
@@ -16,13 +17,13 @@ import numpy as np
 
 __all__ = ["ExactProduct", "exact_product", "exact_rows", "exponents_of"]
 
-# Bytes of products per sum, which fit in the cache.
+# The most bytes of products that are computed and summed at a time, so that they fit in the cache.
 _EXACT_BYTES = 1 << 20
-# 2²⁷ + 1, which splits a float64 into halves with exact products (Veltkamp).
+# 2²⁷ + 1: Veltkamp's splitting with this factor yields halves of a float64 whose products are exact.
 _SPLITTER = 134217729.0
-# Exponents of factors and of products between which nothing overflows or underflows.
+# The largest exponent of a factor, and the largest and the least exponent of a product, without overflow or underflow.
 _LARGEST_FACTOR, _LARGEST_PRODUCT, _LEAST_PRODUCT = 990, 990, -900
-# Far below the exponent of any product; half the smallest number is 2^_HALF_QUANTUM.
+# An exponent far below that of any product; half the smallest positive number is 2^_HALF_QUANTUM.
 _NO_EXPONENT, _HALF_QUANTUM = -10_000, -1075
 
 
@@ -32,11 +33,11 @@ class ExactProduct(NamedTuple):
     Attributes
     ----------
     value : numpy.ndarray
-        The elements, rounded to float64; infinite beyond it.
+        The elements, rounded to float64; infinite if beyond its range.
     scaled, magnitude : numpy.ndarray
-        The elements and Σ|ab|, without a factor of 2^exponent.
+        The elements and Σ|ab|, both divided by 2^exponent.
     exponent : numpy.ndarray of int or None
-        None if nothing is scaled.
+        The exponent of each element's scale; None if no element is scaled.
     """
 
     value: np.ndarray
@@ -55,7 +56,7 @@ def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_product(A: np.ndarray, B: np.ndarray) -> ExactProduct:
-    """Return the nearly exact product of a few rows; B may be converted to float64 already."""
+    """Return the nearly exact product of a few rows; B may be given as float64."""
     a, b = A.astype(np.float64, copy=False), B.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         if A.dtype == np.float64 and not _is_ordinary(a, b):
@@ -93,7 +94,7 @@ def _range_of(x: np.ndarray) -> tuple[int, int]:
 
 
 def _parts(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[tuple[slice, slice], np.ndarray, np.ndarray]]:
-    """Yield parts of few rows and columns, and their factors (k, rows, 1), (k, 1, columns)."""
+    """Yield parts of the product: slices of rows and columns, and the factors (k, rows, 1) and (k, 1, columns)."""
     k, w = b.shape
     columns = max(1, min(w, _EXACT_BYTES // (8 * max(1, k))))
     rows = max(1, _EXACT_BYTES // (8 * max(1, k * columns)))
@@ -124,7 +125,8 @@ def _unscaled(head: np.ndarray, tail: np.ndarray, exponent: np.ndarray) -> np.nd
     total = head + tail
     rest = tail - (total - head)
     value = np.ldexp(total, exponent)
-    # The part that a denormal lost. ldexp rounds halves to even, but with `rest` they are not halves.
+    # `cut` is what rounding to a denormal lost. If it is exactly half the smallest number, ldexp rounds to even; but
+    # with `rest` it is more or less than half.
     cut = total - np.ldexp(value, -exponent)
     half = np.ldexp(1.0, _HALF_QUANTUM - exponent)
     other = (cut != 0) & (abs(cut) == half) & (np.sign(rest) == np.sign(cut)) & np.isfinite(value)
@@ -132,14 +134,14 @@ def _unscaled(head: np.ndarray, tail: np.ndarray, exponent: np.ndarray) -> np.nd
 
 
 def _products(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return products and their rounding errors; 0 for those that are not finite."""
+    """Return products and their rounding errors; the error of a non-finite product is 0."""
     products = left * right
     lost = _lost_of_product(left, right, products)
     return products, np.where(np.isfinite(lost), lost, 0.0)
 
 
 def _twofold(sums: np.ndarray, lost_of_each: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums along the first axis and their rounding errors; 0 for sums that are not finite."""
+    """Return the sums along the first axis and their rounding errors; the error of a non-finite sum is 0."""
     lost = lost_of_each.sum(axis=0)
     if not len(sums):
         return np.zeros(shape), lost

@@ -1,10 +1,10 @@
-"""Protected products on a GPU: launches, and the report of what they found.
+"""Protected products on a GPU: kernel launches, and the report of the wrong elements that they find.
 
     tall and narrow   row_checksums → the product, with product/detect.cuh as its epilogue → locate
     any other         the product → row_checksums → checksums of A's rows → check_rows → locate
 
-The second sequence also checks a finished product. All launches go to the current stream of A's library. Only a caller
-that asks for the report waits.
+The second sequence also checks a finished product. All launches go to the current stream of A's library. The host waits
+for the GPU only when the caller calls the report.
 """
 
 from collections.abc import Callable
@@ -60,29 +60,30 @@ __all__ = [
     "protecting_plan",
 ]
 
-#: Waits, and returns the number of confirmed rows, the number of wrong elements, and a list of those that have room.
+#: Waits for the GPU. Returns the number of confirmed rows, the number of wrong elements, and a list of the first
+#: `MOST_LISTED` of them.
 Report = Callable[[], tuple[int, int, list[WrongElement]]]
 
 _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
 # Blocks per multiprocessor of check_rows and of locate.
 _CHECK_BLOCKS, _LOCATE_BLOCKS = 8, 2
-# Capacity of the list of flagged rows, if more than a 64th of C's rows.
+# The least capacity of the list of flagged rows; the capacity is a 64th of C's rows if that is more.
 _LEAST_CAPACITY = 1 << 14
-# Lanes that share a row: of a row-major matrix, and of one whose columns are contiguous.
+# Lanes among which a row is split: for a row-major matrix, and for a matrix with contiguous columns.
 _ROW_MAJOR_LANES, _COLUMN_MAJOR_LANES = 8, 1
 
 
 class RowCheck:
-    """The row check of products of one layout: kernels, sizes and arguments without addresses.
+    """The row check of all products with one layout: kernels, sizes, and arguments except addresses.
 
-    Each product has one buffer: counts, wrong elements, flagged rows, and the two checksum vectors of B. Launches are
-    packed once and receive each product's addresses.
+    Each product has its own buffer with counts, wrong elements, flagged rows, and the two checksum vectors of B.
+    Launches are packed once; the addresses of a product are set before each launch.
 
     Attributes
     ----------
     lock : threading.Lock
-        Held while the addresses of a launch change and until it is launched.
+        Held from the change of a launch's addresses until the kernel is launched.
     """
 
     def __init__(
@@ -131,11 +132,11 @@ class RowCheck:
         return self._machine.bind(self._locate, grid, (_THREADS,), (*structures, np.bool_(False), *listed))
 
     def _flagged_rows(self, rows: int, counts: int) -> Any:
-        """Return the C++ class `FlaggedRows` for two addresses."""
+        """Return the C++ class `FlaggedRows` for the addresses of its rows and counts."""
         return structure(FLAGGED_ROWS, rows=rows, counts=counts, capacity=self.capacity)
 
     def begin(self, b: DeviceMatrix) -> Any:
-        """Return the buffer of one product, after launching the checksum vectors of B into it."""
+        """Return a new buffer for one product, after launching the kernel that writes B's checksum vectors to it."""
         memory = self._machine.xp.empty(self._bytes, np.uint8)
         with self.lock:
             self._checksum_launch.change(0, b.pointer)
@@ -145,7 +146,7 @@ class RowCheck:
         return memory
 
     def address(self, memory: Any, name: str) -> int:
-        """Return the address of a part of the buffer."""
+        """Return the address of a named part of the buffer."""
         return address(memory) + self._at[name]
 
     def check_rows(self, memory: Any, c: DeviceMatrix, sums: Any) -> None:
@@ -158,7 +159,7 @@ class RowCheck:
         kernel(grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, flagged))
 
     def locate(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
-        """Re-check flagged rows, locate their wrong elements, and return the report."""
+        """Launch the re-check of flagged rows, which locates (and with `correct` repairs) wrong elements."""
         parts = (1, RECHECK_ARGS, ("x", "y")), (2, FLAGGED_ROWS, ("rows", "counts"))
         with self.lock:
             for word, of in zip(_words(OPERANDS, "A.data", "B.data", "C.data"), (a, b, c), strict=True):
@@ -186,7 +187,7 @@ class RowCheck:
 
 
 class ProtectedProduct:
-    """The product of matrices of one layout by a plan whose epilogue checks the rows.
+    """Products of matrices with one layout, by a plan whose epilogue checks the rows.
 
     Attributes
     ----------
@@ -224,7 +225,7 @@ class ProtectedProduct:
         return self._multiply.unbound(self.epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
-        """Compute C and flag its rows; `memory` is the buffer that `RowCheck.begin` returned."""
+        """Compute C and flag rows that fail the check; `memory` is the buffer that `RowCheck.begin` returned."""
         addresses = c.pointer, *(self.check.address(memory, name) for name in ("x", "rows", "counts"))
         with self.check.lock:
             self._multiply.run(self._launch, a.pointer, b.pointer, zip(self._words, addresses, strict=True))
@@ -233,7 +234,7 @@ class ProtectedProduct:
 def matmul(A: Any, B: Any, ours: ErrorBounds, others: ErrorBounds, index: int, *, correct: bool) -> tuple[Any, Report]:
     """Return A · B and its report, for arguments that `abft.matmul` has validated.
 
-    `ours` are the error bounds of a product by our kernels, `others` of one by cuBLAS.
+    `ours` are the error bounds of a product by our kernels, `others` those of a product by cuBLAS.
     """
     machine = cuda_machine(index)
     with product.on_stream(A, index):
@@ -272,10 +273,10 @@ def check(A: Any, B: Any, C: Any, bounds: ErrorBounds, index: int, *, correct: b
 def check_matrices(
     machine: Machine, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds, *, correct: bool
 ) -> Report:
-    """Return the report of a finished product, after launches on the current stream."""
+    """Launch the check of a finished product on the current stream, and return its report."""
     if 0 in c.shape:
         return lambda: (0, 0, [])
-    if a.shape[1] == 0:  # empty sums equal those of zeros
+    if a.shape[1] == 0:  # an empty sum equals the product of a zero column and a zero row
         zeros = (np.zeros(shape, f"u{a.itemsize}") for shape in ((c.shape[0], 1), (1, c.shape[1])))
         a, b = (matrix_on(machine, X, a.dtype) for X in zeros)
     row_check, problem, plan = _check_of(machine, a.stand_in, b.stand_in, c.stand_in, bounds)
@@ -292,9 +293,9 @@ def check_matrices(
 def _check_of(
     machine: Machine, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds
 ) -> tuple[RowCheck, Problem, MmaPlan]:
-    """Return the row check of finished products of these layouts, and the product that sums A's rows.
+    """Return the row check of finished products with these layouts, and the problem and plan that sum A's rows.
 
-    That product multiplies A by the first column of B.
+    The sums of A's rows come from the epilogue of a product of A and the first column of B.
     """
     column = b._replace(shape=(b.shape[0], 1))
     problem = product.problem_of(a, column, gapless((a.shape[0], 1), a.dtype, a.itemsize, by_rows=True))
@@ -320,7 +321,7 @@ def kernel_of(machine: Machine, file: str, name: str) -> Any:
 
 @lru_cache
 def _words(of: np.dtype, *paths: str) -> list[int]:
-    """Return the offsets of members of a structure, such as "A.data", in words of eight bytes."""
+    """Return the offsets of members of a structure, such as "A.data", in 8-byte words."""
 
     def offset(dtype: np.dtype, path: str) -> int:
         name, _, rest = path.partition(".")
@@ -337,7 +338,7 @@ def _lanes(x: DeviceMatrix) -> int:
 
 
 def _vector(x: DeviceMatrix) -> int:
-    """Return the number of elements of a row per vector load."""
+    """Return the elements of a row per load: 16 bytes if all rows are aligned, otherwise one element."""
     (down, right), size = x.strides, x.itemsize
     whole = right == size and (x.pointer | down | x.shape[1] * size) % 16 == 0
     return 16 // size if whole else 1
@@ -351,8 +352,8 @@ def _new(machine: Machine, A: Any, shape: tuple[int, int], how: str) -> Any:
 
 
 def matrix_on(machine: Machine, X: np.ndarray, dtype: str) -> DeviceMatrix:
-    """Return a host array of type `dtype` on a machine."""
-    # As integers, because CuPy does not support bfloat16.
+    """Copy a host array of type `dtype` to a machine, and return it as a matrix."""
+    # The bits are copied as integers, because CuPy does not support bfloat16.
     array = machine.xp.asarray(X.view(f"u{X.itemsize}"))
     return DeviceMatrix(address(array), array.shape, array.strides, dtype, X.itemsize, machine.index, array)
 

@@ -25,7 +25,7 @@ _BLOCKS, _THREADS = 4, 256
 def sums(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
     """Return A · B as a GPU accumulates it, before rounding to 16 bits, for host arrays of type `dtype`.
 
-    B has a multiple of eight columns.
+    B must have a multiple of eight columns.
     """
     with machine.current():
         a, b = _operands_on(machine, A, B, dtype)
@@ -33,7 +33,7 @@ def sums(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarr
 
 
 def emulated(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the emulation of `sums` by emulated_gemm.cuh; NaN where the emulation does not apply."""
+    """Return the emulation of `sums` by emulated_gemm.cuh; NaN for elements that the emulation does not support."""
     with machine.current():
         a, b = _operands_on(machine, A, B, dtype)
         return emulated_by(machine, *_product_of_sums(machine, a, b), a, b)
@@ -76,7 +76,7 @@ def _operands_on(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> 
 
 
 def _product_of_sums(machine: Machine, a: DeviceMatrix, b: DeviceMatrix) -> tuple[MmaPlan, Problem]:
-    """Return the plan and problem of `sums`, without checksums of A's rows."""
+    """Return the plan and the problem of `sums`: those of a protected product, without the checksums of A's rows."""
     shape = a.shape[0], b.shape[1]
     problem = product.problem_of(a, b, gapless(shape, a.dtype, a.itemsize, by_rows=True))
     plan = protecting_plan(machine, problem)

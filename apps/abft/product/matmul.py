@@ -18,7 +18,7 @@ from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like
 
 __all__ = ["Checked", "ProductFault", "check_product", "matmul"]
 
-# Number of flagged rows, number of wrong elements, and a list of those that have room.
+# Number of flagged rows, number of wrong elements, and a list of the first wrong elements.
 Findings = tuple[int, int, list[product_cpu.WrongElement]]
 
 
@@ -32,8 +32,8 @@ class ProductFault:
     found : float
         The value found; may be infinite or NaN.
     value : float
-        The correct value: the exact element, rounded to C's dtype. If elements are compared bit for bit, the value that
-        a product without faults has.
+        The correct value: the exact element, rounded to C's dtype. If elements are compared bit for bit, it is the
+        value that the product has without faults.
     """
 
     row: int
@@ -53,7 +53,7 @@ class Checked:
     C : array of shape (m, w)
     threshold : str or float
     report : callable
-        Returns the number of flagged rows, the number of wrong elements, and a list of those that have room.
+        Returns the number of flagged rows, the number of wrong elements, and a list of the first 65,536 of them.
 
     Attributes
     ----------
@@ -97,8 +97,8 @@ class Checked:
 def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Calibration = "proven") -> Checked:
     """Compute A · B with checksums (ABFT): detect and repair errors of the computation.
 
-    Every row of the product is compared with a checksum that is computed with it, before rounding and storing. Rows
-    that disagree are recomputed from A and B in twice the precision, and each of their elements is tested separately.
+    Every row of the product is compared with a checksum before the row is rounded and stored. Rows that disagree with
+    their checksums are recomputed from A and B in twice the precision, and each of their elements is tested separately.
     So checksums only select rows, and an element reported as wrong is known to be wrong.
 
     Parameters
@@ -107,7 +107,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
         NumPy, CuPy, torch, or any array with DLPack or ``__cuda_array_interface__``; float64, float32, float16 or
         bfloat16; row- or column-major.
     B : array of shape (k, w)
-        Same dtype and device as A. Fast for w up to 64, where A is read once; larger w reads A twice.
+        Same dtype and device as A. A is read once if w is at most 64, otherwise twice.
     correct : bool
         Whether wrong elements are repaired in C, or only reported.
     threshold : {"proven", "statistical"}, float or Calibration
@@ -119,16 +119,16 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
             Some hundred times tighter. Random rounding errors exceed it with at most the calibration's false positive
             rate per element. ``tsapps abft-calibrate`` or `calibrate` makes a calibration. If the calibration found
             that the emulation of a GPU's sums is bit-exact, elements of tall and narrow products are compared bit for
-            bit: any other number is wrong.
+            bit: every element with other bits is reported as wrong.
         a number
             An absolute error.
 
-        The error of rounding to 16-bit types is added to each.
+        If the dtype has 16 bits, the error of rounding to it is added to the bound.
 
     Returns
     -------
     Checked
-        Its C is an array of A's library, row-major.
+        Its C is a row-major array of A's library.
 
     Raises
     ------
@@ -139,12 +139,12 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
 
     Notes
     -----
-    Guaranteed to be found: elements that are off by more than a small multiple of their row's bound
-    (`thresholds.proven`), in practice by much less; and non-finite elements whose exact value fits in C's dtype, if no
-    partial sum may overflow. Elements with non-finite factors are not tested. This holds from the largest numbers down
-    to denormals, where products lose half the smallest number each. On a GPU, float32 and bfloat16 below the normal
-    numbers may count as zero. Errors in one row that cancel in its checksums are not detected. An element of A that was
-    read wrongly is equally wrong in the checksums: `check_product` reads A again.
+    An element is certainly found if its error is more than a small multiple of its row's bound (`thresholds.proven`);
+    in practice much smaller errors are found. A non-finite element is certainly found if its exact value fits in C's
+    dtype and no partial sum can overflow. Elements with non-finite factors are not tested. All this holds from the
+    largest numbers down to denormals, where each product loses up to half the smallest number. On a GPU, float32 and
+    bfloat16 below the normal numbers may count as zero. Errors in one row that cancel in its checksums are not
+    detected. An element of A that was read wrongly is equally wrong in the checksums; `check_product` reads A again.
 
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
     Computers (1984). Testing flagged rows with exact elements is our addition (docs/notes/abft.md).
@@ -177,13 +177,13 @@ def check_product(
     correct : bool
         Whether wrong elements are repaired, in C itself.
     threshold : {"proven", "statistical"}, float or Calibration
-        As for `matmul`; "statistical" is wider, because the accumulation order of C is unknown. A product computed in
-        lower precision than its dtype's (tf32) needs a number.
+        As for `matmul`; "statistical" is wider, because the accumulation order of C is unknown. A product that was
+        computed in lower precision than its dtype (tf32) needs a number.
 
     Returns
     -------
     Checked
-        With the given C.
+        Its C is the given C.
 
     Raises
     ------
@@ -192,9 +192,9 @@ def check_product(
 
     Notes
     -----
-    Rounding to 16-bit types widens the bound of a row: errors below it are not detected, unlike in `matmul`, which
-    checks sums before rounding. The check of a float32 or bfloat16 product in host memory assumes gradual underflow, as
-    CPUs have it; a product by a processor that flushes denormals to zero needs a number, too.
+    For 16-bit types, the rounding of C widens the bound of a row, so `check_product` misses some errors that `matmul`
+    detects before rounding. The check of a float32 or bfloat16 product in host memory assumes gradual underflow, as
+    CPUs have it. If the processor that computed the product flushes denormals to zero, `threshold` must be a number.
     """
     given = C
     (A, B, C), index = _operands({"A": A, "B": B, "C": C})
@@ -272,7 +272,7 @@ def _dtype(X: Any) -> str:
 
 @cache
 def _written(dtype: Any) -> str:
-    """Return the text of a dtype of NumPy or torch; of another byte order, it differs from its name."""
+    """Return a dtype of NumPy or torch as text; unlike its name, the text includes a foreign byte order."""
     return str(dtype).removeprefix("torch.")
 
 

@@ -48,7 +48,7 @@ __all__ = [
 
 #: Tuned configurations of protected products, by the device.
 TUNED = Path(__file__).with_name("tuned")
-#: The C++ classes that kernels take and give, as NumPy structures: `Matrix`, `Operands`, `Counts` and so on.
+#: The C++ classes of kernel arguments and results, as NumPy structures: `Matrix`, `Operands`, `Counts` and so on.
 MATRIX = np.dtype([("data", "u8"), ("row_stride", "i8"), ("column_stride", "i8")])
 OPERANDS = np.dtype([*((name, MATRIX) for name in "ABC"), *((name, "i8") for name in "mkw")])
 COUNTS = np.dtype([(name, "u8") for name in ("flagged", "confirmed", "wrong")])
@@ -63,13 +63,14 @@ ELEMENT_BOUNDS = np.dtype(
 RECHECK_ARGS = np.dtype([("x", "u8"), ("y", "u8"), ("half_step", "f8"), ("bounds", ROW_BOUNDS)])
 #: Rows of B per lane (kRowsPerLane).
 ROWS_PER_LANE = 4
-#: Bytes that a thread of a protected product may spill, once per tile, for its plan to be selected.
+#: The most bytes that a thread of a protected product may spill, once per tile, for its plan to be selected.
 MOST_SPILLED = 32
 # The header of the epilogues.
 _DETECT = "apps/abft/product/detect.cuh"
-# Registers available to an unmeasured plan over its estimated need, so that it does not spill; by bytes of an element.
+# The least ratio of the registers available to an unmeasured plan to its estimated need, by bytes per element: a
+# smaller ratio risks spills.
 _ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
-# Weights past those of the last tile (epilogue.cuh), and the least N of the weights (product/row_checksums.cuh).
+# Weights that a kernel may read beyond those of the last tile (epilogue.cuh); the least N (product/row_checksums.cuh).
 _BEYOND, _LEAST_N = 16, 16
 
 
@@ -91,8 +92,9 @@ def padded_depth(k: int, one: MmaPlan) -> int:
 def row_size(bounds: ErrorBounds, w: int) -> float:
     """Return the bound of a row's residual relative to ``Σ_j |c_ij|``, for w columns: the first test of a row.
 
-    The re-check uses q instead (`ErrorBounds.row`). With ``s_l = Σ_j |b_lj|``, ``Σ_j |c_ij|`` is about q. With
-    s_l = √(Σ_j b_lj² + …), ``Σ_j |c_ij| / √w`` is about q, and never above √(Σ_j c_ij²).
+    The re-check of a row uses its magnitude q instead (`ErrorBounds.row`; symbols: see thresholds.py). If
+    ``s_l = Σ_j |b_lj|``, ``Σ_j |c_ij|`` is about q. If s_l = √(Σ_j b_lj² + (Σ_j b_lj)²), ``Σ_j |c_ij| / √w`` is about
+    q, and never above √(Σ_j c_ij²).
     """
     return bounds.row / sqrt(w) if bounds.by_spread else bounds.row
 
@@ -115,7 +117,7 @@ def element_bounds(bounds: ErrorBounds) -> Any:
 
 
 def _from_fields(dtype: np.dtype, values: Mapping[str, float]) -> Any:
-    """Return a structure with each field from the value of its name."""
+    """Return a structure whose fields have the values of the same names."""
     one = np.zeros((), dtype)
     for name in one.dtype.names:
         one[name] = values[name]
@@ -123,16 +125,16 @@ def _from_fields(dtype: np.dtype, values: Mapping[str, float]) -> Any:
 
 
 def is_fused(m: int, k: int, w: int) -> bool:
-    """Whether the product's own kernel checks its rows: C is tall and narrow. Other products are checked afterwards."""
+    """Return whether the kernel of a product also checks its rows: C is tall and narrow. Others are checked after."""
     return m > NARROW and k > 0 and 0 < w <= NARROW
 
 
 def checked_plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> MmaPlan | None:
     """Select the plan of a product with checksums of A's rows; None if no kernel of the core supports it.
 
-    The device's table of tuned configurations with checks comes first (bench/abft/tune_plans.py), then the plan of the
-    unprotected product. Both need warps that have all columns of a row. The fallback is the candidate with the
-    shortest predicted time.
+    The first choice is the device's table of tuned configurations with checks (bench/abft/tune_plans.py), the second is
+    the plan of the unprotected product. Either is used only if each warp has all columns of its rows. Otherwise the
+    candidate with the shortest predicted time is selected.
     """
     for rows in (measured(device.name), of_version(tuned_table(device.name) if table is None else table, None)):
         tuned = plan(problem, device, rows) if rows else None
@@ -148,7 +150,7 @@ def measured(device_name: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaPlan | None:
-    """Return a plan with weighted sums of A's rows; None if it does not fit. `roomy` demands spare registers."""
+    """Return a plan with weighted sums of A's rows; None if it does not fit. `roomy` requires spare registers."""
     if one.warps_n > 1 or one.fold > 1:
         return None
     made = replace(one, store=OWN_EPILOGUE, row_sums=True)
@@ -162,7 +164,7 @@ def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaP
 
 
 def store_of(dtype: str, w: int, c: Lies) -> str:
-    """Return the C++ class that stores a C of w columns and this layout from fragments."""
+    """Return the name of the C++ class that stores fragments to a C with w columns and layout `c`."""
     if c in ("aligned columns", "columns"):
         name = "tsm2::StoreColumns"
     elif c in ("packed", "rows") and w % (16 if dtype in ("float16", "bfloat16") else 8) == 0:

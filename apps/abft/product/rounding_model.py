@@ -1,24 +1,27 @@
 """Probabilistic rounding-error model: the deviation of a sum's rounding error, which scales the statistical threshold.
 
-For C = A · B, in units of u, with ⌊x⌋₂ the greatest power of two no larger than ``|x|`` (the unit in the first place),
+Let u be the unit roundoff of the accumulation type, and ⌊x⌋₂ the greatest power of two no larger than ``|x|``, the unit
+in the first place of x. For the element Σ_l a_il b_lj of C = A · B, in units of u,
 
     deviation² = Σ_l (⌊s_l⌋₂² + ρ ⌊a_il b_lj⌋₂²),    over the products that are not zero.
 
-u⌊s⌋₂ is half a unit in the last place of s, the largest error of an addition rounded to nearest. s_l is the partial sum
-that ends with product l. The sum may have started at any earlier product, because blocks that share a sum start at
-their shares. So s_l is the largest value over all starts since the last restart. If the summation order is unknown,
-⌊s_l⌋₂² is the mean of three: sums that restart after 32 products, after 512, and never.
+u⌊s⌋₂ is half a unit in the last place of s, the largest error of an addition rounded to nearest. s_l is a partial sum
+that ends with product l. It may begin with any earlier product, because several blocks may each sum a part of the
+products. So s_l is the partial sum of largest magnitude, over all beginnings since the last restart of the sum. If the
+summation order is unknown, ⌊s_l⌋₂² is the mean of three values: for sums that restart after 32 products, after 512
+products, and never.
 
-On a CPU, sums of runs of products are added to a total (product/cpu.py), and these additions count. A BLAS may have q
-accumulators that take products in turn: accumulator i sums every q-th product, and the accumulators are added at the
-end of a run. If q differs between elements, the deviation is the maximum over the values of q.
+On a CPU, sums of runs of products are added to a total (product/cpu.py), and these additions count. A BLAS may
+distribute the products over q accumulators in turn: accumulator i sums every q-th product, and the accumulators are
+added at the end of a run. If q differs between elements, the deviation is the maximum over the values of q.
 
 ρ is 2 by default, because a few adjacent products may be added in any order. It may be 0 for a BLAS with a known order
 whose products are not rounded. It exceeds 2 where tensor cores multiply float32 as three products of truncated parts.
 
-16-bit types have exact products in float32. There an addition counts only if it can lose bits: the product, or the
-unit of which the sum is a multiple, has a last significant place below the last place of s. The deviation is 0 if
-Σ|ab| is less than 2²⁴ last significant places of the finest product: such sums are exact in any order.
+Products of 16-bit types are exact in float32. For these types, an addition counts only if it can lose bits: the last
+significant place of the product, or the unit of which the partial sum is a multiple, is below the last place of s. The
+deviation is 0 if Σ|ab| is less than 2²⁴ times the smallest of the products' last significant places: such sums are
+exact in any order.
 
 Source: M. Connolly, N. Higham and T. Mary, "Stochastic rounding and its probabilistic backward error analysis" (2021):
 rounding errors of random signs form a martingale, whose tail is bounded by the partial sums.
@@ -35,9 +38,9 @@ __all__ = ["PRODUCT_VARIANCE", "SQUARABLE", "UNKNOWN_ORDER", "RoundingModel", "m
 PRODUCT_VARIANCE = 2.0
 #: The range of Σ|ab| whose squares neither overflow nor underflow.
 SQUARABLE = (2.0**-480, 2.0**480)
-# Run lengths of sums in unknown order, besides sums that never restart.
+# Sums in unknown order are modelled as the mean of sums that restart after these numbers of products, and never.
 _UNKNOWN_RUNS = (32, 512)
-# Elements per block, so that a block stays in the cache; 2^(bits of float32's significand).
+# Elements per block, few enough to fit in the cache; 2^(bits of float32's significand).
 _BLOCK_ELEMENTS, _PLACES = 1 << 13, 2.0**24
 
 
@@ -48,9 +51,9 @@ class RoundingModel:
     Attributes
     ----------
     products : float
-        ρ: the share of a product's rounding error, in squares of its unit in the first place.
+        ρ: the variance of a product's rounding error, in units of the square of its unit in the first place.
     accumulators : tuple of int
-        q: number of accumulators that take products in turn, one for each possible order; 1 on a GPU.
+        The possible values of q, the number of accumulators over which products are distributed in turn; 1 on a GPU.
     run : int or None
         Number of products after which the accumulators are added to a total and restart; None if unknown, as on a GPU.
     """
@@ -82,14 +85,15 @@ UNKNOWN_ORDER = RoundingModel()
 def max_deviation(model: RoundingModel, k: int) -> float:
     """Return the upper bound of deviation / Σ|ab| for k products.
 
-    No sum is larger than Σ|ab|. Each product adds at most one addition per accumulator, and one to the total.
+    No partial sum is larger than Σ|ab|. Per product, the model counts at most one addition per accumulator, and one
+    addition to the total.
     """
     additions = max(model.accumulators) + (model.run is not None)
     return sqrt((additions + model.products) * k)
 
 
 def rounding_deviations(A: np.ndarray, B: np.ndarray, model: RoundingModel = UNKNOWN_ORDER) -> np.ndarray:
-    """Return the deviation of each element's rounding error for a few rows, in units of u, (rows, w) float64."""
+    """Return the deviations of the elements' rounding errors for a few rows, in units of u, (rows, w) float64."""
     a, b = A.astype(np.float64), B.astype(np.float64)
     step, exact = max(1, _BLOCK_ELEMENTS // max(1, b.shape[1])), A.itemsize == 2
     with np.errstate(all="ignore"):
@@ -107,8 +111,8 @@ def _deviations(a: np.ndarray, b: np.ndarray, model: RoundingModel, q: int, *, e
     """Return the deviations of a block for q accumulators; `exact`: products are exact in the accumulation type."""
     shape, k, products = (len(a), b.shape[1]), a.shape[1], model.products
     runs = (*_UNKNOWN_RUNS, k) if model.run is None else (model.run,)
-    # For each accumulator and run: the partial sum, its minimum and maximum since the restart, and the place of which
-    # the partial sum is a multiple. Total of the completed runs.
+    # For each accumulator and run length: the partial sum, its minimum and maximum since the restart, and (in
+    # all_places) the power of two of which the partial sum is a multiple. `total` sums the completed runs.
     accumulators = np.zeros((q, 3, len(runs), *shape))
     all_places = np.full((q, len(runs), *shape), np.inf)
     total, total_place = np.zeros(shape), np.full(shape, np.inf)
@@ -154,7 +158,7 @@ def _deviations(a: np.ndarray, b: np.ndarray, model: RoundingModel, q: int, *, e
             if step >= runs[-1]:
                 square += lost(total, total_place) ** 2
             accumulators[:, :, -1], all_places[:, -1] = 0, np.inf
-    # Squares overflow or underflow outside this range.
+    # Outside this range squares overflow or underflow, so the upper bound of the deviation replaces it.
     squarable = (magnitude > SQUARABLE[0]) & (magnitude < SQUARABLE[1])
     most = max_deviation(replace(model, accumulators=(q,)), k) * magnitude
     return np.where(exact & (magnitude < _PLACES * finest), 0.0, np.where(squarable, np.sqrt(square), most))

@@ -4,14 +4,14 @@ C (m × w) = A (m × k) · B (k × w). With ``S_i = Σ_l |a_il| s_l`` and ``s_l 
 
     d_i = Σ_j v_j c_ij − p_i,      p_i = Σ_l a_il (Σ_j v_j b_lj)      for weights v_j in (0, 1].
 
-It is zero up to rounding. Its magnitude is q_i = √(Σ_l (a_il s_l)²) (detect.cuh). The CPU uses ``|y_i|`` instead,
-y_i = Σ_l a_il z_l s_l with random z, ``½ ≤ |z| ≤ 1`` (product/cpu.py). ``|p_i|``, q_i and ``|y_i|`` are at most S_i. A
-row is *flagged* if::
+The residual of a correct row is zero up to rounding. Its rounding error is compared with the row's magnitude
+q_i = √(Σ_l (a_il s_l)²) (detect.cuh). The CPU uses ``|y_i|`` instead of q_i: y_i = Σ_l a_il z_l s_l with random z,
+``½ ≤ |z| ≤ 1`` (product/cpu.py). ``|p_i|``, q_i and ``|y_i|`` are at most S_i. A row is *flagged* if::
 
     |d_i| > row · max(|p_i|, q_i) + row_absolute + rounding · Σ_j |c_ij|
 
-A GPU first tests with ``Σ_j |c_ij|``, which is also at most S_i, instead of q_i; with the statistical bound, 1/√w of
-it.
+A GPU first tests with ``Σ_j |c_ij|`` instead of q_i, which is also at most S_i. With the statistical bound, it uses
+``Σ_j |c_ij| / √w``.
 
 The elements r_ij of a flagged row are recomputed in float64 or better, with ``Σ|ab| = Σ_l |a_il b_lj|``. An element is
 *wrong* if::
@@ -19,26 +19,29 @@ The elements r_ij of a flagged row are recomputed in float64 or better, with ``�
     |c_ij − r_ij| > T + rounding · (|r_ij| + T) + rounding_absolute,
                     T = magnitude · Σ|ab| + spread · deviation + absolute.
 
-`deviation` is that of the probabilistic rounding-error model, in units of u (product/rounding_model.py).
+The coefficients `row`, `magnitude`, `spread` and so on are those of `ErrorBounds`. `deviation` is the deviation of the
+probabilistic rounding-error model, in units of the unit roundoff u (product/rounding_model.py).
 
-Our kernels need no T on a GPU whose arithmetic is known (calibrate.py). There the sum of an element is emulated bit
-for bit, in the same order (emulated_gemm.cuh), and an element with other bits is wrong (`bit_exact`). If factors are
-too large or small for the emulation, T is the proven bound.
+For our own kernels on a GPU whose arithmetic is known (calibrate.py), T is not needed. There the sum of an element is
+emulated bit for bit, in the same order (emulated_gemm.cuh), and an element with other bits is wrong (`bit_exact`). If
+factors are too large or small for the emulation, T is the proven bound.
 
-The first test determines speed and detection, the second correctness: the proven bound never reports an element as
-wrong if rounding explains it.
+The test of rows determines speed and which errors are detected. The test of elements determines correctness: with the
+proven bound, no element is reported as wrong if rounding explains its error.
 
 At the ends of the number range, with η half the smallest number of the accumulation type:
 
-- *Underflow.* A product loses ``u |ab|`` or η; sums below the normal numbers lose nothing. So `absolute` is at least
-  k η, and a row loses (k w + k + w) η. The bounds assume less of a GPU's tensor cores in float32 and bfloat16: they may
-  flush products, partial sums and factors below the normal numbers to zero (`flushes`, `lost`).
+- *Underflow.* The error of a product is at most ``u |ab|`` or η; sums below the normal numbers are exact. So `absolute`
+  is at least k η, and the residual of a row is off by at most (k w + k + w) η. The tensor cores of a GPU may also flush
+  float32 and bfloat16 products, partial sums and factors below the normal numbers to zero (`flushes`, `lost`).
 - *Overflow.* T and Σ|ab| may overflow where elements do not, and 0 · ∞ in T would report correct elements. So float64
   values are divided by 2^e, with e the exponent of the largest product, of c_ij or of `absolute` (exact_products.py).
   Nothing overflows, and underflow is below 2⁻¹⁰⁰⁰ of the largest. The other dtypes are tested in float64.
 - *A row* is flagged if its checks overflow. It is also flagged if its checks may have lost more to underflow than the
-  bound allows: rows of denormals in B cause that with large columns of A (product/cpu.py).
-- *Infinity* is correct if a partial sum may overflow (`largest_sum`), or if the element may round to it (`largest`).
+  bound allows. Rows of B with denormals cause such losses if they are multiplied by large elements of A
+  (product/cpu.py).
+- *Infinity* is correct if a partial sum may overflow (`largest_sum`), or if the element may round to infinity
+  (`largest`).
 
 Sources: N. Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed. (2002), chapter 3, for γ and its proofs;
 K.-H. Huang and J. Abraham (1984) for checksums of products.
@@ -71,24 +74,25 @@ __all__ = [
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8}
 #: The dtypes of protected products.
 DTYPES = tuple(UNIT)
-#: The lowest false positive rate supported: measurements have some 10⁵ elements, and lower rates rely on the model.
+#: The lowest false positive rate supported. A calibration measures some 10⁵ elements; far lower rates are extrapolated.
 RAREST = 1e-12
 #: The smallest normal and the smallest positive number of the accumulation type, by its bytes.
 LEAST_NORMAL, QUANTUM = {8: 2.0**-1022, 4: 2.0**-126}, {8: 2.0**-1074, 4: 2.0**-149}
-# The largest number of the accumulation types; the least sum that the other dtypes round to infinity.
+# The largest number of the accumulation types; the least float32 sum that rounds to infinity in the 16-bit types.
 _LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38}
 _ROUNDED_TO_INFINITY = {"float16": 65520.0, "bfloat16": 2.0**128 * (1 - 2.0**-9)}
-# Partial sums cannot overflow if Σ|ab| is below the largest number by this part. This includes sums of the parts into
-# which tensor cores split float32, which are larger by 2⁻¹⁰.
+# Partial sums cannot overflow if Σ|ab| is at most (1 − this) times the largest number. This includes sums of the tf32
+# parts of float32 factors, which may be larger by a factor of 1 + 2⁻¹⁰.
 _ROOM = {"float64": 2.0**-40, "float32": 2.0**-8}
 # Largest error of rounding to a denormal of the 16-bit types.
 _HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
-# Relative error of float32 as three tf32 products; truncation by tensor cores of 16-bit types, in addition to γ.
+# Relative error of a float32 product as three tf32 products; relative truncation error of tensor cores for 16-bit
+# types. Both are added to γ.
 _PARTS, _TRUNCATED = 2.0**-21, 2.0**-18
-# ρ of three tf32 products: with it, the error scale is the same for all depths, as measured on an H200
-# (docs/notes/abft.md).
+# ρ of a float32 product as three tf32 products. With this value, the error scales measured on an H200 are the same at
+# all depths (docs/notes/abft.md).
 _OF_PARTS = 25.0
-# Mean ratio of magnitudes estimated by random probes to the actual ones.
+# Mean ratio of the magnitudes that random probes estimate to the actual magnitudes.
 _PROBED = 1.3
 
 
@@ -110,8 +114,9 @@ def summed_unit(dtype: str) -> float:
 def element_error(k: int, dtype: str) -> float:
     """Return e with ``|sum − Σ ab| ≤ e · Σ|ab|`` for a sum of k products before rounding to its dtype.
 
-    Valid for `tsapps.matmul` on the CPU and on GPUs, including truncation by tensor cores for 16-bit types. It excludes
-    underflow of products (`ErrorBounds.absolute`), and on a GPU float32 factors below 2⁻¹⁰⁰ (`ErrorBounds.lost`).
+    Valid for `tsapps.matmul` on the CPU and on GPUs, including truncation by tensor cores for 16-bit types. The bound
+    does not cover underflow of products (`ErrorBounds.absolute`). On a GPU, it does not cover float32 factors below
+    2⁻¹⁰⁰ (`ErrorBounds.lost`).
     """
     u = summed_unit(dtype)
     if dtype == "float64":
@@ -122,7 +127,7 @@ def element_error(k: int, dtype: str) -> float:
 
 
 def product_variance(dtype: str) -> float:
-    """Return ρ of a GPU (product/rounding_model.py)."""
+    """Return ρ of products on a GPU (product/rounding_model.py)."""
     return _OF_PARTS if dtype == "float32" else PRODUCT_VARIANCE
 
 
@@ -144,28 +149,29 @@ def confidence(p: float) -> float:
 
 @dataclass(frozen=True)
 class ErrorBounds:
-    """Coefficients of the two inequalities above.
+    """Coefficients of the two inequalities at the head of this module, which defines the symbols.
 
     Attributes
     ----------
     row, row_absolute : float
-        Bounds of a row's residual.
+        Relative and absolute bound of a row's residual.
     magnitude, spread, absolute : float
-        Bounds of an element's error.
+        Coefficients of T, the bound of an element's error.
     model : RoundingModel
         The model of the deviation that `spread` multiplies.
     rounding, rounding_absolute : float
-        Error of rounding to C's dtype; 0 if that is the accumulation type.
+        Relative and absolute error of rounding to C's dtype; 0 if that is the accumulation type.
     bit_exact : bool
-        Whether elements are compared with their emulation where it applies. Elsewhere these bounds apply.
+        Whether elements are compared with their emulation. These bounds apply only to elements that it does not
+        support.
     by_spread : bool
         Whether rows are probed with s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) instead of ``Σ_j |b_lj|``.
     lost : float
-        On a GPU, the bound for factors that are so small that tensor cores lose parts of them (`exclude` of
+        On a GPU, the relative error bound for factors so small that tensor cores lose parts of them (`exclude` of
         product/locate.cuh).
     largest_sum, largest : float
-        Σ|ab| above which a partial sum may overflow, and ``|r_ij| + T`` above which it may round to infinity.
-        Non-finite elements are not tested there.
+        A non-finite element is not tested if Σ|ab| is at least `largest_sum`, because a partial sum may overflow, or if
+        ``|r_ij| + T`` is at least `largest`, because the element may round to infinity.
     """
 
     row: float
@@ -216,16 +222,16 @@ def _bounds(
 
 
 def _lost_of_product(dtype: str, *, flushes: bool) -> float:
-    """Return the largest loss of a product below the normal numbers of the accumulation type."""
+    """Return the largest error of a product that is below the normal numbers of the accumulation type."""
     size = 8 if dtype == "float64" else 4
-    # Tensor cores multiply float32 as three products, and may also flush partial sums.
+    # Four flushed numbers: tensor cores multiply float32 as three products, and may also flush the partial sum.
     return 4 * LEAST_NORMAL[size] if flushes and dtype in ("float32", "bfloat16") else QUANTUM[size]
 
 
 def _lost_of_row(k: int, w: int, dtype: str) -> float:
-    """Return the loss of d_i below the normal numbers: by products of its elements, of Σ_j v_j c_ij and of p_i.
+    """Return the error of d_i from underflow of the products in c_ij, in Σ_j v_j c_ij and in p_i.
 
-    Where products are flushed to zero, some more rows are flagged.
+    It assumes gradual underflow. If products are flushed to zero instead, some correct rows are flagged as well.
     """
     return (k * w + k + w) * _lost_of_product(dtype, flushes=False)
 
@@ -240,7 +246,8 @@ def _check(k: int, w: int, dtype: str) -> None:
 def _row_error(w: int, dtype: str, of_sum: float) -> float:
     """Return the error of d_i relative to its magnitude, for sums with the relative error `of_sum`."""
     u = summed_unit(dtype)
-    # Errors of C's sums and of p, of the sum over the row, and of x: its rounding and its computation.
+    # Errors of C's sums and of p_i, of the sum over the row, and of the weighted sums of B (rounding, and computation
+    # in float64).
     return 1.01 * (2 * of_sum + gamma(w + 8, u) + u + gamma(w + 4, UNIT["float64"]))
 
 
@@ -248,9 +255,9 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
 def proven(k: int, w: int, dtype: str, *, flushes: bool = False) -> ErrorBounds:
     """Return the proven bounds: rounding never exceeds them, so there are no false positives.
 
-    A row with an element that is off by more than 4.3 (`row` · S_i + `row_absolute`) is certainly flagged: weights are
-    0.48 or more, so d_i exceeds the bound in addition to its own rounding. In practice a small part of that suffices,
-    because q_i is √(Σ_l (a_il s_l)²). `row_absolute` is the underflow of k w + k + w products.
+    A row with an element whose error exceeds 4.3 (`row` · S_i + `row_absolute`) is certainly flagged: weights are 0.48
+    or more, so d_i exceeds the sum of the bound and of its own rounding error. In practice a much smaller error
+    suffices, because q_i is usually far below S_i. `row_absolute` covers the underflow of k w + k + w products.
 
     Parameters
     ----------
@@ -258,8 +265,8 @@ def proven(k: int, w: int, dtype: str, *, flushes: bool = False) -> ErrorBounds:
         The product is (m × k) · (k × w).
     dtype : {"float64", "float32", "float16", "bfloat16"}
     flushes : bool
-        Whether float32 below the normal numbers may be flushed to zero: the behavior of tensor cores is undocumented.
-        A CPU, and float64 anywhere, loses half the smallest number (gradual underflow).
+        Whether float32 below the normal numbers may be flushed to zero. Set it for a GPU, because the behavior of
+        tensor cores is undocumented. A CPU underflows gradually, and so does float64 on every device.
 
     Raises
     ------
@@ -284,12 +291,12 @@ def statistical(
     bit_exact: bool = False,
     flushes: bool = False,
 ) -> ErrorBounds:
-    """Return the statistical bounds: rounding of an element exceeds them with probability ≤ p, under the calibration.
+    """Return the statistical bounds: in the calibrated model, rounding of an element exceeds them with probability ≤ p.
 
     The rounding error of a sum is modelled as sub-Gaussian with scale e · deviation, and e is measured (calibrate.py).
-    Sequential additions with errors uniform up to half a last place have e = u/√3. The model excludes rounding errors
-    that are not random, such as those of equal products, and sums over products that are not adjacent where these are
-    larger. `proven` covers both.
+    Sequential additions with errors uniform up to half a last place have e = u/√3. The model does not cover rounding
+    errors that are not random, such as those of equal products. Nor does it cover partial sums over products that are
+    not adjacent, if these sums are larger. `proven` covers both.
 
     Parameters
     ----------
@@ -313,8 +320,8 @@ def statistical(
     if not 0 < error < 1:
         raise ValueError(f"the calibrated error is {error}; expected one between 0 and 1")
     u, c = summed_unit(dtype), confidence(p)
-    # Relative to √(r² + Σ(ab)²), which the probes estimate. Errors of the sums, of w additions over the row, which grow
-    # as √w, and of storing x.
+    # The bound of a row relative to √(r² + Σ(ab)²), which the probes estimate. It covers the errors of the sums, of w
+    # additions over the row (which grow as √w), and of the stored weighted sums of B.
     of_row = _PROBED * (error * sqrt(model.random_variance(k)) + u * sqrt(w + 8)) + u
     magnitude, spread = (element_error(k, dtype), 0.0) if bit_exact else (0.0, c * error)
     return _bounds(
@@ -334,8 +341,9 @@ def statistical(
 def absolute(k: int, w: int, dtype: str, threshold: float, *, flushes: bool = False) -> ErrorBounds:
     """Return the bounds of an absolute threshold on an element's error.
 
-    Rows are flagged from half the threshold on. So an element beyond it is certainly found if the rounding of d_i is at
-    most half the threshold. Raises as `proven`, and ValueError for a threshold that is negative or not finite.
+    A row is flagged if its residual exceeds half the threshold. So an element with an error above the threshold is
+    certainly found if the rounding error of d_i is at most half the threshold. Raises the errors of `proven`, and
+    ValueError for a threshold that is negative or not finite.
     """
     _check(k, w, dtype)
     if not 0 <= threshold < inf:

@@ -47,23 +47,24 @@ STREAMED_ARGMIN = np.dtype(
 )
 #: Bytes of the C++ classes `AmbiguousRow`, `Reassignment` and `AmbiguousLargeK`.
 AMBIGUOUS_BYTES, REASSIGNMENT_BYTES, AMBIGUOUS_LARGE_K_BYTES = 16, 16, 32
-# Error of the tensor cores per 16 products, relative to the sum of all magnitudes. They add 4, 8 or 16 terms at a time,
-# and truncate about 24 bits below the largest.
+# Error bound of the tensor cores per 16 products, relative to the sum of all magnitudes. Tensor cores add 4, 8 or 16
+# terms at a time, and truncate each term about 24 bits below the largest.
 _TENSOR_ERROR = 2.0**-20
 # Relative error of a rounded float32 addition.
 _ROUNDED = 2.0**-24
 # Rounding error of a score, relative to the product of the norms of row and center (assign/small_k.cuh).
 _SCORE_ROUNDINGS = 2.0**-22
-# From this d on, splitting a few centers into two parts saves more rescoring than twice the columns cost.
+# The least d at which centers are split into two parts: the second part doubles the columns of the GEMM, but saves more
+# time in rescoring.
 _TWO_PARTS = 2048
-# Largest d for which a pipeline stage holds whole rows; largest d and number of columns for tiles of 64 rows.
+# The largest d for which a pipeline stage holds whole rows; the largest d and the most columns for tiles of 64 rows.
 _MOST_DEPTH, _SMALL_DEPTH, _SMALL_TILE = 256, 16, 16
 
 
 def tensor_error(d: int, interval: int = 0) -> float:
     """Return γ, the error bound of an inner product of d elements by tensor cores, relative to the product of norms.
 
-    If `interval` is not 0, the tensor cores add that many products at a time, and float32 additions sum the results.
+    If `interval` is not 0, the tensor cores sum `interval` products at a time, and float32 additions add these sums.
     """
     together = min(d, interval) or d
     return (together / 16 + 2) * _TENSOR_ERROR + (ceil(d / together) - 1) * _ROUNDED
@@ -76,13 +77,14 @@ def parts_of(plan: MmaPlan, k: int) -> int:
 
 def product_error(plan: MmaPlan, d: int, k: int) -> float:
     """Return γ of the scores that a plan's GEMM computes for assign/small_k.cuh; see `tensor_error`."""
-    # A unit of `plan.interval` is 8 features: four lanes with a word of two each. A second part costs more roundings.
+    # `plan.interval` counts words per lane. One word is 8 features: four lanes with two features each. A second part of
+    # the centers adds roundings.
     return tensor_error(d, 8 * plan.interval) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
 
 
 def epilogue_of(plan: MmaPlan, k: int) -> Epilogue:
     """Return the arg-min epilogue of small_k.cuh for a plan's GEMM with k centers."""
-    # Only plans for large d without bounds have an accumulation interval (assign_plan).
+    # Only plans for large d without bounds have an accumulation interval; see `assign_plan`.
     name = f"ArgminEpilogueLargeD<{parts_of(plan, k)}>" if plan.interval else "ArgminEpilogue"
     return Epilogue("apps/kmeans/assign/small_k.cuh", f"kmeans::{name}", ARGMIN)
 
@@ -90,14 +92,14 @@ def epilogue_of(plan: MmaPlan, k: int) -> Epilogue:
 def error_coefficients_of(plan: MmaPlan, d: int, k: int, rounding: float) -> tuple[float, float]:
     """Return the error coefficients of a score: factors of norm · ‖c‖ and of norm · ‖c − ĉ‖ (assign/small_k.cuh).
 
-    `rounding` is the float16 rounding error of a row relative to its norm, ρ.
+    `rounding` is ρ, the float16 rounding error of a row relative to its norm. ĉ is the center in float16.
     """
     error = product_error(plan, d, k)
     return rounding + error + _SCORE_ROUNDINGS, 1.0 + error
 
 
 def center_parts(d: int, k: int) -> int:
-    """Return the parts that each center is split into: two for large d and small k, otherwise one (small_k.cuh)."""
+    """Return the number of parts into which each center is split: two for large d and small k, otherwise one."""
     return 2 if d >= _TWO_PARTS and columns_of(k) <= _SMALL_TILE else 1
 
 
@@ -127,13 +129,11 @@ def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False
     MmaPlan or None
         None if no kernel fits the device.
 
-    Notes
-    -----
-    For d up to 256, each warp has a pipeline of whole rows, and the centers stay in shared memory. For larger d, the
-    warps of a block share a pipeline of 256-byte pieces of rows. Float32 additions then sum short accumulation
-    intervals, because the error of the tensor cores grows with the length of a sum. Plans with `bounds` have neither
-    intervals nor centers in two parts: the kernel that scores active rows (bounds/assign.cuh) supports neither.
-    Measurements are in docs/notes/lloyd.md.
+    Notes ----- For d up to 256, each warp has a pipeline of whole rows, and the centers are loaded once and remain in
+    shared memory. For larger d, the warps of a block have a common pipeline of 256-byte pieces of rows. The tensor
+    cores then sum only short intervals, which float32 additions add, because the error of the tensor cores grows with
+    the length of a sum. Plans with `bounds` have neither intervals nor centers in two parts: the kernel that scores
+    active rows (bounds/assign.cuh) supports neither. Measurements are in docs/notes/lloyd.md.
     """
     parts = 1 if bounds else center_parts(d, k)
     problem = half_copy_problem(n, d, k, parts)
@@ -157,7 +157,7 @@ def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False
 
 
 def capacity(plan: MmaPlan, n: int, blocks: int) -> int:
-    """Return an upper bound of the rows whose labels one of `blocks` blocks of a plan's GEMM finds, of n rows."""
+    """Return an upper bound of the rows that one block labels, if `blocks` blocks of a plan's GEMM label n rows."""
     tiles = -(-n // plan.tile_m)
     if plan.keep_b:  # tiles are assigned in turn: to the first team of every block, then to the second, …
         return plan.teams * -(-tiles // (blocks * plan.teams)) * plan.tile_m

@@ -101,15 +101,13 @@ def kmeans_batched(
     NoDeviceError
         If the requested GPU is not present.
 
-    Notes
-    -----
-    The GPU kernels support float32, float16 and bfloat16 data of up to a few hundred features. The limit is a block's
-    shared memory: 432 features on an H200 for 65 clusters or more. Other data goes to `TSKMeans` on the GPU, problem by
-    problem.
+    Notes ----- The GPU kernels support float32, float16 and bfloat16 data of up to a few hundred features. The limit is
+    a block's shared memory: 432 features on an H200 for 65 clusters or more. Other data is clustered by `TSKMeans` on
+    the GPU, one problem after the other.
 
-    Labels are the float64 arg-min over the float32 centers: certified from a float16 copy, or rescored in float64.
-    Cluster sums are fixed-point. Results have the same bits on every run and for any number of problems. X in host
-    memory is copied to the GPU in parts that fit.
+    Labels are the float64 arg-min over the float32 centers. A label is certified from a float16 copy of X, or rescored
+    in float64. Cluster sums are fixed-point. Results have the same bits on every run and for any number of problems. X
+    in host memory is copied to the GPU in parts that fit.
 
     A GPU makes the same random draws as the CPU. Its clustering can differ where scikit-learn's float32 rounding
     decides: if a sample is equally far from two centers, or if a draw of k-means++ falls between two samples, which is

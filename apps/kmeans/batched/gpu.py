@@ -35,8 +35,8 @@ def fit_on_gpu(
     Returns
     -------
     labels, centers, inertia, n_iter : cupy.ndarray
-        Of shapes (b, n), (b, k, d), (b,) and (b,). Instead of the four, None if the kernels do not support the shape,
-        the dtype or the GPU.
+        Their shapes are (b, n), (b, k, d), (b,) and (b,). The function returns None if the kernels do not support the
+        shape, the dtype or the GPU.
 
     Raises
     ------

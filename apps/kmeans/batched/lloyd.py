@@ -32,18 +32,18 @@ from tsapps.kernels.runtime.machine import Machine
 __all__ = ["BatchedLloyd", "random_states"]
 
 _FOLDER = Path(__file__).parents[1]
-# Iterations between two reads of the status by the host: a read costs about as much as an iteration of small problems.
+# Iterations between two reads of the status by the host: a read takes about as long as an iteration of small problems.
 _ITERATIONS_PER_READ = 4
 # Blocks per multiprocessor of make_half_copy.
 _BLOCKS = 8
-# Maximum number of blocks per problem of column_moments, and rows per block below that maximum.
+# The most blocks of column_moments per problem; the rows per block of a problem with fewer blocks.
 _SLICES, _SLICE_ROWS = 64, 256
 
 
 def random_states(seeds: Sequence[int]) -> Iterator[np.random.RandomState]:
-    """Yield ``RandomState(seed)`` for every seed, as one object that is seeded again; valid until the next is yielded.
+    """Yield ``RandomState(seed)`` for every seed. All are the same object, so use each before the next is requested.
 
-    Creating an object takes 0.1 ms; a thousand objects would cost more than fitting a thousand problems.
+    To create an object takes 0.1 ms; a thousand objects would take longer than to fit a thousand problems.
     """
     state = np.random.RandomState(0)
     for seed in seeds:
@@ -82,7 +82,7 @@ class BatchedLloyd:
     ) -> None:
         self.machine, self.X, self.k, self.plan, self._first = machine, X, k, plan, first
         self.xp = xp = machine.xp
-        # Cached: looking up a kernel costs about as much as a launch.
+        # A cache: looking up a kernel takes about as long as a launch.
         self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
         b, n, d = self.b, self.n, self.d = X.shape
         self.mean, scales = self._compute_scales(tol)
@@ -200,7 +200,7 @@ class BatchedLloyd:
         """Start at centers from greedy k-means++, with scikit-learn's draws."""
         xp, b, k = self.xp, self.b, self.k
         trials = 2 + int(np.log(k))
-        # The inverse transform sampling of RandomState.choice, for all problems at once.
+        # For all problems at once, the inverse transform sampling by which RandomState.choice draws.
         running = self._probabilities().astype(np.float64).cumsum()
         running /= running[-1]
         samples, uniforms = np.empty(b), np.empty((b, k - 1, trials))
@@ -280,7 +280,7 @@ class BatchedLloyd:
 
     def warn_of_lost_clusters(self) -> None:
         """Warn, as scikit-learn does, if problems have fewer nonempty clusters than k because of duplicate samples."""
-        # Marks labels instead of counting them: marking needs no atomics, and no largest label on the host.
+        # Labels are marked, not counted: marking needs neither atomics nor the largest label on the host.
         found = self.xp.zeros((self.b, self.k), np.bool_)
         found[self.xp.arange(self.b)[:, np.newaxis], self.labels] = True
         lost = np.flatnonzero(~to_host(found.all(axis=1)))
@@ -306,6 +306,6 @@ class _Problem:
         return to_host(self._X[self.xp.asarray(indices)].astype(np.float32) - self._mean)
 
     def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
-        """Return ‖x − c‖² of every sample and its own center, (n,), in host memory; see `Data.own_distances`."""
+        """Return ‖x − c‖² of every sample and its center, (n,), in host memory; see `Data.own_distances`."""
         delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[labels]
         return to_host((delta * delta).sum(axis=1))

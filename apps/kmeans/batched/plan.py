@@ -60,7 +60,7 @@ PLUSPLUS_ARGS = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]
     + [("trials", "i4"), ("tiles", "i4")]
 )
-#: Source file, and threads per block, of every kernel.
+#: The source file and the threads per block of every kernel.
 KERNELS = {
     "column_moments": ("batched/problem.cuh", 256),
     "make_half_copy": ("batched/problem.cuh", 256),
@@ -73,23 +73,24 @@ KERNELS = {
 }
 #: The C++ enum `Status` of batched/problem.cuh.
 STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}
-#: Rows per block of `assign`; and of `candidate_distances` and `inertias`.
+#: Rows per block: of `assign`, and of `candidate_distances` and `inertias`.
 TILE_ROWS, SEED_ROWS = 128, 512
 #: Maximum size of a grid's second dimension.
 MOST_PROBLEMS = 65_535
-# Row indices have 32 bits, and indices of chunks of centers 16; a k-means++ step has at most 16 candidates.
+# Row indices have 32 bits, and indices of chunks of centers have 16 bits. A k-means++ step has at most 16 candidates.
 _MOST_ROWS, _MOST_CLUSTERS = 2**32 - 1, 1 << 20
 _LEAST_CAPABILITY = 8.0
-# Shared memory of the candidate lists of `assign`: three 4-byte entries for each of a thread's four rows (128 threads).
+# Shared memory in bytes of the candidate lists of `assign`: three 4-byte entries per row, 4 rows per thread, 128
+# threads.
 _LIST_BYTES = 3 * 4 * 128 * 4
-# Shared memory of the sums of `update`, so that two blocks fit on a multiprocessor.
+# The most shared memory in bytes for the sums of `update`, so that two blocks fit on a multiprocessor.
 _MOST_SUM_BYTES = 100 << 10
-# Bits of a fixed-point element, without sign: in two limbs in shared memory, and in 64-bit global additions.
+# Bits of a fixed-point element, without the sign: as two limbs in shared memory, and in 64-bit global additions.
 _NARROW_BITS, _WIDE_BITS = 30, 46
 # Largest ratio of a feature's largest |x − mean| to the root mean square for which 30 bits are as exact as float32.
 _SPREAD = 2.0**8
 _LEAST_EXPONENT = -900
-# Rows per block of `update`, at least, if a problem has several blocks.
+# The least rows per block of `update`, if a problem has several blocks.
 _CHANGES = 256
 
 
@@ -154,8 +155,8 @@ def fixed_point_scales(n: int, largest: np.ndarray, rms: np.ndarray) -> tuple[np
     -------
     scales : numpy.ndarray of shape (b, d)
     narrow : bool
-        Whether elements have 30 bits, which are as exact as float32. Otherwise they have 46 bits, or fewer if a sum of
-        n elements needs it.
+        Whether elements have 30 bits, which are as exact as float32. Otherwise they have 46 bits, or fewer if the sum
+        of n elements would overflow.
     """
     exponents = np.clip(np.ceil(np.log2(np.where(largest > 0, largest, 1.0))), _LEAST_EXPONENT, None)
     alike = bool((largest.max(axis=1) <= _SPREAD * rms).all())
@@ -167,6 +168,6 @@ def fixed_point_scales(n: int, largest: np.ndarray, rms: np.ndarray) -> tuple[np
 def update_parts(n: int, problems: int, multiprocessors: int) -> int:
     """Return the number of blocks of `update` per problem.
 
-    It gives about two blocks per multiprocessor over all problems, but at most one block per 256 rows.
+    All problems together get about two blocks per multiprocessor. A problem gets at most one block per 256 rows.
     """
     return max(1, min(-(-2 * multiprocessors // problems), -(-n // _CHANGES)))

@@ -34,9 +34,9 @@ from tsapps.kernels.runtime.machine import Launch
 __all__ = ["Bounds", "ProductBounds"]
 
 _SELECT_THREADS, _ACTIVE_THREADS = 256, 128
-# Blocks per multiprocessor: as many as are resident on Hopper GPUs. Rows that a block tests at a time.
+# Blocks per multiprocessor: as many as are resident on Hopper GPUs.
 _SELECT_BLOCKS, _ACTIVE_BLOCKS = 6, 3
-_SELECTED_ROWS = 8 * _SELECT_THREADS
+_SELECTED_ROWS = 8 * _SELECT_THREADS  # rows that a block tests at a time
 
 
 class Bounds:
@@ -83,7 +83,7 @@ class Bounds:
         (self._select,) = load_kernels(data.machine, "bounds/state.cuh", f"select_active_rows<{labels}>")
 
     def begin(self) -> None:
-        """Reset drifts, limits and state. Required when centers are not those of the last iteration.
+        """Reset drifts, limits and state. Required if the centers are not the new centers of the last iteration.
 
         Row bounds need no reset: a pass over all rows writes them before any row is tested.
         """
@@ -97,7 +97,7 @@ class Bounds:
 
     @property
     def skip_full_assign(self) -> Any:
-        """Flag on the GPU, (1,), int32: the pass over all rows without bounds does nothing if it is set."""
+        """Flag on the GPU, (1,), int32: if it is set, the pass over all rows without bounds does nothing."""
         return self.state[SKIP_FULL_ASSIGN : SKIP_FULL_ASSIGN + 4].view(np.int32)
 
     def bind_select(self, labels: Any, stopped: Any) -> Launch:
@@ -121,7 +121,7 @@ class ProductBounds(Bounds):
     plan : MmaPlan
         Plan of the GEMM over all rows.
     problem : Problem
-        That GEMM.
+        The problem of this GEMM.
     lists, capacity : int
         Number and capacity of the lists of ambiguous and reassigned rows.
     """
@@ -137,9 +137,9 @@ class ProductBounds(Bounds):
     def bind(
         self, half_copy: Any, centers_half: Any, nearest: dict[str, Any], labels: Any, stopped: Any
     ) -> list[Launch]:
-        """Return the launches that select active rows, score these, or score all rows with their row bounds.
+        """Return three launches: select active rows, label the active rows, and label all rows with their row bounds.
 
-        They append ambiguous and reassigned rows to lists, as the GEMM without bounds does.
+        The launches append ambiguous and reassigned rows to lists, as the GEMM without bounds does.
 
         Parameters
         ----------

@@ -46,17 +46,18 @@ BOUNDS_STATE = np.dtype(
         *[("screened", "u8"), ("examined", "u8")],
     ]
 )
-#: Leading bytes of a `BoundsState` that `Bounds.begin` resets; the totals after them are kept.
+#: Leading bytes of a `BoundsState` that `Bounds.begin` resets. The totals that follow are not reset.
 FRESH_BYTES = 48
 #: Byte offset of `skip_full_assign` in a `BoundsState`.
 SKIP_FULL_ASSIGN = 44
 #: Upper bound of the memory per row in bytes: 4 for the row bound, and 4 for each place in the list of active rows.
 BOUNDS_BYTES = 7
-# Largest fraction of rows that are scored from a list. A listed row of the half-precision copy costs about three times
-# as much as in a pass over all rows. For small d it costs little more.
+# The largest fraction of rows that are scored from a list. To score a listed row of the half-precision copy takes about
+# three times as long as in a pass over all rows. For small d it takes little longer.
 _MOST_PART, _MOST_PART_SMALL_D = 0.25, 0.6
-# Bounds start when at most one row in `_BEGIN_PART` was reassigned: about forty times as many rows are active. Their
-# kernels are launched from one row in `_SOON_PART` on, because the host only knows the count of two iterations ago.
+# Bounds start when at most n / `_BEGIN_PART` of n rows were reassigned; about forty times as many rows are then active.
+# The kernels of bounds are launched earlier, when at most n / `_SOON_PART` rows were reassigned, because the host only
+# knows the number of reassigned rows of two iterations ago.
 _BEGIN_PART, _SOON_PART = 64, 16
 # Listed rows that a warp scores at a time.
 _TILE = 32
@@ -70,7 +71,7 @@ def fresh_bounds_state() -> np.ndarray:
 
 
 def begin_limit(n: int) -> int:
-    """Return the number of reassigned rows, of n, from which on bounds do not start in the next iteration."""
+    """Return the least number of reassigned rows, of n, after which bounds do not start in the next iteration."""
     return n // _BEGIN_PART + 1
 
 
@@ -80,14 +81,15 @@ def begins_soon(n: int, n_reassigned: int) -> bool:
 
 
 def most_listed_small_d(n: int) -> int:
-    """Return the capacity of the list of active rows for small d, of n rows."""
+    """Return the capacity of the list of active rows for small d and n rows."""
     return max(1, int(n * _MOST_PART_SMALL_D))
 
 
 def most_listed(n: int, lists: int, capacity: int) -> int:
-    """Return the capacity of the list of active rows, of n rows.
+    """Return the capacity of the list of active rows for n rows.
 
-    Active rows that are ambiguous or reassigned go to `lists` lists of `capacity` rows each. Tiles of active rows are
-    assigned to these lists in turn, so that even the largest number of active rows fits them.
+    Active rows that are ambiguous or reassigned are appended to `lists` lists of `capacity` rows each. Tiles of active
+    rows are assigned to these lists in turn. The result is small enough that no list overflows, even if all active rows
+    are appended.
     """
     return min(max(1, int(n * _MOST_PART)), capacity // _TILE * _TILE * lists)

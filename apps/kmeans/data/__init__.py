@@ -1,1 +1,1 @@
-"""Access to X on the CPU or a GPU: blocks of rows, centering, the half-precision copy; nothing depends on clusters."""
+"""Access to X on the CPU or a GPU: blocks of rows, centering, the half-precision copy; independent of clusters."""

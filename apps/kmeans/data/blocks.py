@@ -20,9 +20,9 @@ __all__ = ["SMALL", "Data"]
 
 T = TypeVar("T")
 
-#: Bytes of X up to which running sums over the samples are computed on the host with scikit-learn's float32 rounding,
-#: since the last bits of a running sum decide which sample a random number selects. Larger X uses float64 sums on its
-#: own device: a float32 running sum loses whole samples (it stops growing after 2²⁴ equal terms).
+#: The most bytes of a *small* X. For a small X, running sums over the samples are computed on the host with
+#: scikit-learn's float32 rounding, since the last bits of a running sum decide which sample a random number selects.
+#: For a larger X they are float64 sums on the device of X: a float32 running sum stops growing after 2²⁴ equal terms.
 SMALL = 8 << 20
 
 
@@ -46,7 +46,7 @@ class Data(ABC):
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
-        #: The matrix that passes read if `held` is None: the source, or a copy of it in its own dtype.
+        #: The matrix that passes read if `held` is None: the source, or a copy of the source in the same dtype.
         self.reader = source
         #: Whether the metric is the cosine: rows and centers have norm 1.
         self.spherical = isinstance(source, UnitRows)
@@ -83,7 +83,7 @@ class Data(ABC):
         self.held = held
 
     def _borrow(self) -> Any | None:
-        """Return the source's own array if it is on this device, row-major and in the working type; else None."""
+        """Return the array of the source if it is on this device, row-major and in the working type; else None."""
         if not isinstance(self.source, ArrayRows):
             return None
         array = self.source.array
@@ -123,7 +123,7 @@ class Data(ABC):
         if self.held is not None:
             return block
         prepared = block.astype(self.dtype, order="C", copy=False)
-        if prepared is block:  # astype did not copy: the source's own array
+        if prepared is block:  # astype did not copy, so this is the array of the source, which is never written
             return block - self.mean
         prepared -= self.mean
         return prepared
@@ -131,7 +131,8 @@ class Data(ABC):
     def center(self, mean: np.ndarray) -> None:
         """Subtract `mean`, (d,), from all rows that are read from now on; the caller's arrays are never written.
 
-        A held copy is centered in place. A borrowed array is copied if memory suffices; otherwise each pass subtracts.
+        A held copy is centered in place. An array of the caller is copied if memory suffices; otherwise each pass
+        subtracts the mean.
         """
         self.mean = self.xp.asarray(mean, dtype=self.dtype)
         if self.held is None or not mean.astype(self.dtype).any():
@@ -205,7 +206,7 @@ class Data(ABC):
             return delta.sum(axis=0), (delta * delta).sum(axis=0)
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
-        """Return ‖x − c‖² of each row of a block and its own center, (rows,), in `dtype`."""
+        """Return ‖x − c‖² of each row x of a block and the center c of its label, (rows,), in `dtype`."""
         delta = block - centers[labels]
         delta *= delta
         return delta.sum(axis=1)
@@ -214,7 +215,7 @@ class Data(ABC):
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`.
 
-        Computed in float64, as in scikit-learn even for float32 data, and never negative.
+        The distances are computed in float64, as scikit-learn does even for float32 data. They are never negative.
         """
 
     def moments(self) -> tuple[np.ndarray, float]:
@@ -239,9 +240,9 @@ class Data(ABC):
             return total + self.origin, float(np.mean(square - total * total))
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return the moments of X, before centering, with NumPy's rounding in `dtype`; None if X must be on the host.
+        """Return the moments of X, before centering, with NumPy's rounding in `dtype`; None if only NumPy can do so.
 
-        Only `DeviceData` computes them; on the CPU, NumPy itself does.
+        Only `DeviceData` returns them; on the CPU the caller uses NumPy itself.
         """
         return None
 
@@ -262,7 +263,7 @@ class Data(ABC):
         return to_host(self.xp.bincount(labels, minlength=k))
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:
-        """Return Σ w·‖x − c‖², or Σ w·(1 − cos), over the samples and their own centers, from differences x − c.
+        """Return Σ w·‖x − c‖² (cosine metric: Σ w·(1 − cos)) over samples x and their centers c, from x − c.
 
         Parameters
         ----------
@@ -275,7 +276,7 @@ class Data(ABC):
         return float(total) / (2 if self.spherical else 1)
 
     def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
-        """Return ‖x − c‖² of every sample and its own center, (n,), in `dtype` and host memory; see `inertia`."""
+        """Return ‖x − c‖² of every sample and its center, (n,), in `dtype` and host memory; see `inertia`."""
         distances, end = np.empty(self.n_samples, self.dtype), 0
         for part in self._each_own_distance(centers, labels, weighted=False):
             distances[end : end + len(part)] = to_host(part)
@@ -303,6 +304,6 @@ class Data(ABC):
         return float(sum(self.each_block(work, self.n_features)))
 
     def distances(self, points: np.ndarray) -> Any:
-        """Return ‖x − p‖, or 1 − cos, for every sample and point, shape (n, len(points)), as `transform` does."""
+        """Return ‖x − p‖ (cosine metric: 1 − cos) for every sample and point, (n, len(points)), as `transform` does."""
         squares = self.square_distances(points)
         return (squares / 2 if self.spherical else self.xp.sqrt(squares)).T

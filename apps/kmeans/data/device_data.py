@@ -1,6 +1,6 @@
 """`DeviceData`: X on a GPU, held in a copy, read in place, or streamed from the host; its passes launch CUDA kernels.
 
-Reductions have a fixed order, and no floating-point sum uses atomics: the same bits on every run.
+Reductions have a fixed order, and no floating-point sum uses atomics, so results have the same bits on every run.
 """
 
 from collections.abc import Callable, Iterator
@@ -29,30 +29,30 @@ T = TypeVar("T")
 
 #: The 16-bit floating-point types.
 HALF_TYPES = ("float16", "bfloat16")
-# Temporaries of a block: large enough to hide launches (about 5 µs each), small relative to a GPU's memory.
+# The bytes of a block's temporaries: large enough to hide launches (about 5 µs each), small relative to a GPU's memory.
 _BLOCK_BYTES = 512 << 20
-# Float32 represents counts up to this exactly.
+# The most rows of a block: float32 represents counts up to this exactly.
 _MOST_ROWS = 1 << 24
 _PASSES = Path(__file__).with_name("passes.cuh")
 _THREADS = 256
 # Points per launch of point_distances, and rows per group of lanes in own_distances (ROWS_TOGETHER in passes.cuh).
 _POINTS, _ROWS_TOGETHER = 8, 4
-# Approximate number of blocks of column_moments; and the block shape of fold_moments (columns, rows).
+# Approximate number of thread blocks of column_moments; and the thread-block shape of fold_moments (columns, rows).
 _MOMENT_BLOCKS, _FOLDED = 4096, (32, 8)
-# 16-bit X is not centered if ‖mean‖² is at most this part of the total variance of the features.
+# 16-bit X is not centered if ‖mean‖² is at most this fraction of the total variance of the features.
 _NEARLY_CENTERED = 0.25
 # Smallest ratio of two weights that the 46-bit fixed-point sums support (update/fixed_point.cuh).
 _LEAST_WEIGHT = 2.0**-16
 
 
 def row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
-    """Return log2 of the number of lanes that share a row, at most a warp, and the grid that covers all rows."""
+    """Return log2 of the number of lanes per row, at most a warp, and the grid that covers all rows."""
     shared_by = log2_lanes(columns)
     return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
 
 
 def _is_vectorizable(array: Any, wide: int) -> bool:
-    """Tell whether aligned loads of `wide` elements read the rows of an array, or the array if it is one row."""
+    """Tell whether aligned loads of `wide` elements can read the rows of an array, or a one-dimensional array."""
     here = address(array) % (wide * array.itemsize) == 0
     return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
 
@@ -107,7 +107,7 @@ class DeviceData(Data):
         self._context.__exit__(*exception)
 
     def available_bytes(self) -> int:
-        """Return the free bytes that copies of X may use, less the memory that a fit needs."""
+        """Return the bytes that copies of X may use: the free bytes less the memory that a fit needs otherwise."""
         # k-means++ holds distances to 2 + ⌊ln k⌋ candidates per sample: 12 for k = 22,000.
         working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
         return self.machine.free_bytes() - working
@@ -121,7 +121,7 @@ class DeviceData(Data):
         return not (self._takes_16_bit and self._half_x() is not None) and super().copies()
 
     def copy_to_host(self, array: Any) -> np.ndarray:
-        """Return an array in host memory; see `Data.copy_to_host`. Pinned memory takes a third of the time."""
+        """Return an array in host memory; see `Data.copy_to_host`. It is copied to pinned memory, which is faster."""
         if self._pinned is None or self._pinned.nbytes < array.nbytes:
             self._pinned = self.machine.pinned(array.nbytes, np.uint8)
         host: np.ndarray = self._pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
@@ -130,7 +130,7 @@ class DeviceData(Data):
         return host
 
     def _half_x(self) -> Any | None:
-        """Return the source's own array if it is row-major, of a 16-bit type and on this GPU; else None."""
+        """Return the array of the source if it is row-major, of a 16-bit type and on this GPU; else None."""
         if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
             return None
         array = self.source.array
@@ -139,7 +139,7 @@ class DeviceData(Data):
 
     @property
     def rows_on_gpu(self) -> Any:
-        """Row-major X on the GPU, in the working type or a 16-bit type; None if X is not there as a whole."""
+        """Row-major X on the GPU, in the working type or a 16-bit type; None if the GPU does not hold all of X."""
         return self.held if self.held is not None or not self._takes_16_bit else self._half_x()
 
     @property
@@ -213,8 +213,8 @@ class DeviceData(Data):
         ----------
         mean : numpy.ndarray of shape (d,)
         on_read : bool
-            Whether kernels subtract it as `shift` when they read rows. Otherwise it is subtracted beforehand, from a
-            held copy of X if one fits.
+            Whether kernels subtract the mean as `shift` when they read rows. Otherwise it is subtracted before kernels
+            read them, from a held copy of X if a copy fits.
         """
         self._half_copy = None
         self.on_read, self._centered = on_read, not on_read
@@ -254,7 +254,7 @@ class DeviceData(Data):
         """
         mean, variance, largest = self.cached_moments
         about = self._subtracted if subtracted is None else subtracted.astype(self.dtype).astype(np.float64)
-        with np.errstate(over="ignore"):  # if infinite, it certifies no label
+        with np.errstate(over="ignore"):  # an infinite bound is valid, but certifies no label
             square = variance + float(np.mean((mean - about) ** 2))
         return largest + np.abs(self.origin - about), square**0.5
 
@@ -302,7 +302,8 @@ class DeviceData(Data):
         wide = wide if vectors else 1
         width = min(32, 1 << (-(-d // wide) - 1).bit_length())
         columns = -(-d // (width * wide))
-        # Many blocks hide the partial last wave. Their number, and so the rounding, must not depend on the GPU.
+        # Many thread blocks, so that the partial last wave matters little. Their number must not depend on the GPU,
+        # because it determines the rounding.
         slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
         parts = self.xp.empty((3, slices, d))
         arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
@@ -315,7 +316,7 @@ class DeviceData(Data):
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
         """Return the moments with NumPy's rounding; see `Data.rounded_moments`.
 
-        NumPy sums several columns row by row, as the kernel does, but a single column pairwise.
+        If X has several columns, NumPy sums them row by row, as the kernel does. A single column it sums pairwise.
         """
         X, d = self.held, self.n_features
         if X is None or d == 1:
@@ -332,7 +333,7 @@ class DeviceData(Data):
         return mean, float(np.mean(means(mean, squares=True)))
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
-        """Return ‖x − c‖² of each row of a block and its own center, (rows,), in `dtype`."""
+        """Return ‖x − c‖² of each row x of a block and the center c of its label, (rows,), in `dtype`."""
         rows, d = block.shape
         distances = self.xp.empty(rows, self.dtype)
         wide = vector_of(block.itemsize)

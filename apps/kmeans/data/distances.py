@@ -12,11 +12,11 @@ from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
 
 __all__ = ["distances_of", "square_distances", "square_norms"]
 
-# Float32 is widened to float64 in pieces. The bits of a matrix product depend on its shape, so pieces have
-# scikit-learn's sizes: a tenth of the elements of points, rows and distances, and at least this many float64 elements.
+# Float32 is converted to float64 in pieces. The bits of a matrix product depend on its shape, so pieces have
+# scikit-learn's sizes: a tenth of the elements of points, rows and distances, but at least this many float64 elements.
 _LEAST_PIECE = 10 << 17
-# Squared distances below this part of ‖x‖² + ‖c‖² suffer from cancellation; they are recomputed from differences x − c,
-# for this many elements at a time.
+# Squared distances below _CANCELLED · (‖x‖² + ‖c‖²) suffer from cancellation. They are recomputed from differences x −
+# c, of _TOGETHER elements at a time.
 _CANCELLED, _TOGETHER = 2.0**-20, 1 << 17
 
 

@@ -26,11 +26,12 @@ __all__ = [
     "subtract_mean",
 ]
 
-# Factor kept free at both ends of the number range, for sums of a few products.
+# Values must be this factor away from both ends of the number range, so that sums of a few products are in range.
 _HEADROOM = 32.0
-# Elements per subtracted row from which NumPy's broadcasting runs at full speed: more than fit in its buffer.
+# The least elements of a row with which NumPy's broadcasting runs at full speed: more than fit in its buffer.
 _COLUMNS = 16384
-# Centers are returned in float64 if their own dtype would lose more than this part of their distances from the mean.
+# Centers are returned in float64 if rounding them to the frame's dtype changes a center by more than this fraction of
+# its distance from the mean.
 _MOST_LOSS = 2.0**-12
 
 
@@ -64,7 +65,7 @@ def frobenius_norm(rows: np.ndarray) -> float:
 
 
 def subtract_mean(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.ndarray:
-    """Write rows − mean to the first n rows of `out`, and return these.
+    """Write rows − mean to the first n rows of `out`, and return these n rows.
 
     Parameters
     ----------
@@ -73,7 +74,7 @@ def subtract_mean(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.nda
     out : numpy.ndarray of shape (m, d), m ≥ n
     """
     n, d = rows.shape
-    # Several rows at a time: NumPy's broadcasting over single short rows is up to ten times slower.
+    # Several rows are treated as one: NumPy's broadcasting over short rows is up to ten times slower.
     together = max(1, min(n, _COLUMNS // d)) if rows.flags.c_contiguous else 1
     whole, many = n - n % together, np.tile(mean, together)
     np.subtract(rows[:whole].reshape(-1, together * d), many, out=out[:whole].reshape(-1, together * d))
@@ -109,7 +110,7 @@ def frame_about(centers: np.ndarray, dtype: np.dtype) -> "Frame":
     """Return a frame in `dtype` about the mean of centers, (k, d), whose fitted rows are unknown."""
     wide = centers.astype(np.float64)
     exponent = int(np.frexp(abs(wide).max())[1])
-    mean = np.ldexp(np.ldexp(wide, -exponent).mean(axis=0), exponent)  # scaled, as the sum may overflow
+    mean = np.ldexp(np.ldexp(wide, -exponent).mean(axis=0), exponent)  # scaled, because the sum may overflow
     spread = float(abs(0.5 * wide - 0.5 * mean).max())
     square = 4 * spread * spread
     exponent = 0 if spread == 0 or is_in_range(dtype, square, square * centers.size) else exponent_of(spread)
@@ -141,8 +142,9 @@ class Frame:
     def centered(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return scaled and centered rows, (n, d), in the dtype of the mean.
 
-        Float64 rows are subtracted from in float64, then rounded. The result is in `out`, of at least n rows, if its
-        dtype is that of the subtraction; otherwise in a new array.
+        The mean is subtracted in the wider of both dtypes; for float64 rows, the difference is then rounded to the
+        dtype of the mean. `out` must have at least n rows. The differences are written to `out` if it has the dtype of
+        the subtraction, otherwise to a new array.
         """
         dtype = np.result_type(rows.dtype, self.mean.dtype)
         rows = ldexp(rows.astype(dtype, copy=False), -self.exponent)
@@ -159,8 +161,8 @@ class Frame:
         Returns
         -------
         numpy.ndarray of shape (k, d)
-            In the frame's dtype; in float64 if that dtype would lose more than 2⁻¹² of the centers' distances from the
-            mean.
+            In the frame's dtype; in float64 if rounding to the frame's dtype changes centers by more than 2⁻¹² of their
+            distances from the mean.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)
@@ -185,7 +187,7 @@ class FittedCenters:
         self.frame, self.centered, self.restored = frame, centered, restored.copy()
 
     def centers(self, current: np.ndarray) -> np.ndarray:
-        """Return the caller's current centers, (k, d), centered; with the bits of the fit if they are unchanged."""
+        """Return the caller's current centers, (k, d), centered. If unchanged, they have the bits of the fit."""
         same = current.dtype == self.restored.dtype and np.array_equal(current, self.restored)
         return self.centered if same else self.frame.centered(current)
 

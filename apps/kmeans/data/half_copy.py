@@ -88,7 +88,8 @@ class HalfCopy:
         arguments = (X, *sizes, shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
         if not certifies:
-            # Rows beyond the norm limit keep their bounds: distant centers may be excluded from their products.
+            # Norms beyond the limit are not scaled down: distant centers may be missing from the products of
+            # such rows, so their labels must be rescored.
             self.norms[self.norms <= norm_limit_of(d)] *= np.float32(UNCERTIFIED)
 
     @property

@@ -19,23 +19,27 @@ __all__ = ["HostData", "check_memory"]
 
 T = TypeVar("T")
 
-# Elements of a task's widest temporary (16 MiB of float64), so that work dominates the cost of thread hand-over.
+# Elements of a task's widest temporary (16 MiB of float64): enough that the time to hand over tasks to threads is
+# small.
 _TASK_ELEMENTS = 1 << 21
 _LEAST_ROWS = 256
-# The memory of a fit; the README states the total. Temporaries per thread, in blocks, including queued blocks:
+# The memory of a fit, whose total the README states. Temporaries per thread, including queued blocks, in blocks.
 _THREAD_BLOCKS = 7
-# Bytes per sample in total (label, k-means++ distances and running sums, relocation of empty clusters); of its label:
+# Bytes per sample: in total (label, k-means++ distances and running sums, relocation of empty clusters), and of the
+# label.
 _SAMPLE_BYTES, _LABEL_BYTES = 40, 4
-# Largest X of a narrower type that is held in the working type: converting it in each pass may double the time.
+# The most bytes in the working type of an X with a narrower type that is held in the working type. Larger X is
+# converted in each pass, which may double the time.
 _MOST_CONVERTED = 256 << 20
 
 
 class HostData(Data):
     """X in host memory; see `Data`.
 
-    X is held in memory if it and the rest of a fit take at most half of the available memory; otherwise every pass
-    reads the source. Held X is centered and of type `dtype`; but large X of a narrower type keeps its type, and each
-    pass converts it. Block boundaries depend only on shapes, so results do not depend on the number of threads.
+    X is held in memory if X and the other memory of a fit take at most half of the available memory. Otherwise every
+    pass reads the source. A held X is centered and of type `dtype`, except a large X of a narrower type: it is held in
+    its own type, and each pass converts it. Block boundaries depend only on shapes, so results do not depend on the
+    number of threads.
 
     Parameters
     ----------
@@ -50,7 +54,7 @@ class HostData(Data):
 
     xp = np
     device = "cpu"
-    #: Whether rows were not part of the fit, and may be so far from the mean that scores overflow.
+    #: Whether rows may be so far from the mean that scores overflow, because they were not part of the fit.
     may_be_far = False
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
@@ -70,7 +74,7 @@ class HostData(Data):
 
     @property
     def keeps_source_dtype(self) -> bool:
-        """Whether a held copy of X keeps its own type: this is narrower than `dtype`, and X is large."""
+        """Whether X is held in its own type, because that type is narrower than `dtype` and X is large."""
         converted = self.n_samples * self.n_features * self.dtype.itemsize
         return self.source.dtype.itemsize < self.dtype.itemsize and converted > _MOST_CONVERTED
 
@@ -80,7 +84,7 @@ class HostData(Data):
         return self.n_samples * self.n_features * itemsize
 
     def _hold(self) -> None:
-        """Copy X to memory, not centered yet; large X of a narrow type keeps its type and becomes `reader`."""
+        """Copy X to memory, not centered yet; a large X of a narrower type is copied in its own type to `reader`."""
         if not self.keeps_source_dtype:
             super()._hold()
         elif not isinstance(self.source, ArrayRows):
@@ -150,7 +154,7 @@ class HostData(Data):
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each of k labels, (k,), int64."""
         sizes = np.zeros(k, np.int64)
-        for start in range(0, len(labels), _TASK_ELEMENTS):  # bincount widens its input to 8 bytes
+        for start in range(0, len(labels), _TASK_ELEMENTS):  # in pieces, because bincount converts labels to 8 bytes
             sizes += np.bincount(labels[start : start + _TASK_ELEMENTS], minlength=k)
         return sizes
 

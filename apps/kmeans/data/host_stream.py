@@ -13,8 +13,8 @@ from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["stream_to_gpu"]
 
-# Size of each of the two pinned buffers. Several threads fill a buffer: one thread copies about 11 GB/s, a fifth of the
-# link's bandwidth.
+# The bytes of each of the two pinned buffers, and the threads that fill a buffer: one thread copies about 11 GB/s, a
+# fifth of the bandwidth of the link to the GPU.
 _PINNED_BYTES = 64 << 20
 _FILLERS = min(8, os.cpu_count() or 1)
 
@@ -22,8 +22,8 @@ _FILLERS = min(8, os.cpu_count() or 1)
 def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
     """Yield (first row, block) for a host matrix, with blocks on the current GPU.
 
-    Three operations overlap: threads fill one pinned buffer from the source or its file, the copy engine moves the
-    other buffer, and the GPU computes on the previous block.
+    Three operations overlap: threads fill one pinned buffer from the source or its file, the copy engine copies the
+    other buffer to the GPU, and the GPU computes on the previous block.
 
     Parameters
     ----------
@@ -54,7 +54,7 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
                 with slot.on_gpu(copies) as block:
                     yield start, block
     finally:
-        # The allocator reuses pinned memory once it is freed, even while a copy still reads it.
+        # Wait for the copies: the allocator reuses freed pinned memory even while a copy still reads it.
         for slot in slots:
             slot.copied.synchronize()
 
@@ -84,7 +84,7 @@ class _Slot:
 
     @contextmanager
     def on_gpu(self, copies: Any) -> Iterator[Any]:
-        """Copy the pinned buffer to the GPU; within the context, the current stream may use the copy."""
+        """Copy the pinned buffer to the GPU. Within the context, the current stream may use the copy."""
         copies.wait_event(self.consumed)
         self._machine.copy(self.on_device[: self.used], self.pinned[: self.used], copies)
         self.copied.record(copies)

@@ -1,6 +1,6 @@
 """Kernels over label arrays: counts per label, and replacement of labels; launches labels.cuh.
 
-CuPy's equivalents take seconds to compile.
+CuPy's equivalents are not used, because they take seconds to compile.
 """
 
 from typing import Any

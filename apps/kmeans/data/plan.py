@@ -24,7 +24,8 @@ MOST_EXPONENT = 96
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
 #: Relative rounding error ρ of a float16 row (half_copy.cuh): for data that is rounded, and for data that is exact.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
-#: Factor for norms if labels are not certified. It removes most of the error bound, except the rounding of scores.
+#: Factor on the row norms if labels are not certified. It makes the error bound small, except for the rounding of
+#: scores.
 UNCERTIFIED = 2.0**-10
 # Root mean square of the scaled data: about 1/4096 of float16's largest number.
 _TARGET_RMS = 16.0
@@ -36,7 +37,7 @@ def padded(d: int) -> int:
 
 
 def log2_lanes(columns: int) -> int:
-    """Return log2 of the number of lanes that share a row of `columns` columns: at most a warp."""
+    """Return log2 of the number of lanes among which a row of `columns` columns is split: at most a warp."""
     return min(5, (columns - 1).bit_length())
 
 
@@ -61,6 +62,7 @@ def half_copy_scales(rms: np.ndarray) -> np.ndarray:
 def norm_limit_of(d: int) -> float:
     """Return the norm limit of the half-precision copy, which few rows exceed; see update/centers.cuh.
 
-    It is twice the norm of a row of d elements, each of the largest root mean square that a power-of-two scale leaves.
+    The limit is twice the norm of a row whose d elements all equal the largest root mean square of scaled data. That is
+    √2 times the target, because scales are powers of two.
     """
     return 2.0 * _TARGET_RMS * sqrt(2.0 * d)

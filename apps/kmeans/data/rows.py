@@ -85,7 +85,7 @@ def as_numbers(X: Any, name: str = "X") -> Any:
         return as_array(X)
     from sklearn.utils import check_array
 
-    # Callers check NaN, shapes and sizes.
+    # These checks are off, because the callers check NaN, shapes and sizes.
     checks = {"ensure_all_finite": False, "ensure_2d": False, "allow_nd": True}
     least = {"ensure_min_samples": 0, "ensure_min_features": 0}
     return check_array(X, dtype=[np.float64, np.float32], input_name=name, **checks, **least)
@@ -287,7 +287,7 @@ def as_rows(X: Any) -> Rows:
     Returns
     -------
     Rows
-        X itself if it is one.
+        X itself if it is a `Rows`.
 
     Raises
     ------

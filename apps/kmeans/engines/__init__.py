@@ -1,4 +1,4 @@
 """Engines: X on its device and the Lloyd step selected for it. Steps are composed from the stages in other packages.
 
-Kernels of the assign, update, bounds and init stages are never here.
+The kernels of the stages are in the packages assign, update, bounds and init.
 """

@@ -74,10 +74,10 @@ class BlockStep(Step):
 
     @abstractmethod
     def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
-        """Return the weighted sums (k, d) and weights (k,) of a block's rows by label: the bits of `assign_block`."""
+        """Return the sums (k, d) and weights (k,) of a block's rows by label, with the same bits as `assign_block`."""
 
     def relabel(self, held: Any, labels: Any) -> Any:
-        """Overwrite labels `held` (m,) by `labels` (m,); return the number that differ, as a scalar array."""
+        """Overwrite labels `held` (m,) by `labels` (m,); return the number of changed labels, as a scalar array."""
         n_reassigned = self.data.xp.count_nonzero(held != labels)
         held[:] = labels
         return n_reassigned

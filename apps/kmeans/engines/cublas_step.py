@@ -1,8 +1,8 @@
 """Lloyd step by cuBLAS: a GEMM for the scores of each block of rows, arg-min, and cluster sums.
 
-For small k the sums are a second GEMM, with the one-hot label matrix. For large k the labels are sorted and each
-segment is summed. An iteration reads X twice, and writes and reads the scores of each block. This step serves shapes
-that the kernels of this package do not, and it is the baseline of their benchmarks.
+For small k, a second GEMM with the one-hot label matrix computes the sums. For large k, rows are sorted by label, and
+the rows of each label are summed. An iteration reads X twice, and writes and reads the scores of each block. This step
+is used for shapes that the kernels of this package do not support, and it is the baseline of their benchmarks.
 
 No kernel adds floats atomically, and every reduction has a fixed order. So all runs give the same bits.
 """
@@ -20,7 +20,7 @@ from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["CublasStep"]
 
-# Above this k, a GEMM with the one-hot label matrix costs more than sorting the labels.
+# Above this k, a GEMM with the one-hot label matrix takes longer than sorting the labels.
 _ONE_HOT_CLUSTERS = 64
 _SOURCE = Path(__file__).with_suffix(".cuh")
 _THREADS = 256
@@ -69,7 +69,7 @@ class CublasStep(BlockStep):
         return _one_hot_sums(xp, one_hot, block)
 
     def relabel(self, held: Any, labels: Any) -> Any:
-        """Overwrite labels, and return how many differ; see `BlockStep.relabel`."""
+        """Overwrite labels, and return the number of changed labels; see `BlockStep.relabel`."""
         changed = self.data.xp.zeros((), np.uint64)
         launch_over_labels(self.data.machine, "change_labels", labels, held, changed)
         return changed

@@ -76,7 +76,7 @@ class DeviceEngine(Engine):
     def _select(self, k: int, subtracted: np.ndarray | None = None, *, single_pass: bool = False) -> StepPlan:
         """Select the step for k clusters.
 
-        `subtracted` (d,) is the point that kernels would subtract from X on read; default: the one they subtract now.
+        `subtracted` (d,) is the point that kernels would subtract from X on read; by default `data.shift`.
         """
         facts = self._facts(single_pass=single_pass)
         if why_cublas(facts, self.data.gpu, self.options) is None:

@@ -1,8 +1,8 @@
 """Lloyd step on a GPU by kernels of this package: iterations without host synchronisation.
 
 An iteration is a list of launches over `IterationBuffers`: assign → rescore → update → new centers → (check). The host
-launches one iteration before it reads the outcome of the previous one. Cluster sums are fixed-point: the same bits on
-every run.
+launches each iteration before it reads the outcome of the previous one. Cluster sums are fixed-point, so they have the
+same bits on every run.
 
     small d            small_d_step.py    one kernel reads X itself, labels its rows and updates the sums
     k <= 64            small_k_step.py    GEMM on the half-precision copy of X; centers in shared memory
@@ -37,16 +37,16 @@ __all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 #: Rescoring kernels: threads of a block, and blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
 _CENTER_THREADS = 256
-# Iterations in flight: the host launches so many before it waits for the outcome of the first of them.
+# Iterations in flight: the host launches this many before it waits for the outcome of the first of them.
 _AHEAD = 2
-# The inertia comes from the running sums if X has at least this many times their bytes (the host reads the sums), and
-# if its relative error is below `_INERTIA_ERROR`, about that of float32 differences. `_SQUARES_ERROR` is the relative
-# error of a float64 sum of squares.
+# The inertia is computed from the running sums, which the host reads, if two conditions hold: X has at least
+# `_ROWS_OVER_SUMS` times their bytes, and the relative error is below `_INERTIA_ERROR`, about that of float32
+# differences. `_SQUARES_ERROR` is the relative error of a float64 sum of squares.
 _ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
 
 
 def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
-    """Return the fixed-point format of cluster sums of `data`, less `subtracted` (d,); default: less its `shift`."""
+    """Return the fixed-point format of cluster sums of X − `subtracted`, (d,), by default of X − `data.shift`."""
     weights = data.sample_weight
     most_weight = None if weights is None else float(abs(weights).max())
     return integers(data.n_samples, data.dtype, *data.spread(subtracted), most_weight)
@@ -74,8 +74,8 @@ class DeviceStep(Step):
     _bounded = False
     #: The check of each iteration of a protected fit.
     check: StepCheck | None = None
-    #: Whether blocks of the assignment kernel may start before `update_centers` ends. It must have one block per
-    #: multiprocessor (update/centers.cuh).
+    #: Whether blocks of the assignment kernel may start before `update_centers` ends. The assignment kernel must then
+    #: have one block per multiprocessor (update/centers.cuh).
     starts_early = False
 
     def __init__(self, data: DeviceData, k: int, layout: Layout, *, bounds: bool, certifies: bool) -> None:
@@ -88,11 +88,11 @@ class DeviceStep(Step):
         # Index of the buffer in `buffers.centers` that the staging buffer holds a copy of, or None.
         self._staged: int | None = None
         self._n_columns = layout.columns_of(k)
-        # Outcomes of the iterations in flight. The GPU writes to pinned memory: a copy of 32 bytes takes as long as a
-        # kernel. An event tells that an outcome is there.
+        # Outcomes of the iterations in flight. The GPU writes them to pinned memory itself, because a copy of 32 bytes
+        # takes as long as a kernel. An event signals that an outcome is complete.
         self._outcomes = data.machine.pinned(_AHEAD, OUTCOME)
         self._events = [data.machine.event() for _ in range(_AHEAD)]
-        # Expected number of reassigned rows: that of the last iteration whose outcome the host has read.
+        # Expected number of reassigned rows: the number in the last iteration whose outcome the host has read.
         self._expected_reassigned = data.n_samples
         # Bound launches by their key (see `_run`), and the stream that they were bound to.
         self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
@@ -100,7 +100,7 @@ class DeviceStep(Step):
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
-        # Two compilations, which can run in parallel: each takes longer than most.
+        # Two calls, so that these two long compilations run in parallel.
         (self._prepare,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
         (self._update_centers,) = load_kernels(data.machine, "update/centers.cuh", f"update_centers<{scalar}>")
 
@@ -191,7 +191,7 @@ class DeviceStep(Step):
                 fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:
                     break
-                # The host runs ahead: this is the count two iterations before the one that it launches next.
+                # The host launches ahead: this count is from two iterations before the iteration that it launches next.
                 self._expected_reassigned = int(outcome["n_reassigned"])
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
@@ -204,7 +204,7 @@ class DeviceStep(Step):
         stays = fault is not None or bool(outcome["empty"])
         at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
         if self.check is not None and protection is not None:
-            # If these are not the centers that the iteration used, recomputing the run's result reveals it.
+            # If `at` differs from the centers that the iteration used, recomputing the run's result reveals it.
             at = next_centers if stays else self._centers_on_host(now)
             right = self.check.are_right(next_centers, now if stays else 1 - now)
             lost = self.check.lost(known % _AHEAD) or not right
@@ -323,7 +323,7 @@ class DeviceStep(Step):
         return values[:, :-1], values[:, -1]
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
-        """Return the number of samples with each label; see `Step.cluster_sizes`. The sums count current labels."""
+        """Return the number of samples with each label; see `Step.cluster_sizes`. The sums contain current counts."""
         if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
             return super().cluster_sizes(labels, k)
         return to_host(self.buffers.sums[:, -1]) // np.int64(self.integers.scales[-1])
@@ -342,7 +342,7 @@ class DeviceStep(Step):
             return None
         squares = data.n_samples * data.n_features * data.spread()[1] ** 2
         inertia, error = inertia_from_sums(squares, *self.sums(), self.sums_units[:-1], centers)
-        # `squares` is the difference of a sum of squares about the origin and a correction: both errors add up.
+        # `squares` is a sum of squares about the origin, less a correction. Its error is relative to the former sum.
         about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
         exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
         return inertia / (2 if data.spherical else 1) if exact else None
@@ -364,6 +364,6 @@ class DeviceStep(Step):
         return of_rows if of_sums is None else of_sums, fault
 
     def examined(self) -> tuple[int, int]:
-        """Return the number of iterations in which bounds skipped rows, and the number of rows scored in these."""
+        """Return the number of iterations in which bounds skipped rows, and the rows that those iterations scored."""
         state = None if self.bounds is None else self.bounds.read_state()
         return (0, 0) if state is None else (int(state["screened"]), int(state["examined"]))

@@ -49,7 +49,7 @@ class Engine(ABC):
 
     @abstractmethod
     def center(self, mean: np.ndarray, k: int) -> None:
-        """Center X about `mean` (d,), in advance or on read as the step for k clusters requires."""
+        """Center X about `mean` (d,), in advance or when it is read, as the step for k clusters requires."""
 
     @abstractmethod
     def step_for(self, k: int) -> Step:

@@ -1,7 +1,7 @@
 """Lloyd step on the CPU, by NumPy and BLAS.
 
-On in-memory data `TSKMeans` runs scikit-learn's compiled Lloyd instead, up to twice as fast for small k and d. This
-step serves what scikit-learn does not support, such as data larger than memory and progress after every iteration.
+For data in memory, `TSKMeans` runs scikit-learn's compiled Lloyd instead, which is up to twice as fast for small k and
+d. This step is for what scikit-learn does not support, such as data larger than memory and reports of progress.
 """
 
 from collections.abc import Callable
@@ -15,9 +15,11 @@ from tsapps.apps.kmeans.engines.block_step import BlockStep
 
 __all__ = ["HostStep"]
 
-# Scores computed at a time: 0.5 MiB of float32 or 1 MiB of float64, so that the arg-min reads them from the L2 cache.
+# The most scores computed at a time: 0.5 MiB of float32 or 1 MiB of float64, so that the arg-min reads them from the L2
+# cache.
 _SCORE_ELEMENTS = 1 << 17
-# Rows per GEMM in scikit-learn. Small data uses the same number, so that ties are rounded, and labelled, alike.
+# Rows per GEMM in scikit-learn. This step uses the same number for small data: its scores, and so its labels in a tie,
+# are then the same.
 _CHUNK_ROWS = 256
 
 
@@ -69,7 +71,7 @@ class HostStep(BlockStep):
 
 
 def _scipy_product(dtype: np.dtype) -> Callable[..., np.ndarray]:
-    """Return GEMM of SciPy's BLAS, which scikit-learn labels with; NumPy may link another BLAS."""
+    """Return the GEMM of SciPy's BLAS, which scikit-learn uses to label rows; NumPy may link another BLAS."""
     from scipy.linalg import get_blas_funcs
 
     return get_blas_funcs("gemm", dtype=dtype)
@@ -80,7 +82,7 @@ def _scores_of_chunk(
 ) -> np.ndarray:
     """Return the scores ‖c‖² − 2·x·c (m, k) of a chunk's rows (m, d), bit-identical to scikit-learn's.
 
-    Makes the same GEMM call to the same library: −2·x·c is added to the norms. SciPy holds the GIL during the call.
+    This is the same GEMM call to the same library: it adds −2·x·c to the norms. SciPy holds the GIL during the call.
     """
     scores = np.empty((len(rows), len(norms)), rows.dtype)
     scores[:] = norms

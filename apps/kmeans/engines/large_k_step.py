@@ -3,7 +3,7 @@
     assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh
     → assign/rescore_large_k.cuh → update/sort_reassigned.cuh → update/segmented_sum.cuh → update/centers.cuh
 
-The step supports any k. `select_step` uses it above the limit of small k.
+The step supports any k. `select_step` selects it for k > 64.
 """
 
 from __future__ import annotations

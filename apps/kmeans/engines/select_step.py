@@ -20,12 +20,12 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["Facts", "Norms", "Options", "StepPlan", "iteration_bytes", "select_step", "why_cublas"]
 
-# Row indices are 32-bit and the last tiles are padded. Row norms are summed over at most so many features in float32
-# (half_copy.cuh).
+# The most samples: row indices have 32 bits, and the last tiles are padded. The most features over which float32 sums
+# give row norms that are accurate enough (half_copy.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
-# Default for bounds: on up to this many features and from this many elements of X. On smaller X, the launches of bounds
-# cost what they save.
+# By default, bounds are used if X has at most _MOST_BOUNDED features and at least _LEAST_BOUNDED elements. For a
+# smaller X, the launches of bounds take as long as the time that they save.
 _MOST_BOUNDED, _LEAST_BOUNDED = 256, 1 << 26
 
 
@@ -38,11 +38,11 @@ class Options:
     kernels : bool
         Whether kernels of this package may iterate; otherwise cuBLAS does.
     always : bool
-        Whether these kernels also serve small float64 data, and single passes over small data.
+        Whether kernels of this package are also used for small float64 data, and for single passes over small data.
     precision : {"exact", "tf32"}
         Whether float32 labels are certified ("exact") or not ("tf32").
     bounds : bool, optional
-        Whether to skip rows whose label cannot change. None: if it is likely to save time.
+        Whether to skip rows whose label cannot change. None means: if that is likely to save time.
     """
 
     kernels: bool = True
@@ -136,7 +136,7 @@ class StepPlan:
 
 
 def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
-    """Return why cuBLAS iterates whatever k, or None if another step may. Does not need `facts.norms`."""
+    """Return why cuBLAS is used for every k, or None if another step is possible. Does not need `facts.norms`."""
     if not options.kernels:
         return "engine='cublas' was asked for"
     if facts.small and not options.always:

@@ -48,9 +48,9 @@ _ROUNDED_UP = 1.000001
 
 
 def norms_of(data: DeviceData, subtracted: np.ndarray | None = None) -> tuple[float, float]:
-    """Return the norm of the point subtracted from rows on read, and an upper bound of the row norms after that.
+    """Return the norm of `subtracted`, and an upper bound of the norms of the rows after its subtraction.
 
-    `subtracted` (d,) is that point; default: the one that is subtracted now.
+    `subtracted` (d,) is the point that kernels subtract from rows on read; by default `data.shift`.
     """
     shift = to_host(data.shift) if subtracted is None else subtracted.astype(data.dtype)
     return float(np.linalg.norm(shift.astype(np.float64))), float(np.linalg.norm(data.spread(subtracted)[0]))
@@ -68,7 +68,7 @@ class SmallDStep(DeviceStep):
         if warpgroups:  # scores_wgmma.cuh multiplies rows that are not centered
             norm += of_mean
         self._scale = np.float32(small_d_scale(norm, plan.dtype, warpgroups=warpgroups))
-        # `_norm` bounds the norms of all scaled rows, so it also serves as their norm limit (update/centers.cuh).
+        # `_norm` bounds the norms of all scaled rows, so it is also used as their norm limit (update/centers.cuh).
         self._mean_norm, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         self._padded = -(-plan.features // 16) * 16
         # iteration_mma.cuh and iteration_bounded.cuh score centers in blocks of 8.
@@ -102,7 +102,7 @@ class SmallDStep(DeviceStep):
         super()._begin(centers)
 
     def _products_argument(self, tensor_error: float, rounding: float) -> Any:
-        """Return the `PRODUCTS` argument of mma kernels; `tensor_error` and `rounding` are γ and ρ or r there."""
+        """Return the `PRODUCTS` argument of mma kernels, whose headers call the arguments γ, and ρ or r."""
         of = self.buffers
         return structure(
             PRODUCTS,
@@ -152,7 +152,7 @@ class SmallDStep(DeviceStep):
         """Return the launches that label all rows without bounds; they do nothing if the flag `stopped` is set."""
 
     def _arguments(self, centers: Any, stopped: Any, *more: Any) -> tuple[Any, ...]:
-        """Return the arguments of an assignment kernel; `more` are those that only this kernel has."""
+        """Return the arguments of an assignment kernel; `more` are arguments that the other kernels do not have."""
         of = self.buffers
         given = self.data.rows_on_gpu, centers, np.int32(self.k), np.int64(self.data.n_samples)
         return *given, *more, of.labels, of.sums, of.n_reassigned, stopped

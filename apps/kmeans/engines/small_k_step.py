@@ -4,7 +4,7 @@
     → assign/rescore.cuh → sums of reassigned rows → update/centers.cuh
 
 Reassigned rows update the sums by update/scatter_add.cuh if they are few (`sorts_rows`). Otherwise
-update/sort_reassigned.cuh sorts them for update/segmented_sum.cuh. Both give the same bits.
+update/sort_reassigned.cuh sorts them for update/segmented_sum.cuh. The two methods give the same bits.
 """
 
 from __future__ import annotations

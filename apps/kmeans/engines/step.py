@@ -23,9 +23,9 @@ class Step(ABC):
     data : Data
     """
 
-    #: Whether labels are certified; whether the sums are running sums, updated by reassigned rows only.
+    #: Whether labels are certified; and whether the sums are running sums, updated by reassigned rows only.
     certifies, keeps_sums = True, False
-    #: The fixed-point unit that elements of each column of the sums are rounded to, (d + 1,); [0] for float sums.
+    #: The fixed-point unit to which the elements of each column of the sums are rounded, (d + 1,); [0] for float sums.
     sums_units = np.zeros(1)
     #: The checks of a protected fit; None without protection.
     protection: Protection | None = None
@@ -98,7 +98,7 @@ class Step(ABC):
                 new_centers = self.next_centers(found, centers)
                 shift = square_shift(centers, new_centers)
                 if protection is not None:
-                    # Given centers, those of the first of these iterations, need not be cluster means.
+                    # `centers` as given, with which the first iteration starts, need not be cluster means.
                     unchanged = found.n_reassigned == 0 and iteration > before + 1
                     fault = protection.fault_of_next(data, found, new_centers, shift, unchanged=unchanged)
             if protection is not None and fault is not None:

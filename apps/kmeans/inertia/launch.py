@@ -19,7 +19,7 @@ _SOURCE = Path(__file__).with_name("inertia.cuh")
 def add_inertia(
     machine: Machine, rows: Any, shift: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None
 ) -> Any:
-    """Compute the inertia Σ w·‖x − shift − c‖² of rows and the centers of their labels.
+    """Compute the inertia Σ w·‖x − shift − c‖² of rows x, where c is the center of the row's label.
 
     Parameters
     ----------

@@ -21,16 +21,17 @@ __all__ = [
     "inertia_plan",
 ]
 
-#: Threads of a block; rows that a lane computes together (kInertiaThreads, kInertiaRows).
+#: Threads of a block; rows that a lane processes together (kInertiaThreads, kInertiaRows).
 THREADS, ROWS_TOGETHER = 640, 4
-# Most slices. More slices balance the warps better; these take half a megabyte.
+# The most slices. More slices balance the warps better, but need more memory: half a megabyte for this number.
 _MOST_SLICES = 1 << 16
 _VECTOR_BYTES = 16
-# Threads of a block with the Freivalds check, by (limbs of the sums, itemsize of X): as many as registers allow.
+# Threads of a block with the Freivalds check, by (limbs of the sums, itemsize of X): the most that registers allow.
 _COMPARING = {(NARROW, 4): 640, (NARROW, 2): 512, (WIDE, 8): 512, (WIDE, 4): 384, (WIDE, 2): 384}
 #: The C++ class `RunningSums` of protect/freivalds.cuh, as a NumPy structure.
 RUNNING_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
-#: Largest random weight of the check; low bits of a three-limb element that are summed separately (kLastBits).
+#: The largest random weight of the check; the number of low bits of a three-limb element that are summed separately
+#: from its high bits (kLastBits).
 MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 
@@ -59,11 +60,11 @@ class InertiaPlan:
     vectors : bool
         Whether lanes load 16 bytes at a time.
     log2_lanes : int
-        Log2 of the lanes that share a row.
+        Log2 of the number of lanes among which a row is split.
     slices : int
         Number of partial sums, which the last block adds in order.
     shared_bytes : int
-        Dynamic shared memory for the mean and the centers in bytes; 0 if they stay in global memory.
+        Dynamic shared memory for the mean and the centers in bytes; 0 if they are read from global memory.
     threads : int
         Threads of a block.
     digits : {2, 3}, optional
@@ -119,7 +120,7 @@ def inertia_plan(
     lanes = log2_lanes(d * itemsize // _VECTOR_BYTES if vectors else d)
     tiles = -(-n // (ROWS_TOGETHER * (32 >> lanes)))
     shared = (k + 1) * d * work
-    # Loads in flight pass through L1, which shares its memory with shared memory: use at most half of it.
+    # Shared memory is taken from the L1 cache, through which loads in flight pass. So at most half of it is used.
     fits = shared <= min(device.shared_memory // 2, device.shared_memory_per_block - 1024)
     threads = THREADS if digits is None else _COMPARING[digits, itemsize]
     return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0, threads, digits)
@@ -145,8 +146,8 @@ def inertia_from_sums(
     inertia : float
         Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ n·‖c‖².
     error : float
-        Bound of the error from rounding the elements of x. Rounding to float32 costs at most half an ulp of
-        ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. Rounding to fixed point costs at most half a unit per element.
+        Bound of the error from rounding the elements of x. The error of rounding to float32 is at most half an ulp of
+        ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. The error of rounding to fixed point is at most half a unit per element.
     """
     wide = centers.astype(np.float64)
     norms = float(counts @ (wide * wide).sum(axis=1))
@@ -156,9 +157,10 @@ def inertia_from_sums(
 
 
 def difference_of(words: Sequence[int]) -> int:
-    """Return the difference of both sides of the Freivalds check, modulo 2¹²⁸.
+    """Return the difference of the two sides of the Freivalds check, modulo 2¹²⁸.
 
-    `words` are the words of `found` of a `RUNNING_SUMS` after the first: four for each part of an element.
+    `words` are the 32-bit words of `found` of a `RUNNING_SUMS`, without the first word: four words for each part into
+    which an element is split.
     """
     numbers = (sum(word << 32 * i for i, word in enumerate(words[at : at + 4])) for at in range(0, len(words), 4))
     return sum(number << LAST_BITS * i for i, number in enumerate(numbers)) % 2**128

@@ -1,4 +1,4 @@
 """Initial centers: greedy k-means++ on the CPU and the GPU, pruned k-means++, k-means‖, and random samples.
 
-Lloyd iterations are never here.
+Lloyd iterations are in the other packages.
 """

@@ -18,28 +18,31 @@ __all__ = [
     "pruned_plan",
 ]
 
-#: Candidates per step that the kernels have registers for: enough for 59,874 clusters.
+#: The most candidates per step, limited by the kernels' registers; enough for up to 59,874 clusters.
 MOST_TRIALS = 12
 #: The C++ class `Copy` of init/plusplus_pruned.cuh, as a NumPy structure.
 COPY = np.dtype(
     [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("scale", "f4"), ("error", "f4"), ("of_distance", "f4")]
 )
-# Lanes of a warp; resident blocks of evaluate_candidates per multiprocessor.
+# Lanes of a warp; resident blocks per multiprocessor of evaluate_candidates.
 _WARP, _BLOCKS = 32, 2
-# From this d on, all lanes of a warp share a row; columns that they sum at a time (kInterval).
+# The least d at which a row is split among all lanes of a warp; the columns that these lanes sum at a time (kInterval).
 _LARGE_D, _INTERVAL = 512, 1024
-# Most lanes that share a row for smaller d. Each has at least two vectors of the row, if the row is long enough.
+# The most lanes among which a row is split for smaller d. Each lane has at least two vectors of a row that is long
+# enough.
 _MOST_LANES = 8
-# Points up to which a lane computes float32 rows together; rows for up to that many points and for more (kTryRows).
+# Float32 rows that a lane processes together (kTryRows): `_ROWS_OF_SMALL` for up to `_SMALL_BATCH` points, otherwise
+# `_ROWS_OF_LARGE`.
 _SMALL_BATCH, _ROWS_OF_SMALL, _ROWS_OF_LARGE = 8, 4, 2
-# Most chunks. More would make their sums slow to read; fewer, the rows of one chunk.
+# The most chunks. With more chunks, reading their sums would be slow; with fewer, reading the rows of one chunk.
 _MOST_CHUNKS = 1 << 14
-# Shared memory of a block in bytes: reserved by CUDA; static in the kernels.
+# Shared memory of a block in bytes: what CUDA reserves, and what the kernels declare as static.
 _RESERVED, _DECLARED = 1024, 256
-# evaluate_candidates_pruned: warps of a block; rows of a tile, row-major and in panels; bytes of rows in a pipeline
-# stage (PrunedPipeline); rows that can wait in addition to those of a tile (Queue).
+# evaluate_candidates_pruned: warps of a block; rows of a tile, for a row-major copy and for a copy in panels; bytes of
+# rows in a pipeline stage (PrunedPipeline); rows that a queue can hold in addition to those of a tile (Queue).
 _WARPS, _TILE, _PANEL_TILE, _STAGE, _WAITING = 8, 16, 64, 4096, 32
-# Rounding errors: of the pruning test, relative to the square of the sum of both norms; of a distance, per element.
+# Bounds of rounding errors: of the pruning test, relative to the square of the sum of both norms; and of a distance,
+# relative and per element.
 _PRUNED_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
 
 
@@ -52,7 +55,7 @@ class PlusPlusPlan:
     trials : int
         Candidates per step.
     lanes : int
-        Lanes that share a row.
+        Lanes among which a row is split.
     aligned : bool
         Whether lanes load 16 bytes at a time.
     chunk : int
@@ -60,7 +63,7 @@ class PlusPlusPlan:
     chunks : int
         Number of chunks.
     window : int
-        Columns of the candidates in shared memory at a time.
+        Columns of the candidates that are in shared memory at a time.
     shared_bytes : int
         Dynamic shared memory of evaluate_candidates in bytes.
     """
@@ -96,7 +99,7 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     Returns
     -------
     PlusPlusPlan or None
-        None if there are too many candidates for registers, or if these exceed shared memory.
+        None if there are too many candidates for the registers or for shared memory.
 
     Notes
     -----
@@ -112,8 +115,8 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
             lanes *= 2
     together = (_ROWS_OF_SMALL if points <= _SMALL_BATCH else _ROWS_OF_LARGE) * 4 // itemsize
-    # A chunk is a whole number of tiles of both kernels, which are powers of two. Small data has as many chunks as
-    # possible.
+    # A chunk is a whole number of tiles of both kernels; the sizes of tiles are powers of two. For small data, chunks
+    # are as small as possible.
     rows = max(together * _WARP // lanes, _PANEL_TILE if n >= _PANEL_TILE * _MOST_CHUNKS else _TILE)
     chunk = rows * -(-n // (rows * _MOST_CHUNKS))
     window = _window(d, points * itemsize, device)
@@ -153,8 +156,8 @@ class PrunedPlan:
 def first_pruned_step(trials: int) -> int:
     """Return the first step that is pruned, given the candidates per step.
 
-    Step s has s centers. A candidate is nearer than these to about one row in s + 1. So from step `trials` + 1 on, at
-    most about half of the rows are read from X.
+    At step s there are s centers. For about one row in s + 1, a candidate is nearer than all centers. So from step
+    `trials` + 1 on, at most about half of the rows are read from X.
     """
     return trials + 1
 
@@ -221,9 +224,10 @@ def copy_error(d: int, padded: int, rounding: float) -> tuple[float, float]:
 
 
 def _window(d: int, column: int, device: GpuSpec) -> int | None:
-    """Return the columns of the candidates, `column` bytes each, that fit shared memory; None if too few.
+    """Return how many columns of the candidates, of `column` bytes each, fit in shared memory; None if too few do.
 
-    Plans for `_BLOCKS` blocks per multiprocessor if all d columns, or whole intervals, fit; otherwise for one.
+    With `_BLOCKS` blocks per multiprocessor, all d columns or a whole number of intervals must fit. Otherwise the plan
+    is for one block per multiprocessor.
     """
     for shared_memory in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
         fit = (min(shared_memory, device.shared_memory_per_block) - _DECLARED) // column

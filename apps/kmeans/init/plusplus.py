@@ -4,8 +4,8 @@ The same random state gives the same samples as in scikit-learn.
 
 References
 ----------
-Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007; with the greedy choice among
-2 + ⌊ln k⌋ candidates a step that scikit-learn makes.
+Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007. Like scikit-learn, each step
+chooses the best of 2 + ⌊ln k⌋ candidates (greedy k-means++).
 Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
 """
 
@@ -45,7 +45,7 @@ def _first_sample(data: Data, random_state: np.random.RandomState) -> int:
     """Draw the index of one sample, with probability proportional to its weight."""
     if data.is_small or data.sample_weight is not None:
         return int(random_state.choice(data.n_samples, p=_probabilities(data)))
-    # The same as `choice` for equal weights, from the same random number, without a running sum over n samples.
+    # For equal weights, this gives the sample that `choice` draws, without a running sum over n samples.
     return min(int(random_state.random_sample() * data.n_samples), data.n_samples - 1)
 
 
@@ -88,8 +88,8 @@ def kmeans_plusplus(
     n_clusters : int
     random_state : numpy.random.RandomState
     draw : callable, optional
-        A faster implementation for this engine; see `Draw`. It is not used for small float32 data, which follow
-        scikit-learn's rounding.
+        A faster implementation for this engine; see `Draw`. It is not used for small float32 data, for which this
+        function reproduces scikit-learn's rounding.
 
     Returns
     -------
@@ -99,7 +99,7 @@ def kmeans_plusplus(
     trials = 2 + int(np.log(n_clusters))
     # In float64, about one draw in 10¹⁰ depends on the rounding of sums.
     small, first = data.is_small and data.dtype == np.float32, _first_sample(data, random_state)
-    # All steps at once: the numbers do not depend on the data, and scikit-learn draws no others in between.
+    # The random numbers of all steps: they do not depend on the data, and scikit-learn draws the same sequence.
     draws = random_state.uniform(size=(n_clusters - 1, trials))
     if not small and draw is not None:
         samples = draw(first, draws)
@@ -152,8 +152,8 @@ def kmeans_parallel(
     drawn in earlier rounds. Each drawn sample then gets the total weight of the samples nearest to it. Weighted greedy
     k-means++ on the drawn samples selects k of them, in memory.
 
-    If fewer than k drawn samples are nearest to any sample, further rounds follow. If every sample equals a drawn one,
-    X has fewer than k distinct rows. These are then repeated in order.
+    Further rounds follow until at least k drawn samples are the nearest drawn sample of some sample. If every sample
+    equals a drawn sample, X has fewer than k distinct rows, and the centers repeat these rows in order.
 
     Parameters
     ----------
@@ -171,7 +171,7 @@ def kmeans_parallel(
     Notes
     -----
     A round draws exactly 2k times from the joint distribution, as the paper's experiments do "to reduce the variance".
-    So it takes 2k random numbers. Drawing each sample independently would take n.
+    So it needs 2k random numbers; an independent decision for each sample would need n.
 
     References
     ----------
@@ -233,6 +233,6 @@ def _add_nearest(data: Data, nearest_of: Nearest, points: np.ndarray, first: int
 
 
 def _weights_of(data: Data, nearest: Any, count: int) -> np.ndarray:
-    """Return the total weight of the samples nearest to each drawn one, (count,), float64, summed in sample order."""
+    """Return, for each drawn sample, the total weight of the samples nearest to it, (count,), in float64."""
     weights = None if data.sample_weight is None else to_host(data.sample_weight)
     return np.bincount(to_host(nearest), weights=weights, minlength=count).astype(np.float64)

@@ -11,9 +11,10 @@ from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["draw_plus_plus"]
 
-# Samples whose running sum is computed at a time: it stays in the L2 cache.
+# Samples whose running sum is computed at a time, few enough for the L2 cache.
 _PIECE = 1 << 16
-# Up to this many bytes, or a fourth of the bytes of X, distances of all samples to all candidates are stored instead.
+# If the distances of all samples to all candidates have at most this many bytes, or a fourth of the bytes of X, they
+# are stored, and this module is not used.
 _MOST_DISTANCES = 64 << 20
 
 

@@ -25,10 +25,10 @@ __all__ = ["GreedyDraw", "draw_plus_plus"]
 
 # evaluate_candidates: threads of a block and blocks per multiprocessor. sample_candidates: threads of a block.
 _TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
-# Steps may be pruned from this many bytes of X in the working dtype on.
+# The least bytes of X in the working dtype for which steps may be pruned.
 _LEAST_PRUNED_BYTES = 32 << 20
-# For 16-bit X, this many times its bytes must be free: for X in float32, the half-precision copy, and row lists of
-# iterations.
+# For 16-bit X, this many times its bytes must be free: for a copy of X in float32, the half-precision copy, and the row
+# lists of iterations.
 _BESIDE_HALF_COPY = 4
 
 
@@ -53,11 +53,13 @@ class GreedyDraw:
     closest : array of shape (n,)
         D², the squared distance to the nearest center.
     candidates, chosen : arrays of shape (steps + 1, trials) and (steps + 1,)
-        Samples: the candidates of each center, and the best. All candidates of the first center are that center.
+        Sample indices: the candidates of each center, and the candidate that became the center. All candidates of the
+        first center are that center.
     sums : array of shape (trials, chunks)
-        Σ w·D² of each chunk of samples, were a candidate a center.
+        For each candidate and chunk of samples, Σ w·D² if the candidate became a center.
     by_rows, by_copy : Launch
-        Evaluate candidates from X, and from the copy and a part of X. `by_copy` is None if steps are not pruned.
+        The launches that evaluate candidates: from X; and from the half-precision copy and a part of X. `by_copy` is
+        None if steps are not pruned.
     """
 
     def __init__(
@@ -82,17 +84,17 @@ class GreedyDraw:
         self.by_rows = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
         self.by_copy = None if half_copy is None else _bind_pruned(data, half_copy, plan, blocks, tried)
         self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), drawn)
-        # Arguments that change with the step: two behind the samples, and the last four.
+        # Positions of the arguments that change with the step: the two after the samples, and the last four.
         self._tried, self._drawn = len(samples), len(self._read)
 
     def evaluate(self, step: int, launch: Launch) -> None:
-        """Evaluate a step's candidates by one of the launches, and add the center of the step before to `closest`."""
+        """Evaluate a step's candidates by `launch`, which also updates `closest` by the center of the previous step."""
         launch.change(self._tried, _row(self.chosen, max(step - 1, 0)))
         launch.change(self._tried + 1, _row(self.candidates, step))
         launch()
 
     def sample(self, step: int) -> None:
-        """Choose the best of a step's candidates, and draw those of the next step, if there is one."""
+        """Choose the best of a step's candidates, and draw the candidates of the next step, if there is one."""
         if step == len(self.draws):
             last = self.candidates[step], pointer(None), self.chosen[step:], pointer(None)
             self._sample((1,), (_DRAW_THREADS,), (*self._read, *last))

@@ -2,14 +2,15 @@
 
 After every iteration:
 
-- The cluster sums are computed twice and have the same bits. The cluster weights add up to the weight of all samples,
-  and the cluster sums to the sum of all samples.
-- A subset of the samples, another one each time, is compared with every center, independently of the assignment.
-- The centers equal a separate copy (`Kept`). The new centers are computed from both cluster sums, with the same bits.
+- The cluster sums are computed twice and must have the same bits. The cluster weights must add up to the weight of all
+  samples, and the cluster sums to the sum of all samples.
+- A subset of the samples, another subset each time, is compared with every center, independently of the assignment.
+- The centers must equal a separate copy (`Kept`). The new centers are computed from each of the two cluster sums, and
+  must have the same bits.
 
-After every run, its result is recomputed from no labels and has the same bits. If a step has running sums, only its
-labels are recomputed, and a Freivalds check compares the sums with the samples (`SumsCheck`). docs/notes/abft.md states
-which faults the checks find, and with which probability.
+After every run, its result is recomputed with all labels reset, and must have the same bits. If a step has running
+sums, only its labels are recomputed, and a Freivalds check compares the sums with the samples (`SumsCheck`).
+docs/notes/abft.md states which faults the checks find, and with which probability.
 
 `protect/launch.py` has the checks of iterations by kernels of this package.
 
@@ -34,9 +35,9 @@ __all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "strid
 
 #: A step is recomputed at most this many times before the fit fails.
 MOST_AGAIN = 3
-# About one sample in `_ONE_IN`, but at least `_FEWEST`, is compared with all centers in an iteration.
+# An iteration compares about one sample in `_ONE_IN`, but at least `_FEWEST` samples, with all centers.
 _ONE_IN, _FEWEST = 4096, 128
-# Float64 scores computed at a time.
+# The most float64 scores that are computed at a time.
 _SCORES = 1 << 22
 
 
@@ -45,9 +46,9 @@ class FaultError(RuntimeError):
 
 
 def stride_of(n: int) -> int:
-    """Return the stride of the samples that one iteration checks; so many iterations check all n samples.
+    """Return the stride s: one iteration checks every s-th sample, so that s iterations check all n samples.
 
-    The stride is odd, so that the checked samples include every lane of a warp and every row of a tile.
+    The stride is odd, so that the samples checked in one iteration cover every lane of a warp and every row of a tile.
     """
     return max(1, n // max(_FEWEST, n // _ONE_IN)) | 1
 
@@ -59,7 +60,7 @@ def same_bits(array: Any, other: Any) -> bool:
 
 
 class Kept:
-    """A copy of centers (k, d), with a CRC-32 that tells which of the two is right if they differ."""
+    """A copy of centers (k, d), with a CRC-32 that shows which is correct if the centers and the copy differ."""
 
     def __init__(self, centers: np.ndarray) -> None:
         self._digest = crc32(centers.tobytes())
@@ -70,12 +71,12 @@ class Kept:
         return not same_bits(centers, self.centers)
 
     def intact(self, centers: np.ndarray) -> np.ndarray:
-        """Return the original centers, a copy of `centers` or of the stored copy, whichever has the right CRC.
+        """Return the original centers: a copy of `centers` or of the stored copy, whichever has the right CRC-32.
 
         Raises
         ------
         FaultError
-            If neither has.
+            If neither has the right CRC-32.
         """
         for one in (centers, self.centers):
             if crc32(one.tobytes()) == self._digest:
@@ -209,7 +210,7 @@ class Protection:
         shift : float
             The center shift; see `square_shift`.
         unchanged : bool
-            Whether no label changed since the stored centers were computed, so that the new ones must equal them.
+            Whether no label changed since the stored centers were computed, so that the new centers must equal them.
         """
         assert found.again is not None
         at = self.kept.centers
@@ -248,8 +249,8 @@ def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
 def _labels_are_nearest(data: Data, labels: Any, centers: np.ndarray, indices: np.ndarray) -> bool:
     """Tell whether samples `indices` have the nearest center, within the rounding error of scores."""
     k, wide = len(centers), centers.astype(np.float64)
-    # The error of a score is at most γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖): two scores of the assignment, and two here. Underflow
-    # adds a multiple of the smallest number of the dtype.
+    # The error of a score is at most γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖). Four errors add up: of two scores of the assignment,
+    # and of two scores computed here. Underflow adds a multiple of the smallest number of the dtype.
     operations, numbers = 4 * (data.n_features + 8), np.finfo(data.dtype)
     each = max(1, _SCORES // max(k, data.n_features))
     for begin in range(0, len(indices), each):

@@ -28,7 +28,7 @@ FAULTS = (
     "some samples had a label whose center was not the nearest",
     "the centers changed after they were computed",
 )
-#: Index of the fault that leaves no correct centers to repeat the iteration with.
+#: Index of the fault after which no correct centers remain, so that the iteration cannot be repeated.
 LOST = 3
 # Positions of the kernel arguments that change: whether totals are known, the first row, and the number of the check.
 _KNOWN, _FIRST, _NUMBER = 7, 8, 9
@@ -54,11 +54,12 @@ class StepCheck:
         self._machine, self._buffers, self._n, self._k = data.machine, buffers, n, k
         xp, pinned = data.xp, data.machine.pinned
         self._stride, self._turn = stride_of(n), 0
-        # Expected totals of the sums over the clusters. The weight is known; the others are, after the first iteration.
+        # Expected totals of the sums over the clusters. The total weight is known now, the other totals after the first
+        # iteration.
         self._totals, self._known = xp.empty(d + 1, np.uint64), False
         # Hashes of the centers that even and odd iterations start from. Each check writes the hash of the next ones.
         self._hashes, self._expected = xp.empty((2, d), np.uint64), pinned(d, np.uint64)
-        # Number of the check after which iterations ended; see check_iteration.cuh.
+        # The number of the check at which the iterations ended; see check_iteration.cuh.
         self._over = xp.zeros(1, np.int64)
         self._seen = pinned((ahead, len(FAULTS)), np.uint32)
         self._seen_at = [np.uint64(address(flags)) for flags in self._seen]
@@ -84,7 +85,7 @@ class StepCheck:
         self._machine.fill(self._over, 0)
 
     def expect(self, centers: np.ndarray) -> None:
-        """Set the expected centers (k, d) of the first iteration. Call it before the check of that is launched."""
+        """Set the expected centers (k, d) of the first iteration. Call it before that iteration's check is launched."""
         self._expected[...] = hash_of(centers)
         self._machine.copy(self._hashes[0], self._expected)
 
@@ -140,7 +141,7 @@ class StepCheck:
         return bool(self._seen[slot][LOST])
 
     def are_right(self, centers: np.ndarray, parity: int) -> bool:
-        """Tell whether centers (k, d) on the host have the hash of those that iterations of this parity start from."""
+        """Tell whether centers (k, d) on the host have the latest hash that iterations of this parity start from."""
         return bool((hash_of(centers) == to_host(self._hashes[parity])).all())
 
 
@@ -168,8 +169,8 @@ class SumsCheck:
         of_clusters = 1 + generator.choice(MOST_WEIGHT, k, replace=False)
         of_columns = generator.integers(1, MOST_WEIGHT, d + 1, endpoint=True) * generator.choice((-1, 1), d + 1)
         self._weights = tuple(xp.asarray(weights, np.int32) for weights in (of_clusters, of_columns))
-        # A count of invalid labels; and a 128-bit difference, in four words, for each number that an element is split
-        # into: one for two limbs, two for three limbs.
+        # A count of invalid labels, then a 128-bit difference in four words for each part of an element. Elements of
+        # two limbs have one part, elements of three limbs have two parts.
         self._found = xp.zeros(1 + 4 * (sums.digits - 1), np.uint64)
         of = {"of_clusters": self._weights[0], "of_columns": self._weights[1], "found": self._found}
         argument = structure(RUNNING_SUMS, sums=buffers.sums, scales=buffers.scales, **of)

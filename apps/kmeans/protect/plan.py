@@ -6,7 +6,8 @@ from tsapps.apps.kmeans.data.plan import log2_lanes, vector_of
 
 __all__ = ["CENTERS", "CHECKED", "COLUMNS", "HASHES", "HASH_FACTOR", "ROWS", "THREADS", "check_plan", "hash_of"]
 
-#: Threads of a block; rows and centers of a thread at a time; columns of the sums per block (kCheckThreads, …).
+#: Threads of a block; rows and centers that a thread processes at a time; columns of the sums per block (kCheckThreads
+#: and the constants that follow it).
 THREADS, ROWS, CENTERS, COLUMNS = 128, 4, 8, 16
 #: The C++ class `Checked` of check_iteration.cuh: the labels to check, and the partition.
 CHECKED = np.dtype(
@@ -19,7 +20,7 @@ CHECKED = np.dtype(
 HASHES = np.dtype([("of_centers", "u8"), ("of_next", "u8")])
 #: Multiplier of the hash (kHashFactor): 2⁶⁴ divided by the golden ratio, rounded to an odd number.
 HASH_FACTOR = 0x9E3779B97F4A7C15
-# Fewest threads that share a row, so that the reduction leaves each lane with distances of one row.
+# The fewest threads among which a row is split: with 4, the reduction leaves each lane with distances of one row.
 _FEWEST = 4
 # Resident blocks per multiprocessor, by the itemsize of the centers.
 _BLOCKS = {4: 3, 8: 2}
@@ -39,15 +40,16 @@ def check_plan(
         Bytes of an element of a center.
     multiprocessors : int
     whole : bool
-        Whether rows are aligned and whole vectors, which a thread loads at a time.
+        Whether rows are aligned and consist of whole vectors, so that a thread can load a vector at a time.
 
     Returns
     -------
     log2_threads : int
-        Log2 of the threads that share a row: one per vector, at most a warp. More if multiprocessors would be idle.
+        Log2 of the number of threads among which a row is split: one thread per vector, up to a warp. If
+        multiprocessors would otherwise be idle, there are more threads, up to a block.
     each : int
-        Centers that a block compares its rows with. Together with the centers of the rows' labels they are a multiple
-        of `CENTERS`.
+        Number of centers with which a block compares its rows. `each` + `ROWS`, which includes the centers of the rows'
+        labels, is a multiple of `CENTERS`.
     blocks : int
         Blocks of the launch: those that check labels, then those that check columns of the sums.
     """
@@ -67,7 +69,7 @@ def check_plan(
 
 
 def hash_of(centers: np.ndarray) -> np.ndarray:
-    """Return the hash of each column of centers (k, d), (d,), uint64; the same as `hash_word` sums in the kernel."""
+    """Return the hash of each column of centers (k, d), uint64, shape (d,): the sum of `hash_word` in the kernel."""
     bits = centers.view(f"u{centers.dtype.itemsize}")
     if bits.itemsize == 8:
         bits = bits ^ bits >> np.uint64(32)

@@ -44,31 +44,32 @@ ALIGNMENT = 16
 SMALL_D_ROUNDING = 2.0**-11
 #: Relative rounding error of an element that is split into two parts of a 16-bit type.
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-# (d, elements of all centers): the limits of the FMA kernels (kMostFeatures, kMostElements).
+# (d, elements of all centers): the upper limits of the FMA kernels (kMostFeatures, kMostElements).
 _MOST_ELEMENTS = ((8, 512), (16, 320))
-# iteration_fma_d4.cuh: largest d, most elements of all centers (with more, its reassigned rows cost more than those of
-# iteration_fma.cuh), and rows of a thread.
+# iteration_fma_d4.cuh: the largest d; the most elements of all centers, above which its reassigned rows take longer
+# than those of iteration_fma.cuh; and the rows of a thread.
 _SHORT, _SHORT_ELEMENTS, _D4_ROWS = 4, 128, 8
 # iteration_fma.cuh: rows of a thread for d up to `_SHORT`, and for larger d.
 _FOUR_ROWS, _TWO_ROWS = 4, 2
 # Shared memory per label in small_d/own_score.cuh, in bytes (kRow).
 _OWN_BYTES = 384
-# Limit of a block's sums in bytes, which leaves shared memory for the pipelines.
+# The most bytes of a block's sums, which leaves shared memory for the pipelines.
 _MOST_SUMS_BYTES = 72 * 1024
-# Target exponent of the largest scaled row norm, for mma of warps and for wgmma. Largest exponent of the scale for
-# wgmma: centers are multiplied by the square of the scale (scores_wgmma.cuh), and must fit float16.
+# Target exponent of the largest scaled row norm, for mma by warps and for wgmma. Largest exponent of the scale for
+# wgmma: centers are multiplied by the square of the scale (scores_wgmma.cuh), and the products must fit in float16.
 _SMALL_D_NORM, _WGMMA_NORM, _MOST_SCALE = 10, 6, 7
-# Tensor cores were faster from this d and this many elements of all centers, although reassigned rows cost more there.
+# The least d, and the least elements of all centers, for which tensor cores were measured faster than FMA kernels,
+# although reassigned rows take longer there.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
-# Largest d, by itemsize. For larger d, the half-precision copy of X takes less time to read.
+# The largest d for the tensor-core kernels, by itemsize. For larger d, reading the half-precision copy of X is faster.
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
 # Warpgroups multiply rows that are not centered, if ‖mean‖ is at most this many times the largest centered row norm.
 _MOST_MEAN = 16.0
 # Steps of 16 features for which scores_mma.cuh keeps the centers in registers, next to the scores of a tile.
 _STEPS_KEPT = 2
-# Bounds are supported from this row size in bytes.
+# The least row size in bytes for which bounds save time.
 _LEAST_BOUNDED_BYTES = 32
-# Threads of a block, best first; most pipeline stages of a warp in iteration_mma.cuh.
+# Threads of a block, best first; the most pipeline stages of a warp in iteration_mma.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
 
@@ -88,9 +89,9 @@ class FmaPlan:
     replicas : int
         Replicas of the sums in shared memory.
     shifts : bool
-        Whether scores are of centered rows; otherwise biases absorb the mean.
+        Whether scores are computed from centered rows; otherwise the biases include the mean.
     stages : int
-        Pipeline stages of a warp: one is computed, the others are in flight.
+        Pipeline stages of a warp: one stage is processed while the others are in flight.
     threads : int
         Threads of a block.
     blocks : int
@@ -121,8 +122,8 @@ class FmaPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: sums, and for each warp a pipeline and a queue of 64 rows.
 
-        Queued rows of iteration_fma_d4.cuh include their elements. It also has the tables of own_score.cuh, for every
-        label and for no label.
+        In iteration_fma_d4.cuh, a queued row includes its elements, and shared memory also holds the tables of
+        own_score.cuh, one for every label and one for no label.
         """
         row = self.features * ITEMSIZE[self.dtype]
         pipeline = self.stages * self.rows * (row + 1)
@@ -148,7 +149,7 @@ class FmaPlan:
 
 
 class Multiplier(Enum):
-    """The C++ enum of small_d/iteration_mma.cuh: mma with centers in registers, mma, or wgmma."""
+    """The C++ enum of small_d/iteration_mma.cuh: mma, with the centers in registers or shared memory, or wgmma."""
 
     WARPS_KEEPING = "kWarpsKeeping"
     WARPS = "kWarps"
@@ -195,7 +196,7 @@ class ProductsPlan:
         return {
             Multiplier.WARPS_KEEPING: 64 * self.columns,
             Multiplier.WARPS: (64 + 16 * self.padded) * self.columns,
-            # Two parts of the centers, one step of biases, and the 64 constant rows that it is multiplied by.
+            # Two parts of the centers, one step of biases, and the 64 constant rows by which the biases are multiplied.
             Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16) * self.columns + 64 * 32,
         }[self.multiplier]
 
@@ -203,7 +204,7 @@ class ProductsPlan:
     def sums_bytes(self) -> int:
         """Shared memory of a block's sums in bytes (small_d/bank_free_sums.cuh).
 
-        For each cluster two words per column and 32 row counts; and tables of twelve numbers for each lane of a warp.
+        It has two words per column and 32 row counts for each cluster, and twelve numbers for each lane of a warp.
         """
         width = 4 << ceil(log2(-(-self.features // 4)))
         return 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 32 * 48
@@ -212,8 +213,8 @@ class ProductsPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes.
 
-        Centers and sums; for each warp a pipeline of tiles of 32 rows and their labels, and queues of 32, 64 and 128
-        rows.
+        It holds centers and sums, and for each warp a pipeline of tiles of 32 rows with their labels, and queues of 32,
+        64 and 128 rows.
         """
         pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
         queues = self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
@@ -232,14 +233,14 @@ class ProductsPlan:
 
 @dataclass(frozen=True)
 class BoundedPlan(ProductsPlan):
-    """Template arguments and launch of iteration_bounded.cuh: mma with bounds, on rows of whole 16-byte units."""
+    """Template arguments and launch of iteration_bounded.cuh: mma with bounds, for rows of whole 16-byte vectors."""
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes.
 
-        Centers and sums; for each warp a pipeline of 32 rows with their indices and the words that hold their labels,
-        and queues of 64 and 128 rows.
+        It holds centers and sums, and for each warp a pipeline of 32 rows with their indices and the words that hold
+        their labels, and queues of 64 and 128 rows.
         """
         pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 8)
         queues = self.threads // 32 * (64 * 16 + 128 * 8)
@@ -277,8 +278,8 @@ def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSp
 
     Notes
     -----
-    Multiply-adds take somewhat more than k · (d + 3) instructions a row. Instruction counts are in iteration_fma.cuh,
-    iteration_fma_d4.cuh, scores_mma.cuh and scores_wgmma.cuh.
+    The FMA kernels need somewhat more than k · (d + 3) instructions per row. The headers iteration_fma.cuh,
+    iteration_fma_d4.cuh, scores_mma.cuh and scores_wgmma.cuh state instruction counts.
     """
     shared_memory = device.shared_memory_per_block
     if d < _LEAST_FOR_PRODUCTS or d * k < _LEAST_ELEMENTS:
@@ -332,7 +333,7 @@ def _by_warps(d: int) -> Multiplier:
 
 
 def _first_that_fits(plan: P, shared_memory: int) -> P | None:
-    """Return `plan` with as many threads, then stages, as fit `shared_memory` bytes; None if none fits."""
+    """Return `plan` with the most threads, then the most stages, that fit `shared_memory` bytes; None if none fits."""
     sizes = ((threads, stages) for threads in _THREADS for stages in range(_STAGES, 1, -1))
     plans = (replace(plan, threads=threads, stages=stages) for threads, stages in sizes)
     return next((one for one in plans if one.shared_bytes <= shared_memory), None)
@@ -341,7 +342,8 @@ def _first_that_fits(plan: P, shared_memory: int) -> P | None:
 def bounded_plan(d: int, k: int, dtype: str, shared_memory: int) -> BoundedPlan | None:
     """Return the plan of small_d/iteration_bounded.cuh.
 
-    None if rows are too short for bounds to save time, are not whole 16-byte units, or exceed `shared_memory` bytes.
+    None if rows are too short for bounds to save time, if rows are not whole 16-byte vectors, or if no plan fits
+    `shared_memory` bytes.
     """
     row = d * ITEMSIZE[dtype]
     if k < 2 or row < _LEAST_BOUNDED_BYTES or row % ALIGNMENT:
@@ -352,7 +354,7 @@ def bounded_plan(d: int, k: int, dtype: str, shared_memory: int) -> BoundedPlan 
 def small_d_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:
     """Return the power of two that scales rows of `dtype` for the tensor cores; `norm` bounds the row norms.
 
-    `warpgroups` (wgmma) multiply rows in place: the square of the scale multiplies the centers.
+    `warpgroups` (wgmma) multiply rows that are not scaled, so the centers are multiplied by the square of the scale.
     """
     target = _WGMMA_NORM if warpgroups else _SMALL_D_NORM
     most = _MOST_SCALE if warpgroups and dtype == "float16" else MOST_EXPONENT

@@ -9,13 +9,13 @@ from tsapps.apps.kmeans.data.plan import MOST_EXPONENT
 
 __all__ = ["NARROW", "WIDE", "Integers", "columns_of_block", "integers"]
 
-# Largest power of two that float64 scales by in both directions (`MOST_EXPONENT` is that of float32).
+# The largest |e| of a scale 2^e in float64; `MOST_EXPONENT` is the limit for float32.
 _MOST_EXPONENT_64 = 900
 #: 16-bit limbs of an element of the sums.
 NARROW, WIDE = 2, 3
 # Bits that an element uses, without the sign.
 _BITS = {NARROW: 30, WIDE: 46}
-# Two limbs are as exact as float32, if no feature's largest element exceeds the root mean square by more than this.
+# Two limbs are as exact as float32 if the largest |element| is at most this many times the root mean square.
 _SPREAD = 2.0**8
 # Shared memory of a block's sums in bytes (kPlane in update/scatter_add.cuh).
 _PLANES = 66 * 1024
@@ -63,8 +63,8 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
 
     Notes
     -----
-    Elements are rounded to 2⁻³¹ of the largest of their feature, if float32 is not more exact on average. Otherwise
-    they are rounded to 2⁻⁴⁷ of it, or coarser if n elements would overflow 64 bits.
+    If float32 is not more exact on average, elements are rounded to 2⁻³¹ of the largest element of their feature.
+    Otherwise they are rounded to 2⁻⁴⁷ of the largest element, or coarser if n elements would overflow 64 bits.
     """
     most = largest * (1.0 if most_weight is None else most_weight)
     # A constant feature adds zeros, whatever its scale.

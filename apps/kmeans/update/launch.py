@@ -1,6 +1,6 @@
 """Incremental update of the cluster sums by reassigned rows: segmented sum of sorted rows, or scatter-add.
 
-Both give the same bits.
+The two methods give the same bits.
 """
 
 from typing import Any
@@ -40,8 +40,8 @@ class SegmentedSum:
     digits : {2, 3}
         Limbs of the fixed-point sums.
     item : {"AmbiguousRow", "Reassignment"}
-        C++ class of the items of the lists. An `AmbiguousRow` is sorted once, by the pair of its clusters. A
-        `Reassignment` is sorted twice, by the cluster that it leaves and the one that it joins.
+        C++ class of the items of the lists. An `AmbiguousRow` is sorted once, by the pair of its old and new cluster. A
+        `Reassignment` is sorted twice: by the cluster that the row leaves, and by the cluster that it joins.
     lists : int
         Number of lists.
     places : array

@@ -23,11 +23,11 @@ __all__ = [
     "sorts_rows",
 ]
 
-#: For small k, reassigned rows are always sorted from this d on: scatter_add.cuh would clear and flush more sums than
-#: it adds. For smaller d they are sorted from this many elements on, where sorting was measured to save more than its
-#: two additional launches cost (docs/notes/lloyd.md).
+#: For small k, reassigned rows are sorted if d is at least `LARGE_D`: scatter_add.cuh would clear and flush more sums
+#: than it adds. For smaller d they are sorted if they have at least `LEAST_SORTED` elements: sorting was then measured
+#: to save more time than its two additional launches take (docs/notes/lloyd.md).
 LARGE_D, LEAST_SORTED = 1024, 2**26
-#: Most samples for which reassigned rows can be sorted: two 32-bit positions per row (update/sort_reassigned.cuh).
+#: The most samples for which reassigned rows can be sorted: two 32-bit positions per row (update/sort_reassigned.cuh).
 MOST_PLACED = 2**31 - 1024
 #: The C++ class `Outcome` of update/centers.cuh, as a NumPy structure.
 OUTCOME = np.dtype(
@@ -62,7 +62,7 @@ class SegmentsPlan:
     vector : int
         Elements per load of a lane; 0 if rows are not aligned whole vectors.
     lanes : int
-        Lanes that share a row.
+        Lanes among which a row is split.
     together : int
         Rows that a lane loads together.
     blocks : int

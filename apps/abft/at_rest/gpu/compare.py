@@ -1,8 +1,8 @@
 """Comparison of exact sums on a GPU: lists the blocks with a non-zero syndrome, and copies only their sums to the host.
 
 The sidecar's sums are uploaded for the comparison (compare.cuh). For a matrix in host memory they are uploaded piece by
-piece. For an array on the GPU, all sums are uploaded once and stay there as long as the sidecar object, 2 % of the
-array, so that later verifications only read the array.
+piece. For an array on the GPU, all sums (2 % of the array) are uploaded once. They remain in GPU memory as long as the
+sidecar object exists, so that later verifications only read the array.
 """
 
 from pathlib import Path
@@ -40,7 +40,7 @@ def mismatches_on_gpu(
 ) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the blocks of a matrix whose exact sums differ from a sidecar's; None if no kernel supports it.
 
-    The caller checks them with the sums in host memory, since the copy on the GPU may be corrupted.
+    The caller must compare these sums with those in host memory again, since the copy on the GPU may be corrupted.
 
     Parameters
     ----------
@@ -57,7 +57,7 @@ def mismatches_on_gpu(
     blocks : numpy.ndarray of shape (k,), int64
         stripe · width + column, ascending.
     sums : numpy.ndarray of shape (k, 5), uint64
-        Their sums.
+        The sums of these blocks, as computed from the matrix.
     """
     of, expected, machine = layout(sidecar.shape, sidecar.itemsize), sidecar.exact, machine_of(source, device)
     if machine is None or expected is None:
@@ -70,7 +70,7 @@ def mismatches_on_gpu(
     stripe = 0
     for tensors in passes:
         found = tensors["exact"]
-        # Uploaded only now, while the pass runs.
+        # The sums are uploaded only now, so that the upload overlaps with the pass.
         there = _cached_sums(machine, sidecar) if stays else expected
         end = stripe + len(found)
         some, sums_of_some = mismatches(machine, found, there[stripe:end])
@@ -86,18 +86,18 @@ def _cached_sums(machine: Machine, sidecar: Sidecar) -> Any:
     if machine.index not in copies:
         with machine.current():
             copies[machine.index] = machine.xp.array(sidecar.exact, order="C")
-            machine.current_stream().synchronize()  # before another stream may read it
+            machine.current_stream().synchronize()  # another stream may read the copy next
     return copies[machine.index]
 
 
 def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks whose sums differ, ascending, and their sums as found, (k, 5); waits for the current stream.
+    """Return the blocks whose sums differ, ascending, and the found sums of these, (k, 5); waits for the stream.
 
     Parameters
     ----------
     machine : Machine
     found : array of `machine.xp`, of shape (stripes, 5, width), uint64
-    expected : array of that shape, uint64
+    expected : array of the shape of `found`, uint64
         In host memory or on the machine.
     """
     xp, (stripes, _, width) = machine.xp, found.shape
@@ -115,6 +115,6 @@ def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray,
 
 
 def _places(blocks: np.ndarray, width: int) -> np.ndarray:
-    """Return the indices of the sums of blocks among all sums of a matrix, (k, 5)."""
+    """Return the flat indices of the sums of blocks in an array (stripes, 5, width), (k, 5)."""
     stripes, columns = np.divmod(blocks, width)
     return (stripes * SUMS * width + columns)[:, np.newaxis] + width * np.arange(SUMS)

@@ -18,9 +18,9 @@ from tsapps.kernels.runtime.machine import Machine, cuda_machine
 __all__ = ["add_checksums", "compiled", "machine_of", "passes_on_gpu", "plans", "sums_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("encode.cuh")
-# Required by the kernel's barriers and copies.
+# The least compute capability with the kernel's barriers and copies.
 _LEAST_CAPABILITY = 9.0
-# Bytes per upload of a matrix in host memory.
+# The most bytes of a matrix in host memory that are uploaded at a time.
 _PIECE_BYTES = 1 << 28
 
 
@@ -34,7 +34,8 @@ def plans(
 ) -> tuple[ChecksumsPlan, ...] | None:
     """Return the plans of the passes that compute a matrix's checksums; None if the kernel does not support it.
 
-    There are two passes if a row of words is not a row of elements (`interleave.py`: skinny and short matrices).
+    If a row of words is not a row of elements (`interleave.py`: skinny and short matrices), each code needs a pass of
+    its own.
 
     Parameters
     ----------
@@ -65,7 +66,7 @@ def sums_on_gpu(
     block: int,
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray] | None:
-    """Return the checksums of a matrix from passes on a GPU, in host memory; None if no kernel supports it.
+    """Compute the checksums of a matrix on a GPU, and return them in host memory; None if no kernel supports it.
 
     Parameters are those of `machine_of` and `passes_on_gpu`.
     """
@@ -88,7 +89,7 @@ def machine_of(source: Source, device: int | None) -> Machine | None:
     ----------
     source : Source
     device : int or None
-        The GPU for a matrix in host memory or in a file; None leaves it to the CPU.
+        The GPU for a matrix in host memory or in a file; None means that the CPU reads such a matrix.
     """
     array = whole_on_gpu(source)
     device = device if array is None else int(array.device.id)
@@ -106,7 +107,7 @@ def passes_on_gpu(
     block: int,
     progress: Progress | None = None,
 ) -> Iterator[dict[str, Any]] | None:
-    """Return the checksums of consecutive pieces of a matrix, in GPU memory; None if no kernel supports it.
+    """Yield the checksums of consecutive pieces of a matrix, in GPU memory; return None if no kernel supports it.
 
     An array on the GPU is one piece if the kernel can read it in place. All pieces but the last have the same number of
     whole stripes.
@@ -125,7 +126,7 @@ def passes_on_gpu(
     array = whole_on_gpu(source)
     m, (n, name, size) = source.shape[0], (source.shape[1], source.dtype.name, source.dtype.itemsize)
     whole = array is not None and array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0
-    # Pieces are whole stripes, so that their sums are consecutive.
+    # Pieces are whole stripes, so that the sums of one piece follow those of the previous piece.
     stripe = ROWS * fold(source.shape, size)
     rows = m if whole else stripe and max(1, _PIECE_BYTES // (stripe * n * size)) * stripe
     if not rows:
@@ -154,7 +155,7 @@ def passes_on_gpu(
 
 
 def _on_gpu(machine: Machine, part: Any) -> Any:
-    """Return rows in GPU memory, aligned for the kernel."""
+    """Return rows of a matrix in GPU memory, copied only if they are in host memory or not aligned for the kernel."""
     with machine.current():
         if isinstance(part, np.ndarray):
             return machine.xp.asarray(part.view(np.uint8))  # CuPy lacks some dtypes
@@ -177,7 +178,7 @@ def add_checksums(machine: Machine, array: Any, plan: ChecksumsPlan) -> dict[str
     array : array of `machine.xp`
         Row-major without gaps, aligned to 16 bytes.
     plan : ChecksumsPlan
-        Made for it.
+        A plan for this matrix.
 
     Returns
     -------

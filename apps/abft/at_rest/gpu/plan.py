@@ -14,9 +14,10 @@ __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 
 #: Size and alignment of a copy in bytes.
 ALIGNMENT = 16
-# Bytes and warps of a strip, columns of products, and the pipeline (kStrip, kWarps, kProducts, kPitch, kRows, kStages).
+# kStrip, kWarps, kProducts, kPitch, kRows and kStages of the kernel: bytes of a strip, warps that sum it, columns of
+# products; bytes per row, rows, and number of the pipeline stages.
 _STRIP, _WARPS, _PRODUCTS, _PITCH, _PIPELINE_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
-# Parts of a row sum (kParts).
+# Parts of a row sum (kParts), by the type of the sums.
 _PARTS = {"float64": 2, "float32": 3}
 _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
 
@@ -34,7 +35,7 @@ TASK = np.dtype(
 
 @dataclass(frozen=True)
 class ChecksumsPlan:
-    """Template arguments, sizes and results of a pass.
+    """Template arguments, sizes and result shapes of one pass of the kernel.
 
     Attributes
     ----------
@@ -45,7 +46,7 @@ class ChecksumsPlan:
     weights : int
         Weighted sums per row and column: 0, 1 or 2.
     rows, row_bytes, last_bytes : int
-        Rows of words or of elements; bytes of each, and of the last one.
+        Number of rows of words or of elements; bytes of a row, and of the last row, which may be shorter.
     """
 
     dtype: str
@@ -67,7 +68,7 @@ class ChecksumsPlan:
 
     @property
     def strips(self) -> int:
-        """Strips per unit: those of the 512 columns of a row sum."""
+        """Strips of 1024 bytes per work unit: with weighted sums, those of the 512 columns that a row sum covers."""
         return max(1, ROWS * self.itemsize // _STRIP) if self.weights else 1
 
     @property
@@ -114,7 +115,7 @@ class ChecksumsPlan:
         return table + sums + _STAGES * (_PIPELINE_ROWS * _PITCH + 3 * 8 + 4)
 
     def task(self, data: int, tensors: dict[str, int], following: int) -> np.ndarray:
-        """Return the kernel's argument for the addresses of the data, of the tensors and of the counter of units."""
+        """Return the kernel's argument: addresses of the data, of the result tensors and of the work-unit counter."""
         task = np.zeros((), TASK)
         task["data"], task["exact"], task["next"] = data, tensors.get("exact", 0), following
         task["row_sums"], task["column_sums"] = tensors.get("rows", 0), tensors.get("columns", 0)
@@ -124,7 +125,7 @@ class ChecksumsPlan:
 
 
 def _served(plan: ChecksumsPlan) -> ChecksumsPlan | None:
-    """Return a plan if its rows consist of whole copies, and its units fit in 32 bits; otherwise None."""
+    """Return the plan if rows are multiples of 16 bytes and the number of work units is supported; otherwise None."""
     whole = plan.row_bytes % ALIGNMENT == 0 and plan.last_bytes % ALIGNMENT == 0
     return plan if whole and plan.units <= _MOST_UNITS else None
 
@@ -146,7 +147,8 @@ def elements_plan(m: int, n: int, dtype: str, weights: int, block: int, of: Layo
         The name of the elements' type.
     weights, block : int
     of : Layout or None
-        The interleaving of its words: if a row of words is a row of elements, the pass also computes their sums.
+        The interleaving of the matrix's words, or None if no exact sums are needed. If a row of words is a row of
+        elements, the pass also computes the exact sums.
     """
     if dtype not in ELEMENT or weights > _MOST_WEIGHTS or block != ROWS:
         return None
