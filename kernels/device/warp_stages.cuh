@@ -18,15 +18,15 @@ struct WarpStages {
   __device__ explicit WarpStages(void* shared)
       : own(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * (kStages * kStage)) {}
 
-  // Commits the copies to stage `asked`, even if there are none, and moves `asked` to the next stage. All lanes call
+  // Commits the copies to stage `asked` (even if there are none), and moves `asked` to the next stage. All lanes call
   // it.
   __device__ __forceinline__ void commit() {
     ptx::cp_async_commit();
     asked = after(asked);
   }
 
-  // Moves `now` to the next stage and waits for the copies to it, by all lanes. All lanes call it; all lanes have then
-  // read the previous stage.
+  // Moves `now` to the next stage and waits for the copies of all lanes to it. All lanes call it, after they have read
+  // the previous stage.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     sync_warp();

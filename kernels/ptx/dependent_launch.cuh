@@ -2,9 +2,9 @@
 // is DependentLaunch in kernels/runtime/launch.py.
 //
 // griddepcontrol_wait
-//   Returns when the previous kernel of the stream has ended and its writes are visible. In a chain of
-//   such launches, all threads of every kernel call it: a kernel then ends only after all kernels before it have ended.
-//   Call it first; before it, a kernel may only read data that no earlier kernel writes.
+//   Returns when the previous kernel of the stream has ended and its writes are visible. In a chain of such
+//   launches, all threads of every kernel call it: a kernel then ends only after all kernels before it have ended. Call
+//   it first; before it, a kernel may only read data that no earlier kernel writes.
 //
 // griddepcontrol_launch_dependents
 //   Lets blocks of the next kernel start when all blocks of this kernel have called it or ended. Use it in kernels that

@@ -8,8 +8,8 @@ namespace ptx {
 // does not wait for the product. A is 64 × 8 of tf32 or 64 × 16 of 16-bit elements. Each warp holds 16 rows of A in
 // registers, as a fragment of mma m16n8k8 or m16n8k16; d[j] is the warp's fragment of columns 8·j to 8·j + 7.
 //
-// B lies in shared memory, aligned to 16 bytes, with 256 bytes per 8 columns. In these 256 bytes, word i of lane l of B's
-// fragment (mma.cuh) is at byte 4·(32·i + l).
+// B lies in shared memory, aligned to 16 bytes, with 256 bytes per 8 columns. There, word i of lane l of B's fragment
+// (mma.cuh) is at byte 4·(32·i + l).
 //
 // Order of operations:
 //   1. Call wgmma_fence for the registers of A, and of d if the thread wrote them, before the first wgmma that uses
