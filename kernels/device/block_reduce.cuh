@@ -27,7 +27,7 @@ __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op)
     for (int i = 0; i < count; ++i) other.at[i] = simt::shuffle_xor(mine.at[i], bits);
     take(other);
   }
-  __syncthreads();  // all have read the previous content
+  __syncthreads();  // all threads have read the previous content of of_warp
   if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
   __syncthreads();
   mine = of_warp[0];

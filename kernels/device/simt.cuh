@@ -1,6 +1,6 @@
 // Portable SIMT primitives: warps, shuffles, vector loads and stores for CUDA, HIP and the CPU. Kernels that use them
-// contain no inline PTX, warp size or `_sync` shuffle. They compile with nvcc, with NVRTC without a header directory,
-// for HIP (including 64-lane wavefronts) and for the CPU (TSA_HOST).
+// need no inline PTX, no fixed warp size and no `_sync` shuffle. They compile with nvcc, with NVRTC without a header
+// directory, for HIP (including 64-lane wavefronts) and for the CPU (TSA_HOST).
 //
 //   simt::warp_size                 lanes of a warp
 //   simt::lane()                    this thread's lane, in one-dimensional blocks
@@ -14,10 +14,10 @@
 //   simt::dynamic_shared<T>()       the block's dynamic shared memory
 //   simt::kept(x)                   forces x into a register; all lanes take part
 //   simt::last_to_arrive(…)         whether this block is the last of several to publish its writes
-//   SIMT_BLOCK(threads)             before `void`: declares the block size on HIP only. With it, ptxas spills a few
-//                                   registers to fit one more block on a multiprocessor. Without it, AMD's compiler
-//                                   assumes 1024 threads and spills many
-//   SIMT_RESIDENT(threads, blocks)  declares the block size, and on CUDA the blocks that a multiprocessor holds at once
+//   SIMT_BLOCK(threads)             written before `void`: declares the block size, on HIP only. On CUDA, ptxas would
+//                                   use it to fit one more block on a multiprocessor, and spill a few registers.
+//                                   Without it, AMD's compiler assumes 1024 threads and spills many registers
+//   SIMT_RESIDENT(threads, blocks)  declares the block size; on CUDA, also how many blocks a multiprocessor must hold
 #pragma once
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #define TSA_HIP 1
@@ -93,7 +93,7 @@ template <typename T>
 __device__ __forceinline__ T kept(T value) {
   return shuffle(value, (int)threadIdx.x % warp_size);
 }
-// The same for a pointer to shared memory.
+// `kept` for a pointer to shared memory.
 template <typename T>
 __device__ __forceinline__ T* kept_shared(T* at) {
 #if defined(TSA_HOST) || defined(TSA_HIP)
@@ -128,7 +128,7 @@ __device__ __forceinline__ To bits_of(const From& from) {
   return to;
 }
 
-// The built-in vector type with the size of a Vector.
+// The built-in type of the given size, which one instruction moves.
 template <int bytes>
 struct Word;
 template <>
@@ -192,9 +192,9 @@ __device__ __forceinline__ T* dynamic_shared() {
 #endif
 }
 
-// True in every thread of the block that is the last of `expected` blocks to arrive; the writes of the other blocks are
-// then visible to it. The counter `arrived` is zero before the first arrival and zero again after the last. `sync` is a
-// barrier; all its threads take part, including thread 0 of the block.
+// Returns true in every thread of the block that arrives last of `expected` blocks; the writes of the other blocks are
+// then visible to this block. The counter `arrived` is zero before the first arrival and zero again after the last.
+// `sync` is a barrier of the threads that call last_to_arrive; thread 0 of the block is one of them.
 template <typename Sync>
 __device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected, Sync sync) {
   __shared__ bool last;

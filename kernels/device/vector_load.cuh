@@ -17,7 +17,8 @@ struct Packed {
   using Bits = typename Word<kWide*(int)sizeof(T)>::type;
   Bits bits;
 
-  // Loads from an aligned address, with a hint to evict first: data that is read again stays in the caches.
+  // Loads from an address aligned to the vector, with a hint to evict these bytes first: the caches then keep data that
+  // is read again.
   __device__ __forceinline__ void load(const T* from) { bits = __ldcs(reinterpret_cast<const Bits*>(from)); }
 
   __device__ __forceinline__ simt::Vector<T, kWide> elements() const {

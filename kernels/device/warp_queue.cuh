@@ -1,18 +1,19 @@
-// Warp queue: unfinished rows of a warp, from any of its tiles, collected in shared memory.
+// Warp queue: collects the unfinished rows of all tiles of a warp in shared memory.
 //
-// Why it is fast: only a few rows of a tile need the extra, expensive work. The warp collects such rows and processes
+// Why it is fast: only a few rows of a tile need the extra, expensive work. The warp collects these rows and processes
 // 32 of them at once, one per lane.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// At most kTile rows are added between two calls that process the queue; with kTile 0, add_while processes 32 at a
-// time. `keeps` holds the address operands in registers (simt::kept).
+// The queue of a warp has space for kTile + 32 items, and one call of `add` adds up to 32. So at most kTile items may
+// be added between two calls of drain(32). With kTile = 0, the queue must be empty before each `add`. add_while needs a
+// kTile of at least 32. `keeps`: the address and the lane mask are forced into registers (simt::kept).
 template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:
-  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // per warp
+  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // items and bytes of one warp
 
   __device__ explicit Queue(void* items)
       : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), below_((1u << threadIdx.x % 32) - 1),
@@ -27,8 +28,9 @@ class Queue {
     waiting_ += __popc(all);
   }
 
-  // Adds one item per lane and iteration, as long as any lane's `wanted` is nonzero: `fill` writes an item and updates
-  // `wanted`. `all` is the mask of the lanes that start with an item. Processes the queue whenever it holds 32 items.
+  // Adds items as long as any lane's `wanted` is nonzero. In each iteration, every lane with a nonzero `wanted` adds
+  // one item: `fill` writes the item and updates `wanted`. `all` is the mask of lanes with a nonzero `wanted` at the
+  // call. Processes the queue whenever it holds at least 32 items.
   template <typename Fill, typename Settle>
   __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill, Settle settle) {
 #pragma unroll 1
@@ -40,8 +42,8 @@ class Queue {
     }
   }
 
-  // Calls `settle(items, count)` with all lanes for up to 32 items if the queue holds at least `least`, and returns
-  // whether it did. `settle` may overwrite the items.
+  // If the queue holds at least `least` items, removes up to 32 of them and calls `settle(items, count)` in all lanes.
+  // Returns whether it called `settle`, which may overwrite the items.
   template <typename Settle>
   __device__ __forceinline__ bool take(unsigned least, Settle settle) {
     if (waiting_ < least) return false;
@@ -62,7 +64,7 @@ class Queue {
 
  private:
   Item* items_;
-  unsigned below_;  // the lanes before this one
+  unsigned below_;  // mask of the lanes below this lane
   unsigned waiting_;
 };
 

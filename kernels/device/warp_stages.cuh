@@ -1,28 +1,32 @@
-// The stages of a warp's multistage pipeline of asynchronous copies to shared memory: one is read, the others are in
-// flight.
+// Stages of a warp's pipeline of asynchronous copies to shared memory: the warp reads one stage while copies to the
+// other stages are in flight.
 #pragma once
 #include "kernels/device/simt.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
 namespace simt {
 
-// Copies to a stage are committed kStages − 1 commits before the wait after which it is read.
+// The warp first commits copies to kStages − 1 stages. Then it repeats three steps: wait() completes the copies to the
+// oldest of these stages, the warp copies to the stage that it read before and calls commit(), and it reads the
+// completed stage.
 template <int kStages, int kStage>
 struct WarpStages {
-  unsigned char* const own;                     // this warp's stages, of kStage bytes each
+  unsigned char* const own;                     // this warp's kStages stages of kStage bytes each
   int asked = 0, now = (kStages - 1) * kStage;  // byte offsets of the stage to copy to, and of the stage to read
 
-  // `shared` is the block's, for all of its warps.
+  // `shared` begins the stages of all warps of the block.
   __device__ explicit WarpStages(void* shared)
       : own(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * (kStages * kStage)) {}
 
-  // Commits the copies to a stage, if any. By all lanes.
+  // Commits the copies to stage `asked` (even if there are none), and moves `asked` to the next stage. All lanes call
+  // it.
   __device__ __forceinline__ void commit() {
     ptx::cp_async_commit();
     asked = after(asked);
   }
 
-  // Waits for the copies of kStages − 1 commits ago, for all lanes. All lanes have then read the previous stage.
+  // Moves `now` to the next stage and waits for the copies of all lanes to it. All lanes call it, after they have read
+  // the previous stage.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     sync_warp();

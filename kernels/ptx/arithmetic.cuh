@@ -16,11 +16,11 @@ TSA_PTX float square_root(float x) {
 #endif
 }
 
-// Maximum over all candidates except one, in masked form. One R2P instruction sets seven predicates from the low seven
-// bits of a byte, and each predicate skips one `max`. Comparing candidate numbers instead takes one more instruction
-// per candidate.
+// Maximum over all candidates except one, by a bit mask. One R2P instruction sets seven predicates from the low seven
+// bits of a byte, and each predicate skips the `max` with one candidate. Comparing the candidates' numbers instead
+// would take one more instruction per candidate.
 //
-// skip_bit ─ bit `one` − 1 for `one` in 1 … 31. No bit for 0; the top bit for 32 and more.
+// skip_bit ─ a mask: bit `one` − 1 for `one` from 1 to 31, no bit for 0, and bit 31 for 32 and more.
 TSA_PTX unsigned skip_bit(int one) {
 #if defined(TSA_HOST)
   return one == 0 ? 0 : (unsigned)one >= 32 ? 1u << 31 : 1u << (one - 1);
@@ -31,7 +31,8 @@ TSA_PTX unsigned skip_bit(int one) {
 #endif
 }
 
-// The maximum of `most` and those of seven numbers whose bit in `skipped` is clear. Number i has bit 8 · byte + i.
+// Returns the maximum of `most` and of the numbers of[i] whose bit in `skipped` is 0. The bit of of[i] is bit
+// 8 · byte + i.
 template <int byte>
 TSA_PTX float max_unless_skipped(float most, const float (&of)[7], unsigned skipped) {
   static_assert(byte >= 0 && byte < 4, "a word has four bytes");
@@ -55,7 +56,8 @@ TSA_PTX float max_unless_skipped(float most, const float (&of)[7], unsigned skip
   return most;
 }
 
-// The maximum of `most` and one number, unless its index `one` equals `skipped`. By a comparison.
+// Returns the maximum of `most` and `of`, or `most` if `one`, the index of `of`, equals `skipped`. Compares the indices
+// instead of testing a mask.
 TSA_PTX float max_unless(float most, float of, int one, int skipped) {
 #if defined(TSA_HOST)
   return one == skipped || most >= of ? most : of;

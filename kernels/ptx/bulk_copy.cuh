@@ -1,12 +1,13 @@
-// cp.async.bulk and mbarrier: bulk copies to shared memory, and barriers that count their bytes (sm_90 and later).
+// cp.async.bulk and mbarrier: bulk copies to shared memory, and barriers that count the copied bytes (sm_90 and later).
 #pragma once
 #include "kernels/ptx/types.cuh"
 
 namespace ptx {
 
-// mbarrier ─ 8 bytes of shared memory that count arrivals and bytes. A phase completes when all expected arrivals and
-// all announced bytes have come; then the next phase begins. The parity of a phase identifies it; the first phase has
-// parity 0. Writes before an arrival are visible to the threads that waited.
+// mbarrier ─ a barrier in 8 bytes of shared memory that counts arrivals of threads and bytes of copies. A phase
+// completes when all expected arrivals and all announced bytes have been counted; then the next phase begins. Phases
+// have parity 0, 1, 0, 1, …; a thread names the phase that it waits for by its parity. Writes of a thread before it
+// arrives are visible to threads that have waited for that phase.
 struct Mbarrier {
   unsigned long long state;
 };
@@ -58,17 +59,19 @@ TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
       : "memory");
 }
 
-// cp.async.mbarrier.arrive ─ arrives when all earlier cp_async copies of this thread (cp_async.cuh) have landed. It is
-// one of the arrivals that the phase expects. It does not publish the thread's other writes.
+// cp.async.mbarrier.arrive ─ the barrier counts one arrival when all earlier cp_async copies of this thread
+// (cp_async.cuh) have completed. The number of expected arrivals includes this one. It publishes only the copies: other
+// writes of this thread need an ordinary arrival.
 TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
 // cp.async.bulk ─ copies a multiple of 16 bytes from global to shared memory; both addresses are multiples of 16. One
-// thread issues it, and the barrier counts the bytes when they land.
+// thread issues the copy, and `barrier` counts the bytes when they have been written.
 //
-// If ordinary loads read the old content of the destination, the threads that read call async_fence (wgmma.cuh) before
-// the barrier that the copy waits for. Without the fence, the copy can overtake those loads (docs/notes/tsm2.md).
+// If threads read the old content of the destination by ordinary loads, they call async_fence (wgmma.cuh) after these
+// loads and before the barrier that orders the loads before the copy. Without the fence, the copy can overtake those
+// loads (docs/notes/tsm2.md).
 TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
                    shared_address(shared)),

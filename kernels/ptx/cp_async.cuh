@@ -9,7 +9,8 @@ namespace ptx {
 // nothing.
 //
 // The copy is visible to this thread after cp_async_wait, and to other threads after a barrier that follows. `around`
-// (128 or 256) makes the level-2 cache fetch the surrounding bytes too, for threads that copy them next.
+// (128 or 256) makes the level-2 cache fetch the aligned block of that many bytes, for copies of its other bytes that
+// follow.
 template <int bytes, int around = 0>
 TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
@@ -40,7 +41,7 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
 #endif
 }
 
-// Closes a group: this thread's copies since the last commit.
+// Combines this thread's copies since its last commit into a group.
 TSA_PTX void cp_async_commit() {
 #if defined(TSA_HOST)
   cuda_host::commit_copies();

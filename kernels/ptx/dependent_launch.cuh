@@ -2,14 +2,14 @@
 // is DependentLaunch in kernels/runtime/launch.py.
 //
 // griddepcontrol_wait
-//   Returns when the previous kernel of the stream has ended and its writes are visible. All threads of every kernel in
-//   such a chain call it, so that a kernel that ends has itself waited. Call it first; only reads of data that no
-//   earlier kernel writes may precede it.
+//   Returns when the previous kernel of the stream has ended and its writes are visible. In a chain of such
+//   launches, all threads of every kernel call it: a kernel then ends only after all kernels before it have ended. Call
+//   it first; before it, a kernel may only read data that no earlier kernel writes.
 //
 // griddepcontrol_launch_dependents
 //   Lets blocks of the next kernel start when all blocks of this kernel have called it or ended. Use it in kernels that
-//   fill the GPU. After a small kernel, two blocks of a large next kernel could share a multiprocessor while others are
-//   still busy.
+//   fill the GPU. If a small kernel calls it, two blocks of a large next kernel can start on the same multiprocessor
+//   while blocks of the small kernel still occupy other multiprocessors.
 #pragma once
 #include "kernels/ptx/types.cuh"
 

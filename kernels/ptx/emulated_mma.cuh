@@ -1,10 +1,11 @@
 // Bit-exact emulation of one tensor-core instruction: d + Σ a_i · b_i over 8 products of tf32 or 16 products of 16-bit
 // floats, rounded as measured on an H200 (docs/notes/tsm2.md).
 //
-//   E         the largest exponent of d and of the nonzero products. The exponent of a product is the sum of those of
-//             its factors; a float16 subnormal counts with the exponent of the smallest normal number
-//   2^(E−25)  each addend is truncated to a multiple of this: two bits below the last place of a float with exponent E
-//   result    the exact sum of the addends, truncated to the 24 bits of a float
+//   E         the largest exponent of d and of the nonzero products. The exponent of a product is the sum of the
+//             exponents of its two factors; a subnormal float16 factor has exponent −14, as the smallest normal one
+//   2^(E−25)  d and each product are truncated to a multiple of this number, which is two bits below the last place of
+//             a float with exponent E
+//   result    the exact sum of the truncated addends, itself truncated to the 24 bits of a float
 //
 // All addends are aligned to one exponent, so the order of the products does not matter. Valid for finite inputs whose
 // intermediate values are normal floats.
@@ -30,7 +31,7 @@ TSA_SUM double power(int n) { return __longlong_as_double((1023LL + n) << 52); }
 // x truncated to the 24 bits of a float.
 TSA_SUM double cut(double x) { return __longlong_as_double(__double_as_longlong(x) & ~0x1fffffffLL); }
 
-// d + Σ a_i · b_i. Exponents of factors below kLeast count as kLeast.
+// d + Σ a_i · b_i. A factor with an exponent below kLeast counts with exponent kLeast.
 template <int kLeast, int n>
 TSA_SUM float sum(float d, const float (&a)[n], const float (&b)[n]) {
   constexpr int kNone = -1000;
@@ -43,7 +44,7 @@ TSA_SUM float sum(float d, const float (&a)[n], const float (&b)[n]) {
   }
   if (largest == kNone) return 0;
   const double scale = power(25 - largest);
-  // Integers below 2²⁸.
+  // Each addend is now an integer below 2²⁷ in magnitude.
   long long whole = (long long)(d * scale);
 #pragma unroll
   for (int i = 0; i < n; ++i) whole += (long long)((double)a[i] * b[i] * scale);

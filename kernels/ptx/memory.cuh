@@ -4,8 +4,8 @@
 
 namespace ptx {
 
-// ld.shared.s8 ─ loads a byte and extends its sign. After a C++ load, the compiler would extend the sign again before a
-// shift in inline PTX.
+// ld.shared.s8 ─ loads a byte and extends its sign. If C++ loaded the byte, the compiler would extend its sign a second
+// time before a shift in inline PTX.
 TSA_PTX int shared_byte(const signed char* at) {
 #if defined(TSA_HOST)
   return *at;
@@ -17,7 +17,7 @@ TSA_PTX int shared_byte(const signed char* at) {
 }
 
 // red.shared ─ adds to words of shared memory, addressed by one 32-bit register plus an immediate offset. With C++
-// pointers, the compiler computes a separate address for each word. The addition is not waited for.
+// pointers, the compiler computes a separate address for each word. The thread does not wait for the addition.
 class SharedWord {
  public:
   SharedWord() = default;

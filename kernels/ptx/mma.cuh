@@ -35,8 +35,8 @@ inline float sum_on_host(float d, const float (&a)[K], const float (&b)[K]) {
   return d;
 }
 
-// d += A·B for any shape above. `element(register, half)` extracts one element; a register holds `pack` elements along
-// K.
+// d += A·B for any shape of the table above. `element(register, half)` extracts one element; a register holds `pack`
+// elements along K.
 template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND,
           typename Element>
 inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
@@ -74,7 +74,7 @@ TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]
 #endif
 }
 
-// mma m8n8k4, f64 (sm_80 and later). The next three need sm_90 or later.
+// mma m8n8k4, f64 (sm_80 and later). The next three functions need sm_90 or later.
 TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[1]) {
 #if defined(TSA_HOST)
   mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });

@@ -51,7 +51,7 @@ TSA_PTX Bfloat16 to_bfloat16(float x) {
 #endif
 }
 
-// Converts two numbers; the first goes to the lower half of the word.
+// Converts two numbers and packs them into one word, `lower` into its lower 16 bits.
 TSA_PTX unsigned to_half_pair(float lower, float upper) {
 #if defined(TSA_HOST)
   return to_half(lower).bits | (unsigned)to_half(upper).bits << 16;

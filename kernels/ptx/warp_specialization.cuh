@@ -4,9 +4,10 @@
 
 namespace ptx {
 
-// barrier.sync, barrier.arrive ─ named barrier `id` (1 to 15) for `threads` threads of a block, in whole warps. Threads
-// that sync wait for all `threads`; threads that arrive continue. Writes before either call are visible to the threads
-// that waited. The unaligned forms are used because warps arrive from different places in the code.
+// barrier.sync, barrier.arrive ─ named barrier `id` (1 to 15) for `threads` threads of a block, in whole warps. A
+// thread that syncs waits until `threads` threads have synced or arrived; a thread that arrives continues at once.
+// Writes before either call are visible to the threads that synced. The forms without .aligned are used because the
+// warps execute different barrier instructions.
 TSA_PTX void barrier_sync(int id, int threads) {
 #if defined(TSA_HOST)
   cuda_host::wait_for_some(id, threads, true);

@@ -5,22 +5,23 @@
 namespace ptx {
 
 // wgmma ─ starts d (64 × 8·blocks) += A · B, or d = A · B with `clears`. All four warps of a warpgroup issue it; it
-// does not wait. A is 64 × 8 of tf32 or 64 × 16 of 16-bit elements. Each warp holds 16 rows of A in registers, as a
-// fragment of mma m16n8k8 or m16n8k16; d[j] is the warp's fragment of columns 8·j to 8·j + 7.
+// does not wait for the product. A is 64 × 8 of tf32 or 64 × 16 of 16-bit elements. Each warp holds 16 rows of A in
+// registers, as a fragment of mma m16n8k8 or m16n8k16; d[j] is the warp's fragment of columns 8·j to 8·j + 7.
 //
-// B lies in shared memory at a multiple of 16 bytes, in 256 bytes per 8 columns. Word i of lane l of B's fragment
+// B lies in shared memory, aligned to 16 bytes, with 256 bytes per 8 columns. There, word i of lane l of B's fragment
 // (mma.cuh) is at byte 4·(32·i + l).
 //
 // Order of operations:
 //   1. Call wgmma_fence for the registers of A, and of d if the thread wrote them, before the first wgmma that uses
 //      them.
-//   2. If threads stored B, they call async_fence and then a barrier before a wgmma reads it.
-//   3. wgmma_commit closes a group of products. Until wgmma_wait has waited for the group (it leaves at most the
-//      `pending` latest in flight), no thread reads d or overwrites B.
+//   2. If threads wrote B by ordinary stores, they call async_fence and then a barrier before a wgmma reads B.
+//   3. wgmma_commit closes a group of products. wgmma_wait returns when at most the `pending` latest groups are in
+//      flight. Before a group has completed, no thread reads its d or overwrites its B.
 //
-// matrix_at returns the descriptor of a matrix, and matrix_after that of a matrix `bytes` further on. Adding to a
-// descriptor is cheaper than converting a pointer for each product. 16-bit A may also lie in shared memory, in B's
-// layout and with a descriptor of its own. Such products have up to 64 columns, or for float16 104 to 200.
+// matrix_at returns the descriptor of a matrix in shared memory. matrix_after returns the descriptor of the matrix that
+// begins `bytes` bytes after another one: adding to a descriptor is cheaper than converting a pointer for each product.
+// An A of 16-bit elements may also lie in shared memory, in the layout of B and with its own descriptor. Then d has up
+// to 64 columns; for float16, it may also have 104, 128, 152, 176 or 200.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -102,11 +103,12 @@ inline void wgmma_fence(float (&)[blocks][4]) {}
 
 #else
 
-// Orders this thread's stores to shared memory before reads by the tensor cores.
+// Orders this thread's accesses to shared memory before later accesses by the tensor cores and by bulk copies.
 TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int parts, int pairs>
 TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
-  // The compiler does not know that the fence concerns registers: this keeps writes to them before it.
+  // The compiler does not know that the fence concerns registers. These empty statements keep writes to them before the
+  // fence.
 #pragma unroll
   for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -125,12 +127,12 @@ TSA_PTX void wgmma_wait() {
 template <int pending, int blocks>
 TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
   wgmma_wait<pending>();
-  // The compiler does not know that products write d: this keeps reads of d after the wait.
+  // The compiler does not know that products write d. These empty statements keep reads of d after the wait.
 #pragma unroll
   for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
-// Register lists of inline assembly, which templates cannot generate: for 1 to 16 blocks of 8 columns, 19, 22 and 25.
+// Register lists of inline assembly, which templates cannot generate: for 1 to 16, 19, 22 and 25 blocks of 8 columns.
 #define TSA_NAMES_1 "%0, %1, %2, %3"
 #define TSA_NAMES_2 TSA_NAMES_1 ", %4, %5, %6, %7"
 #define TSA_NAMES_3 TSA_NAMES_2 ", %8, %9, %10, %11"
@@ -170,8 +172,8 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_SUMS_19 TSA_SUMS_16, TSA_SUMS_OF(16), TSA_SUMS_OF(17), TSA_SUMS_OF(18)
 #define TSA_SUMS_22 TSA_SUMS_19, TSA_SUMS_OF(19), TSA_SUMS_OF(20), TSA_SUMS_OF(21)
 #define TSA_SUMS_25 TSA_SUMS_22, TSA_SUMS_OF(22), TSA_SUMS_OF(23), TSA_SUMS_OF(24)
-// `rest` names A, the descriptor of B and the flag that adds to d. For 16-bit types the last 0 says B is not
-// transposed.
+// `rest` lists the operands after d: A, the descriptor of B, and the flag that adds to d. For 16-bit types, the last 0
+// means that B is not transposed.
 #define TSA_WGMMA(blocks, n, rest)                                                                                    \
   if constexpr (sizeof(T) == 4)                                                                                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 {" TSA_NAMES_##blocks "}, " rest ", 1, 1;"   \
@@ -187,8 +189,8 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
                  : TSA_SUMS_##blocks                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears))
 
-// Matrix descriptor, in units of 16 bytes: the start address, 128 bytes from word 0 of the fragments to word 1, and 256
-// bytes to the next 8 columns or rows.
+// Matrix descriptor. Its fields count 16 bytes: the start address, the distance from word 0 of a fragment to word 1
+// (128 bytes), and the distance to the next 8 columns or rows (256 bytes).
 TSA_PTX unsigned long long matrix_at(const void* shared) {
   return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
 }
