@@ -257,7 +257,7 @@ class DeviceMatrix(NamedTuple):
         return self._replace(pointer=self.pointer % 16, owner=None)
 
     def overlaps(self, other: "DeviceMatrix") -> bool:
-        """Return whether the two matrices share an element."""
+        """Return whether the two matrices have an element in the same memory."""
         if self.device != other.device or self._end <= other.pointer or other._end <= self.pointer:
             return False
         return np.shares_memory(self._addresses(), other._addresses())

@@ -175,7 +175,8 @@ _FMA_UNITS: dict[str, dict[str, int]] = {
     "10.0": {"float64": 64, "float32": 128},
     "12.0": {"float64": 2, "float32": 128},
 }
-# The known GPU whose measured latencies serve each generation; later generations use those of the H100.
+# The known GPU whose measured latencies are used for each generation; for later generations, those of the H100 are
+# used.
 _GENERATIONS = {3: "K40c", 5: "M40", 6: "P100", 7: "V100", 8: "A100", 9: "H100"}
 
 

@@ -30,7 +30,8 @@ _HOMES = {
     "open_matrix": "tsapps.matrix",
 }
 
-# Instead of typing.TYPE_CHECKING: importing typing takes longer than the rest and delays the signal handlers.
+# Instead of typing.TYPE_CHECKING: importing typing takes longer than everything else here and delays the signal
+# handlers.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

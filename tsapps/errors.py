@@ -31,7 +31,7 @@ class MatrixError(OneLineError):
 
 
 class CorruptionError(OneLineError):
-    """Data or checksums are corrupted, or a computation is wrong, and it cannot be repaired."""
+    """Data or checksums are corrupted, or a computation is wrong, and the error cannot be repaired."""
 
 
 class UsageError(OneLineError):

@@ -13,11 +13,10 @@ _ACCESS_LIST = "system.posix_acl_access"
 
 
 def mode_of_result(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> int:
-    """Return the permissions of an output before the umask: 0o666 minus classes that may not read every input.
+    """Return the permissions of an output before the umask: 0o666 less the user classes that cannot read every input.
 
-    A file that the output replaces counts as an input. The group keeps its permission only if the output gets the same
-    group as the input, or if everybody may read the input. An input with an access control list removes the permission
-    of the group.
+    A file that the output replaces counts as an input. The group may access the output only if the output gets the same
+    group as the input, or if everybody may read the input. If an input has an access control list, the group may not.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""SIGINT and SIGTERM at the command line: one line on stderr and exit code 130 or 143, at any moment.
+"""SIGINT and SIGTERM at the command line: one line on stderr and exit code 130 or 143, at every moment.
 
 Handlers are installed before any large import. Their action depends on the phase of the command:
 
@@ -13,8 +13,8 @@ ending
 ended
     The exit code is final and all output is printed: end the process with that code.
 
-A second signal within `GRACE_SECONDS` counts as the first one: process managers may pass a signal on twice. A
-later signal ends the process at once; the next command that writes to the same path removes what is left over.
+A second signal within `GRACE_SECONDS` counts as the first signal, because process managers may pass a signal on twice.
+A later signal ends the process at once; the next command that writes to the same path removes leftover files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Stopped(BaseException):
 
 
 class _State:
-    """Phase of the command; `stopped` is the first signal and the time it came."""
+    """Phase of the command; `stopped` is the number and the time of the first signal."""
 
     phase = "starting"
     stopped: tuple[int, float] | None = None
@@ -50,7 +50,7 @@ class _State:
 
 
 def install() -> None:
-    """Install the handlers; a signal that the process was started to ignore stays ignored."""
+    """Install the handlers, except for signals that the parent process set to be ignored."""
     for number in _LINES:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _handle)
@@ -102,7 +102,7 @@ def begin() -> None:
 
 @contextmanager
 def placing(*, last: bool = True) -> Iterator[None]:
-    """Delay signals while a result is renamed into place; after the `last` result, the command finishes."""
+    """Delay signals while a result is renamed to its path; after the `last` result, the command finishes."""
     _State.phase = "placing"
     try:
         yield
@@ -115,7 +115,7 @@ def placing(*, last: bool = True) -> Iterator[None]:
 
 
 def placed() -> None:
-    """Mark all results as in place: the command finishes."""
+    """Mark all results as written: signals no longer stop the command."""
     _State.phase = "placed"
 
 
@@ -133,7 +133,7 @@ def end_with(message: str, code: int) -> None:
 
 
 def end(code: int) -> None:
-    """Make the exit code final; all output is printed."""
+    """Make the exit code final, after all output is printed."""
     _State.code, _State.phase = code, "ended"
 
 

@@ -1,7 +1,7 @@
 """Standard streams and warnings of a command, made safe for any environment.
 
-A daemon may start a command with a closed stream, a shell with a pipe that has no reader, and a test run with warnings
-as errors. The command does its work all the same.
+A daemon may start a command with a closed stream, a shell may start it with a pipe that has no reader, and a test run
+may turn warnings into errors. The command must work in all these cases.
 """
 
 import io
@@ -17,7 +17,7 @@ _SILENT = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, Resourc
 
 
 def prepare() -> None:
-    """Open closed streams, and keep failed writes to stderr and warnings from ending the command."""
+    """Open closed streams, and make sure that neither failed writes to stderr nor warnings end the command."""
     _open_closed()
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # file names may not be encodable for the terminal
@@ -28,12 +28,12 @@ def prepare() -> None:
 
 
 def _open_closed() -> None:
-    """Open the null device for each closed stream; else the next opened file would receive its output."""
+    """Open the null device for each closed stream; otherwise the next opened file would receive the stream's output."""
     for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
             os.fstat(number)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # takes the lowest free descriptor, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is `number`
             os.set_inheritable(number, True)
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115 (until the end)

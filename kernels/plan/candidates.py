@@ -43,7 +43,7 @@ def registers(plan: MmaPlan) -> int:
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
         return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
-    # float64 takes two registers per sum; float32 also holds the sums of the interval.
+    # A float64 sum occupies two registers. With an accumulation interval, each sum has a second one for the interval.
     times = 2 if plan.dtype == "float64" or plan.interval else 1
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 

@@ -92,10 +92,11 @@ class MmaPlan(KernelPlan):
     a_along, b_along, a_unit, b_unit, a_packed, b_packed, a_prefetches, b_prefetches, b_stays
         Template parameters of the class `Operand` in operand.cuh.
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded", OWN_EPILOGUE}
-        The epilogue that stores C; store.cuh describes the layout of C for each. An application's own epilogue takes no
-        shared memory.
+        The epilogue that stores C; store.cuh describes the layout of C for each epilogue. `OWN_EPILOGUE` is an epilogue
+        of an application, which uses no shared memory.
     row_sums : bool
-        Whether an application's epilogue takes weighted sums of A's rows (weighted_row_sums.cuh); needs `warps_n` 1.
+        Whether the kernel passes weighted sums of A's rows to the application's epilogue (weighted_row_sums.cuh). This
+        requires that `warps_n` is 1.
     """
 
     kernel_name: ClassVar[str] = "tall_skinny"

@@ -1,6 +1,6 @@
 """Kernel selection for a product: a pure function of the problem, the device and a tuning table.
 
-candidates.py lists the plans that a device can run for a problem; `plan` selects one of them. If a row of a tuning
+candidates.py lists the plans that a device can run for a problem; `plan` selects one plan. If a row of a tuning
 table applies, that row decides, and may select cuBLAS. Shipped tables are in kernels/plan/tuned/; ``tsapps tune``
 writes the user's table. Without a row, the fastest plan by `predict` is selected. This model derives the memory time
 from the bytes in flight (Little's law), and the compute time from the instructions and tensor-core products of a stage.

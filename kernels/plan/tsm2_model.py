@@ -72,7 +72,7 @@ MAX_REGISTERS = 255
 #: The values of t1 considered. Blocks of fewer than 128 threads cannot fill the 2048 threads of a K40c's
 #: multiprocessor, which holds at most 16 blocks. A block has at most 1024 threads.
 BLOCKS = (128, 256, 512, 1024)
-#: The largest t3 considered; further registers serve better as sums of C.
+#: The largest t3 considered: further registers are of more use for sums of C.
 T3_MAX = 8
 _WARP = 32
 _ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}

@@ -73,13 +73,13 @@ def _fail(message: object, code: int) -> NoReturn:
 
 @contextmanager
 def _one_line_warnings() -> Iterator[None]:
-    """Print each warning as one line, without its place in the source."""
+    """Print each warning as one line, without its source file and line."""
 
     def show(message: Warning | str, *_: Any, **__: Any) -> None:
         print(f"tsapps: warning: {one_line(message)}", file=sys.stderr)
 
     with warnings.catch_warnings():
-        # Non-finite values are reported by row and column; NumPy's warnings before that say less.
+        # Non-finite values are reported by row and column, so NumPy's less specific warnings are not shown.
         warnings.filterwarnings("ignore", "(overflow|invalid value|divide by zero) encountered", RuntimeWarning)
         warnings.showwarning = show
         yield

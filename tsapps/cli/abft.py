@@ -98,14 +98,14 @@ def check_target(data: str, out: Path | None, *, in_place: bool, force: bool) ->
 
 @contextmanager
 def placing_unless_changed(matrix: "Matrix") -> Iterator[None]:
-    """Delay signals while a result is renamed into place; raise if another program wrote to DATA meanwhile."""
+    """Delay signals while a result is renamed to its path; first raise an error if another program wrote to DATA."""
     matrix.check_unchanged()
     with signals.placing():
         yield
 
 
 def mode_of_copy(data: str, out: Path | None, sidecar: Path | None = None) -> int:
-    """Return the permissions of a new copy of DATA: private for --in-place, until it gets those of DATA."""
+    """Return the permissions of a new copy of DATA; private for --in-place, until the copy gets those of DATA."""
     from tsapps.permissions import PRIVATE, mode_of_result
 
     return PRIVATE if out is None else mode_of_result(out, [split_name(data)[0], *filter(None, [sidecar])])
@@ -123,7 +123,7 @@ def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
 
 
 def check_copy_space(data: str, matrix: "Matrix", out: Path | None) -> None:
-    """Raise `OSError` unless the disk has space for a copy of the matrix: as .npy, or next to its own file."""
+    """Raise `OSError` unless the disk has space for a copy of the matrix: at `out`, or next to its own file."""
     target = out or Path(split_name(data)[0])
     check_disk_space(target, os.path.getsize(target) if out is None else matrix.nbytes)
 

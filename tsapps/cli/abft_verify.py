@@ -26,7 +26,7 @@ from tsapps.names import split_name
 
 __all__ = ["abft_verify"]
 
-# If a sidecar has integer checksums, only they give the verdict.
+# The message for unchanged data, by code: a sidecar with exact checksums is verified by these alone.
 _CLEAN = dict.fromkeys(["exact", "both"], "clean: every bit is unchanged") | {
     "float": "clean: changes, if any, are within the rounding of the checksums"
 }

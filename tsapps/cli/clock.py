@@ -13,7 +13,7 @@ class Clock:
         self._began = self._lap = time.perf_counter()
 
     def start_lap(self) -> None:
-        """Start a phase now; the time since the last phase belongs to no phase."""
+        """Start a phase now; the time since the end of the last phase is counted for no phase."""
         self._lap = time.perf_counter()
 
     def lap(self, phase: str) -> None:

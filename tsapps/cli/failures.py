@@ -9,7 +9,7 @@ from tsapps.errors import CorruptionError, ExitCode, NoDeviceError, UsageError, 
 
 __all__ = ["REPORTED", "ParameterError", "explain", "explain_usage", "print_error"]
 
-#: Exceptions that users can cause; `explain` decides which of them are bugs all the same.
+#: Types of exceptions that users can cause; `explain` decides which exceptions of these types are bugs.
 REPORTED = (ValueError, TypeError, MemoryError, OSError, RuntimeError)
 
 #: The base class of typer's usage errors, which typer does not export.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Inputs", "Request", "number_of_runs", "read_inputs"]
 
-# Approximate size of an output without its elements; maximum size of summary.json per cluster.
+# Approximate bytes of an output file without its elements; the most bytes of summary.json per cluster.
 _HEADER, _SUMMARY_BYTES = 4096, 24
 _INITS = ("k-means++", "k-means||", "random")
 

@@ -112,8 +112,8 @@ def check_writable(path: Path) -> None:
 def check_disk_space(path: Path, *sizes: int) -> None:
     """Raise `OSError` unless the file system of `path` has space for files of these sizes in bytes.
 
-    Commands call this first: running out of disk space after hours would lose the result. `os.statvfs` does not know
-    quotas; exceeding one raises an error when the file is written.
+    Commands call this first, because a full disk after hours of work would lose the result. `os.statvfs` does not know
+    quotas; if a quota is exceeded, writing the file raises an error.
     """
     parent = os.path.dirname(os.path.realpath(path))
     system = os.statvfs(parent)
@@ -152,7 +152,7 @@ def choose(device: str, *, resident: int | None = None) -> Choice:
 
 
 def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool], *, allow_external: bool = False) -> "Matrix":
-    """Open a matrix of known shape; the shape resolves a text table that can be read in several ways.
+    """Open a matrix of known shape; the shape decides how to read a text table with an ambiguous header or index.
 
     Parameters
     ----------

@@ -53,7 +53,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Labels:
-    """Labels (n,) int32, the nearest center of every row, and figures to report about them."""
+    """Labels (n,) int32, the nearest center of every row, and the figures that the summary reports about them."""
 
     labels: "np.ndarray"
     cluster_sizes: list[int]

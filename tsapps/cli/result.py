@@ -26,7 +26,7 @@ __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 #: Value of "kind" in summary.json.
 KIND = "tsapps kmeans"
 
-# Maximum size of summary.json in bytes: it has some ten bytes per cluster.
+# The largest valid size of summary.json in bytes; the file has some ten bytes per cluster.
 _MOST_SUMMARY = 1 << 26
 
 _FILES = {"labels.npy", "centers.npy", "summary.json"}
@@ -38,8 +38,8 @@ def check_place(directory: Path, *, force: bool) -> None:
     Raises
     ------
     UsageError
-        If it exists and `force` is not set, if it is neither an earlier result nor an empty directory, or if its parent
-        is not writable.
+        If `directory` exists and `force` is not set, if it is neither an earlier result nor an empty directory, or if
+        its parent is not writable.
     """
     check_writable(directory)
     remove_leftovers(directory, _FILES)  # also restores a result that a killed run had moved away
@@ -93,7 +93,7 @@ def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterato
     Raises
     ------
     UsageError
-        See `check_place`, which is called again at the end: hours may have passed.
+        See `check_place`. It is called again at the end, since hours may have passed.
     OSError
         If the disk is full or fails.
     """
@@ -116,7 +116,7 @@ def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
     UsageError
         If `directory` holds no summary.json.
     MatrixError
-        If summary.json is not one of ``tsapps kmeans`` or is damaged, or the files do not match.
+        If summary.json is damaged or was not written by ``tsapps kmeans``, or if the files do not match.
     """
     import numpy as np
 

@@ -193,7 +193,7 @@ def _reset(device: str, *, as_json: bool, quiet: bool) -> None:
 
 
 def _list(cells: list["Cell"], device: str, most: int, *, as_json: bool) -> None:
-    """List products with the number of plans to measure; without a GPU, with an upper limit of that number."""
+    """List products with the number of plans to measure; without a GPU, list an upper limit of that number."""
     from tsapps.kernels import tune as tuning
 
     try:

@@ -1,7 +1,7 @@
 """Matrices from files and from memory, and atomic writes of files.
 
 open_matrix
-    Any supported file or array as a `Matrix`: a name, a shape, a dtype, and blocks of rows.
+    Opens any supported file or array as a `Matrix`: a name, a shape, a dtype, and blocks of rows.
 check_finite
     Raises an error that names the row and column of the first NaN or infinity.
 replacing, save_npy

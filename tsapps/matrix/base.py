@@ -29,7 +29,7 @@ __all__ = ["ConvertedMatrix", "Matrix"]
 
 T = TypeVar("T")
 
-# Size of a block of rows unless the caller gives one: fits the last-level cache of a CPU.
+# The default size of a block of rows in bytes: it fits in the last-level cache of a CPU.
 _BLOCK_BYTES = 1 << 24
 
 
@@ -50,7 +50,7 @@ class Matrix(ABC):
         Position of the elements in a file. None for memory, and for files that store them as text, compressed or in
         chunks.
     file_state : FileState or None
-        The state of the file when it was opened; None for memory.
+        The state of the file when it was opened; None for arrays in memory.
     """
 
     stored: Stored | None = None
@@ -94,8 +94,8 @@ class Matrix(ABC):
         ValueError
             If `rows` is less than 1.
         MatrixError
-            If the file does not hold the rows and columns that its header announces. If the file has changed since it
-            was opened; this is detected at the end of the pass at the latest.
+            If the file does not hold the rows and columns that its header announces, or if the file has changed since
+            it was opened. A change is detected at the end of the pass at the latest.
         """
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
@@ -108,7 +108,7 @@ class Matrix(ABC):
 
     @contextmanager
     def held(self) -> "Iterator[Matrix]":
-        """Yield the matrix in its present state, even if another file replaces its path meanwhile."""
+        """Yield a matrix that reads the present file, even if another file takes over its path during the context."""
         yield self
 
     def _unchanged(self, blocks: Iterator[T]) -> Iterator[T]:
@@ -117,7 +117,7 @@ class Matrix(ABC):
         try:
             yield from blocks
         except MatrixError:
-            self.check_unchanged()  # its message says more than one about invalid elements
+            self.check_unchanged()  # a changed file explains invalid elements, so report the change instead
             raise
         self.check_unchanged()
 
@@ -137,7 +137,7 @@ class Matrix(ABC):
 
     @abstractmethod
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield the blocks; `rows` is valid. Called by `blocks` only, which checks that the blocks are complete."""
+        """Yield the blocks. Only `blocks` calls this: it checks `rows`, and that the blocks are complete."""
 
     def rows(self, indices: Any) -> Any:
         """Return the rows with these indices, in this order; an index may occur more than once.
@@ -181,11 +181,11 @@ class Matrix(ABC):
                 yield row, column, block[:, column : column + columns]
 
     def _rows(self, numbers: np.ndarray) -> Any:
-        """Return the rows; `numbers` are valid. This default makes one pass, for formats without random access."""
+        """Return the rows with these valid indices, by one pass; formats with random access override this method."""
         return self._gather(self.blocks(self._default_rows()), numbers)
 
     def _gather(self, blocks: Iterator[tuple[int, np.ndarray]], numbers: np.ndarray) -> np.ndarray:
-        """Select rows from ascending host blocks; stop after the block that holds the last of them."""
+        """Select rows from ascending host blocks; stop after the block that holds the last selected row."""
         out = np.empty((len(numbers), self.shape[1]), self.dtype)
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order]
@@ -222,7 +222,7 @@ class Matrix(ABC):
         return self._read()
 
     def _read(self) -> Any:
-        """Return the whole matrix in its own dtype, with finite elements checked."""
+        """Return the whole matrix in its own dtype, after checking that every element is finite."""
         whole = self._empty(self.dtype)
         with current_device(whole):
             for start, block in self.blocks(self._default_rows()):

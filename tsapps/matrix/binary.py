@@ -36,8 +36,8 @@ VECS_TYPES = {".fvecs": "<f4", ".bvecs": "u1", ".ivecs": "<i4"}
 
 _VECS_ROWS_AT_ONCE = 1 << 16
 
-# Supported .npy versions: struct format of the header's length, and its parser. NumPy rejects longer headers too, but
-# only after reading them.
+# Supported .npy versions: the struct format of the header's length, and the header's parser. The limit on the length is
+# NumPy's, which NumPy applies only after it has read the header.
 _NPY_VERSIONS = {
     (1, 0): (struct.Struct("<H"), np.lib.format.read_array_header_1_0),
     (2, 0): (struct.Struct("<I"), np.lib.format.read_array_header_2_0),
@@ -96,7 +96,7 @@ def open_vecs(path: str) -> StoredMatrix:
     n = size // row_bytes
     matrix = VecsMatrix(Stored(path, 4, (n, d), (row_bytes, element.itemsize), element), path)
     if size % row_bytes:
-        for _ in matrix.blocks(_VECS_ROWS_AT_ONCE):  # reports a row with another d, if that is why the size is odd
+        for _ in matrix.blocks(_VECS_ROWS_AT_ONCE):  # raises an error for a row with another d, the better explanation
             pass
         raise MatrixError(
             f"{path}: is truncated: {size % row_bytes} bytes are left after {n} rows of {d} values: copy it again"
@@ -147,7 +147,7 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
     Raises
     ------
     MatrixError
-        If it is not a valid .npy header. Shape and dtype are not checked here.
+        If the file does not begin with a valid .npy header. Shape and dtype are not checked here.
     """
     try:
         version = np.lib.format.read_magic(file)
@@ -180,7 +180,7 @@ def open_elements(
     path: str, offset: int, shape: tuple[int, ...], dtype: np.dtype, order: Literal["C", "F"] = "C"
 ) -> StoredMatrix:
     """Open a matrix whose elements fill the file from byte `offset` to its end."""
-    check_dtype(dtype, path)  # before the size, which has no meaning for Python objects
+    check_dtype(dtype, path)  # before the size check, which has no meaning for Python objects
     check_shape(shape, path)
     check_size(path, os.path.getsize(path), offset, shape, dtype)
     n, d = shape

@@ -142,7 +142,7 @@ def unreadable(name: str, error: Exception) -> MatrixError:
 
 @contextmanager
 def readable(name: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Convert exceptions that a format's library raises for damaged bytes by `unreadable`; our own errors pass.
+    """Convert exceptions that a format's library raises for damaged bytes by `unreadable`; our own errors are kept.
 
     Parameters
     ----------

@@ -53,16 +53,17 @@ _SAFETENSORS_TYPES = {
     "C64": "<c8",
 }
 
-# A header takes about a hundred bytes per tensor; parsed, it takes some twenty times as much memory.
+# The largest valid header in bytes. A header has about a hundred bytes per tensor; parsed, it takes some twenty times
+# as much memory.
 _MOST_SAFETENSORS_HEADER = 1 << 24
 
-# Bytes decompressed at a time. A matrix in Fortran order is read in several passes, each for a part of its rows that
-# takes 1 / `_PART_OF_MEMORY` of available memory.
+# The most bytes decompressed at a time. A matrix in Fortran order may be read in several passes, each for a part of its
+# rows that takes 1 / `_PART_OF_MEMORY` of the available memory.
 _PIECE_BYTES = 1 << 24
 _PART_OF_MEMORY = 4
 
 _MOST_NAMES = 10
-# A longer example would not be copied and pasted.
+# The most characters of an example in a message; nobody would copy and paste a longer one.
 _LONGEST_EXAMPLE = 400
 
 
@@ -101,7 +102,7 @@ def _check_member(member: zipfile.ZipInfo, name: str) -> None:
 
 
 class NpzMatrix(Matrix):
-    """An array in a .npz archive; each pass decompresses it from the start, and large Fortran arrays several times."""
+    """An array in a .npz archive. Each pass decompresses it from the start; large Fortran arrays several times."""
 
     def __init__(
         self,
@@ -173,7 +174,7 @@ class NpzMatrix(Matrix):
 
     @contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        """Open the member just after its header; reading past the announced size is possible, to detect extra bytes."""
+        """Open the member just after its header; one byte more than it announces can be read, to detect extra bytes."""
         with readable(self.name, _ZIP_ERRORS), zipfile.ZipFile(self._path) as archive:
             member = copy.copy(archive.getinfo(self._member))
             member.file_size = self._size + 1
@@ -195,7 +196,7 @@ class NpzMatrix(Matrix):
         return elements.astype(self.dtype, copy=False)
 
     def _skip(self, file: IO[bytes], count: int) -> None:
-        """Read and drop `count` elements: the archive's CRC covers all of them."""
+        """Read and drop `count` elements, so that the archive's CRC is checked over all elements."""
         left = count * self.dtype.itemsize
         while left:
             left -= len(_read(file, min(left, _PIECE_BYTES)))
@@ -210,7 +211,7 @@ def _read(file: IO[bytes], size: int) -> bytes:
 
 
 def _check_end(file: IO[bytes]) -> None:
-    """Raise an error unless the member ends here."""
+    """Raise an error unless the member ends at the present position."""
     if file.read(1):
         raise ValueError("it holds more than its header says")
 
@@ -218,8 +219,8 @@ def _check_end(file: IO[bytes]) -> None:
 def open_safetensors(path: str, wanted: str | None) -> Matrix:
     """Open a tensor of a safetensors file.
 
-    The safetensors library checks the file. Its slices do not select rows by index and it maps files, so this module
-    reads the elements.
+    The safetensors library checks the file. This module reads the elements itself, because the library maps files and
+    cannot select rows by index.
     """
     safetensors = optional_module("safetensors", path)
     with open(path, "rb") as file:

@@ -72,7 +72,7 @@ def _pieces(matrix: Matrix) -> Iterator[np.ndarray]:
 def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -> Stored:
     """Copy the file of a matrix with its owner, permissions and extended attributes.
 
-    Warns of attributes that the copy cannot have.
+    Warns of attributes that could not be copied.
 
     Parameters
     ----------
@@ -129,7 +129,7 @@ def _copy_attributes(path: str, original: int, copy: int) -> None:
 
 
 def _copy_extended_attributes(path: str, original: int, copy: int) -> None:
-    """Copy the extended attributes of the original; warn of those that the copy cannot have."""
+    """Copy the extended attributes of the original; warn of attributes that could not be copied."""
     try:
         wanted, inherited = os.listxattr(original), os.listxattr(copy)
     except OSError as error:

@@ -29,7 +29,7 @@ _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 16, 1 << 26
 _MOST_LINKS = 16
 # These variables make HDF5 look for external files in directories other than those checked here.
 _PREFIXES = ("HDF5_EXTFILE_PREFIX", "HDF5_VDS_PREFIX")
-# A filter may enlarge a chunk by this much: its header, or incompressible data.
+# The most by which filters enlarge a chunk, for headers or for incompressible data: a factor, and additional bytes.
 _MOST_EXPANDED, _FILTER_BYTES = 1.05, 4096
 
 
@@ -107,7 +107,7 @@ def _find(h5py: Any, file: Any, path: str, member: str, *, allow_external: bool)
 
 
 def _check_external(h5py: Any, dataset: Any, name: str, *, allow_external: bool) -> None:
-    """Raise `MatrixError` unless external elements are allowed and complete: HDF5 replaces missing ones by fill values.
+    """Raise `MatrixError` unless elements in other files are allowed and complete; HDF5 would fill in missing elements.
 
     Paths of external storage are relative to the current directory; sources of a virtual dataset, to its file.
     """

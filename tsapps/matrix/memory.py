@@ -21,7 +21,7 @@ def open_array(array: Any) -> Matrix:
     TypeError
         If the type of `array` is unknown.
     MatrixError
-        If it is not a numeric matrix.
+        If `array` is not a numeric matrix.
     """
     name = "the data frame in memory" if kind_of(array) == "frame" else "the array in memory"
     try:
@@ -55,7 +55,7 @@ class HostMatrix(Matrix):
         return self._array
 
     def _plain(self, part: np.ndarray) -> np.ndarray:
-        """Return C-contiguous, aligned rows in the machine's byte order; `part` itself if it already is so."""
+        """Return the rows as a C-contiguous, aligned array in the machine's byte order; `part` itself if it is one."""
         return np.require(part, self.dtype, ["C", "A"])
 
 

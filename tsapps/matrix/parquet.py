@@ -13,7 +13,7 @@ from tsapps.matrix.optional import optional_module
 
 __all__ = ["ParquetMatrix"]
 
-# Bytes read ahead per column.
+# Bytes read ahead: the least and the most per column, and the most for all columns.
 _LEAST_BUFFER, _MOST_BUFFER, _MOST_BUFFERS = 1 << 16, 1 << 20, 1 << 26
 
 

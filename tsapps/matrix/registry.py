@@ -21,8 +21,8 @@ from tsapps.names import split_name
 
 __all__ = ["EXTENSIONS", "open_matrix"]
 
-# A reader takes a path; readers of files with several arrays also take the name of one, or None. It reads only the
-# header (for a text file, which has none, it counts the lines) and raises MatrixError or OSError.
+# Readers by extension. A reader takes a path; readers of files with several arrays also take the name of an array, or
+# None. A reader reads only the header, or counts the lines of a text file. It raises MatrixError or OSError.
 _SINGLE: dict[str, Callable[[str], Matrix]] = {
     ".npy": open_npy,
     **dict.fromkeys(BIN_TYPES, open_bin),

@@ -18,11 +18,13 @@ from tsapps.matrix.layout import Stored
 
 __all__ = ["StoredMatrix", "matrix_of"]
 
-# Fortran order: columns shorter than the first size are read whole; each read gathers columns of the second size.
+# Fortran order: columns are read whole if they have at most `_SHORT_COLUMN_BYTES`, or if at least half of their
+# elements are needed. A read has at most `_COLUMNS_BYTES`, or one column.
 _SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
-# Smaller blocks are not read ahead: passing them between threads costs more than it saves.
+# The least bytes of a block that is read ahead: passing a smaller block between threads takes longer than it saves.
 _LEAST_AHEAD = 1 << 20
-# Rows are read one by one if that takes fewer reads than one per `_BYTES_PER_READ` bytes of the matrix.
+# Selected rows are read one by one if that takes at most `_FEW_READS` reads, or at most one read per `_BYTES_PER_READ`
+# bytes of the matrix. Otherwise one pass reads the whole matrix.
 _BYTES_PER_READ, _FEW_READS = 1 << 13, 64
 
 
@@ -86,7 +88,7 @@ class StoredMatrix(Matrix):
 
     @contextmanager
     def held(self) -> Iterator[Matrix]:
-        """Yield the matrix in its present state, even if another file replaces its path meanwhile."""
+        """Yield a matrix that reads the present file, even if another file takes over its path during the context."""
         with self._opened() as file:
             yield matrix_of(self.stored, f"/dev/fd/{file}", self.name)
 
@@ -176,7 +178,7 @@ def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
         while (block := following.result()) is not None:
             following = reader.submit(next, blocks, None)
             yield block
-            del block  # the caller may have released it
+            del block  # so that its memory is freed as soon as the caller releases it
 
 
 def matrix_of(layout: Stored, path: str | PathLike[str], name: str) -> StoredMatrix:

@@ -1,9 +1,9 @@
 """Detection of a text table's header line and index column, from its cells.
 
-A first line is a header if no cell of it is a number, or if only this line is quoted. It is also a header if it reads
-0, 1, 2, …, as pandas numbers columns, if some columns hold numbers with a decimal point or an exponent and no
-column mixes these with integers. A first column is an index if it has no name and counts the rows 0, 1, 2, ….
-Ambiguous tables are rejected: the caller must say how to read them.
+The first line is a header if no cell of it is a number, or if only this line is quoted. A first line 0, 1, 2, …, as
+pandas numbers columns, is also a header under two conditions: some columns hold numbers with a decimal point or an
+exponent, and no column mixes these with integers. The first column is an index if it has no name and counts the rows 0,
+1, 2, …. Ambiguous tables are rejected: the caller must say how to read them.
 """
 
 import re
@@ -15,13 +15,14 @@ from tsapps.errors import MatrixUsageError
 
 __all__ = ["AmbiguousTableError", "FirstLine", "Form", "are_numbered", "is_number"]
 
-# Integers as in names: no sign, no leading zero, and few enough digits to be compared.
+# Integers that can be column names: no sign, no leading zero, and at most 18 digits.
 _PLAIN_INTEGER = re.compile(r"0|[1-9][0-9]{,17}")
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 # An integer in a line, between any delimiters.
 _ANY_INTEGER = re.compile(r'(?<![^,;\t "])[+-]?[0-9]+(?![^,;\t "\n])')
 
-# Name that pandas gives to a column without one when it reads a table, and writes again.
+# Names of a column without a name: empty, or the name that pandas gives to it when it reads a table and writes it
+# again.
 _UNNAMED = ("", "Unnamed: 0")
 
 _INDEX = (
@@ -124,7 +125,7 @@ class FirstLine:
         integers, decimals = [False] * len(names), [False] * len(names)
         for line in below():
             if all(decimals) and not any(integers) and not _ANY_INTEGER.search(line):
-                continue  # most lines: no need to split them
+                continue  # a line without integers adds no information; skipping it saves time
             for column, cell in enumerate(self.split(line)[len(self.cells) - len(names) : len(self.cells)]):
                 if _INTEGER.fullmatch(cell):
                     integers[column] = True

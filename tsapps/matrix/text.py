@@ -18,17 +18,17 @@ from tsapps.matrix.table_form import FirstLine, Form, are_numbered, is_number
 
 __all__ = ["TextMatrix"]
 
-# In order of precedence: no number contains a tab, and if semicolons separate cells, commas may occur inside them.
+# In order of precedence: no number contains a tab, and if semicolons separate cells, cells may contain commas.
 _DELIMITERS = "\t;,"
 
-# Maximum characters of a line, and of the lines of a block. A number takes about ten.
+# The most characters of a line, and of the lines of a block. A number has about ten characters.
 _MOST_LINE, _MOST_BLOCK = 1 << 24, 1 << 26
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 
 
 class TextMatrix(Matrix):
-    """A text table of float64 numbers, one row a line.
+    """A text table of float64 numbers, one row per line.
 
     Cells are separated by tabs, semicolons, commas or spaces: the first of these that occurs. Empty lines and lines
     that begin with ``#`` are skipped. `table_form` detects a header line and an index column. Opening the file counts
@@ -79,7 +79,7 @@ class TextMatrix(Matrix):
         cells = self._cells(line)
         one_less = self._delimiter is None and len(cells) == len(self._cells(second)) - 1
         if one_less and (header or are_numbered(cells) or not any(map(is_number, cells))):
-            cells = ["", *cells]  # an empty name: with spaces as delimiter it leaves no cell
+            cells = ["", *cells]  # the index column's empty name, which leaves no cell if spaces are the delimiter
         self._n_cells = len(cells)
         quoted = len(beginning) > 1 and '"' not in second and line.count('"') == 2 * len(cells)
 
@@ -184,7 +184,7 @@ class TextMatrix(Matrix):
 
 
 def _taken(lines: Iterator[str], most: int) -> list[str]:
-    """Return at most `most` lines; fewer if they are long."""
+    """Return the next lines: at most `most`, and fewer if they are long."""
     block, size = [], 0
     for line in islice(lines, most):
         block.append(line)

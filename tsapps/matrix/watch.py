@@ -38,7 +38,7 @@ class FileState:
         self._compare(now, name)
 
     def check_open(self, descriptor: int, name: str) -> None:
-        """Raise `MatrixError` about `name` if an open file is another one or was modified."""
+        """Raise `MatrixError` about `name` if an open file is another file or was modified."""
         self._compare(os.fstat(descriptor), name)
 
     def _compare(self, now: os.stat_result, name: str) -> None:

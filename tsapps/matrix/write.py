@@ -28,7 +28,7 @@ def replacing(
     path : path-like
         A symbolic link is followed: its target is replaced.
     commit : callable, optional
-        Returns a context manager that is entered once the bytes are on the disk and left as soon as the file is
+        Returns a context manager that is entered once the bytes are on the disk, and exited as soon as the file is
         renamed.
     mode : int, optional
         Permissions of the file before the umask; `permissions.mode_of_result` gives those of results.

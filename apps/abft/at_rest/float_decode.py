@@ -71,7 +71,7 @@ class WeightedCheck:
         -------
         rows : numpy.ndarray of shape (⌈n / block⌉, m), bool
         columns : numpy.ndarray of shape (⌈m / block⌉, n), bool
-            True for each row and column of a block with such a sum, for any of the weights.
+            True where a sum differs, for at least one of the weights.
         """
         if self._magnitudes is None:
             if source is None:

@@ -240,7 +240,7 @@ class Data(ABC):
             return total + self.origin, float(np.mean(square - total * total))
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return the moments of X, before centering, with NumPy's rounding in `dtype`; None if only NumPy can do so.
+        """Return the moments of X, before centering, with NumPy's rounding in `dtype`; None if NumPy must compute them.
 
         Only `DeviceData` returns them; on the CPU the caller uses NumPy itself.
         """

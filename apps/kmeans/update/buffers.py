@@ -23,7 +23,7 @@ class Layout:
     placement : Placement
         Layout and scale of the float16 centers.
     columns : int
-        The GEMM has a multiple of this many columns.
+        The number of columns of the GEMM is a multiple of this number.
     parts : int
         Float16 parts of a center; each part has a column.
     lists : int
@@ -31,7 +31,8 @@ class Layout:
     labels : {"int32", "int8"}
         Dtype of the labels. Int8 labels are padded to whole 32-bit words.
     error_coefficients : tuple of float, optional
-        Factors of ‖c‖ and of ‖c − ĉ‖ in the error coefficient of each center; None if centers share one error bound.
+        Factors of ‖c‖ and of ‖c − ĉ‖ in the error coefficient of each center c, with ĉ the center in float16. None if
+        one error bound is used for all centers.
     """
 
     placement: Placement
@@ -76,7 +77,7 @@ class IterationBuffers:
     arrived : array of shape (1,), uint32
         Number of blocks that arrived; zero before an iteration.
     stopped : array of shape (1,), uint32
-        Flag: later launches do nothing; zero before the first iteration.
+        Flag: if it is not zero, later launches do nothing. It is zero before the first iteration.
     counts : array of shape (lists,), uint32
         Lengths of the lists of ambiguous rows, which `update_centers` empties.
     """

@@ -14,6 +14,7 @@ __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 
 #: Size and alignment of a copy in bytes.
 ALIGNMENT = 16
+# A *strip* is 1024 bytes of each row of a stripe: the part of the matrix that a block copies and sums at a time.
 # kStrip, kWarps, kProducts, kPitch, kRows and kStages of the kernel: bytes of a strip, warps that sum it, columns of
 # products; bytes per row, rows, and number of the pipeline stages.
 _STRIP, _WARPS, _PRODUCTS, _PITCH, _PIPELINE_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
