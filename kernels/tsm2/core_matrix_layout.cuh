@@ -6,11 +6,11 @@
 //  tile │panel│panel│      of groups of 8 rows (256 bytes). A group holds its first 8 columns, then its last 8, each
 //       ├─────┼─────┼─     half row by row.
 //
-// The right operand may have one panel more, before the others: it holds a number per row, the initial value of the
-// sums of that row (a bias). The number is split into three float16 parts, and the tensor cores multiply each part by a
-// constant power of two. The split is exact to a relative error of 2⁻³³ or an absolute error of 2⁻³³. The panel also
-// holds those constants: with them, a number per row of the left operand, split into three parts likewise, can be
-// added.
+// The right operand may have an additional panel before the others. It holds one number per row of the right operand: a
+// bias, with which all sums of that row begin. The number is split into three float16 parts, and the tensor cores
+// multiply each part by a constant power of two. The split is exact to a relative error of 2⁻³³ or an absolute error of
+// 2⁻³³. The panel also holds these constants. With them, the tensor cores can also add a number per row of the left
+// operand, split into three parts in the same way.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
@@ -26,7 +26,7 @@ __device__ __forceinline__ long long panel_offset(long long row, int column, int
   return panel * height * kPanelDepth + in_tile / 8 * 128 + in_panel / 8 * 64 + in_tile % 8 * 8 + in_panel % 8;
 }
 
-// Multipliers of the parts of a number, powers of two. Their range excludes 2³⁰.
+// Multipliers of the three parts of a number. Finite numbers are below 2³⁰ in magnitude.
 constexpr int kParts = 3;
 constexpr float kPartScale[kParts] = {16384, 8, 1.0f / 256};
 
@@ -40,7 +40,8 @@ __device__ __forceinline__ void parts_of(float number, ptx::Half (&parts)[kParts
   }
 }
 
-// Writes the first panel of one row of the right operand, in a matrix of tiles of `height` rows with `panels` panels.
+// Writes row `row` of the additional panel of the right operand: the parts of `number`, then the multipliers. The
+// matrix has tiles of `height` rows, with `panels` panels each.
 __device__ __forceinline__ void place_parts(ptx::Half* matrix, long long row, int panels, int height, float number) {
   ptx::Half parts[kParts];
   parts_of(number, parts);

@@ -1,17 +1,18 @@
 // Bit-exact emulation of one output element: repeats the accumulation order and the rounding of the kernel of a plan
-// (gemm_mma.cuh, gemm_wgmma.cuh).
+// (gemm_mma.cuh, which defines tile and work unit, or gemm_wgmma.cuh).
 //
-//   a block's share of the tile   its work units in order; `splits` warps each sum a part of every unit
+//   a block's share of the tile   its work units in order; `splits` warps each sum one part of the depth of every unit
 //   a part                        pairs of words; the two words of four lanes are the depth of one instruction
 //                                 (operand.cuh)
 //   an instruction                float64: products one after another, each with one rounding; other types:
 //                                 ptx/emulated_mma.cuh
-//   `interval` words, if not 0    summed separately, then added with one rounded addition
-//   splits, blocks                reduced as add_splits and stream_k_fixup.cuh do
+//   an interval                   `interval` words, summed from zero; one rounded addition then adds this sum to that
+//                                 of the warp. If `interval` is 0, words are added directly to the sum of the warp
+//   splits, blocks                their sums are added in the order of add_splits and of stream_k_fixup.cuh
 //
-// One thread emulates one element. That costs about a hundred times the product itself, so it is meant for a few
-// elements. Loops are not unrolled: nested unrolled loops, inlined into every caller, took the compiler more than a
-// minute.
+// One thread emulates one element, in about a hundred times the time that the kernel takes per element. So only a few
+// elements should be emulated. Outer loops are not unrolled: with nested unrolled loops, inlined into every caller,
+// compilation took more than a minute.
 #pragma once
 #include "kernels/ptx/emulated_mma.cuh"
 #include "kernels/tsm2/fragments.cuh"
@@ -19,11 +20,14 @@
 
 namespace tsm2 {
 
-// The accumulation order of a launch (plan/accumulation_order.py). `blocks` is 0 if the order is unknown.
+// The accumulation order of a launch (kernels/plan/accumulation_order.py): work units of the product and of a tile,
+// rows of a tile, depth of a work unit, k; blocks of the grid, warps that split the depth, kStride of operand.cuh;
+// words per interval, tf32 products per float32 product. `blocks` is 0 if the order is unknown.
 struct Order {
   long long units, tile_units, tile_rows, depth, k;
   int blocks, splits, stride;
-  int interval, products, by_steps;  // by_steps: all pairs of an interval with one tf32 product, then with the next
+  // by_steps: an interval adds the first tf32 products of all its pairs of words, then the second ones, and so on.
+  int interval, products, by_steps;
 
   // The first unit of a block's share, as in Partition (tile_scheduler.cuh).
   __device__ long long begin(unsigned block) const {
@@ -41,7 +45,8 @@ struct Order {
 
 __device__ __forceinline__ double unknown() { return __longlong_as_double(0x7ff8000000000000LL); }
 
-// The range of supported nonzero factors. float16: any. Other types: no part of a product may be subnormal.
+// The range of magnitudes of nonzero factors that are emulated. float16: all. Other types: the range excludes factors
+// whose products, or products of parts (fragments.cuh), could be subnormal or overflow.
 template <typename T>
 inline constexpr double least_factor = 0x1p-40;
 template <>
@@ -62,7 +67,7 @@ class Predicted {
   __device__ Predicted(const Order& order, long long row, const A& a, const B& b)
       : order_(order), a_(a), b_(b), tile_(row / order.tile_rows * order.tile_units) {}
 
-  // The element. NaN if a factor is not finite, or too large or too small for this emulation of the tensor cores.
+  // Returns the emulated element, or NaN if a factor is not finite or outside the range above.
   __device__ double sum() {
     first_ = order_.block_of(tile_);
     blocks_ = order_.block_of(tile_ + order_.tile_units - 1) - first_ + 1;
@@ -76,9 +81,9 @@ class Predicted {
  private:
   static constexpr bool kDoubles = sizeof(T) == 8, kHalf = sizeof(T) == 2;
   static constexpr int kPerWord = kHalf ? 2 : 1, kPair = 8 * kPerWord;
-  static constexpr int kGroup = 16, kMostSplits = 16;  // of StreamKFixup; of any plan
+  static constexpr int kGroup = 16, kMostSplits = 16;  // kGroup of StreamKFixup; maximum of `splits`
 
-  // The elements of a pair of words, from the row and from the column.
+  // The elements of two words of four lanes, of the row of A and of the column of B.
   template <typename Number>
   struct Pair {
     Number a[kPair], b[kPair];
@@ -86,7 +91,7 @@ class Predicted {
 
   static __device__ double add(double x, double y) { return kDoubles ? x + y : (float)(x + y); }
 
-  // Reduces the sums by adding the upper half to the lower, until one is left.
+  // Reduces the sums of the splits: adds the upper half of the sums to the lower half until one sum is left.
   __device__ double halved(double (&sums)[kMostSplits]) const {
 #pragma unroll 1
     for (int half = order_.splits / 2; half > 0; half /= 2) {
@@ -113,7 +118,7 @@ class Predicted {
     });
   }
 
-  // The sum that one block's warps compute for some units of the tile.
+  // The sum of units `begin` to `end` − 1 of the tile, as the warps of one block compute it.
   __device__ double of_units(long long begin, long long end) {
     double sums[kMostSplits] = {};
 #pragma unroll 1
@@ -138,7 +143,8 @@ class Predicted {
     return sum;
   }
 
-  // A warp's part of a unit: its first depth, its number of depths, and the words per lane.
+  // A warp's part of a unit: its first depth, its number of depths, and the words per lane: in whole blocks, and in all
+  // (kInBlocks and kWords of Depth in operand.cuh).
   struct Part {
     long long begin;
     int size, in_blocks, words;
@@ -155,7 +161,7 @@ class Predicted {
     return sum;
   }
 
-  // Other types: each pair of words takes as many instructions as a product has tf32 products.
+  // Other types: a pair of words takes one instruction, or for float32 one instruction per tf32 product.
   __device__ double add_part_in_intervals(double sum, const Part& of) {
     const int steps = kHalf ? 1 : order_.products, each = order_.interval > 0 ? order_.interval : of.words;
     for (int from = 0; from < of.words; from += each) {
@@ -173,7 +179,7 @@ class Predicted {
     return sum;
   }
 
-  // Replaces float32 elements by the tf32 parts that step `step` multiplies.
+  // Replaces the elements of a pair by the tf32 parts that instruction `step` of the pair multiplies.
   __device__ void split_tf32(Pair<float>& pair, int step) const {
     using Unit = Tensor<float, 6>;
     const int of_six = step + 6 - order_.products, parts = order_.products / 3 + 1;
@@ -195,7 +201,7 @@ class Predicted {
     return __uint_as_float(__float_as_uint(part) & 0xffffe000u);  // the bits that the tensor cores read
   }
 
-  // Loads words q and q + 1 of four lanes; zero beyond the part and beyond k.
+  // Loads words q and q + 1 of four lanes; elements beyond the part or beyond k are zero.
   template <typename Number>
   __device__ void load(Pair<Number>& pair, const Part& of, int q) {
 #pragma unroll

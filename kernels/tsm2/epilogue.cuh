@@ -1,46 +1,48 @@
 // The epilogue contract: how a GEMM kernel passes its accumulators to an epilogue. store.cuh has the epilogues that
 // store C.
 //
-// An epilogue is a class. The kernel calls it with complete sums, with all 32 lanes of a warp. kTakes selects the form:
+// An epilogue is a class. All 32 lanes of a warp call it together, with complete sums. Its constant kTakes selects the
+// form of the call:
 //
 //   kRows       template <typename Sums>
 //               void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const;
 //
-//               `sums(i, j)` is the sum of row + i and column + j, for i < rows and j < columns, in shared memory. The
-//               epilogue may read the sums in any order (an arg-min along a row, a checksum).
+//               The sums are in shared memory. sums(i, j) is the element of A · B in row `row` + i and column `column`
+//               + j, for i < rows and j < columns. Lanes may read the sums of other lanes, for example for an arg-min
+//               along a row.
 //
 //   kFragments  template <int kBlocks>
 //               void fragments(long long row, int rows, long long column, int columns,
 //                              const Sum (&d)[kBlocks][4]) const;
 //
 //               Accumulators in registers, as the tensor cores leave them. With g = lane / 4 and t = lane % 4,
-//               d[j][2·half + i] is the sum of row + 8·half + g and column + 8·j + 2·t + i. It is valid if 8·half + g <
-//               rows and 8·j + 2·t + i < columns.
+//               d[j][2·half + i] is the element in row `row` + 8·half + g and column `column` + 8·j + 2·t + i. It is
+//               valid if 8·half + g < rows and 8·j + 2·t + i < columns.
 //
 //   kTile       template <int kBlocks, int kColumnBlocks>
 //               void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
 //                         const Sum (&d)[kBlocks][kColumnBlocks][4]) const;
 //
-//               All accumulators of a warp: d[i] is its block i of 16 rows. `scratch` is kBytes<kBlocks> bytes of
-//               shared memory for this warp alone.
+//               All accumulators of a warp: d[i] holds the 16 rows from `row` + 16·i on, as in kFragments. `scratch` is
+//               kBytes<kBlocks> bytes of shared memory that only this warp uses.
 //
 // Optional members:
 //
 //   bool idle() const      Returns true if the launch has nothing to do.
 //   void open() const, void close() const
-//                          All threads of a block call open() before its first sums, with a barrier after it, and
-//                          close() after its last.
+//                          All threads of a block call open() before the block's first sums and close() after its
+//                          last sums. A barrier of the block follows open().
 //   const Sum* row_weights
-//                          Only with kFragments: requests weighted sums of the rows of A (weighted_row_sums.cuh) in
-//                          d[kBlocks − 1]. Entry [2·half] is this lane's part of the sum of row + 8·half + g; the four
-//                          lanes of a row hold its parts. There is one weight per depth, aligned to 16 bytes. Zeros
-//                          follow, up to the end of the last tile and 16 more.
+//                          Only with kFragments: requests weighted sums of the rows of A (weighted_row_sums.cuh). The
+//                          sum of row `row` + 8·half + g is the sum of d[kBlocks − 1][2·half] over the four lanes with
+//                          this g. row_weights points to one weight per depth, aligned to 16 bytes. Zeros follow the
+//                          weights up to the depth where the last work unit ends, and 16 more.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace tsm2 {
 
-// Rows of sums of a warp in shared memory, with a pitch of kPitch elements.
+// Sums of a warp in shared memory: at most kMostRows rows, each kPitch elements after the one before.
 template <typename Sum, int pitch, int most_rows>
 struct Sums {
   static constexpr int kPitch = pitch, kMostRows = most_rows;

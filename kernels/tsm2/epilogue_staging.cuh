@@ -1,5 +1,5 @@
-// Epilogue staging: passes a warp's accumulators to an epilogue (epilogue.cuh), through shared memory if it takes rows.
-// A warp has kBlocks × 16 rows and kColumns columns.
+// Epilogue staging: passes a warp's accumulators to an epilogue (epilogue.cuh), through shared memory if the epilogue
+// takes rows. A warp holds the sums of kBlocks × 16 rows and kColumns columns.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 
@@ -14,9 +14,10 @@ __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], i
 template <typename Sum, int kColumns, int kBlocks>
 struct EpilogueStaging {
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
-  // kPitch: elements from one row of sums in shared memory to the next. One column block, or doubles, need no gap.
-  // Otherwise an odd number of column blocks puts the rows of a fragment in different banks. kTogether: blocks of 16
-  // rows staged at once.
+  // kPitch: elements from one row of sums in shared memory to the next. Rows of at most 8 columns, and most rows of
+  // doubles, need no gap against bank conflicts. Other rows are padded to an odd number of column blocks, which puts
+  // the rows of a fragment in different banks. kTogether: number of blocks of 16 rows staged at once, in at most 4096
+  // bytes if it is not 1.
   static constexpr bool kGapless = kColumns <= 8 || (sizeof(Sum) == 8 && kColumns % 16 != 0);
   static constexpr int kPitch = kGapless ? kColumns : 8 * (kColumnBlocks + (kColumnBlocks + 1) % 2);
   static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));

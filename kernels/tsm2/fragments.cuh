@@ -4,16 +4,18 @@
 //                          consecutive along the depth
 //   Tensor<T>::Sum         the accumulator type
 //   Tensor<T>::Parts       a word split for multiplication: kParts values; bits(parts, i) is part i as a Register
-//   Tensor<T>::multiply    d (16 × 8) += a (16 × 2 words of four lanes) · b (2 words of four lanes × 8), by one of
-//                          kSteps instructions; callers interleave the steps of independent products
+//   Tensor<T>::multiply    one of the kSteps instructions of d (16 × 8) += a · b, where the depth of a and b is 2 words
+//                          of four lanes; callers interleave the instructions of independent products
 //
 // With g = lane / 4 and t = lane % 4: a[i] holds word i / 2 of row g + 8·(i % 2), and b[i] word i of column g, both for
-// lane t. The assignment of depths to words is arbitrary, as long as A and B agree: a sum may be taken in any order.
+// lane t. Depths may be assigned to words in any way that is the same for A and B, because a sum may be added in any
+// order.
 //
 // float is emulated by `kProducts` tf32 products (3xTF32). An element is the sum of tf32 parts, x = x₁ + x₂ (+ x₃),
-// with 11 bits each; the first parts are rounded to nearest. Three products, x₁y₂ + x₂y₁ + x₁y₁, omit at most 2⁻²² of
-// |xy| for x₂y₂, and as much for the bits below x₂. Six products omit less than 2⁻³¹. Tensor cores truncate as they
-// add. Therefore they accumulate only over an interval of the depth, and rounded float additions combine the intervals.
+// with 11 bits each; all parts but the last are rounded to nearest. Three products, x₁y₂ + x₂y₁ + x₁y₁, omit x₂y₂, at
+// most 2⁻²² |xy|, and the bits of x and y below their second parts, again at most 2⁻²² |xy|. Six products omit less
+// than 2⁻³¹ |xy|. Tensor cores truncate as they add. Therefore they accumulate only over an interval of the depth, and
+// rounded float additions combine the intervals.
 #pragma once
 #include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/types.cuh"
@@ -68,21 +70,22 @@ struct Tensor<float, kProducts> {
     Parts parts;
 #pragma unroll
     for (int i = 0; i < kParts; ++i) {
-      // The last part may have more bits than a tf32; the tensor cores drop them.
+      // The last part may have more bits than tf32 has; the tensor cores ignore these bits.
       parts.at[i] = i + 1 < kParts ? nearest_tf32(word) : word;
       word -= parts.at[i];
     }
     return parts;
   }
-  // Rounds to nearest by integer arithmetic. cvt.rna.tf32 takes two more instructions, to handle NaNs whose bits
-  // overflow here; for such NaNs the next part is a NaN.
+  // Rounds to nearest by integer arithmetic. cvt.rna.tf32 would take two more instructions, which preserve every NaN.
+  // Here the addition may overflow the bits of a NaN, but then the next part is a NaN.
   static __device__ float nearest_tf32(float x) {
     return __uint_as_float((__float_as_uint(x) + 0x1000u) & 0xffffe000u);
   }
 
   static __device__ unsigned bits(const Parts& parts, int part) { return __float_as_uint(parts.at[part]); }
 
-  // The parts of a and b that a step multiplies, smallest products first: i and j with i + j = 2, 2, 2, 1, 1, 0.
+  // The indices i and j of the parts of a and b that instruction `step` multiplies. The smallest products come first:
+  // six instructions have i + j = 2, 2, 2, 1, 1, 0, and three instructions the last three of these.
   static __device__ constexpr int left(int step) {
     const int of_six = step + 6 - kProducts;
     return of_six == 1 || of_six == 4 ? 1 : of_six == 0 ? 2 : 0;

@@ -5,22 +5,23 @@
 //      ┌────┬────┬────┐          ┌────┐      A and B stream through a multistage pipeline in shared memory
 //      │unit│unit│    │ tile    k│unit│      (operand.cuh). Warps multiply a stage on the tensor cores (fragments.cuh).
 //      ├────┼────┼────┤          ├────┤
-//    m │    │    │    │     ×    │unit│      A *tile* is kTileM × kTileN elements of C. A *work unit* is one stage's
-//      └────┴────┴────┘          └────┘      share of a tile: kDepth of the sum over k.
+//    m │    │    │    │     ×    │unit│      A *tile* is kTileM × kTileN elements of C. A *work unit* is what one
+//      └────┴────┴────┘          └────┘      stage adds to a tile: kDepth terms of the sums over k.
 //
 // Stream-K schedule: the work units of all tiles, tile by tile, are divided into equal, contiguous shares, one per
 // block. A share may be part of a tile (TSMTTSM), or the end of one tile and the beginning of the next (TSM2R). All
-// multiprocessors get the same work, and the memory stays busy to the end.
+// multiprocessors get the same work, so that all of them read memory until the kernel ends.
 //
-// Within a tile, kWarpsM × kWarpsN × kWarpsK warps share rows, columns and depth. Blocks that share a tile combine
-// their sums in stream_k_fixup.cuh.
+// The rows, columns and depth of a tile are split among kWarpsM × kWarpsN × kWarpsK warps. Blocks with work units of
+// the same tile combine their sums in stream_k_fixup.cuh.
 //
-// If one stage holds all of k (TSM2L, kKeepB), B stays in shared memory and blocks take tiles round-robin. Such a block
-// has kTeams warps, each with its own tiles and pipeline. They need no block-wide barrier, so one warp can store while
-// others load and multiply.
+// If one stage holds all of k (TSM2L, kKeepB), a block loads B once and keeps it in shared memory, and tiles are
+// assigned to blocks round-robin. A *team* is the group of warps that processes one tile: all warps of the block, or
+// one of kTeams warps, each with its own tiles and pipeline. Teams of one warp need no block-wide barrier, so one warp
+// can store while others load and multiply.
 //
-// Why it is fast: each operand is read once. Up to kStages − 1 stages are in flight, more bytes than latency ×
-// bandwidth. The tensor cores hide the arithmetic behind the reads and leave threads free to move data.
+// Why it is fast: each operand is read once. Copies to kStages − 1 stages are in flight, more bytes than latency ×
+// bandwidth of the memory. The tensor cores multiply while these copies run, and leave the threads free to move data.
 #pragma once
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -65,9 +66,9 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
-    // Tiles of one work unit are assigned round-robin. Blocks then access neighbouring addresses at any time, which the
-    // memory serves faster. Every block gets a tile before any block's second team does, so that few tiles occupy all
-    // blocks.
+    // Tiles of one work unit are assigned round-robin: at every moment, all blocks then access neighboring addresses,
+    // which is faster. The first teams of all blocks get tiles before the second teams, so that even few tiles occupy
+    // all blocks.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
     const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : partition_.begin(blockIdx.x);
     const long long end =
@@ -104,7 +105,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     int slot = 0;
     for (long long unit = begin; unit < end; ++unit) {
       ptx::cp_async_wait<Plan::kStages - (kPreparesNext ? 3 : 2)>();
-      // The stage of this unit (or of the next) has landed, and the whole team has finished the previous one.
+      // After the barrier, this unit's stage is complete (with kPreparesNext also the next unit's), and the whole team
+      // has finished the previous unit.
       if (Plan::kTeams > 1) {
         simt::sync_warp();
       } else {
@@ -131,7 +133,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     Parts at[2];
   };
 
-  // Splits a B that stays into its parts. Its copies are in this thread's group before the `pending` latest.
+  // With kKeepB: splits B into its parts. Waits first until at most this thread's `pending` latest groups of copies,
+  // which do not copy B, are in flight.
   template <int pending>
   __device__ __forceinline__ void share_kept_b() const {
     ptx::cp_async_wait<pending>();
@@ -140,13 +143,13 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     __syncthreads();
   }
 
-  // The parts of a unit's B in shared memory: words q and q + 1 of column block j, lane by lane, begin at entry (q / 2
-  // · blocks + j) · 32.
+  // The parts of a unit's B in shared memory. Entry (q / 2 · kTileColumnBlocks + j) · 32 + l has the parts of words q
+  // and q + 1 of column block j for lane l.
   __device__ PartsOfTwo* parts(long long unit) const {
     return reinterpret_cast<PartsOfTwo*>(shared_ + kPipelinesBytes + (kStreamsB && unit % 2 ? kParts : 0));
   }
 
-  // Splits a tile of B into its parts, once for all warps.
+  // Splits a tile of B into its parts. The words are split among all warps of the block.
   __device__ __forceinline__ void prepare(const unsigned char* b_tile, PartsOfTwo* to) const {
     const int lane = threadIdx.x % 32;
     constexpr int kTwos = (kTileColumnBlocks + 1) / 2;
@@ -164,7 +167,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
   __device__ __forceinline__ void multiply(const unsigned char* a_tile, const unsigned char* b_tile,
                                            const PartsOfTwo* b_parts, Sum (&sums)[kBlocks][kSumBlocks][4]) const {
     const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
-    // Sums of one accumulation interval. Not needed if the tensor cores round or if their truncation does not matter.
+    // Sums of one accumulation interval (fragments.cuh). There are no intervals if the tensor cores round, or if
+    // kInterval is 0 because their truncation does not matter.
     constexpr bool kIntervals = !Unit::kRounds && Plan::kInterval > 0;
     Sum interval[kBlocks][kColumnBlocks][4] = {};
 #pragma unroll
@@ -182,7 +186,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
 #pragma unroll
         for (int j = 0; j < 4; ++j) a[i][j] = Unit::parts(words[j]);
       }
-      // Four column blocks at a time: enough independent products to hide the latency of each accumulator.
+      // Four column blocks at a time give enough independent products to hide the latency of a product.
 #pragma unroll
       for (int first = 0; first < kColumnBlocks; first += 4) {
         constexpr int kTogether = 4;
@@ -226,7 +230,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
   __device__ __forceinline__ void finish(const Place& at, long long begin, long long end,
                                          Sum (&sums)[kBlocks][kSumBlocks][4]) {
     if (Plan::kWarpsK > 1) add_splits(sums);
-    // If B stays, a unit is a whole tile.
+    // With kKeepB, a unit is a whole tile.
     const bool shared = !Plan::kKeepB && end - begin < partition_.tile_units;
     const StreamKFixup<GemmMma, Sum, kTileSums> others(*this, partition_, partial_, arrived_);
     if (shared && !others.add(end - 1 - at.depth / Plan::kDepth, sums)) return;
@@ -238,15 +242,15 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     Staging::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
   }
 
-  // The interface of a StreamKFixup team: all threads of this block.
+  // The members that StreamKFixup uses. Its team is all threads of this block.
   template <typename, typename, int>
   friend class StreamKFixup;
   static constexpr int kSplits = Plan::kWarpsK;
   __device__ int split() const { return warp_k_; }
   __device__ void sync() const { __syncthreads(); }
 
-  // Reduces over the warps that share rows and columns, into those with warp_k_ 0: the upper half passes its sums to
-  // the lower half in shared memory.
+  // Adds the sums of all warps with the same rows and columns to those of the warp with warp_k_ 0. Each round halves
+  // the number of warps: the upper half passes its sums to the lower half through shared memory.
   __device__ __forceinline__ void add_splits(Sum (&sums)[kBlocks][kSumBlocks][4]) {
     Sum* upper_sums = reinterpret_cast<Sum*>(shared_ + kPipelinesBytes + kAllParts);
     constexpr int kLanes = Plan::kWarpsM * Plan::kWarpsN * 32;
@@ -279,14 +283,14 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
   int team_, warp_m_, warp_n_, warp_k_;
 };
 
-// `partial` and `arrived` are the buffers of StreamKFixup; unused if no tile is shared.
+// `partial` and `arrived` are the buffers of StreamKFixup; unused if no tile is split among blocks.
 template <typename Plan, typename Epilogue>
 __global__ void __launch_bounds__(GemmMma<Plan, Epilogue>::kThreads, Plan::kBlocksAMultiprocessor)
     gemm_mma(const typename Plan::A::Source a, const typename Plan::B::Source b, const Work work,
              typename GemmMma<Plan, Epilogue>::Sum* partial, unsigned* arrived, const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  // With zero rows, run() returns at once. A return statement here would cost registers.
+  // If the epilogue is idle, zero rows make run() return at once. A return statement here would take more registers.
   const Work here{is_idle(epilogue) ? 0 : work.m, work.n, work.k};
   if constexpr (opens<Epilogue>) epilogue.open();
   GemmMma<Plan, Epilogue>(simt::dynamic_shared<unsigned char>(), a, b, here, partial, arrived, epilogue).run();

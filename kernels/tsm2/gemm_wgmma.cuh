@@ -7,23 +7,23 @@
 //      │unit│unit│    │ tile  k│unit│
 //      ├────┼────┼────┤        ├────┤      *Producers*, one or two warpgroups, copy A and B of later units to a
 //    m │    │    │    │   ×    │unit│      pipeline of stages, and split the current unit's B into the parts that
-//      └────┴────┴────┘        └────┘      consumers read. *Consumers*, kWarpsM / 4 · kWarpsK warpgroups, each with
-//                                          kMatrices · 64 rows of the tile and a part of every unit's depth, load and
-//                                          split their words of A, and multiply.
+//      └────┴────┴────┘        └────┘      consumers read. *Consumers* are kWarpsM / 4 · kWarpsK warpgroups. Each loads
+//                                          and splits its words of A, and multiplies: kMatrices · 64 rows of the tile,
+//                                          and one of kWarpsK parts of every unit's depth.
 //
 // Producers and consumers synchronize by named barriers. Parts of B are double-buffered, so each barrier exists twice,
-// for even and odd units: `landed` (the copies have landed) and, per consumer, `full` (the parts are ready) and `empty`
-// (the products are done: parts and stage are free).
+// for even and odd units: `landed` (the copies are complete) and, per consumer, `full` (the parts are ready) and
+// `empty` (the products are done: parts and stage are free).
 //
-// If B stays, it is split once, before the first unit. Stages then hold A only, units are whole tiles, and blocks take
-// them round-robin, as in gemm_mma.cuh.
+// With kKeepB, B is copied and split once, before the first unit. Stages then hold only A, a unit is a whole tile, and
+// units are assigned to blocks round-robin, as in gemm_mma.cuh.
 //
-// A unit is several *jobs*: products of a 64-row matrix with part of the depth. While the tensor cores run one job, the
-// warpgroup loads A for the next job and adds up the sums of the previous one.
+// A consumer divides a unit into *jobs*: products of one 64-row matrix of A over part of the depth. While the tensor
+// cores run one job, the warpgroup loads A for the next job and adds the sums of the previous job to those of the tile.
 //
-// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32, and the tensor cores always have a
-// job queued. wgmma does not support doubles; they gain because no consumer waits for a block-wide barrier. Tall tiles
-// limit reads of B from the level-2 cache to a fraction of A. setmaxnreg moves registers from producers to consumers.
+// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32 rows, and the tensor cores always
+// have a job queued. Doubles use mma.sync; they are faster here because no consumer waits at a block-wide barrier. Tall
+// tiles make reads of B from the level-2 cache few. setmaxnreg moves registers from producers to consumers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"
@@ -55,7 +55,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
   using Staging = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, 1>;
   static constexpr int kStagingBytes = Staging::template kBytes<Epilogue>;
   static constexpr int kLanes = kRowGroups * kGroup, kAllStagingBytes = kLanes / 32 * kStagingBytes;
-  static constexpr int kTileSums = kLanes * kRegisters;  // in `partial`
+  static constexpr int kTileSums = kLanes * kRegisters;  // sums of a tile in `partial`
   static constexpr int kSplitSumBytes = (kSplits - 1) * kTileSums * (int)sizeof(Sum);
   static constexpr int kSharedBytes = Block::kShared + kAllStagingBytes + kSplitSumBytes;
 
@@ -72,7 +72,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
                                        : partition_.begin(blockIdx.x + 1) - begin;
     if (all <= 0) return;
     const int units = (int)all;
-    // The producers' branch comes first: otherwise the compiler spills registers of doubles.
+    // The branches of producers come first: otherwise the compiler spills registers of the kernel for doubles.
     if (kProducers == 1 && group_ == kGroups) {
       ptx::fewer_registers<Block::kProducerRegisters>();
       producer_.template run<true, true>(begin, units);
@@ -153,8 +153,8 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // The tensor cores truncate as they add. With more than one part, each job therefore has its own accumulators
-  // (fragments.cuh).
+  // The tensor cores truncate as they add. If elements have more than one part, each job therefore has its own
+  // accumulators (fragments.cuh).
   static constexpr bool kAlone = Unit::kParts > 1;
 
   using Words = Register[Unit::kParts][kJobPairs][4];
@@ -191,7 +191,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     ptx::wgmma_commit();
   }
 
-  // Waits for all jobs except the `pending` latest, and adds up the sums of `job`, the last that then has ended.
+  // Waits for all jobs but the `pending` latest. With kAlone, adds the sums of `job`, the last of them, to `sums`.
   template <int pending>
   __device__ __forceinline__ void end_job(int job, Sum (&alone)[2][kColumnBlocks][4],
                                           Sum (&sums)[kMatrices][kSumBlocks][4]) const {
@@ -218,7 +218,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     return nullptr;
   }
 
-  // Loads a pair of words of A for this warp's 16 rows of a matrix: pair `pair` of this warpgroup's depth.
+  // Loads pair `pair` of the words of A in this warpgroup's part of the depth, for this warp's 16 rows of a matrix.
   __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair,
                                             Sum (&sums)[kSumBlocks][4]) const {
     constexpr bool kBeyond = Plan::kTileM % (64 * kRowGroups * kMatrices) != 0;
@@ -258,7 +258,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // The interface of a StreamKFixup team: the consumers.
+  // The members that StreamKFixup uses. Its team is the consumers.
   template <typename, typename, int>
   friend class StreamKFixup;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }

@@ -1,24 +1,27 @@
 // Streamed GEMM by wgmma on Hopper (sm_90a): S (m × n) = A (m × k) · Bᵀ (k × n) + bias (a number per column), float16
-// with float32 accumulators. S is never stored: an epilogue consumes it from registers, one column tile at a time. For
-// an n so large that the tensor cores are the limit. The bias is the first panel of B (core_matrix_layout.cuh), and
-// sums start with it.
+// with float32 accumulators. S is never stored: an epilogue consumes it from registers, one column tile at a time. This
+// kernel is for an n so large that the tensor cores limit the speed. The first panel of B holds the bias
+// (core_matrix_layout.cuh); all sums begin with it.
 //
-//               k                     n            A and B are stored in panels (core_matrix_layout.cuh). kGroups
-//          ┌─────────┐         ┌────┬────┬────┐    warpgroups hold 64 rows of A each, a *row tile*. All of B streams by
-//  64 · kG │  stays  │   ×   k │    │ →  │ →  │    again and again: kColumns columns (a *column tile*) in *chunks* of
-//          └─────────┘         └────┴────┴────┘    kPanels panels, which all warpgroups multiply.
-//                               streams by, kColumns
+//               k                     n            A and B are stored in panels (core_matrix_layout.cuh). In a *turn*,
+//          ┌─────────┐         ┌────┬────┬────┐    each of kG = kGroups warpgroups multiplies 64 rows of A, a *row
+//  64 · kG │ row tile│   ×   k │    │ →  │ →  │    tile*, by all of B. B is copied once per turn: in *column tiles* of
+//          └─────────┘         └────┴────┴────┘    kColumns columns, and these in *chunks* of kPanels panels, which
+//                           B: copied every turn   all warpgroups multiply.
 //
-// One more warpgroup copies (streamed_pipeline.cuh). If A stays (kStays), warpgroups start their rows at different
-// column tiles, so that they do not all end at the same time.
+// One more warpgroup issues the copies (streamed_pipeline.cuh). If row tiles fit in shared memory, they stay there for
+// the whole turn (kStays). Warpgroups then begin their row tiles at different column tiles, so that they do not all end
+// at the same time.
 //
 // Why it is fast: half of the warpgroups run their epilogue of a column tile while the tensor cores work for the other
-// half. The halves alternate explicitly, because the hardware interleaves products in flight: without turns, all would
-// end together and then all run their epilogues. A slow epilogue needs more warpgroups; registers allow four.
+// half. The halves alternate explicitly (kTakesTurns), because the hardware interleaves all products in flight.
+// Otherwise the products of all warpgroups would end together, and the tensor cores would idle while all warpgroups run
+// their epilogues. A slow epilogue needs more warpgroups; the registers suffice for at most four.
 //
-// Products read 6 KB of shared memory per 64 clocks of the tensor cores, where 8 KB is the peak. Other reads of shared
-// memory must be few, so even the bias comes in by the products. Many rows per block reduce level-2 reads, which are n
-// · k per block's rows. If A streams too, multiplying more columns at a time reduces its reads.
+// The products read 6 KB of shared memory per 64 clocks of the tensor cores; the peak is 8 KB. Other reads of shared
+// memory must be few, so the tensor cores add even the bias. A block reads all n · k elements of B from the level-2
+// cache in every turn; more rows per turn reduce these reads. Without kStays, A is read again for every column tile;
+// wider column tiles reduce these reads.
 #pragma once
 #include "kernels/device/simt.cuh"
 #include "kernels/tsm2/streamed_pipeline.cuh"
@@ -33,16 +36,19 @@ namespace tsm2 {
 // An Epilogue defines `Rows`, the state of a thread for its rows; `Fetched`, data of these rows that it loads in
 // advance; and:
 //
-//   idle()                               whether the launch has nothing to do
-//   open(), close()                      before and after everything else, with a barrier of the block in between
-//   fetch(Fetched&, row)                 loads data of the rows from `row` on, ahead of their turn; rows may not exist
-//   begin(Rows&, Fetched, levels)        before the first columns of these rows; if kLevels, it sets the numbers to add
-//                                        to all sums of this thread's two rows
-//   take(Rows&, column tile, sums)       consumes kColumns columns: the fragments (ptx/mma.cuh) of a warp's 16 rows
-//   end(Rows&, row)                      after the last columns
+//   idle()                               returns true if the launch has nothing to do
+//   open(), close()                      are called first and last; a barrier of the block follows open and precedes
+//                                        close
+//   fetch(Fetched&, row)                 loads data of the row tile that begins at `row`, ahead of its turn; the row
+//                                        tile may lie beyond the end of A
+//   begin(Rows&, Fetched, levels)        is called before the first column tile of a row tile; if kLevels, it sets
+//                                        levels[i], which is added to all sums of row i of this thread's two rows
+//   take(Rows&, column tile, sums)       consumes a column tile: the fragments (ptx/mma.cuh) of a warp's 16 rows
+//   end(Rows&, row)                      is called after the last column tile of the row tile that begins at `row`
 //
-// All threads of a consumer warp call the last four; all threads of the block call open and close. Column tiles come in
-// order, starting at any and wrapping around. The template constants are those of streamed_pipeline.cuh.
+// All threads of a consumer warp call fetch, begin, take and end; all threads of the block call open and close. The
+// column tiles of a row tile begin with any number, increase by one, and continue with 0 after the last. The template
+// constants are those of streamed_pipeline.cuh.
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays,
           typename Epilogue>
 class GemmWgmmaStreamed {
@@ -53,14 +59,15 @@ class GemmWgmmaStreamed {
  public:
   static constexpr int kConsumers = Pipelines::kConsumers, kThreads = Pipelines::kThreads,
                        kSharedBytes = Pipelines::kSharedBytes;
-  // Registers per thread: at launch, of the copying warpgroup, and of the consumers, which take the rest.
+  // Registers per thread: at launch, of the copying warpgroup, and of the consumers, which get all other registers.
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / kConsumers / 8 * 8;
-  // Whether the halves take turns: a warpgroup ahead of the others must hold all chunks of a column tile.
+  // Whether the halves of the warpgroups alternate. Shared memory must then hold all chunks of a column tile of B,
+  // because one half multiplies all of them before the other half begins.
   static constexpr bool kTakesTurns = kStays && kChunks <= kStagesB;
 
-  // A has `row_tiles` tiles, B has `column_tiles`.
+  // A has `row_tiles` row tiles, and B has `column_tiles` column tiles.
   __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
                                int column_tiles, const Epilogue& epilogue)
       : pipelines_(shared, A, B, row_tiles, column_tiles), epilogue_(epilogue) {}
@@ -122,7 +129,7 @@ class GemmWgmmaStreamed {
             ptx::wgmma<false>(sums, ptx::matrix_after(of_a, panel * Pipelines::kPanelA), after);
           }
           ptx::wgmma_commit();
-          // Wait for the previous chunk, and release its stages.
+          // Wait for the products of the previous chunk, and release its stages.
           if (chunk > 0) {
             ptx::wgmma_wait<1>();
             release_stages(before_a, before_b, goes);
@@ -142,9 +149,10 @@ class GemmWgmmaStreamed {
     skip_column_tiles(group, pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b, parity);
   }
 
-  // Stores the numbers that the epilogue adds to this thread's rows, split into parts, for the warpgroup to multiply.
+  // Splits the numbers that the epilogue adds to this thread's two rows into parts, and stores these in the warpgroup's
+  // panel that multiplies the first panel of B.
   __device__ __forceinline__ void set_levels(unsigned char* constants, int group, const float (&levels)[2]) const {
-    ptx::barrier_sync(1 + group, 128);  // the previous content has been multiplied
+    ptx::barrier_sync(1 + group, 128);  // all products with the previous content are complete
     const int r = threadIdx.x % 4;
     if (r < 2) {
       ptx::Half parts[kParts];
@@ -159,7 +167,7 @@ class GemmWgmmaStreamed {
     ptx::barrier_sync(1 + group, 128);
   }
 
-  // Skips column tiles: takes part in their synchronization without multiplying.
+  // Skips `steps` column tiles: takes part in their synchronization without multiplying.
   __device__ __forceinline__ void skip_column_tiles(int group, int steps, PlaceOfB& b, unsigned& parity) const {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
@@ -169,7 +177,7 @@ class GemmWgmmaStreamed {
         release_stages(0, b.stage, false);
       }
       if (kTakesTurns) pass_turn(group);
-      simt::sync_warp();  // as products do, so that no lane misses a phase
+      simt::sync_warp();  // as after products: lanes that run ahead could miss a phase
     }
   }
 
@@ -184,8 +192,9 @@ class GemmWgmmaStreamed {
     if (goes) ptx::mbarrier_arrive(pipelines_.empty_a + a);
   }
 
-  // Warpgroup g passes the turn to g + kHalf, and the first kHalf warpgroups start. With an even number two halves
-  // alternate; with an odd number one warpgroup follows another.
+  // After its products of a column tile, warpgroup g lets warpgroup (g + kHalf) % kGroups begin; the first kHalf
+  // warpgroups begin first. With an even number of warpgroups, two halves alternate; with an odd number, single
+  // warpgroups follow one another.
   static constexpr int kHalf = kGroups % 2 ? 1 : kGroups / 2;
 
   const Pipelines pipelines_;

@@ -1,4 +1,4 @@
-// Block configuration of gemm_mma.cuh: warp layout, pipelines and shared-memory map.
+// Block configuration of gemm_mma.cuh, which defines the terms: warp layout, pipelines and shared-memory map.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/weighted_row_sums.cuh"
@@ -29,12 +29,13 @@ struct MmaBlock {
                     (Plan::kWarpsN == 1 || kColumns % 8 == 0),
                 "warps share a tile evenly");
 
-  // Shared memory, in bytes: a pipeline per team, the parts of B, and scratch for sums. The parts are stored once if B
-  // stays, else twice, for this unit and the next. The scratch serves the reduction over warps and the epilogue.
+  // Shared memory, in bytes: a pipeline per team, the parts of B, and scratch for sums. With kKeepB, the parts are
+  // stored once; else twice, for the current unit and for the next. The reduction over warps and the epilogue use the
+  // same scratch.
   static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
   static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
   static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "all warps read the same parts of B");
-  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B in every stage; stored once if B stays
+  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B in every stage; with kKeepB, stored once
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
   static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
   static constexpr int kPipelinesBytes = Plan::kTeams * kPipelineBytes;
@@ -42,8 +43,8 @@ struct MmaBlock {
   static constexpr int kParts =
       kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
-  // A B that stays is first copied to the stage of A that is filled last; or, if it is too large, to the memory of the
-  // pipelines before they are used.
+  // With kKeepB, B is first copied to the stage of A that is filled last. If B is larger than a stage, it is copied to
+  // the beginning of the pipelines before these are used.
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
   static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B is first copied to the memory of the pipelines");
@@ -54,7 +55,7 @@ struct MmaBlock {
   static constexpr int kScratch = Plan::kWarpsK > 1 && kSplitSumBytes > kSums ? kSplitSumBytes : kSums;
   static constexpr int kKeptWeightsAt = kPipelinesBytes + kAllParts + kScratch;
   static constexpr int kSharedBytes = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
-  // Sums of one tile in `partial`.
+  // Number of sums of one tile in `partial` (stream_k_fixup.cuh).
   static constexpr int kTileSums = Plan::kWarpsM * Plan::kWarpsN * 32 * kRegisters;
 };
 

@@ -2,22 +2,22 @@
 // words.
 //
 // Both operands of C = A · B have the same interface. An operand has an *outer* index (the row of A, or the column of
-// B) and a *depth* index (the index of the sum). In memory it is a set of contiguous lines:
+// B) and a *depth* index (the index of the sum over k). In memory, it consists of contiguous lines:
 //
 //        along the depth                     across the depth
 //        depth →                             outer →
 //      ┌──────────────────┐ outer 0        ┌──────────────────┐ depth 0
 //      ├──────────────────┤       1        ├──────────────────┤       1
 //      ├──────────────────┤       2        ├──────────────────┤       2
-//       a row-major A, Aᵀ's                 a column-major A, a row-major B
+//       row-major A, column-major B        column-major A, row-major B
 //
 // cp.async copies a tile without transposing it, 16 bytes at a time if its alignment allows. Threads neither wait for
 // loads nor hold loaded data in registers. Zeros fill the part of a tile outside the operand; they do not change the
 // sums.
 //
-// A lane (g = lane / 4, t = lane % 4) holds outer indices 8·e + g and the depths of `Depth`. Two measures avoid bank
-// conflicts: lanes t take depths in strides (kStride), and the 16-byte pieces of a line are permuted by an exclusive or
-// with a function of the line's number (`rotation`). A warp's reads then use all 32 banks.
+// A lane (g = lane / 4, t = lane % 4) reads outer indices 8·e + g, for e = 0, 1, …, at the depths of `Depth`. Two
+// measures let each read of a warp use all 32 banks. The words of lanes t and t + 1 are kStride words apart. And the
+// 16-byte pieces of a line are permuted, by an exclusive or with a function of the line's number (`rotation`).
 //
 // An application can supply its own operand (labels as a one-hot matrix, the difference of two matrices): a class with
 // the same members Source, kBytes, kPerWord, Reader and words().
@@ -35,8 +35,9 @@ constexpr int greatest_power_of_two(int divides, int at_most) {
   return power;
 }
 
-// The depths in word q of lane t, among the `kDepth` depths of a warp: kPerWord depths from first(q) + t·step(q). Whole
-// blocks of 4·kStride words are distributed with stride kStride, the remaining words with stride 1.
+// The depths of word q of lane t, among the `kDepth` depths of a warp: the kPerWord depths from first(q) + t·step(q)
+// on. In whole blocks of 4·kStride words, each lane has kStride adjacent words. After the last whole block, adjacent
+// words belong to adjacent lanes.
 template <int kDepth, int kPerWord, int kStride>
 struct Depth {
   static constexpr int kTotal = (kDepth + kPerWord - 1) / kPerWord;
@@ -53,9 +54,9 @@ struct Depth {
 //
 //   kUnit         bytes per copy: 16, 8 or 4 by cp.async, 2 by ordinary loads
 //   kPacked       lines have no gaps and a tile is whole lines, so it is one contiguous piece for any line length
-//   kPrefetches   the next tiles continue these short lines: the level-2 cache fetches 256 bytes at a time (an H200
-//                 reads 64-byte pieces at half its bandwidth, 128-byte pieces at nine tenths)
-//   kStays        the level-2 cache evicts this operand last: many tiles read it, and their other data only once
+//   kPrefetches   the lines of a tile are short, and the next tiles continue them, so the level-2 cache fetches 256
+//                 bytes at a time (an H200 reads 64-byte pieces at half of its bandwidth, 128-byte pieces at 90 %)
+//   kStays        the level-2 cache evicts this operand last, because many tiles read it; other data is read once
 //   kStride       as in Depth
 template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, bool kPrefetches, bool kStays,
           int kStride>
@@ -65,8 +66,9 @@ struct Operand {
   static constexpr int kLines = kAlongDepth ? kOuter : kDepth, kLength = kAlongDepth ? kDepth : kOuter;
   static constexpr int kBytes = (kLines * kLength * (int)sizeof(T) + 127) / 128 * 128;
 
-  // Element (outer, depth) is data[outer·leading + depth] along the depth, data[depth·leading + outer] across it. The
-  // last element is data[size − 1]; in an operand without gaps, the last line may be shorter than the others.
+  // Element (i, l) with outer index i and depth l is data[i·leading + l] if lines run along the depth, else
+  // data[l·leading + i]. `outer` and `depth` are the numbers of these indices. The last element is data[size − 1]; in
+  // an operand without gaps, the last line may be shorter than the others.
   struct Source {
     const T* data;
     long long leading, outer, depth, size;
@@ -93,7 +95,8 @@ struct Operand {
   static constexpr int kUnits = kLines * kLineBytes / kUnit, kUnitsALine = kPacked ? kUnits : kLineBytes / kUnit;
   static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
 
-  // Copies consecutive tiles along the depth; one of kThreads threads that share the work.
+  // Copies consecutive tiles along the depth. The copies of a tile are split among kThreads threads; each thread has a
+  // Reader.
   template <int kThreads>
   class Reader {
    public:
@@ -120,7 +123,7 @@ struct Operand {
 
     // Issues the copies of the current tile.
     __device__ __forceinline__ void copy(unsigned char* tile) const {
-      // If the tile's last line is complete, all lines are.
+      // If the tile's last line is complete, all its lines are complete.
       const bool whole = length_ >= kLength && left_ >= (kLines - 1) * from_.leading + kLength;
       if (kPacked ? left_ >= kUnits * kElements : whole) {
         copy_whole(tile);
@@ -131,7 +134,8 @@ struct Operand {
 
    private:
     __device__ __forceinline__ void copy_whole(unsigned char* tile) const {
-      // If the threads fill whole lines, a thread's pieces lie kStep lines apart, at the same position in each.
+      // If the threads together copy whole lines at a time, a thread's copies are kStep lines apart, at the same
+      // position in each line.
       if constexpr (kPacked || kThreads % kUnitsALine == 0) {
         constexpr int kStep = kPacked ? 0 : kThreads / kUnitsALine;
         const int line = kPacked ? 0 : thread_ / kUnitsALine;
@@ -153,7 +157,7 @@ struct Operand {
       }
     }
 
-    // Fills the part of the tile outside the operand with zeros.
+    // Copies the part of the tile inside the operand, and fills the part outside with zeros.
     __device__ __forceinline__ void copy_ragged(unsigned char* tile) const {
 #pragma unroll 1
       for (int unit = thread_; unit < kUnits; unit += kThreads) {
@@ -170,15 +174,16 @@ struct Operand {
 
     const Source& from_;
     const int thread_;
-    long long first_;  // from the tile's first element to this thread's
-    const T* begin_;   // the tile's first element, and how much there is from it on: of its line, and in all
-    long long length_, left_;
+    long long first_;          // elements from the tile's first element to this thread's first copy
+    const T* begin_;           // the tile's first element
+    long long length_, left_;  // elements from *begin_ on, to the end of its line and of the operand
   };
 
-  // Loads words q and q + 1 of Depths for groups e and e + 1 of eight outer indices, of the `kEights` groups that a
-  // warp has from first_outer on: to[i] is word q + i / 2 at outer index first_outer + 8·(e + i % 2) + g. Depths
-  // outside the tile read as zeros. Outer indices outside the tile give sums that nobody uses; kBeyond says that there
-  // may be more of them than complete a group.
+  // Loads words q and q + 1 of this lane at two outer indices: to[i] is word q + i / 2 at outer index first_outer +
+  // 8·(e + i % 2) + g. `Depths` is the Depth of the warp, whose first depth in the tile is first_depth. The warp has
+  // `kEights` groups of eight outer indices, beginning at first_outer; e is the number of a group. Depths outside the
+  // tile are read as zeros. Outer indices outside the tile read other elements of the tile; their sums are not used.
+  // kBeyond: whole groups may lie outside the tile.
   template <typename Depths, int kEights, bool kBeyond = false>
   static __device__ void words(Word (&to)[4], const unsigned char* tile, int first_outer, int e, int first_depth,
                                int q) {
@@ -195,7 +200,8 @@ struct Operand {
     } else {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        // With even counts all words exist. The compiler cannot derive that if e or q is unknown.
+        // If kWords and kEights are even, all four words exist. The compiler cannot derive that if e or q is not a
+        // constant.
         const bool present =
             (Depths::kWords % 2 == 0 || q + i / 2 < Depths::kWords) && (kEights % 2 == 0 || e + i % 2 < kEights);
         to[i] = present ? word<Depths, kBeyond>(tile, first_outer + 8 * (e + i % 2) + lane / 4, first_depth, q + i / 2,
@@ -212,8 +218,8 @@ struct Operand {
   }
 
   static __device__ void copy_unit(unsigned char* to, const T* from, int elements) {
-    // Prefetches once per cache line. A cache policy on the copies themselves is as fast, but ptxas 13.0 can drop it
-    // and then emit an illegal instruction.
+    // Prefetches once per cache line. A cache policy on the copies themselves is as fast, but ptxas 13.0 can drop the
+    // policy and then emit an illegal instruction.
     if (kStays && reinterpret_cast<unsigned long long>(from) % kLine == 0) ptx::prefetch<true>(from);
     if constexpr (kUnit == 2) {
       *reinterpret_cast<T*>(to) = elements ? *from : T{};
@@ -222,10 +228,10 @@ struct Operand {
     }
   }
 
-  // The address of an element; for an outer index outside the tile, of some other element.
+  // The address of an element; for an outer index outside the tile, the address of another element of the tile.
   template <bool kBeyond>
   static __device__ const unsigned char* element(const unsigned char* tile, int outer, int depth) {
-    // Across the depth, ldmatrix reads groups of eight.
+    // Across the depth, ldmatrix reads eight outer indices per address, so these must all be inside the tile.
     if ((kBeyond || kOuter % 8 != 0) && outer >= kOuter) outer = kMatrices && !kAlongDepth ? kOuter - 8 : kOuter - 1;
     const int line = kAlongDepth ? outer : depth, at = kAlongDepth ? depth : outer;
     return tile + line * kLineBytes + ((at * (int)sizeof(T)) ^ rotation(line));

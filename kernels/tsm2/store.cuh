@@ -12,8 +12,8 @@ template <typename T, typename Sum>
 struct Scaled {
   T* C;
   long long row_stride, column_stride;
-  // Whether C has the layout of the fast path: for Store row-major without gaps, for StoreLines with 16-byte aligned
-  // columns.
+  // Not 0 if C has the layout of the fast path. Store: row-major without gaps, as wide as the tile, aligned to 16
+  // bytes, and one warp per row of the tile. StoreLines: columns aligned to 16 bytes.
   long long regular;
   Sum alpha, beta;
 
@@ -23,8 +23,7 @@ struct Scaled {
   __device__ T scaled(Sum sum, const T* old) const { return Element<T>::from(total(sum, old)); }
 };
 
-// Stores any C. `regular`: C is row-major without gaps, as wide as the tile, and aligned to 16 bytes. kColumns: columns
-// per warp.
+// Stores any C. kColumns: columns per warp.
 template <typename T, typename Sum, int kColumns>
 struct Store : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
@@ -86,8 +85,8 @@ struct Store : Scaled<T, Sum> {
   }
 };
 
-// Stores a row-major C of whole column blocks: 8 columns, or 16 for 16-bit types. Rows are aligned to two elements, or
-// to four for 16-bit types.
+// Stores a row-major C whose number of columns is a multiple of 8, or of 16 for 16-bit types. Rows are aligned to two
+// elements, or to four for 16-bit types.
 template <typename T, typename Sum>
 struct StorePairs : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::beta;
@@ -116,8 +115,8 @@ struct StorePairs : Scaled<T, Sum> {
           *to = out;
         }
       } else if constexpr (kBlocks % 2 == 0) {
-        // Neighbouring lanes exchange a pair, so that each has four elements of one block. The eight bytes per lane
-        // then fill whole sectors of 32 bytes.
+        // Two neighboring lanes exchange a pair of elements, so that each lane has four elements of one column block.
+        // The eight bytes per lane then fill whole sectors of 32 bytes.
         const bool odd = t % 2;
         struct alignas(8) Four {
           T at[4];
@@ -170,15 +169,15 @@ struct StoreColumns : Scaled<T, Sum> {
   }
 };
 
-// Stores a C with contiguous columns through shared memory, 16 bytes per lane and up to 128 bytes of a column. For
-// plans whose tiles are one unit.
+// Stores a C with contiguous columns through shared memory: 16 bytes per lane, and up to 128 bytes of a column at once.
+// For plans whose tiles are one work unit.
 template <typename T, typename Sum>
 struct StoreLines : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
   static constexpr Takes kTakes = Takes::kTile;
   // Elements per 16 bytes, and column blocks stored at once.
   static constexpr int kVector = 16 / sizeof(T), kAcross = 2;
-  // Rows stored at once: up to 128 bytes of a column.
+  // Rows stored at once: at most 128 bytes of a column.
   template <int kBlocks>
   static constexpr int kLine = 16 * (kBlocks < kVector / 2 ? kBlocks : kVector / 2);
   // Elements from one column to the next in shared memory: an odd number of 16-byte pieces, to avoid bank conflicts.
@@ -198,7 +197,7 @@ struct StoreLines : Scaled<T, Sum> {
         const int down = rows - 16 * i < kLine<kBlocks> ? rows - 16 * i : kLine<kBlocks>;
         const int across = columns - 8 * j < 8 * kAcross ? columns - 8 * j : 8 * kAcross;
         T* to = C + row + 16 * i + (column + 8 * j) * column_stride;
-        __syncwarp();  // the previous content is stored
+        __syncwarp();  // the previous content has been stored to C
         if (beta != Sum(0)) {
           move<kLine<kBlocks>>(lines, kPitch<kBlocks>, to, column_stride, down, across);
           __syncwarp();
@@ -213,7 +212,7 @@ struct StoreLines : Scaled<T, Sum> {
   }
 
  private:
-  // Copies a block of columns.
+  // Copies `columns` columns of `rows` rows between C and shared memory.
   template <int kRows>
   __device__ void move(T* to, long long to_stride, const T* from, long long from_stride, int rows, int columns) const {
     const int lane = threadIdx.x % 32;
@@ -268,8 +267,8 @@ struct StoreLines : Scaled<T, Sum> {
   }
 };
 
-// Stores any C for folded operands: kFold lines of A and of B were treated as one. The tile then holds kFold blocks of
-// kRows × kColumns sums on its diagonal, which are added.
+// Stores any C for folded operands: every kFold lines of A, and of B, were treated as one line. The tile then has kFold
+// blocks of kRows × kColumns sums on its diagonal, whose sum is A · B.
 template <typename T, typename Sum, int kFold, int kRows, int kColumns>
 struct StoreFolded : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride;

@@ -1,13 +1,14 @@
-// Stream-K fixup: combines the partial sums of tiles that several blocks share (tile_scheduler.cuh: Partition). Each
-// block writes its sums to `partial`. The last block to arrive adds them in block order, in groups of 16 so that no
-// block waits long. The result has the same bits on every run.
+// Stream-K fixup: adds the partial sums of a tile whose work units are split among several blocks (Partition in
+// tile_scheduler.cuh). Each block writes its sums to `partial`. In each group of 16 blocks, the last block to arrive
+// adds the sums of the group; of these last blocks, the last to arrive adds the sums of the groups. Groups limit the
+// number of sums that one block reads. The order of additions is fixed, so the result has the same bits on every run.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/tile_scheduler.cuh"
 
 namespace tsm2 {
 
-// kTileSums: the number of sums of a tile. `Team` is the group of threads of a block that holds them:
+// kTileSums: the number of sums of a tile. `Team` represents the threads of a block that hold these sums:
 //
 //   kSplits        number of splits, groups of warps that hold sums of the same elements of C over different depths
 //   split()        the split of this thread
@@ -20,8 +21,8 @@ class StreamKFixup {
   __device__ StreamKFixup(Team& team, const Partition& partition, Sum* partial, unsigned* arrived)
       : team_(team), partition_(partition), partial_(partial), arrived_(arrived) {}
 
-  // Adds the sums of the other blocks that share a tile with first unit `tile`. Returns true in exactly one block: the
-  // one that then holds the complete sums, in split 0 of its team.
+  // Adds the sums of all blocks with units of one tile, whose first unit is `tile`. Returns true in exactly one of
+  // these blocks; split 0 of its team then holds the complete sums.
   template <int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ bool add(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     const int first = (int)partition_.block_of(tile);
@@ -56,14 +57,15 @@ class StreamKFixup {
     for (int i = 0; i < kRegisters; ++i) __stcg(&mine[i * kLanes], sum_at(sums, i));
   }
 
-  // Sums the partial sums of `count` blocks: each split adds every kSplits-th block, then the splits are added.
+  // Adds the partial sums of `count` blocks: each split adds those of every kSplits-th block, then the sums of the
+  // splits are added.
   template <typename Place, int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ void gather(Place place, int first, int step, int count,
                                          Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     constexpr int kRegisters = 4 * kBlocks * kColumnBlocks, kLanes = kTileSums / kRegisters;
 #pragma unroll
     for (int i = 0; i < kRegisters; ++i) sum_at(sums, i) = 0;
-    // As many blocks at a time as fit in registers: a read of another block's sums takes about a microsecond.
+    // Reads the sums of as many blocks at once as fit in 64 registers, because each read takes about a microsecond.
     constexpr int kFit = 64 / (kRegisters * (int)(sizeof(Sum) / 4)), kMost = kGroup / Team::kSplits;
     constexpr int kAtOnce = kFit < 1 ? 1 : kFit < kMost ? kFit : kMost;
 #pragma unroll 1

@@ -3,13 +3,14 @@
 //   column tile of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …    Four warpgroups and eight column tiles: each
 //   warpgroup 0         ├─ rows ──────┤ ├─ rows ──────┤ ├─       warpgroup starts two column tiles after the one
 //   warpgroup 1             ├─ rows ──────┤ ├─ rows ──────┤      before. While one changes its rows, three multiply.
-//   …                                                            A fifth row tile fits, and is copied early.
+//   …                                                            A fifth row tile fits, and is copied ahead.
 //
-// One thread issues all copies, to a pipeline of A and one of B; mbarriers mark full and empty stages. If shared memory
-// has no room for the row tiles (kStays is false), A streams too, once for every column tile.
+// One thread issues all copies, to a pipeline for A and a pipeline for B; mbarriers mark full and empty stages. If the
+// row tiles do not fit in shared memory (kStays is false), A is copied in chunks too, again for every column tile. Row
+// tile, column tile, chunk and turn: see gemm_wgmma_streamed.cuh.
 //
 // Why it is fast: bulk copies load whole chunks that are contiguous in global memory. Threads wait for a copy only
-// where they use it, and never do all warpgroups wait for new rows at once.
+// where they use its data, and at no time do all warpgroups wait for new row tiles.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/types.cuh"
@@ -18,26 +19,29 @@
 
 namespace tsm2 {
 
-// A has kPanels · kChunks panels, B one more. kStagesA: with kStays, row tiles of A, from kGroups to 2 · kGroups; else
-// chunks. kLevels: numbers per row of A are added to the products too (core_matrix_layout.cuh).
+// A has kPanels · kChunks panels, and B one more. kStagesA: with kStays, the number of row tiles of A in shared memory,
+// from kGroups to 2 · kGroups; else the number of chunks per warpgroup. kStagesB: the number of chunks of B in shared
+// memory. kLevels: whether the products also add a number per row of A (core_matrix_layout.cuh).
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
 class StreamedPipelines {
  public:
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 128;
   static constexpr int kPanelA = kPanelRows / 8 * kPanelGroup, kPanelB = kColumns / 8 * kPanelGroup;
-  // A piece of A is one chunk of one row tile; kPieces is their number.
+  // A *piece* of A is one chunk of one row tile, kPiece bytes; shared memory holds kPieces pieces.
   static constexpr int kPiece = kPanels * kPanelA, kPieces = kStagesA * (kStays ? kChunks : kGroups);
-  // A stage of B has room for B's first panel too.
+  // Every stage of B has space for B's first panel too.
   static constexpr int kChunkB = kPanels * kPanelB, kStageB = kPanelB + kChunkB;
   static constexpr int kPipelinesBytes = kPieces * kPiece + kStagesB * kStageB;
-  // Behind the pipelines lies the panel of A that multiplies B's first panel: one per warpgroup with kLevels, else one.
+  // Behind the pipelines lies the panel that multiplies B's first panel: one panel per warpgroup with kLevels, else one
+  // for all warpgroups.
   static constexpr int kPipelineBytes = kPipelinesBytes + (kLevels ? kGroups : 1) * kPanelA;
-  // If A stays, the barriers of a piece depend on its warpgroup, its turn (even or odd) and its chunk, because another
-  // warpgroup used the same memory before.
+  // With kStays, the barriers of a piece are selected by its warpgroup, its turn (even or odd) and its chunk instead of
+  // its place in memory, because different warpgroups use the same memory one after another.
   static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
   static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
   static constexpr int kSharedBytes = kPipelineBytes + kBarriers * (int)sizeof(ptx::Mbarrier);
-  // From this many turns on, a block staggers its warpgroups: the time lost at its end is then small.
+  // Minimum number of turns for which a block staggers its warpgroups. Staggering costs time at the end of the block,
+  // which is small compared with that of many turns.
   static constexpr int kManyTurns = 16;
   static_assert(kStagesB >= 2, "a chunk is multiplied while the next is copied");
   static_assert(!kStays || (kGroups <= kStagesA && kStagesA <= 2 * kGroups), "one to two row tiles per warpgroup");
@@ -52,7 +56,7 @@ class StreamedPipelines {
     }
   };
 
-  // A chunk of a row tile of A: its place in the pipeline, its barrier, and the parity of the phase that fills it.
+  // A piece: its index in the pipeline of A, the index of its barriers, and the parity of the phase that fills it.
   struct Piece {
     int at, barrier;
     unsigned parity;
@@ -80,7 +84,7 @@ class StreamedPipelines {
     Place<kStagesA> stage_;
   };
 
-  // A has `row_tiles` tiles, B `column_tiles`.
+  // A has `row_tiles` row tiles, and B has `column_tiles` column tiles.
   __device__ StreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
                                int column_tiles)
       : buffer_a(shared), buffer_b(shared + kPieces * kPiece), constants(shared + kPipelinesBytes),
@@ -119,7 +123,7 @@ class StreamedPipelines {
     Place<kStagesA> a;
     Place<kStagesB> b;
     const int steps = turns * column_tiles + start_of(kGroups - 1);
-    int column = 0, turn = 0, begun = 0;  // warpgroups whose rows of this turn are being copied
+    int column = 0, turn = 0, begun = 0;  // begun: number of warpgroups whose row tile of this turn is being copied
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       if (kStays) {
@@ -153,14 +157,15 @@ class StreamedPipelines {
   }
   __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
 
-  // The stages of A and of B, and the panel of A that multiplies B's first panel.
+  // The pipelines of A and of B, and the panels that multiply B's first panel.
   unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
-  ptx::Mbarrier* const may_begin;  // one per warpgroup
+  ptx::Mbarrier* const may_begin;  // one barrier per warpgroup: it may begin its products
   const int column_tiles, turns;
 
  private:
-  // Copies a warpgroup's row tile of a turn, after the memory was released: kStagesA row tiles earlier.
+  // Copies a warpgroup's row tile of a turn. Waits first until the row tile that was in the same memory, kStagesA row
+  // tiles earlier, has been multiplied.
   __device__ __forceinline__ void copy_tile(int stage, int turn, int group) const {
     int turn_before = turn - kStagesA / kGroups, group_before = group - kStagesA % kGroups;
     if (group_before < 0) group_before += kGroups, --turn_before;
@@ -175,7 +180,7 @@ class StreamedPipelines {
   }
 
   __device__ __forceinline__ void copy_a(const Piece& to, int tile, int chunk) const {
-    // Beyond the last tile, the last is read again.
+    // Instead of a row tile beyond the last, the last row tile is copied again.
     const long long from = tile < row_tiles_ ? tile : row_tiles_ - 1;
     ptx::mbarrier_arrive_expect(full_a + to.barrier, kPiece);
     ptx::bulk_copy(buffer_a + to.at * kPiece, A_ + (from * kChunks + chunk) * kPiece, kPiece, full_a + to.barrier);

@@ -5,7 +5,7 @@
 
 namespace tsm2 {
 
-// kThreadsA threads copy A to the beginning of a stage. With kReadsB, kThreadsB threads copy B behind it.
+// kThreadsA threads copy A to the beginning of a stage. With kReadsB, kThreadsB threads copy B behind A.
 template <typename Plan, int kThreadsA, int kThreadsB, bool kReadsB>
 class TileLoader {
  public:

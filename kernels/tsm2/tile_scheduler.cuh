@@ -1,4 +1,5 @@
-// Stream-K tile scheduler: partitions the work units of a product over the blocks, and iterates over a block's units.
+// Stream-K tile scheduler: splits the work units of a product (gemm_mma.cuh) among the blocks, and iterates over a
+// block's units.
 #pragma once
 #include "kernels/device/simt.cuh"
 
@@ -26,8 +27,8 @@ struct Partition {
   }
   // The first unit of a block. The grid has fewer than 2¹⁶ blocks.
   __device__ long long begin(unsigned block) const { return block * each + block * rest / gridDim.x; }
-  // The block whose share contains a unit. An estimate in float is corrected: a 64-bit division is a function call, for
-  // which the compiler saves registers.
+  // The block whose share contains a unit. It corrects an estimate in float, because a 64-bit division is a function
+  // call, for which the compiler saves registers.
   __device__ unsigned block_of(long long unit) const {
     unsigned block = (unsigned)((float)unit * blocks_a_unit);
     while (begin(block) > unit) --block;
@@ -64,7 +65,7 @@ class WorkIterator {
     if (ended) next_tile();
     return ended;
   }
-  // The number of units of this tile from this one to its last.
+  // The number of units from the current one to the last of its tile, both included.
   __device__ int units_left() const { return (int)((work_.k - at_.depth + Plan::kDepth - 1) / Plan::kDepth); }
   // Advances to the first unit of the next tile.
   __device__ void next_tile() {

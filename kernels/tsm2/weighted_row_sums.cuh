@@ -18,7 +18,7 @@ struct RowWeights {
   static constexpr int kUnit = 16 / (int)sizeof(Sum), kUnits = (kDepth + 8 + kUnit - 1) / kUnit;
   static constexpr int kBytes = (16 * kUnits + 127) / 128 * 128;
 
-  // Issues the copies, shared by kThreads threads.
+  // Issues this thread's copies; all copies are split among kThreads threads.
   template <int kThreads>
   static __device__ __forceinline__ void copy(unsigned char* to, const Sum* from, int thread) {
 #pragma unroll
@@ -42,8 +42,8 @@ __device__ __forceinline__ auto element_of(const Word& word, int i) {
   }
 }
 
-// Accumulates two words of each of two rows, in the order of Operand::words: word q + i / 2 of row g + 8·(i % 2) is
-// added to sums[2·(i % 2)]. `weights` begin at the first depth of the words.
+// Accumulates two words of each of two rows, in the order of Operand::words: words[i], which is word q + i / 2 of row g
+// + 8·(i % 2), is weighted and added to sums[2·(i % 2)]. `weights` points to the weight of the warp's first depth.
 template <typename Depths, typename T, typename Word, typename Sum>
 __device__ __forceinline__ void add_rows(Sum (&sums)[4], const Word (&words)[4], const Sum* weights, int q) {
   constexpr int kPerWord = (int)(sizeof(Word) / sizeof(T));

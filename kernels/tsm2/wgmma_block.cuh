@@ -1,4 +1,5 @@
-// Block configuration of gemm_wgmma.cuh: warpgroup roles, jobs, shared-memory map, barriers and registers.
+// Block configuration of gemm_wgmma.cuh, which defines the terms: warpgroup roles, jobs, shared-memory map, barriers
+// and registers.
 #pragma once
 #include "kernels/tsm2/weighted_row_sums.cuh"
 
@@ -26,14 +27,15 @@ struct WgmmaBlock {
   static_assert(Plan::kDepth % kSplits == 0 && Depths::kWords % 2 == 0, "an instruction takes two words a lane");
   static constexpr int kGroupPairs = Depths::kWords / 2, kPairs = kGroupPairs * kSplits;
   // A job is kJobPairs pairs of words of one 64-row matrix; kJobs is the number of jobs of a warpgroup per unit. Jobs
-  // alternate between two sets of registers. If their number is even, the next unit's first job is loaded before this
-  // unit's last job ends.
+  // alternate between two sets of registers. If kJobs is even, the next unit's first job is loaded before this unit's
+  // last job ends.
   static constexpr int kJobPairs = Plan::kJobPairs, kJobs = kGroupPairs / kJobPairs * kMatrices;
   static constexpr bool kLoadsAhead = kJobs % 2 == 0;
   static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
-  // Shared memory from its beginning, in bytes: the pipeline, then the parts of B (of two units, or of a B that stays).
-  // A stage holds A, B and the weights of rows; if B stays, its weights lie behind the parts.
+  // Shared memory from its beginning, in bytes: the pipeline, then the parts of B, for two units. A stage holds A, B
+  // and the weights of A's row sums. With kKeepB, a stage holds only A, the parts are those of all of B, and the
+  // weights lie behind them.
   using Weights = RowWeights<typename Unit::Sum, Plan::kDepth>;
   static constexpr bool kStreamsB = !(Plan::kGram || Plan::kKeepB);
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
@@ -46,23 +48,24 @@ struct WgmmaBlock {
   static constexpr int kKeptWeightsAt = kPipelineBytes + kAllParts,
                        kShared = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
-  // The address of part `part` of words 2·pair and 2·pair + 1 of B: 64 registers per column block, word by word, lane
-  // by lane.
+  // The address of part `part` of words 2·pair and 2·pair + 1 of B, in buffer `place` of the parts: 64 registers per
+  // column block, word by word, lane by lane.
   static __device__ Register* matrix(unsigned char* shared, int place, int pair, int part) {
     const int unit = Plan::kKeepB ? 0 : place;
     return reinterpret_cast<Register*>(shared + kPipelineBytes + unit * kParts +
                                        (pair * Unit::kParts + part) * kMatrixBytes);
   }
 
-  // Named barriers of each of the two buffers of parts, and the threads that `full` and `empty` synchronize. The last
-  // is a barrier of all consumers.
+  // Numbers of the named barriers of buffer `place` of the parts (0 or 1), and of consumer warpgroup `group`. kFull and
+  // kEmpty: the number of threads that `full` and `empty` synchronize. kConsumersBarrier: the number of a barrier of
+  // all consumers.
   static __device__ int landed(int place) { return 1 + place; }
   static __device__ int full(int place, int group) { return 3 + 2 * group + place; }
   static __device__ int empty(int place, int group) { return 3 + 2 * kGroups + 2 * group + place; }
   static constexpr int kFull = 2 * kGroup, kEmpty = kGroup + kProducers * kGroup, kConsumersBarrier = 3 + 4 * kGroups;
 
   // Registers per thread: at launch (an equal share of a multiprocessor's registers), of a producer, which releases
-  // some, and of a consumer, which takes them.
+  // some of them, and of a consumer, which gets the released registers.
   static constexpr int kLaunchRegisters = 512 / Plan::kBlocksAMultiprocessor / (kGroups + kProducers) / 8 * 8;
   static constexpr int kProducerRegisters = kProducers == 1 ? 88 : 64;
   static constexpr int kMost =

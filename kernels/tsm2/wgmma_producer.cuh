@@ -17,7 +17,7 @@ class WgmmaProducer {
   using Unit = typename Block::Unit;
   using Sum = typename Unit::Sum;
 
-  // `weights` of A's rows are copied with the units if kAddsRows.
+  // `weights` are the epilogue's row_weights (epilogue.cuh), which are copied if kAddsRows.
   __device__ WgmmaProducer(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                            const Work& work, const Sum* weights)
       : shared_(shared), a_(a), b_(b), work_(work), weights_(weights) {}
@@ -67,7 +67,7 @@ class WgmmaProducer {
  private:
   using Parts = typename Unit::Parts;
 
-  // Copies and splits a B that stays, and copies the weights of A's rows.
+  // With kKeepB: copies all of B and splits it, and copies the weights of A's row sums.
   __device__ __forceinline__ void keep_b(int thread) const {
     typename B::template Reader<Block::kGroup> b(b_, thread);
     b.move_to(0, 0);

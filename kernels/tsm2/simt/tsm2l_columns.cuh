@@ -1,14 +1,14 @@
 // TSM2L without tensor cores, column-major A and C: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, k or w small.
 //
-//        k                  w             Columns of A and of C are contiguous. A thread owns kRows rows: 16 bytes of
-//      ┌─┬─┬─┐    w       ┌─┬─┬─┬─┐       each column, next to those of its neighbours.
+//        k                  w             Columns of A and of C are contiguous. A thread processes kRows rows, 16
+//      ┌─┬─┬─┐    w       ┌─┬─┬─┬─┐       bytes of each column; neighboring threads process neighboring rows.
 //      │▒│▒│▒│ ┌─────┐    │▒│▒│▒│▒│ kRows
 //      │ │ │ │ │  B  │ k  │ │ │ │ │       B is in shared memory as float or double. All threads read the same element
 //    m │ │ │ │×└─────┘ =  │ │ │ │ │       at a time, which is one access (a broadcast).
 //      └─┴─┴─┘            └─┴─┴─┴─┘
 //
-// The smaller of k and w selects what stays in registers. If k ≤ w, a thread keeps its rows of A and computes the
-// columns of C one by one. Otherwise it keeps its rows of C and accumulates kAhead columns of A at a time.
+// If k ≤ w, a thread keeps its rows of A in registers and computes the columns of C one by one. Otherwise it keeps its
+// rows of C in registers, and loads and multiplies kAhead columns of A at a time.
 //
 // Why it is fast: every load and store of a warp is 512 contiguous bytes, and between them a thread only multiplies and
 // adds. Tensor cores would need the data in shared memory first, and would multiply mostly padding.
@@ -25,7 +25,7 @@ __global__ void __launch_bounds__(kThreads)
                   long long m, Sum alpha, Sum beta) {
   constexpr int kRows = 16 / sizeof(T);
   constexpr bool kKeepsA = K <= W;
-  // B, or Bᵀ, with rows padded to a multiple of 16 bytes.
+  // Shared memory holds B, or with kKeepsA Bᵀ, with rows padded to a multiple of 16 bytes.
   constexpr int kInner = kKeepsA ? K : W, kOuter = kKeepsA ? W : K, kFour = 16 / sizeof(Sum);
   constexpr int kPitch = (kInner + kFour - 1) / kFour * kFour;
   struct alignas(16) Sums {

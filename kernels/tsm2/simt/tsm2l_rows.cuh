@@ -1,16 +1,16 @@
 // TSM2L without tensor cores, row-major and few columns: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, k · w ≤
 // 64.
 //
-//            k                 w            A and C are row-major without gaps. kRows rows of A are one contiguous
-//        ┌───────┐    w      ┌────┐         piece, a whole number of 16-byte vectors.
+//            k                 w            A and C are row-major without gaps. A *piece* is kRows rows of A, a whole
+//        ┌───────┐    w      ┌────┐         number of 16-byte vectors.
 //  kRows │ ▒▒▒▒▒ │  ┌────┐   │ ▒▒ │ kRows
-//        │       │×k│ B  │ = │    │         All k · w elements of B stay in registers.
+//        │       │×k│ B  │ = │    │         Every thread keeps all k · w elements of B in registers.
 //      m │       │  └────┘   │    │ m
 //        └───────┘           └────┘
 //
-// Why it is fast: per 16 bytes a thread issues one load, a few multiply-adds and a store; neighbouring threads access
-// neighbouring bytes. Tensor cores would multiply mostly padding. Each thread has kAhead pieces in flight before it
-// multiplies the first: all threads together more bytes than latency × bandwidth.
+// Why it is fast: per 16 bytes a thread issues one load, a few multiply-adds and a store; neighboring threads access
+// neighboring bytes. Tensor cores would multiply mostly padding. Each thread loads kAhead pieces before it multiplies
+// the first, so that all threads together have more bytes in flight than latency × bandwidth.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  // The remaining rows, fewer than a piece.
+  // The last rows, fewer than kRows.
   for (long long i = pieces * kOut + first; i < m * W; i += stride) {
     Sum sum = 0;
     for (int j = 0; j < K; ++j) {

@@ -1,16 +1,16 @@
 // TSM2L without tensor cores, row-major and wide: C (m × w) = alpha · A (m × k) · B (k × w) + beta · C, k at most 8.
 //
-//         k           w             A and C are row-major without gaps. C is one sequence of 16-byte vectors, which
-//       ┌───┐    ┌──────────┐       threads take in turn. A block covers a whole number of rows of C, so a thread
-//       │a₀ │  k │    B     │       always has the same columns, and keeps their k elements of B in registers.
+//         k           w             A and C are row-major without gaps. C is one sequence of 16-byte vectors;
+//       ┌───┐    ┌──────────┐       consecutive threads compute consecutive vectors. A block computes whole rows of C,
+//       │a₀ │  k │    B     │       so a thread always has the same columns. It keeps those of B in registers.
 //       │a₁ │    └──────────┘
 //     m │   │ ×  ┌──────────┐       If w is not a multiple of a vector, a vector may end one row of C and begin the
 //       │   │ =  │······▓▓▓▓│ a₀    next: its first elements belong to row a₀, the others to row a₁.
 //       └───┘    │▓▓▓▓······│ a₁
 //                └──────────┘ m
 //
-// Why it is fast: most of the traffic is the writes of C, 512 contiguous bytes per warp. For each vector a thread reads
-// one or two short rows of A, which its neighbours read too. Tensor cores would sum over mostly padding.
+// Why it is fast: most of the traffic is the writes of C, 512 contiguous bytes per warp. For each vector, a thread
+// reads one or two short rows of A, which neighboring threads read too. Tensor cores would sum over mostly padding.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -31,11 +31,11 @@ __device__ __forceinline__ void load_row(Sum (&to)[K], const T* A, long long row
 }
 
 // Any grid, kThreads threads. B[j, c] is B[j·b_row + c·b_column]. A and C are aligned to 16 bytes. A thread loads
-// kAhead rows of A (or twice as many) before it multiplies the first.
+// kAhead rows of A before it multiplies the first, or 2 · kAhead rows if its vectors span two rows of C.
 template <typename T, typename Sum, int K, int W, int kAhead, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_wide(const T* A, const T* B, long long b_row, long long b_column, T* C, long long m, Sum alpha, Sum beta) {
-  constexpr int kVector = 16 / sizeof(T), kRows = kThreads * kVector / W;  // rows of C per block and step
+  constexpr int kVector = 16 / sizeof(T), kRows = kThreads * kVector / W;  // rows of C that a block computes at a time
   static_assert(W >= kVector && kThreads * kVector % W == 0, "a vector must span at most two rows, a block whole rows");
   constexpr bool kTwoRows = W % kVector != 0;
   const int column = kVector * threadIdx.x % W, of_first_row = W - column;

@@ -3,19 +3,20 @@
 //
 //            k               w      w           A is column-major: a column is m consecutive numbers.
 //       ┌─┬─┬─────┐        ┌────┐ ┌────┐
-//  V    │v│v│ …   │      k │ B  │ │    │        A thread owns V = 16 / sizeof(T) consecutive rows and steps along k,
-//  rows ├─┼─┼─────┤   ×    │    │=│ C  │ m      16 bytes of a column at a time. The V × W sums of its rows stay in
+//  V    │v│v│ …   │      k │ B  │ │    │        A thread has V = 16 / sizeof(T) consecutive rows, and loads 16 bytes
+//  rows ├─┼─┼─────┤   ×    │    │=│ C  │ m      of one column after another. It keeps the V × W sums of its rows in
 //     m │         │        └────┘ │    │        registers, so A is read once for W columns of C.
 //       └─────────┘               └────┘
 //
-// Why it is fast: each element of A is used W times and B stays in the level-2 cache, so the time is one read of A. A
-// thread loads the kUnroll vectors of the next step before it multiplies the current ones. All threads of a wave
-// together have far more bytes in flight than latency × bandwidth. All threads read the same row of B from shared
-// memory at once (a broadcast), and each element serves V rows. Loads have no cache hint: streaming loads
+// Why it is fast: each element of A is used W times and B remains in the level-2 cache, so the time is that of one read
+// of A. A thread loads its next kUnroll vectors before it multiplies the current kUnroll vectors. All resident threads
+// together have far more bytes in flight than latency × bandwidth. All threads of a warp read the same element of B
+// from shared memory at once (a broadcast), and multiply it by V rows each. Loads have no cache hint: streaming loads
 // (ld.global.cs) cost 6 % on an H200.
 //
-// The rows alone do not fill a GPU, so k is split over gridDim.y. The last block to arrive for its rows adds the
-// partial sums in the order of the splits: the same bits on every run.
+// One block per kThreads · V rows would not fill a GPU, so the columns of A are split among gridDim.y blocks. Of the
+// blocks with the same rows, the last to arrive adds the partial sums in the order of the splits. The result has the
+// same bits on every run.
 #pragma once
 #include "kernels/device/element.cuh"
 

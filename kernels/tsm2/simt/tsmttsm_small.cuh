@@ -4,15 +4,16 @@
 //      along the depth                       across it, without gaps
 //        k →                                   m, w →
 //      ┌────┬────┬────┐ m lines of A         ┌───┐ ┌──┐
-//      │ ▒▒ │    │    │                      │▒▒▒│ │▒▒│ kDepth    A *piece* is kDepth of the sum over k: 16 bytes of
+//      │ ▒▒ │    │    │                      │▒▒▒│ │▒▒│ kDepth    A *piece* is kDepth terms of the sums: 16 bytes of
 //      ├────┼────┼────┤ w lines of B         ├───┤ ├──┤           each line, or enough lines of each operand to be
 //      │ ▒▒ │    │    │                    k │   │ │  │           whole 16-byte vectors.
 //      └────┴────┴────┘                      └───┘ └──┘
 //
-// Threads take pieces in turn; each keeps all m · w sums in registers. Shuffles and shared memory reduce the sums of a
-// block, which writes them to `partial`. The last block to arrive adds them in block order: the same bits on every run.
+// Consecutive threads process consecutive pieces; each thread has all m · w sums in registers. Shuffles and shared
+// memory reduce the sums of a block, which writes the results to `partial`. The last block to arrive adds the sums of
+// all blocks in a fixed order, so C has the same bits on every run.
 //
-// Why it is fast: between loads a thread only multiplies and adds, and neighbouring threads load neighbouring vectors.
+// Why it is fast: between loads a thread only multiplies and adds, and neighboring threads load neighboring vectors.
 // Tensor cores would need the data in shared memory first, and would multiply blocks of 16 × 8 that are mostly padding.
 #pragma once
 #include "kernels/device/element.cuh"
@@ -62,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
   }
-  // The remaining depths, fewer than a piece.
+  // The last terms of the sums, fewer than kDepth.
   for (long long j = pieces * kDepth + first; j < k; j += stride) {
 #pragma unroll
     for (int i = 0; i < M; ++i)
@@ -86,7 +87,8 @@ __global__ void __launch_bounds__(kThreads)
     partial[blockIdx.x * kSums + threadIdx.x] = sum;
   }
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
-  // Each part of the threads sums every kParts-th block; then the parts are added.
+  // The threads form kParts groups. Each group adds the sums of every kParts-th block; then the sums of the groups are
+  // added.
   constexpr int kParts = kThreads / kSums;
   __shared__ Sum of_parts[kParts][kSums];
   const int part = threadIdx.x / kSums, i = threadIdx.x % kSums;
