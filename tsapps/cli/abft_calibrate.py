@@ -45,7 +45,7 @@ def abft_calibrate(
 ) -> None:
     """Measure rounding errors on this device, for the statistical threshold of protected products.
 
-    Computes products of several depths and six distributions as tsapps.abft.matmul does, and compares them with exact
+    Computes products of several depths and seven distributions as tsapps.abft.matmul does, and compares them with exact
     ones. The result replaces an earlier one in your cache directory; threshold="statistical" uses it on every device
     of this name. It is written after each type: Ctrl-C loses only the type being measured.
     """
