@@ -30,7 +30,7 @@
 //
 //   V0  inner product   C[i, c] = Σₗ A[i, l]·B[l, c], one column c after the other. Reads A w times.
 //   V1  outer product   Processes the row once for t2 columns: each element of A is loaded once and multiplies t2
-//                       elements of B; the t2 sums stay in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of
+//                       elements of B; the t2 sums are in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of
 //                       B from global memory, one address per warp, which uses 4 or 8 of the 32 bytes of a sector.
 //   V2  + shared B      The block loads a t1 × t2 tile of B together, one row per thread: neighboring threads read
 //                       neighboring addresses. B is read from global memory once per block, not once per thread. In

@@ -99,7 +99,7 @@ struct DetectEpilogue : Store {
     static_assert(1 <= kOfC && kOfC <= 8, "the weights are those of at most 64 columns");
     Store::fragments(from, rows, column, columns, reinterpret_cast<const Sum(&)[kOfC][4]>(d));
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    // Separate sums of both halves and of even and odd columns shorten the dependency chains.
+    // The second index separates even and odd columns, which shortens the dependency chains.
     Sum residual[2][2] = {}, magnitude[2][2] = {}, p[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

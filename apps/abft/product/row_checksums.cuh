@@ -5,8 +5,8 @@
 //   x_l = Σ_j v_j b_lj            with the weights below
 //   y_l = Σ_j |b_lj|              or √(Σ_j b_lj² + x_l²)
 //
-// For row i of C = A · B, the checksum p_i = Σ_l a_il x_l equals Σ_j v_j c_ij up to rounding. The rounding error is
-// proportional to q_i = √(Σ_l (a_il y_l)²) (thresholds.py).
+// For row i of C = A · B, the checksum p_i = Σ_l a_il x_l equals Σ_j v_j c_ij up to rounding. q_i = √(Σ_l (a_il y_l)²)
+// is a measure of this rounding error (thresholds.py).
 //
 // The weights v_j are distinct and between 0.48 and 1, so that errors +δ and −δ in one row do not cancel. With j = 8b +
 // 2t + i and n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N). N is a power of two: at least 16, and at least the number

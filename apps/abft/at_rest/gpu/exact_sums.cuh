@@ -1,15 +1,16 @@
 // Exact sums of words (at_rest/exact_code.py) as products on tensor cores: one warp per 128 bytes of a strip
 // (tile_pipeline.cuh).
 //
-//   S_k = Σ w_k(r) · word,  r = words of the block from this word on:   w = 1, r, C(r + 1, 2), C(r + 2, 3),
-//                                                                       last_weight(r)
+//   S_k   Σ w_k(r) · word over the words of a block, k = 0 … 4
+//   r     number of words of the block from this word on, this word included
+//   w_k   1, r, C(r + 1, 2), C(r + 2, 3), last_weight(r)
 //
 // An instruction multiplies 16 columns × 16 rows of words by 16 rows × 8 columns of weights. Weights with many bits are
 // split into two parts, with a column for each part, so that each sum of 512 products is an integer below 2⁵³.
 //
 // Why it is fast: integers below 2⁵³ need no conversion. The double with the bits of n is n · 2⁻¹⁰⁷⁴, a denormal, and
 // its products with weights, and their sums, are exact. This takes four instructions per word; 32-bit multiply-adds
-// with 64-bit sums took six dependent ones.
+// with 64-bit sums took six dependent instructions.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -21,7 +22,7 @@ namespace abft {
 constexpr int kProducts = 8;
 constexpr int kPartBits[kSums] = {0, 0, 9, 12, 11};
 
-// A hash of 22 bits.
+// The weight in S₄: a hash of r with 22 bits (at_rest/exact_code.py).
 __device__ __forceinline__ unsigned last_weight(unsigned r) {
   unsigned x = r * 0x9e3779b1u;
   x = (x ^ x >> 15) * 0x85ebca77u;
@@ -35,7 +36,7 @@ class WordWeights {
 
   __device__ explicit WordWeights(unsigned char* shared) : at_(reinterpret_cast<double*>(shared)) {}
 
-  // Executed by the block's first `threads` threads; a barrier must follow.
+  // Computes the weights. The block's first `threads` threads execute it; a barrier must follow.
   __device__ __forceinline__ void set_up(int threads) const {
     for (int i = threadIdx.x; i < kStripe; i += threads) {
       const unsigned r = i + 1,

@@ -40,7 +40,7 @@ struct Task {
   Sum *row_sums, *column_sums;
   // A row has `row_bytes` bytes, but the last row has `last_bytes`. Both are multiples of 16.
   long long rows, row_bytes, last_bytes;
-  int units, units_across;  // of the matrix; of a stripe
+  int units, units_across;  // work units of the matrix; of a stripe
   int strips;               // of a unit
   unsigned* next;           // the next unit to fetch; zero before and after the launch
 };
