@@ -21,7 +21,7 @@ class Queue {
     if (keeps) items_ = simt::kept_shared(items_), below_ = simt::kept(below_);
   }
 
-  // Adds the item of each lane with `wanted`. All lanes call it.
+  // Adds the items of all lanes whose `wanted` is true. All lanes call it.
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (wanted) items_[waiting_ + __popc(all & below_)] = item;

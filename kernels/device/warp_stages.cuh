@@ -14,7 +14,7 @@ struct WarpStages {
   unsigned char* const own;                     // this warp's kStages stages of kStage bytes each
   int asked = 0, now = (kStages - 1) * kStage;  // byte offsets of the stage to copy to, and of the stage to read
 
-  // `shared` begins the stages of all warps of the block.
+  // `shared` points to the stages of all warps of the block.
   __device__ explicit WarpStages(void* shared)
       : own(static_cast<unsigned char*>(shared) + threadIdx.x / 32 * (kStages * kStage)) {}
 

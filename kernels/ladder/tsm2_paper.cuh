@@ -1,9 +1,10 @@
 // TSM2 as published (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix multiplication on GPUs", ICS '19): C
-// = A·B by four kernels, each one step beyond the one before. They are the baseline of the kernels in tsm2/.
+// = A·B by four kernels, each of which adds one optimization to the one before. They are the baseline of the kernels in
+// tsm2/.
 //
 // Shapes: A (m × k) is large in both dimensions, B (k × w) and C (m × w) are skinny, w ≪ k. All are column-major:
-// element (r, c) of A is A[r + c·lda]. A block of t1 threads owns t1 rows of A and C; thread i processes row i from
-// left to right.
+// element (r, c) of A is A[r + c·lda]. A block of t1 threads computes t1 rows of C; thread i reads row i of these rows
+// of A from left to right.
 //
 //                                              p   p + t2
 //                                          ┌───┬───┬───┐
@@ -24,29 +25,29 @@
 //      └──────────────┴──┴──────────────┘  └───┴───┴───┘
 //        A (m × k)                           C (m × w)
 //
-// Why it is fast: threads of a warp own neighbouring rows, so their reads of every column of A are coalesced. Each
-// version reads A or B less often, or hides the latency of these reads:
+// Why it is fast: threads of a warp process neighboring rows, so their reads of every column of A are coalesced. Each
+// version reads A or B less often than the one before, or hides the latency of these reads:
 //
 //   V0  inner product   C[i, c] = Σₗ A[i, l]·B[l, c], one column c after the other. Reads A w times.
 //   V1  outer product   Processes the row once for t2 columns: each element of A is loaded once and multiplies t2
-//                       elements of B; the t2 sums stay in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of
+//                       elements of B; the t2 sums are in registers. Reads A ⌈w / t2⌉ times. Every thread reads all of
 //                       B from global memory, one address per warp, which uses 4 or 8 of the 32 bytes of a sector.
-//   V2  + shared B      The block loads a t1 × t2 tile of B together, one row per thread: neighbouring threads read
-//                       neighbouring addresses. B is read from global memory once per block, not once per thread. In
-//                       shared memory the tile is column-major too. When it is stored, neighbouring threads write to
-//                       neighbouring banks; when it is used, all threads read one element, a broadcast. Neither has
-//                       bank conflicts.
+//   V2  + shared B      The block loads a t1 × t2 tile of B together, one row per thread: neighboring threads read
+//                       neighboring addresses. B is read from global memory once per block, not once per thread. In
+//                       shared memory the tile is column-major too. When it is stored, neighboring threads write to
+//                       neighboring banks; when it is used, all threads read one element, a broadcast. Neither access
+//                       has bank conflicts.
 //   V3  + prefetch      In V2 a thread stalls from each load to its use. V3 loads nextA (t3 elements of the row) and
 //                       nextB (one row of the next tile) into registers while it multiplies currA and currB. The
 //                       multiplications do not depend on loads in flight.
 //
-// t1 is the number of threads that share a tile of B. t2 determines how often A is read and, with t2 sums and t2
+// t1 is the number of threads that use the same tile of B. t2 determines how often A is read and, with t2 sums and t2
 // prefetched elements, the registers per thread. t3 is the number of loads of A in flight per thread. The paper selects
 // t2 and t3 by a model of bandwidth, latency and occupancy, and t1 by trial.
 //
-// Any m, k, w ≥ 1. A thread beyond the last row recomputes the last row, because all threads must reach the barriers,
-// and writes nothing. Beyond the last column of A and the edges of B, zeros are used. C is not written beyond its last
-// column.
+// Any m, k, w ≥ 1. In V2 and V3, all threads must reach the barriers, so a thread beyond the last row recomputes the
+// last row and writes nothing. Elements beyond the last column of A or outside B count as zeros. C is not written
+// beyond its last column.
 //
 // Launch: ⌈m / t1⌉ blocks of t1 threads, no dynamic shared memory; t1·t2·sizeof(T) ≤ 48 KB. Only loops over t2 and t3
 // are unrolled, as in the paper: unrolling others would take more registers than the model counts.
@@ -55,7 +56,7 @@
 
 namespace tsm2 {
 
-// a ← the next t3 elements of a row of A, of which `rest` elements remain; zeros beyond them.
+// a ← the next t3 elements of a row of A that has `rest` elements left; zeros beyond its end.
 template <typename T, int t3>
 __device__ __forceinline__ void load_row(T (&a)[t3], const T* from, long long lda, int rest) {
 #pragma unroll
@@ -179,12 +180,12 @@ __global__ SIMT_BLOCK(t1) void tsm2_v3(TSM2_PARAMETERS) {
     T currC[t2] = {}, currA[t3], nextA[t3], nextB[t2];
     load_row(currA, from, lda, k < t3 ? (int)k : t3);
     load_tile(nextB, B, ldb, threadIdx.x, k, p, w);
-    store_tile<t1>(currB, nextB);  // the barrier at the end of the loop over j precedes: the previous tile is used up
+    store_tile<t1>(currB, nextB);  // safe: the last barrier of the loop over j followed all reads of currB
 #pragma unroll 1
     for (long long j = 0; j < k; j += t1) {
       __syncthreads();  // the tile is whole
       load_tile(nextB, B, ldb, j + t1 + threadIdx.x, k, p, w);
-      // The elements of the row from column j to the first step of the next tile.
+      // The number of elements of the row from column j on, up to the first t3 elements of the next tile.
       const int rest = k - j < t1 + t3 ? (int)(k - j) : t1 + t3;
 #pragma unroll 1
       for (int l = 0; l < t1 && l < rest; l += t3) {

@@ -9,8 +9,8 @@ namespace ptx {
 // nothing.
 //
 // The copy is visible to this thread after cp_async_wait, and to other threads after a barrier that follows. `around`
-// (128 or 256) makes the level-2 cache fetch the aligned block of that many bytes, for copies of its other bytes that
-// follow.
+// (128 or 256) makes the level-2 cache fetch the whole aligned block of so many bytes, so that later copies from this
+// block are faster.
 template <int bytes, int around = 0>
 TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
@@ -22,7 +22,7 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   const unsigned long long from = (unsigned long long)__cvta_generic_to_global(global);
 #define TSA_CP_ASYNC(kind) \
   asm volatile("cp.async." kind " [%0], [%1], %3, %2;" ::"r"(to), "l"(from), "r"(read), "n"(bytes) : "memory")
-  if constexpr (bytes == 16) {  // bypasses L1
+  if constexpr (bytes == 16) {  // 16-byte copies bypass the L1 cache
     if constexpr (around == 256) {
       TSA_CP_ASYNC("cg.shared.global.L2::256B");
     } else if constexpr (around == 128) {

@@ -1,5 +1,5 @@
-// Core-matrix layout: float16 matrices stored in global memory as wgmma reads them from shared memory. The data of a
-// block is contiguous, so bulk copies load it without address computation by threads.
+// Core-matrix layout: float16 matrices stored in global memory as wgmma reads them from shared memory. The data that a
+// thread block copies at a time is contiguous, so bulk copies load it without address computation by threads.
 //
 //       16 columns
 //       ┌─────┬─────┬─     A tile has `height` rows and is a sequence of panels of 16 columns. A panel is a sequence
@@ -16,7 +16,7 @@
 
 namespace tsm2 {
 
-// Rows of a tile of A (the left operand); columns of a panel; bytes of 8 rows of a panel.
+// Rows of a tile of the left operand; columns of a panel; bytes of 8 rows of a panel.
 constexpr int kPanelRows = 64, kPanelDepth = 16, kPanelGroup = 256;
 
 // The offset of an element, in elements, in a matrix of tiles of `height` rows with `panels` panels each.

@@ -6,8 +6,8 @@
 //                                 (operand.cuh)
 //   an instruction                float64: products one after another, each with one rounding; other types:
 //                                 ptx/emulated_mma.cuh
-//   an interval                   `interval` words, summed from zero; one rounded addition then adds this sum to that
-//                                 of the warp. If `interval` is 0, words are added directly to the sum of the warp
+//   an interval                   `interval` words per lane, summed from zero; one rounded addition then adds this sum
+//                                 to that of the warp. If `interval` is 0, words are added to the sum of the warp
 //   splits, blocks                their sums are added in the order of add_splits and of stream_k_fixup.cuh
 //
 // One thread emulates one element, in about a hundred times the time that the kernel takes per element. So only a few
@@ -22,7 +22,7 @@ namespace tsm2 {
 
 // The accumulation order of a launch (kernels/plan/accumulation_order.py): work units of the product and of a tile,
 // rows of a tile, depth of a work unit, k; blocks of the grid, warps that split the depth, kStride of operand.cuh;
-// words per interval, tf32 products per float32 product. `blocks` is 0 if the order is unknown.
+// words per lane and interval, tf32 products per float32 product. `blocks` is 0 if the order is unknown.
 struct Order {
   long long units, tile_units, tile_rows, depth, k;
   int blocks, splits, stride;

@@ -47,8 +47,8 @@ namespace tsm2 {
 //   end(Rows&, row)                      is called after the last column tile of the row tile that begins at `row`
 //
 // All threads of a consumer warp call fetch, begin, take and end; all threads of the block call open and close. The
-// column tiles of a row tile begin with any number, increase by one, and continue with 0 after the last. The template
-// constants are those of streamed_pipeline.cuh.
+// column tiles of a row tile come in increasing order, begin with any tile, and continue with tile 0 after the last.
+// The template constants are those of streamed_pipeline.cuh.
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays,
           typename Epilogue>
 class GemmWgmmaStreamed {

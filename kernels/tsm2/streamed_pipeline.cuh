@@ -2,7 +2,7 @@
 //
 //   column tile of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …    Four warpgroups and eight column tiles: each
 //   warpgroup 0         ├─ rows ──────┤ ├─ rows ──────┤ ├─       warpgroup starts two column tiles after the one
-//   warpgroup 1             ├─ rows ──────┤ ├─ rows ──────┤      before. While one changes its rows, three multiply.
+//   warpgroup 1             ├─ rows ──────┤ ├─ rows ──────┤      before. While one changes row tiles, three multiply.
 //   …                                                            A fifth row tile fits, and is copied ahead.
 //
 // One thread issues all copies, to a pipeline for A and a pipeline for B; mbarriers mark full and empty stages. If the

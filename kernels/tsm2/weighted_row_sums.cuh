@@ -1,5 +1,5 @@
-// Weighted row sums computed together with a product: Σ_l a_il · x_l, with weights x from the epilogue (epilogue.cuh:
-// adds_rows). The accumulators are one more column block of fragments behind those of C.
+// Weighted row sums computed together with a product: Σ_l a_il · x_l, with weights x from the epilogue (row_weights in
+// epilogue.cuh). The accumulators are one more column block of fragments behind those of C.
 //
 // Why it is fast: A is not read again, and each element costs one ordinary multiply-add while the tensor cores
 // multiply. The weights arrive with the tiles, through the same pipeline.
@@ -12,7 +12,7 @@
 namespace tsm2 {
 
 // The weights of a tile's depths in shared memory, plus padding. The last word of a fragment may extend beyond the
-// tile: A is zero there, and the weight must be finite.
+// tile: A is zero there, so any finite weight is correct.
 template <typename Sum, int kDepth>
 struct RowWeights {
   static constexpr int kUnit = 16 / (int)sizeof(Sum), kUnits = (kDepth + 8 + kUnit - 1) / kUnit;

@@ -1,4 +1,4 @@
-// Producer warpgroups of gemm_wgmma.cuh: copy A and B to shared memory and split B into tf32 parts.
+// Producer warpgroups of gemm_wgmma.cuh: copy A and B to shared memory and split B into its parts (fragments.cuh).
 #pragma once
 #include "kernels/tsm2/tile_loader.cuh"
 #include "kernels/tsm2/wgmma_block.cuh"
@@ -22,6 +22,8 @@ class WgmmaProducer {
                            const Work& work, const Sum* weights)
       : shared_(shared), a_(a), b_(b), work_(work), weights_(weights) {}
 
+  // With kCopies, copies `units` work units from unit `begin` on, in the order of WorkIterator. With kPrepares, splits
+  // the B of each unit. A single producer warpgroup does both; of two producer warpgroups, each does one.
   template <bool kCopies, bool kPrepares>
   __device__ __forceinline__ void run(long long begin, int units) const {
     const int thread = threadIdx.x % Block::kGroup;

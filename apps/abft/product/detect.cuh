@@ -1,13 +1,14 @@
-// Detection epilogue of a protected product C = A · B: stores C and flags rows whose checksum disagrees.
+// Detection epilogue of a protected product C = A · B: stores C and flags the rows whose elements disagree with their
+// checksum.
 //
 // With the weights v and x of row_checksums.cuh, the kernel also computes the checksum p = Σ_l a_il x_l of every row
-// (weighted_row_sums.cuh). It flags a row if the residual |Σ_j v_j c_ij − p| exceeds
-// max(row · |p|, row_size · Σ_j |c_ij|) + row_absolute, or if any of these is not finite (thresholds.py). This bound is
-// too small for rows whose products cancel, so locate.cuh re-checks flagged rows.
+// (weighted_row_sums.cuh). The residual of a row is Σ_j v_j c_ij − p. A row is flagged if |residual| > max(row · |p|,
+// row_size · Σ_j |c_ij|) + row_absolute, or if one of these values is not finite. thresholds.py defines row, row_size
+// and row_absolute. This bound is too small for rows whose products cancel, so locate.cuh re-checks flagged rows.
 //
 // Why it is fast: the check reads C from registers, before rounding to 16 bits. It takes two instructions per element
-// and twelve shuffles per fragment of sixteen rows. p takes one multiply-add per element of A, which is in registers
-// for the tensor cores anyway. B has no additional columns, so the plan of the product is unchanged.
+// and twelve shuffles per fragment of sixteen rows. p takes one multiply-add per element of A, which the tensor cores
+// need in registers anyway. No checksum column is added to B, so the plan of the product does not change.
 #pragma once
 #include "kernels/tsm2/store.cuh"
 
@@ -42,13 +43,13 @@ struct Counts {
   unsigned long long flagged, confirmed, wrong;
 };
 
-// A row whose checksum disagrees, and its residual Σ_j v_j c_ij − p.
+// A flagged row, and its residual Σ_j v_j c_ij − p.
 struct FlaggedRow {
   long long row;
   double residual;
 };
 
-// The list of flagged rows: the first `capacity` of them, in no order.
+// The list of flagged rows, in no order. Once the list holds `capacity` rows, further rows are only counted.
 struct FlaggedRows {
   FlaggedRow* rows;
   Counts* counts;
@@ -76,14 +77,14 @@ __device__ __forceinline__ bool disagrees(X residual, X limit) {
   return !(absolute_value(residual) <= limit && limit - limit == X(0));
 }
 
-// Σ over the four lanes that hold parts of a row.
+// The sum over the four lanes that hold parts of a row's sum.
 template <typename Sum>
 __device__ __forceinline__ Sum sum_of_row(Sum sum) {
   sum += simt::shuffle_xor(sum, 1);
   return sum + simt::shuffle_xor(sum, 2);
 }
 
-// `Store` is an epilogue that takes fragments; alpha is 1 and beta 0.
+// Stores C by `Store`, an epilogue that takes fragments, and flags rows. alpha is 1 and beta is 0.
 template <typename Sum, typename Store>
 struct DetectEpilogue : Store {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;
@@ -98,13 +99,13 @@ struct DetectEpilogue : Store {
     static_assert(1 <= kOfC && kOfC <= 8, "the weights are those of at most 64 columns");
     Store::fragments(from, rows, column, columns, reinterpret_cast<const Sum(&)[kOfC][4]>(d));
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    // Separate sums of both halves and of even and odd columns shorten the dependency chains.
+    // The second index separates even and odd columns, which shortens the dependency chains.
     Sum residual[2][2] = {}, magnitude[2][2] = {}, p[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
 #pragma unroll
       for (int n = 0; n < 2 * kOfC; ++n) {
-        // Columns past the last of C hold arbitrary values.
+        // Accumulators beyond the last column of C hold arbitrary values.
         const bool present = n / 2 + 1 < kOfC || n / 2 * 8 + 2 * t + n % 2 < columns;
         const Sum c = present ? d[n / 2][2 * half + n % 2] : Sum(0);
         residual[half][n % 2] = fma(c, Sum(1 - n / 32.0), residual[half][n % 2]);

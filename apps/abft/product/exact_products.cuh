@@ -1,9 +1,9 @@
 // Nearly exact dot products: each element of A · B as the unevaluated sum of two doubles, for any exponents.
 //
-// Products and sums keep their rounding errors (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot product, 2005).
-// Σ|ab| is computed with them. Near the ends of the double range, mantissas are multiplied and exponents added as
-// integers. An element then is sum · 2^exponent, with the exponent of its largest product or of the value that it is
-// compared with. Nothing overflows, and underflow is negligible (exact_products.py).
+// The rounding errors of products and of additions are summed too (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
+// product, 2005). The same loop computes Σ|ab|. Near the ends of the double range, mantissas are multiplied, and
+// exponents are added as integers. An element is then sum · 2^exponent, where the exponent is that of its largest
+// product or of the value that it is compared with. Nothing overflows, and underflow is negligible (exact_products.py).
 #pragma once
 #include "apps/abft/product/row_checksums.cuh"
 
@@ -23,8 +23,8 @@ struct Operands {
   long long m, k, w;
 };
 
-// An exact element, valid in the warp's first lane. `value` is Σ ab as a double. `sum` is Σ ab and `magnitude` is
-// Σ |ab|, both divided by 2^exponent. `small` bounds the loss by small factors (small_factors).
+// An exact element, valid in the warp's first lane. `value` is Σ ab as a double. `sum` is Σ ab / 2^exponent, and
+// `magnitude` is Σ |ab| / 2^exponent. `small` is the sum of small_factors over the products.
 struct ExactElement {
   double value = 0, sum = 0, magnitude = 0, small = 0;
   int exponent = 0;
@@ -38,11 +38,12 @@ __device__ __forceinline__ double scaled(double x, int n) { return n == 0 ? x : 
 // Whether an element with this Σ |ab| had no overflow, and no underflow that matters.
 __device__ __forceinline__ bool is_ordinary(double magnitude) { return magnitude > 0x1p-900 && magnitude < 0x1p990; }
 
-// Tensor cores may lose bits of smaller factors, or all of them: they split float32 into parts of 11 bits, and the
-// second part is then below the normal numbers.
+// Tensor cores may lose some or all bits of factors below this limit: float32 factors are split into parts of 11 bits,
+// and the second part of such a factor can be below the normal numbers.
 constexpr double kSmallFactor = 0x1p-100;
 
-// |ab| with small factors replaced by that limit; 0 if no factor is small.
+// |ab|, where factors below kSmallFactor are replaced by kSmallFactor; 0 if neither factor is below it, if ab is 0, and
+// for doubles.
 template <typename T>
 __device__ __forceinline__ double small_factors(double a, double b) {
   if constexpr (sizeof(T) == 8) return 0;
@@ -51,7 +52,7 @@ __device__ __forceinline__ double small_factors(double a, double b) {
   return larger(size_a, kSmallFactor) * larger(size_b, kSmallFactor);
 }
 
-// A lane's part of an element: a compensated sum, and the sum of magnitudes.
+// A lane's part of an element: a sum, the sum of its rounding errors, and the sum of magnitudes.
 struct CompensatedSum {
   double sum = 0, error = 0, magnitude = 0;
 
@@ -62,7 +63,7 @@ struct CompensatedSum {
     magnitude += absolute_value(product);
   }
 
-  // Sums over the lanes of a warp.
+  // Adds the sums of all lanes of the warp.
   __device__ __forceinline__ void reduce_warp() {
 #pragma unroll
     for (int bits = 16; bits > 0; bits /= 2) {
@@ -82,7 +83,7 @@ __device__ __forceinline__ ExactElement exact_element(const Operands<T>& of, lon
   double small = 0;
   for (long long l = threadIdx.x % 32; l < of.k; l += 32) {
     const double a = wide(of.A(row, l)), b = wide(of.B(l, column));
-    const double product = fma(a, b, 0.0);  // a plain product would be contracted into the sum
+    const double product = fma(a, b, 0.0);  // fma(a, b, 0): the compiler would fuse a * b with the addition to the sum
     sum.add(product, fma(a, b, -product));
     small += small_factors<T>(a, b);
   }
@@ -110,18 +111,19 @@ __device__ __forceinline__ int larger_exponent(double x, double y) {
   return max(decomposed(x).exponent, decomposed(y).exponent);
 }
 
-// (sum + error) · 2^exponent, rounded once, also to a denormal.
+// (sum + error) · 2^exponent, rounded only once even if the result is a denormal.
 __device__ __forceinline__ double unscaled(double sum, double error, int exponent) {
   const double total = sum + error, remainder = error - (total - sum), value = scaled(total, exponent);
-  // Rounding to a denormal cuts off `cut`. An exact tie rounds to even, but the remainder may break it.
+  // Rounding `total` to a denormal cuts off `cut`. If `cut` is exactly half the smallest denormal, the tie was rounded
+  // to even, although `remainder` may require the other direction.
   const double cut = total - scaled(value, -exponent), half = scaled(1.0, -1075 - exponent);
   if (!is_finite(value) || cut == 0 || absolute_value(cut) != half || remainder == 0 || (remainder > 0) != (cut > 0))
     return value;
   return value + (cut > 0 ? 0x1p-1074 : -0x1p-1074);
 }
 
-// The exact element for doubles of any exponent; the result's exponent is at least `least`. Not inlined: the code is
-// long and seldom runs.
+// The nearly exact element for doubles of any exponent. The result's exponent is at least `least`. Not inlined: the
+// code is long and seldom runs.
 template <typename T>
 __device__ __noinline__ ExactElement scaled_exact_element(Matrix<const T> A, Matrix<const T> B, long long k,
                                                           long long row, long long column, int least) {

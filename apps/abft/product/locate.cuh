@@ -2,19 +2,20 @@
 //
 //   A (m × k), B (k × w), C (m × w), flagged rows   →   the wrong elements of C, and their correct values
 //
-// The re-check confirms a row whose residual exceeds row · q + row_absolute (row_checksums.cuh). An element of a
-// confirmed row is tested in one of two ways:
+// The re-check confirms a row i if its residual exceeds row · q_i + row_absolute (q_i: row_checksums.cuh; row,
+// row_absolute: thresholds.py). An element of a confirmed row is tested in one of two ways:
 //
-// - If the accumulation order of C is known, its sum is emulated bit for bit (emulated_gemm.cuh), and an element with
-//   other bits is wrong.
-// - Otherwise it is computed nearly exactly (exact_products.cuh), with Σ|ab| and, for the statistical threshold, the
-//   deviation of its rounding error. It is wrong beyond the error bound of thresholds.py.
+// - If the accumulation order of C is known, the sum of the element is emulated bit for bit (emulated_gemm.cuh). The
+//   element is wrong if its bits differ.
+// - Otherwise the element is computed nearly exactly (exact_products.cuh), with Σ|ab| and, for the statistical
+//   threshold, the deviation of its rounding error. It is wrong if its error exceeds the bound of thresholds.py.
 //
 // Wrong elements are repaired on request. If more rows are flagged than the list holds, all rows are re-checked, with
-// residuals computed from C as stored.
+// residuals computed from the stored C.
 //
-// Why it is fast enough: it handles few rows, usually none. A warp has a row; with fewer rows than warps, several warps
-// share a row and each takes some of its columns. Each warp repeats the re-check, so no warp waits for another.
+// Why it is fast enough: few rows are flagged, usually none. One warp tests a row, or, with fewer rows than warps, a
+// *team* of several warps, among which the columns of the row are split. Each warp of a team repeats the re-check, so
+// that no warp waits for another.
 #pragma once
 #include "apps/abft/product/exact_products.cuh"
 #include "kernels/tsm2/emulated_gemm.cuh"
@@ -24,12 +25,13 @@ namespace abft {
 
 constexpr int kLocateThreads = 256;
 
-// Error bounds of an element: the fields of `ErrorBounds` (thresholds.py) of these names.
+// Error bounds of an element: the fields of `ErrorBounds` (thresholds.py) with these names. `products` is ρ of
+// rounding_model.py.
 struct ElementBounds {
   double magnitude, spread, absolute, lost, products, rounding, rounding_absolute, largest_sum, largest;
 
-  // Whether rounding cannot explain the difference between `found` and `exact`. Values other than these are divided by
-  // 2^exact.exponent.
+  // Whether rounding cannot explain the difference between `found` and `exact`. All values that are compared below are
+  // divided by 2^exact.exponent.
   __device__ __forceinline__ bool exclude(double found, const ExactElement& exact, double deviation) const {
     const int by = exact.exponent;
     double allowed = magnitude * exact.magnitude + lost * exact.small + spread * deviation + scaled(absolute, -by);
@@ -41,13 +43,14 @@ struct ElementBounds {
   }
 };
 
-// A wrong element: its value in C, and the correct one.
+// A wrong element: its value in C (`found`), and the correct value.
 struct WrongElement {
   long long row, column;
   double found, value;
 };
 
-// Rounds a double to T once. 16-bit types go through a truncated float, made odd if truncation lost anything.
+// Rounds a double to T once. For 16-bit types, x is first truncated to a float; if that loses bits, the last bit of the
+// float is set, which prevents double rounding.
 template <typename T>
 __device__ __forceinline__ T rounded(double x) {
   if constexpr (sizeof(T) == 2) {
@@ -58,7 +61,8 @@ __device__ __forceinline__ T rounded(double x) {
   }
 }
 
-// Σ ab of an element in the accumulation order of the product's kernel, by this thread alone; NaN if it is unknown.
+// Σ ab of an element, as the product's kernel computes it; NaN if the emulation does not support a factor. One thread
+// computes it.
 template <typename T>
 __device__ __forceinline__ double emulated_sum(const Operands<T>& of, const tsm2::Order& order, long long row,
                                                long long column) {
@@ -67,7 +71,7 @@ __device__ __forceinline__ double emulated_sum(const Operands<T>& of, const tsm2
   return tsm2::Predicted<T, decltype(a), decltype(b)>(order, row, a, b).sum();
 }
 
-// Emulates all elements before rounding to T, into `sums` (m × w).
+// Emulates all elements of C, and writes their sums before rounding to T to `sums` (m × w, row-major).
 template <typename T>
 __global__ void __launch_bounds__(kLocateThreads, 2) emulate(Operands<T> of, tsm2::Order order, double* sums) {
   const long long size = of.m * of.w;
@@ -89,9 +93,9 @@ __device__ __forceinline__ double last_place(double x) {
 
 __device__ __forceinline__ double smaller(double x, double y) { return x < y ? x : y; }
 
-// The effect of an addition on the place of which a sum is a multiple: g → max(floor, min(g, place)). `floor` is the
-// unit in the last place of the sum, and `place` the last significant place of the product added. Compositions have the
-// same form.
+// The effect of an addition on g, the power of two of which a sum is a multiple: g → max(floor, min(g, place)). `floor`
+// is the unit in the last place of the new sum, and `place` is the last significant place of the added product. The
+// composition of two such updates has the same form.
 struct PlaceUpdate {
   double floor = 0, place = __longlong_as_double(0x7ff0000000000000LL);
 
@@ -104,18 +108,18 @@ __device__ __forceinline__ PlaceUpdate shuffle_up(const PlaceUpdate& update, int
   return {simt::shuffle_up(update.floor, lanes), simt::shuffle_up(update.place, lanes)};
 }
 
-// Upper bound of the deviation: no partial sum is larger than Σ|ab|.
+// Upper bound of the deviation (rounding_model.py): no partial sum is larger than Σ|ab|.
 __device__ __forceinline__ double max_deviation(long long k, double magnitude, double products) {
   return sqrt((1 + products) * k) * magnitude;
 }
 
-// Deviation of an element's rounding error (rounding_model.py), valid in the warp's first lane. `magnitude` is Σ|ab|
-// and `products` is ρ.
+// Deviation of an element's rounding error, valid in the warp's first lane. rounding_model.py defines it, and ρ, which
+// is `products`. `magnitude` is Σ|ab|.
 template <typename T>
 __device__ __forceinline__ double rounding_deviation(const Operands<T>& of, long long row, long long column,
                                                      double magnitude, double products) {
-  // Run lengths after which partial sums restart; the last of kRuns never restarts. Each run has a sum before this
-  // step, and the lowest and highest partial sum since its start.
+  // Each of kRuns sums restarts after so many products; the last sum never restarts. Per sum: its value before the
+  // current 32 products, and its lowest and highest partial sums since it restarted.
   constexpr long long kRestart[] = {32, 512};
   constexpr int kRuns = 3;
   constexpr bool kHalf = sizeof(T) == 2;
@@ -174,13 +178,14 @@ __device__ __forceinline__ double rounding_deviation(const Operands<T>& of, long
     finest = other < finest ? other : finest;
     square += simt::shuffle_xor(square, bits);
   }
-  // Products of 16-bit elements are exact in float32, and so are sums that fit in 24 bits.
+  // Products of 16-bit elements are exact in float32, and so are sums whose bits fit in 24 bits.
   if (kHalf && magnitude < 0x1p24 * finest) return 0;
   // Squares overflow or underflow outside this range.
   return magnitude > 0x1p-480 && magnitude < 0x1p480 ? sqrt(square) : max_deviation(of.k, magnitude, products);
 }
 
-// Arguments of the re-check: the checksum vectors of B, 1 / 2N and the bounds of a row.
+// Arguments of the re-check: the checksum vectors x and y of B, 1 / 2N of the weights (row_checksums.cuh), and the
+// bounds of a row.
 template <typename Sum>
 struct RecheckArgs {
   const Sum *x, *y;
@@ -188,8 +193,8 @@ struct RecheckArgs {
   RowBounds bounds;
 };
 
-// Whether the re-check confirms a row, for all lanes of a warp. With `recompute` the residual is computed from C as
-// stored instead of given.
+// Whether the re-check confirms a row, returned to all lanes of a warp. With `recompute`, the residual is computed from
+// the stored C, and `residual` is ignored.
 template <typename T, typename Sum>
 __device__ __forceinline__ bool is_confirmed(const Operands<T>& of, const RecheckArgs<Sum>& recheck, long long row,
                                              double residual, bool recompute) {
@@ -215,7 +220,8 @@ __device__ __forceinline__ bool is_confirmed(const Operands<T>& of, const Rechec
   return disagrees(residual, fma(recheck.bounds.row, sqrt(square), recheck.bounds.row_absolute));
 }
 
-// Lists the first `room` wrong elements. Two blocks per multiprocessor: with more, the compiler would spill.
+// Tests the flagged rows, and lists at most `room` wrong elements; others are only counted. With `correct`, repairs all
+// wrong elements. Two blocks per multiprocessor: with more, the compiler would spill registers.
 template <typename T, typename Sum>
 __global__ void __launch_bounds__(kLocateThreads, 2)
     locate(Operands<T> of, RecheckArgs<Sum> recheck, FlaggedRows flagged_rows, ElementBounds bounds, tsm2::Order order,
@@ -226,7 +232,8 @@ __global__ void __launch_bounds__(kLocateThreads, 2)
   const int lane = threadIdx.x % 32;
   const bool every = count > (unsigned long long)flagged_rows.capacity;
   const long long n = every ? of.m : (long long)count;
-  // If all rows are re-checked, one warp has a row: others must not read C while it is repaired.
+  // If all rows are re-checked, a row has one warp, because other warps would compute its residual while the row is
+  // repaired.
   const int warps = gridDim.x * (kLocateThreads / 32), most = every || n > warps ? 1 : warps / (int)n;
   const int parts = most < of.w ? most : (int)of.w, teams = warps / parts;
   const int warp = blockIdx.x * (kLocateThreads / 32) + threadIdx.x / 32, team = warp / parts,

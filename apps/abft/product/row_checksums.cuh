@@ -5,17 +5,17 @@
 //   x_l = Σ_j v_j b_lj            with the weights below
 //   y_l = Σ_j |b_lj|              or √(Σ_j b_lj² + x_l²)
 //
-// For a row of C = A · B, Σ_j v_j c_ij = Σ_l a_il x_l = p_i up to rounding, and q_i = √(Σ_l (a_il y_l)²) is the
-// magnitude of that rounding (thresholds.py).
+// For row i of C = A · B, the checksum p_i = Σ_l a_il x_l equals Σ_j v_j c_ij up to rounding. q_i = √(Σ_l (a_il y_l)²)
+// is a measure of this rounding error (thresholds.py).
 //
-// The weights are distinct and between 0.48 and 1, so that +δ and −δ in one row do not cancel. With j = 8b + 2t + i and
-// n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N). N is a power of two: at least 16, and at least the number of values
-// of n. The weights are exact in float32 up to w = 64. Each is a product of a factor per column of a fragment and a
-// factor per lane.
+// The weights v_j are distinct and between 0.48 and 1, so that errors +δ and −δ in one row do not cancel. With j = 8b +
+// 2t + i and n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N). N is a power of two: at least 16, and at least the number
+// of values of n. The weights are exact in float32 up to w = 64. In a fragment (ptx/mma.cuh), the first factor of v_j
+// depends only on the index of the accumulator, and the second only on the lane.
 //
-// Why it is fast: B is small. Eight lanes share a row of a row-major B, 16 bytes at a time; if columns are contiguous,
-// a lane has a row. Each lane has four rows, which share their weights: weights need conversions, whose throughput is
-// low.
+// Why it is fast: B is small. Eight lanes read a row of a row-major B, 16 bytes at a time; if columns are contiguous,
+// one lane reads a row. Each lane reads four rows and computes each weight once for all four: a weight needs
+// conversions, whose throughput is low.
 #pragma once
 #include "apps/abft/product/detect.cuh"
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ double weight(long long j, double half_step) {
   return (1 - (double)(j / 8 * 2 + j % 2) * half_step) * (1 - (double)(j % 8 / 2) * (half_step / 4));
 }
 
-// Σ over the lanes that share a row.
+// The sum over the kLanes lanes that read the same row.
 template <int kLanes>
 __device__ __forceinline__ double sum_of_lanes(double sum) {
 #pragma unroll
@@ -55,8 +55,9 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
 // Rows of B per lane.
 constexpr int kRowsPerLane = 4;
 
-// Computes x and y, and sets the counts to zero. `padded` is the length of x with its zeros; each load has kVector
-// columns. Two blocks per multiprocessor: with more, the compiler would spill.
+// Computes x and y, and sets the counts to zero. `padded` is the length of x with its zeros; a load reads kVector
+// columns. `by_spread` selects the second form of y. Two blocks per multiprocessor: with more, the compiler would spill
+// registers.
 template <typename T, typename Sum, int kLanes, int kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     row_checksums(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step,
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   struct alignas(kVector * sizeof(T)) Vector {
     T at[kVector];
   };
-  constexpr int kStep = kRowThreads / kLanes;  // from a lane's row to its next
+  constexpr int kStep = kRowThreads / kLanes;  // distance between two rows of a lane
   const int lane = threadIdx.x % kLanes;
   const long long first = (long long)blockIdx.x * (kRowsPerLane * kStep) + threadIdx.x / kLanes;
   if (blockIdx.x == 0 && threadIdx.x == 0) *counts = {0, 0, 0};
@@ -102,8 +103,8 @@ struct RowBounds {
   double row, row_size, row_absolute, rounding, rounding_absolute;
 };
 
-// Flags the rows of a finished C whose checksum disagrees with p. kLanes share a row: 8 if C is row-major, 1 if its
-// columns are contiguous.
+// Flags the rows of a finished C that disagree with their checksums p, which are `sums`. kLanes lanes read a row: 8 if
+// C is row-major, 1 if its columns are contiguous.
 template <typename T, typename Sum, int kLanes>
 __global__ void __launch_bounds__(kRowThreads)
     check_rows(Matrix<const T> C, long long m, long long w, const Sum* sums, double half_step, RowBounds bounds,
@@ -122,7 +123,8 @@ __global__ void __launch_bounds__(kRowThreads)
     const double p = sums[here];
     residual = sum_of_lanes<kLanes>(residual) - p;
     magnitude = sum_of_lanes<kLanes>(magnitude);
-    // Rounding of C may explain `lost` of the residual; the re-check must not count it either.
+    // Rounding of C to T can change the residual by up to `lost`; the residual of a flagged row is reduced by `lost`
+    // for the re-check.
     const double lost = bounds.rounding * magnitude + (double)w * bounds.rounding_absolute;
     const double limit =
         larger(bounds.row * absolute_value(p), bounds.row_size * magnitude) + bounds.row_absolute + lost;

@@ -46,7 +46,7 @@ __device__ inline void load_vector(T (&into)[V], const T* from) {
 // − 1 of A.
 //   A[i, j] is A[i + j·lda]; with kVector, A and all its columns are aligned to 16 bytes
 //   B[j, c] is B[j·b_row + c·b_column]
-//   partial (tiles of C × splits × V·W·kThreads) and arrived (tiles of C) are unused with one split
+//   partial (tiles of C × splits × V·W·kThreads sums) and arrived (a zero per tile of C) are unused with one split
 template <typename T, typename Sum, int W, int kUnroll, int kThreads, int kBlocks, bool kVector, typename Epilogue>
 __global__ void SIMT_RESIDENT(kThreads, kBlocks)
     tsm2r_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, long long m, long long k,

@@ -1,7 +1,9 @@
 // Lists the blocks of words with a non-zero syndrome: those whose exact sums differ from the expected ones.
 //
-//   found, expected (stripes × kCount × width)   →   list: stripe · width + column of each such block, in no order
-//                                                    count: their number
+//   found, expected (stripes × kCount × width)   →   list: stripe · width + column of each listed block, in no order
+//                                                    count: number of listed blocks
+//
+// Block, stripe and width are those of at_rest/interleave.py; kCount is the number of sums per block.
 //
 // Why it is fast: both inputs are read once, coalesced, with 2 · kCount loads in flight per thread. For a clean matrix
 // nothing is written.

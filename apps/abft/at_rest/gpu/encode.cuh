@@ -3,10 +3,10 @@
 //
 //   exact         (stripes, 5, words of a row)         exact_sums.cuh
 //   row sums      (segments of a row, kWeights, rows)  float_sums.cuh
-//   column sums   (stripes, kWeights, columns)
+//   column sums   (stripes, kWeights, columns)         float_sums.cuh
 //
-// A pipeline copies the matrix to shared memory (tile_pipeline.cuh). Eight warps sum words, eight others sum elements,
-// and one warp adds the row sums of these eight.
+// A pipeline copies the matrix to shared memory (tile_pipeline.cuh, which defines stripe, segment and strip). Eight
+// warps sum words, eight other warps sum elements, and one warp adds the row sums of the latter eight.
 //
 // Why it is fast: each byte is read once. The tensor cores compute the sums, in float64 too, so that five sums per word
 // and four per element take no longer than reading the matrix.
@@ -32,8 +32,8 @@ class ChecksumPass {
   static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
 
  public:
-  // Shared memory: weights of words; the warps' parts of row sums per stage; row sums of a stripe over the strips of a
-  // segment; the pipeline, whose stages are aligned to 16 bytes.
+  // Shared memory: the weights of words; for each stage, the warps' parts of its row sums; for each row of a stripe,
+  // its sums over the strips of a segment so far; the pipeline, whose stages are aligned to 16 bytes.
   static constexpr int kTable = kExact ? WordWeights::kBytes : 0;
   static constexpr int kOfWarps = kParts * kWarps * kRows, kTotals = kWeights * kStripe;
   static constexpr int kSharedBytes = kTable + (kStages * kOfWarps + kTotals) * (int)sizeof(Sum) + Pipeline::kBytes;
@@ -45,7 +45,7 @@ class ChecksumPass {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) pipeline_.set_up();
     __syncthreads();
-    // With both codes, 640 threads have 96 registers each.
+    // With both codes, a block has 640 threads, with 96 registers each at launch.
     constexpr bool kBoth = kExact && kWeights > 0;
     const int warp = threadIdx.x / 32;
     if (warp >= kAdders) {
@@ -96,7 +96,7 @@ class ChecksumPass {
     });
   }
 
-  // Adds the parts of the row sums of each stage; executed by one warp, one row per lane.
+  // Adds the warps' parts of the row sums of each stage. One warp executes it, with one row per lane.
   __device__ __forceinline__ void add_rows() const {
     static_assert(kRows == 32, "a lane for each row");
     const int lane = threadIdx.x % 32;

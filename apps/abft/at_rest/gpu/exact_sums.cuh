@@ -1,25 +1,28 @@
-// Exact sums of words (at_rest/exact_code.py) as products on tensor cores: one warp per strip.
+// Exact sums of words (at_rest/exact_code.py) as products on tensor cores: one warp per 128 bytes of a strip
+// (tile_pipeline.cuh).
 //
-//   S_k = Σ w_k(r) · word,  r = words of the block from this word on:   w = 1, r, C(r + 1, 2), C(r + 2, 3),
-//                                                                       last_weight(r)
+//   S_k   Σ w_k(r) · word over the words of a block, k = 0 … 4
+//   r     number of words of the block from this word on, this word included
+//   w_k   1, r, C(r + 1, 2), C(r + 2, 3), last_weight(r)
 //
-// The left operand has 16 words of each of 16 rows. The right operand has eight columns of weights; weights with many
-// bits are split into two parts, so that each sum of 512 products is an integer below 2⁵³.
+// An instruction multiplies 16 columns × 16 rows of words by 16 rows × 8 columns of weights. Weights with many bits are
+// split into two parts, with a column for each part, so that each sum of 512 products is an integer below 2⁵³.
 //
 // Why it is fast: integers below 2⁵³ need no conversion. The double with the bits of n is n · 2⁻¹⁰⁷⁴, a denormal, and
 // its products with weights, and their sums, are exact. This takes four instructions per word; 32-bit multiply-adds
-// with 64-bit sums took six dependent ones.
+// with 64-bit sums took six dependent instructions.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
 
 namespace abft {
 
-// S₀, S₁, and two parts of each other sum; kPartBits are the bits of the lower part.
+// Columns of weights: those of S₀ and S₁, and two parts for each other sum. kPartBits[k] is the number of bits of the
+// lower part of the weights of S_k.
 constexpr int kProducts = 8;
 constexpr int kPartBits[kSums] = {0, 0, 9, 12, 11};
 
-// A hash of 22 bits.
+// The weight in S₄: a hash of r with 22 bits (at_rest/exact_code.py).
 __device__ __forceinline__ unsigned last_weight(unsigned r) {
   unsigned x = r * 0x9e3779b1u;
   x = (x ^ x >> 15) * 0x85ebca77u;
@@ -33,7 +36,7 @@ class WordWeights {
 
   __device__ explicit WordWeights(unsigned char* shared) : at_(reinterpret_cast<double*>(shared)) {}
 
-  // Executed by the block's first `threads` threads; a barrier must follow.
+  // Computes the weights. The block's first `threads` threads execute it; a barrier must follow.
   __device__ __forceinline__ void set_up(int threads) const {
     for (int i = threadIdx.x; i < kStripe; i += threads) {
       const unsigned r = i + 1,
@@ -46,8 +49,8 @@ class WordWeights {
       }
     }
   }
-  // The weight of a word with `left` words after it; four words earlier it is 4 · kProducts further. Four rows fill all
-  // banks.
+  // The address of a weight in column `product`, for a word with `left` words of its block after it. The weight of the
+  // word four rows above is 4 · kProducts entries further. The permutation lets reads of four rows use all banks.
   __device__ __forceinline__ double* of_row(int left, int product) const {
     return at_ + kProducts * left + (product ^ (left / 2 % 2 * 4));
   }
@@ -56,16 +59,18 @@ class WordWeights {
   double* const at_;
 };
 
-// Lane 4·g + t reads the g-th 16 of 128 bytes, of every fourth row from t on: its words are rows of left operands.
+// The sums of a warp's 128 bytes of all rows. Lane 4·g + t reads 16 bytes, from byte 16·g on, of every fourth row from
+// row t on; its four words are in four rows of the two left operands.
 class WordSums {
  public:
-  // `present` is the number of rows that contain the lane's bytes.
+  // `rows` is the number of rows of the stripe, and `present` the number of these rows that contain the lane's bytes.
   __device__ WordSums(const WordWeights& weights, int rows, int present)
       : weights_(weights), rows_(rows), present_(present), sums_{} {}
 
   static __device__ __forceinline__ int offset() { return (int)threadIdx.x % 32 / 4 * 16; }
 
-  // Adds a stage, whose first row is `first`. `mine` points to the lane's bytes in that row.
+  // Adds a stage, whose first row is row `first` of the stripe. `mine` points to the lane's bytes in that row. kWhole:
+  // the matrix contains the whole stage.
   template <bool kWhole>
   __device__ __forceinline__ void add(const unsigned char* mine, int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, left = rows_ - 1 - first - t;
@@ -87,10 +92,11 @@ class WordSums {
     }
   }
 
-  // Writes the sums of the lane's four columns, aligned to 16 bytes; `width` is the distance between sums.
+  // Writes the sums of the lane's four columns of words; `to` is aligned to 16 bytes and points to S₀ of the first
+  // column. `width` is the distance from S_k to S_{k + 1} of a column.
   __device__ __forceinline__ void store(unsigned long long* to, long long width) const {
     using Pair = simt::Vector<unsigned long long, 2>;
-    // Lane t has products 2·t and 2·t + 1: S₀ and S₁, or both parts of S of t + 1.
+    // Lane t has the products with weight columns 2·t and 2·t + 1: S₀ and S₁ if t is 0, else both parts of S_{t + 1}.
     const int t = threadIdx.x % 4;
     if (t > 0) to += (t + 1) * width;
 #pragma unroll

@@ -1,23 +1,27 @@
 // Weighted row sums and column sums of a strip's elements: one warp per 128 bytes of each row.
 //
-//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; encode.cuh adds the warps
+//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; encode.cuh adds the sums of
+//                                                               the warps
 //   of a column   Σ (row of the stripe + 1)^p · element         over the stripe's rows
 //
-//   ElementSums<T, kWeights>::Sum, kParts        type of the sums; parts per row sum
+// p is 0 … kWeights − 1. tile_pipeline.cuh defines segment, stripe, strip and stage.
+//
+//   ElementSums<T, kWeights>::Sum, kParts        type of the sums; number of parts from which a row's sums are computed
 //       add<kWhole>(mine, first, to)             adds a stage, and writes the parts of its row sums: part p of row r to
 //                                                to[p · kWarps · kRows + r]
 //       of_row(parts, p)                         sum p of a row from its parts
 //       store(...)                               writes the column sums
 //
-// A chunk is 16 bytes. In each row, lanes t = 0 … 3 read chunks 0, 1, 4 and 5 of the 128 bytes, and then 2, 3, 6 and 7:
-// so two rows of four chunks fill all banks.
+// A *chunk* is 16 bytes of a row. Below, g = lane / 4 and t = lane % 4. In each row, lanes t = 0 … 3 read chunks 0, 1,
+// 4 and 5 of the 128 bytes, and then chunks 2, 3, 6 and 7. Four chunks of each of two rows then use all banks.
 //
-// float and double: lane 4·g + t has its chunks of each row g (mod 8), and sums its columns in double. Row sums across
-// lanes are a product with (1, column) on the tensor cores.
+// float and double: a lane reads its chunks of every eighth row from row g on, and adds its elements to column sums in
+// double. The tensor cores add the row sums of the four lanes t, weighted by 1 and by the column.
 //
-// float16 and bfloat16: both sums are products in float. Weights are 16 · high + low, both exact in either type. For
-// column sums, lane 4·g + t reads chunk g of every fourth row from t on, like exact_sums.cuh: the pairs of a right
-// operand are rows t and t + 4, and its eight columns are one of each chunk.
+// float16 and bfloat16: tensor cores compute row sums and column sums in float. Weights are 16 · high + low, with parts
+// that both types represent exactly. For column sums, a lane reads chunk g of every fourth row from row t on, as in
+// exact_sums.cuh. The pairs of elements of a right operand are from rows t and t + 4; its eight columns are one column
+// of each chunk.
 //
 // Why it is fast: two row sums and two column sums take six instructions per float, and two per pair of 16-bit
 // elements.
@@ -28,9 +32,9 @@
 
 namespace abft {
 
-constexpr int kChunks = 2;  // per lane
+constexpr int kChunks = 2;  // of a lane, per row
 
-// Offset of a chunk of lane t in the warp's 128 bytes.
+// Byte offset of chunk `chunk` of lane t in the warp's 128 bytes.
 __device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t / 2 * 64 + t % 2 * 16 + chunk * 32; }
 
 template <typename T>
@@ -53,8 +57,8 @@ class ElementSums {
   using Sum = double;
   static constexpr int kParts = 2;
 
-  // `column` is the column in the segment of the warp's first element; `rows_at(offset)` is the number of rows that
-  // contain the 16 bytes at this offset.
+  // `column` is the column of the warp's first element in its segment. rows_at(offset) is the number of the stripe's
+  // rows that contain the 16 bytes at `offset` of the warp's 128 bytes.
   template <typename RowsAt>
   __device__ ElementSums(int column, const RowsAt& rows_at) : columns_{} {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -71,7 +75,8 @@ class ElementSums {
     to += g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Sums of the lane's elements of rows g and g + 8: plain, and weighted by the distance to its first column.
+      // Sums of the lane's elements in rows g and g + 8: unweighted, and weighted by the distance from the lane's first
+      // column.
       double plain[2] = {}, further[2] = {};
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
@@ -108,10 +113,11 @@ class ElementSums {
 
   static __device__ __forceinline__ Sum of_row(const Sum* parts, int p) { return parts[p * kWarps * kRows]; }
 
-  // `to` points to the sum of the warp's first column, `columns` is the number of columns from it on, and `width` is
-  // the distance between weights.
+  // `to` points to the sum with p = 0 of the warp's first column, and the sum with p = 1 is at to + `width`. `columns`
+  // is the number of columns of the matrix from the warp's first column on.
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
-    // Reduction over the lanes g: each keeps half of its columns and sends the other half, until it has one.
+    // Reduction over the lanes with the same t: in each round, a lane keeps half of its columns and sends the other
+    // half, until it has one column.
     const int lane = threadIdx.x % 32;
     int column = 0;
     bool mine = true;
@@ -187,8 +193,9 @@ class HalfSums {
     to += 2 * t * kWarps * kRows + g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Rows: the four words of a lane are a left operand, usually of rows g and g + 8. Here all are of row g; the
-      // columns of words 1 and 3 are two further than their weights.
+      // Row sums: the four words of a lane are a left operand, in which words 0 and 2 belong to row g and words 1 and 3
+      // to row g + 8. Here all four words are from the same row of the stage, so rows g and g + 8 of the product are
+      // added. The columns of words 1 and 3 are two larger than those of their weights.
 #pragma unroll
       for (int row = i; row < i + 16; row += 8) {
         float d[4] = {};
@@ -205,7 +212,7 @@ class HalfSums {
         if (t < 2) to[row] = d[0] + d[2];
         if (t == 0) to[kWarps * kRows + row] = d[1] + d[3] + 2.0f * d[2];
       }
-      // Columns: the row weights are the left operand; lanes g = 0, 1 and 2 hold 1, low and high.
+      // Column sums: the left operand holds the weights of rows; its rows g = 0, 1 and 2 are 1, low and high.
       const float high = (float)((first + i) / 16);
       const unsigned highs = pair(T(), high, high);
       const unsigned a[4] = {g == 2 ? highs : of_rows_[0], 0, g == 2 ? highs : of_rows_[1], 0};
@@ -233,7 +240,8 @@ class HalfSums {
   }
 
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
-    // Lane t holds the sums of chunks 2·t and 2·t + 1; lanes g = 0 … 2 those weighted by 1, low and high.
+    // Lane t holds the column sums of chunks 2·t and 2·t + 1: lanes with g = 0, 1 and 2 hold the sums weighted by 1,
+    // low and high.
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {

@@ -1,4 +1,4 @@
-// Multistage pipeline of a matrix from global to shared memory, for the warps that sum it (encode.cuh).
+// Multistage pipeline that copies a matrix from global to shared memory, for the warps that sum it (encode.cuh).
 //
 //            ←── 1 KB: a strip, 128 bytes a warp ──→
 //          ┌────────┬────────┬─── … ───┬────────┐
@@ -6,14 +6,15 @@
 //          ├────────┼────────┼─── … ───┼────────┤
 //          ┊        ┊        ┊         ┊        ┊
 //
-// The matrix is row-major without gaps. A *stage* is 32 rows of a strip. A work *unit* has 512 rows, a *stripe*, of the
-// strips of one *segment*; each row of a segment has its own sum.
+// The matrix is row-major without gaps. A *stripe* is 512 rows, and a *strip* is 1 KB of each row of a stripe. A
+// *segment* is several consecutive strips: the columns over which a row sum extends, a block of columns of
+// at_rest/float_code.py. A work *unit* is the strips of one segment of one stripe. A *stage* holds 32 rows of a strip.
 //
-// Three producer warps copy; mbarriers track full and free stages. Blocks fetch units dynamically, since some
-// multiprocessors are closer to the memory.
+// Three producer warps copy; mbarriers track full and free stages. Blocks fetch units dynamically, because some
+// multiprocessors are closer to the memory and process units faster.
 //
-// Why it is fast: at least 100 KB are in flight at any time, as whole lines of the level-2 cache, and no warp waits for
-// all others.
+// Why it is fast: at every moment, copies of at least 100 KB are in flight, in whole lines of the level-2 cache, and no
+// warp waits for all other warps.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -23,7 +24,7 @@
 namespace abft {
 
 constexpr int kStripe = 512, kSums = 5;
-// Warps per strip; producer warps.
+// Warps that sum a strip; producer warps.
 constexpr int kWarps = 8, kCopiers = 3;
 constexpr int kWarpBytes = 128, kStrip = kWarps * kWarpBytes;
 // Bytes of a copy, and of a line of the level-2 cache.
@@ -31,17 +32,17 @@ constexpr int kCopied = 16, kLine = 128;
 // Rows of a stage. The pitch shifts each row by a quarter of the banks, so that no read has bank conflicts.
 constexpr int kRows = 32, kPitch = kStrip + 32, kStage = kRows * kPitch, kStages = 5;
 
-// The matrix, and the destinations of its sums.
+// The matrix, and the destinations of its sums (encode.cuh).
 template <typename Sum>
 struct Task {
   const unsigned char* data;  // aligned to 16 bytes
   unsigned long long* exact;
   Sum *row_sums, *column_sums;
-  // Each row has `row_bytes`, and the last one `last_bytes`; multiples of 16.
+  // A row has `row_bytes` bytes, but the last row has `last_bytes`. Both are multiples of 16.
   long long rows, row_bytes, last_bytes;
-  int units, units_across;  // of all stripes, and of one
+  int units, units_across;  // work units of the matrix; of a stripe
   int strips;               // of a unit
-  unsigned* next;           // unit; zero before the launch, and after it
+  unsigned* next;           // the next unit to fetch; zero before and after the launch
 };
 
 // A stage, and the parity of the phase that fills it.
@@ -55,11 +56,12 @@ struct Place {
 
 // A strip of a unit.
 struct Strip {
-  int stripe, rows, across, number;  // rows of the stripe; unit of the stripe; strip of the unit
-  long long offset;                  // of its first byte in a row
+  int stripe, rows, across, number;  // `rows` of the stripe; segment of the row; strip of the segment
+  long long offset;                  // offset of the strip's first byte in a row
 };
 
-// `kTakes`: whether another warp reads the row sums of each stage.
+// kAdders: number of consumer warps, which sum the stages. kTakes: whether one more warp reads the row sums of each
+// stage.
 template <typename Sum, int kAdders, bool kTakes>
 class ChecksumPipeline {
  public:
@@ -69,7 +71,7 @@ class ChecksumPipeline {
       : task_(task), stages_(shared), full_(reinterpret_cast<ptx::Mbarrier*>(shared + kStages * kStage)),
         added_(full_ + kStages), taken_(added_ + kStages), units_(reinterpret_cast<int*>(taken_ + kStages)) {}
 
-  // Executed by one thread; a barrier must follow.
+  // Initializes the barriers. One thread executes it; a barrier of the block must follow.
   __device__ __forceinline__ void set_up() const {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full_ + i, 32 * kCopiers + 1);
@@ -79,8 +81,8 @@ class ChecksumPipeline {
     ptx::mbarrier_init_fence();
   }
 
-  // Executed by producer warp `part`, which copies its share of the rows. The first one fetches units while consumers
-  // still use the next stage.
+  // Executed by producer warp `part` of kCopiers, which copies every kCopiers-th row. Producer 0 also fetches the
+  // units, while consumers still use the stage that the new unit will fill first.
   __device__ __forceinline__ void copy(int part) const {
     const int in_strip = threadIdx.x % 32 * kCopied;
     const bool asks = part == 0 && threadIdx.x % 32 == 0;
@@ -88,7 +90,7 @@ class ChecksumPipeline {
 #pragma unroll 1
     while (true) {
       int unit = 0;
-      // Each block fetches once too often, after which the counter is zero again.
+      // Each block fetches once more than it gets units. The counter wraps around to zero at the last of all fetches.
       if (asks) unit = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
       wait_for_free_stage(place);
       if (asks) units_[place.stage] = unit;
@@ -103,7 +105,7 @@ class ChecksumPipeline {
         const bool whole = is_whole(strip);
 #pragma unroll 1
         for (int first = 0; first < strip.rows; first += kRows, place.next()) {
-          wait_for_free_stage(place);  // a unit's first stage is free already
+          wait_for_free_stage(place);  // returns at once for the first stage of a unit, which is already free
           unsigned char* const to = stages_ + place.stage * kStage + in_strip;
           if (whole) {
             copy_stage<true>(to, from, strip, first, part);
@@ -130,8 +132,8 @@ class ChecksumPipeline {
     }
   }
 
-  // Executed by consumer warps: calls `work(Whole, stage, first row)` for every stage of a strip. Whole::value is
-  // whether the matrix contains all of it.
+  // Executed by consumer warps: calls `work(Whole, stage, first row)` for every stage of a strip. Whole::value is true
+  // if the strip has kStripe rows and the matrix contains all of its bytes.
   template <typename Work>
   __device__ __forceinline__ void each_stage(Place& place, const Strip& strip, const Work& work) const {
     if (is_whole(strip)) {
@@ -148,16 +150,17 @@ class ChecksumPipeline {
   __device__ __forceinline__ bool is_whole(const Strip& strip) const {
     return strip.rows == kStripe && rows_at(strip, strip.offset + kStrip - 16) == strip.rows;
   }
-  // Number of rows of a strip that contain the 16 bytes at `offset`: all, except at the end of the matrix.
+  // Number of rows of a strip that contain the 16 bytes at `offset` of a row: all rows, except at the end of the
+  // matrix.
   __device__ __forceinline__ int rows_at(const Strip& strip, long long offset) const {
     const bool inside = bytes_left(first_row(strip) + strip.rows - 1, offset) > 0;
     return inside ? strip.rows : offset < task_.row_bytes ? strip.rows - 1 : 0;
   }
-  // Bytes of a row of the stripe from the strip on.
+  // Bytes from the strip's first byte to the end of row `row` of the stripe.
   __device__ __forceinline__ long long left_of(const Strip& strip, int row) const {
     return row < strip.rows ? bytes_left(first_row(strip) + row, strip.offset) : 0;
   }
-  // Bytes of a row from `offset` on.
+  // Bytes from `offset` to the end of row `row` of the matrix.
   __device__ __forceinline__ long long bytes_left(long long row, long long offset) const {
     return (row == task_.rows - 1 ? task_.last_bytes : task_.row_bytes) - offset;
   }
@@ -165,8 +168,9 @@ class ChecksumPipeline {
     return strip.stripe * (long long)kStripe;
   }
 
-  // Executed by the warp that reads the row sums of a stage. Every lane arrives, here and below. One lane after a
-  // barrier of the warp would suffice and take as long, but racecheck only tracks threads that arrive.
+  // Executed by the warp that reads the row sums of a stage. In give_back and in each_stage_of, every lane arrives. One
+  // arrival per warp, after a barrier of the warp, would suffice and take as long, but compute-sanitizer's racecheck
+  // only tracks threads that arrive.
   __device__ __forceinline__ void wait_for_sums(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity);
   }
@@ -200,7 +204,8 @@ class ChecksumPipeline {
       }
     }
   }
-  // Executed by a producer after it started all its copies of a stage. One of them has also written the unit.
+  // Executed by a producer thread after it has started all its copies of a stage. `wrote` is true in the one thread
+  // that also writes the unit.
   __device__ __forceinline__ void arrive(const Place& place, bool wrote) const {
     ptx::cp_async_arrive(full_ + place.stage);
     if (wrote) ptx::mbarrier_arrive(full_ + place.stage);
@@ -222,7 +227,7 @@ class ChecksumPipeline {
 
   const Task<Sum>& task_;
   unsigned char* const stages_;
-  // Barriers of a stage: copied, summed by all consumers, row sums read.
+  // Barriers of a stage: full_ (copied), added_ (summed by all consumers), taken_ (row sums read).
   ptx::Mbarrier *const full_, *const added_, *const taken_;
   int* const units_;  // the unit that begins at a stage
 };
