@@ -1,5 +1,6 @@
 """Configuration of the documentation site: ``make docs`` builds it into build/docs."""
 
+import logging
 import sys
 from pathlib import Path
 
@@ -48,6 +49,9 @@ sphinx_gallery_conf = {
     "show_signature": False,
     "min_reported_time": 1000,
 }
+
+# A checkout may lie in a folder with a space; names of examples have none.
+logging.getLogger("sphinx.sphinx-gallery").addFilter(lambda record: "Having spaces" not in record.getMessage())
 
 html_theme = "pydata_sphinx_theme"
 html_title = "tsapps"
