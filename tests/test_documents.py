@@ -46,7 +46,11 @@ def run_document(page, directory, environment):
         example.evaluate()
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@pytest.mark.parametrize(
+    "page",
+    [page if "guide" not in page.parts else pytest.param(page, marks=pytest.mark.exhaustive) for page in PAGES],
+    ids=name_of,
+)
 def test_blocks_run(page, shell):
     run_document(page, *shell)
 
