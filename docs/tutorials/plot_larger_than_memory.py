@@ -50,3 +50,9 @@ axis.set_title("the first 20,000 rows, and the centers")
 # At the command line: ``tsapps kmeans points.npy --k 12 --init 'k-means||'``.
 
 folder.cleanup()
+
+# %%
+# On a GPU
+# --------
+#
+# Every pass streams the blocks of the file through host memory to the GPU, where cuBLAS computes the scores.
