@@ -24,7 +24,7 @@ _A, _B, _SUMS, _COUNTS, _EPILOGUE = 0, 1, 3, 4, 5
 
 def store_epilogue(plan: MmaPlan) -> Epilogue:
     """Return the epilogue by which a plan's kernel stores C."""
-    fields = [(name, "i8") for name in ("rows", "columns", "regular")]
+    fields = [(name, "i8") for name in ("row_stride", "column_stride", "regular")]
     scalars = [(name, np.dtype(plan.sum_dtype)) for name in ("alpha", "beta")]
     return Epilogue(STORE_HEADER, plan.epilogue(), np.dtype([("C", "u8"), *fields, *scalars]))
 
@@ -127,10 +127,11 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Mach
         The result, or a matrix with the same strides and alignment.
     machine : Machine
     """
-    rows, columns = (stride // C.itemsize for stride in C.strides)
+    row_stride, column_stride = (stride // C.itemsize for stride in C.strides)
     epilogue = store_epilogue(plan)
+    strides = {"row_stride": row_stride, "column_stride": column_stride}
     regular = _regular(plan, problem)
-    store = structure(epilogue.arguments, C=0, rows=rows, columns=columns, regular=regular, alpha=0, beta=0)
+    store = structure(epilogue.arguments, C=0, **strides, regular=regular, alpha=0, beta=0)
     multiply = Gemm(plan, problem, machine, epilogue)
 
     def launch(A: int, B: int, C: int, alpha: float, beta: float) -> None:

@@ -39,13 +39,18 @@ from tsapps.apps.kmeans.small_d import plan as small_d
 from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
 from tsapps.apps.kmeans.update import fixed_point, launch
 from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
+from tsapps.kernels.gemm import store_epilogue
 from tsapps.kernels.plan.accumulation_order import ORDER
+from tsapps.kernels.plan.mma import MmaPlan
 
+STORES = ("StorePairs", "StoreColumns", "StoreLines", "StoreFolded")
 EPILOGUES = [
     *(detect_epilogue("float64", 16, lies) for lies in ("packed", "columns", "any")),
     *(detect_epilogue("float32", 16, lies) for lies in ("packed", "columns", "any")),
     *(detect_epilogue("float16", 16, lies) for lies in ("packed", "columns", "any")),
     *(row_sums_epilogue(dtype) for dtype in ("float64", "float32")),
+    *(store_epilogue(MmaPlan(dtype, 64, 16, 16)) for dtype in ("float64", "float32", "float16")),
+    *(store_epilogue(MmaPlan("float32", 64, 16, 16, fold=2, store=store)) for store in STORES),
 ]
 STRUCTURES = {
     "abft::Task<double>": ("apps/abft/at_rest/gpu/tile_pipeline.cuh", TASK),

@@ -49,7 +49,8 @@ def sums_by(machine: Machine, plan: MmaPlan, problem: Problem, a: DeviceMatrix, 
     """Return `sums` by a plan's kernel."""
     total, found = SUM[a.dtype], machine.xp.empty((problem.m, problem.w), summed(a.dtype))
     epilogue = replace(store_epilogue(plan), name=f"tsm2::StorePairs<{total}, {total}>")
-    store = structure(epilogue.arguments, C=found, rows=found.shape[1], columns=1, regular=0, alpha=1, beta=0)
+    strides = {"row_stride": found.shape[1], "column_stride": 1}
+    store = structure(epilogue.arguments, C=found, **strides, regular=0, alpha=1, beta=0)
     Gemm(plan, problem, machine, epilogue)(a.pointer, b.pointer, store)
     return to_host(found)
 
