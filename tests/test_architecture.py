@@ -285,9 +285,11 @@ def test_documents_name_existing_files(document):
     assert architecture.missing_paths(ROOT, document, GENERATED) == []
 
 
-@pytest.mark.parametrize("document", sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md")))
+@pytest.mark.parametrize(
+    "document", ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("docs/**/*.md"))]
+)
 def test_links_between_documents_and_files(document):
-    links = re.findall(r"\]\(([^)#:]+)\)", (ROOT / document).read_text())
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", (ROOT / document).read_text())
     assert [link for link in links if not (ROOT / document).parent.joinpath(link).exists()] == []
 
 

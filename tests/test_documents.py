@@ -1,7 +1,6 @@
-"""README.md and the pages of docs/ are true: Python blocks and shell transcripts run, links lead somewhere."""
+"""README.md and the pages of docs/ are true: Python blocks and shell transcripts run."""
 
 import os
-import re
 import sys
 from pathlib import Path
 
@@ -12,11 +11,10 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.myst import CodeBlockParser, SkipParser
 
 import tsapps
+from bench.figures import pages
 from tsapps import abft, errors
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted(path for path in (ROOT / "docs").rglob("*.md") if "_generated" not in path.parts)]
-_LINK = re.compile(r"\]\(([^)#\s]+)(#[^)\s]*)?\)")
 
 
 def name_of(page):
@@ -48,21 +46,11 @@ def run_document(page, directory, environment):
 
 @pytest.mark.parametrize(
     "page",
-    [page if "guide" not in page.parts else pytest.param(page, marks=pytest.mark.exhaustive) for page in PAGES],
+    [page if "guide" not in page.parts else pytest.param(page, marks=pytest.mark.exhaustive) for page in pages()],
     ids=name_of,
 )
 def test_blocks_run(page, shell):
     run_document(page, *shell)
-
-
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
-def test_links_lead_to_files(page):
-    missing = []
-    for match in _LINK.finditer(page.read_text(encoding="utf-8")):
-        target = match[1]
-        if "://" not in target and not target.startswith("mailto:") and not (page.parent / target).exists():
-            missing.append(target)
-    assert not missing
 
 
 def test_the_page_of_errors_is_complete():
