@@ -3,6 +3,7 @@
 A page has ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; what stands between is generated.
 """
 
+import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -221,7 +222,7 @@ def with_figures(page: Path) -> str:
     def generated(match: re.Match[str]) -> str:
         file, text_of = FIGURES[match["name"]]
         records = record.load(RECORDS / file)
-        source = f"{_up_to_root(page)}bench/results/{file}"
+        source = os.path.relpath(RECORDS / file, page.parent)
         dates, commits = ({one[field] for one in records} for field in ("date", "commit"))
         when = min(dates) if len(dates) == 1 else f"{min(dates)} to {max(dates)}"
         of = f"commit {next(iter(commits))[:7]}" if len(commits) == 1 else f"{len(commits)} commits"
@@ -230,10 +231,6 @@ def with_figures(page: Path) -> str:
         return f"<!-- figures: {match['name']} -->\n{wrapped}\n\n{line}\n<!-- end of figures -->"
 
     return _BLOCK.sub(generated, page.read_text(encoding="utf-8"))
-
-
-def _up_to_root(page: Path) -> str:
-    return "../" * (len(page.relative_to(record.ROOT).parts) - 1)
 
 
 if __name__ == "__main__":
