@@ -55,6 +55,21 @@ class RecordedBounds:
         self.bounds.bind_select(labels, stopped)()
         return self.bounds.active[: self.state["active"][0]]
 
+    def assert_selects(self, labels, expected, safe_by_drift):
+        """For each drift of all centers, in units of X, `select` lists the rows whose row bound is below it.
+
+        `expected` are row bounds that are right but for rounding, and `safe_by_drift` how many rows are not listed.
+        """
+        scale = self.step.layout.placement.scale
+        self.lists_at_most(len(expected))
+        for drift, safe in safe_by_drift.items():
+            self.bounds.limits[:] = drift * scale
+            self.next_is(SELECT)
+            self.state["active"] = 0
+            active = self.select(labels)
+            assert len(active) == len(expected) - safe
+            assert sorted(active) == [i for i in range(len(expected)) if expected[i] < drift * scale]
+
     def assign(self, centers):
         """Give every sample the label of its nearest center, by the pass that is next; return how many changed."""
         placed = place(self.step, centers)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
+from faults import replaced
 from host_cuda import harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -45,11 +46,7 @@ def library(scalar, t1):
 
 def altered(variant, old, new, occurrence=0):
     """One float kernel with t1, t2, t3 = 64, 4, 2 and `old` replaced by `new` at one of its occurrences."""
-    pieces = SOURCE.split(old)
-    if len(pieces) <= occurrence + 1:
-        raise ValueError(f"{old!r} is not in the source")
-    text = old.join(pieces[: occurrence + 1]) + new + old.join(pieces[occurrence + 1 :])
-    return text + entry(variant, "float", 64, 4, 2)
+    return replaced(SOURCE, old, new, occurrence, "the source") + entry(variant, "float", 64, 4, 2)
 
 
 def column_major(values, leading_dimension, outside):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import UNTOUCHED, assert_only_written, assert_product, build_simt_together, multiply
 
-from tsapps.kernels import simt_gemm
 from tsapps.kernels.plan.simt import ColumnsPlan
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -16,19 +15,6 @@ from tsapps.kernels.problem import ITEMSIZE
 SIZES = [(1, 1), (2, 2), (2, 3), (3, 2), (1, 9), (4, 4), (5, 12), (12, 5), (6, 1), (16, 3), (3, 33)]
 PLANS = [ColumnsPlan(dtype, k, w, ahead=3, threads=32) for dtype in ITEMSIZE for k, w in SIZES]
 PLANS += [ColumnsPlan(dtype, 3, 7, threads=32, streams=True) for dtype in ITEMSIZE]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _build_together():
-    build_simt_together(PLANS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_blocks():
-    """One block a multiprocessor, so that few rows take several rounds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simt_gemm, "_COLUMNS_BLOCKS", 1)
-        yield
 
 
 def columns(values, pad=0, outside=np.nan):

@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import UNTOUCHED, assert_only_written, assert_product, build_simt_together, multiply, placed
 
-from tsapps.kernels import simt_gemm
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.simt import RowsPlan, WidePlan
@@ -37,19 +36,6 @@ PLANS += [WidePlan(dtype, *sizes) for dtype in ITEMSIZE for sizes in WIDE]
 def block_rows(plan):
     """Rows that a block has at a time."""
     return plan.rows * plan.threads if isinstance(plan, RowsPlan) else plan.rows
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _build_together():
-    build_simt_together(PLANS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_blocks():
-    """One block a multiprocessor, so that few rows take several rounds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simt_gemm, "_ROWS_BLOCKS", 1)
-        yield
 
 
 def check(plan, m, seed=0, order="C", pad=0, alpha=1.0, beta=0.0, multiprocessors=3, room=64, **machine):

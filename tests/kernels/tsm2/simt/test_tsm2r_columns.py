@@ -6,7 +6,7 @@ from faults import fault
 from host_cuda import harness
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from products import assert_product, build_simt_together, multiply
+from products import assert_product, multiply
 
 from tsapps.kernels.plan.simt import SplitPlan
 
@@ -19,11 +19,7 @@ def plan_of(dtype, width, k=1, splits=1, vector=True):
     return SplitPlan(dtype, width, 4, 64, 1, vector, -(-k // per_split), per_split)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _build_together():
-    build_simt_together(
-        plan_of(dtype, W, vector=vector) for dtype in DTYPES for W in WIDTHS for vector in (True, False)
-    )
+PLANS = [plan_of(dtype, W, vector=vector) for dtype in DTYPES for W in WIDTHS for vector in (True, False)]
 
 
 def aligned(shape, dtype):

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import assert_only_written, assert_product, build_simt_together, multiply, result
 
-from tsapps.kernels import simt_gemm
 from tsapps.kernels.plan.simt import small_tsmttsm_plan
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 
@@ -25,19 +24,6 @@ def plan_of(dtype, m, w, along):
 
 
 PLANS = [plan_of(dtype, m, w, along) for dtype in ITEMSIZE for m, w in SIZES for along in (True, False)]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _build_together():
-    build_simt_together(PLANS)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _few_blocks():
-    """One block a multiprocessor, so that few depths take several rounds."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(simt_gemm, "_SMALL_BLOCKS", 1)
-        yield
 
 
 def lines(values, along, pad=0):
