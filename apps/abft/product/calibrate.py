@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product import cpu as product_cpu
-from tsapps.apps.abft.product import exact_products, gpu_sums
+from tsapps.apps.abft.product import exact_products
 from tsapps.apps.abft.product.rounding_model import PRODUCT_VARIANCE, RoundingModel, rounding_deviations
 from tsapps.apps.abft.product.thresholds import (
     DTYPES,
@@ -341,17 +341,23 @@ def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.
     if device is None:
         work = product_cpu.working_type(A.dtype)
         return product_cpu.multiply(A.astype(work), B.astype(work)).astype(np.float64)
+    from tsapps.apps.abft.product import gpu_sums
+
     return gpu_sums.sums(cuda_machine(device), A, B, dtype).astype(np.float64)
 
 
 def emulated_sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int) -> np.ndarray:
     """Return the bit-exact emulation of a GPU's sums; NaN for elements that the emulation does not support."""
+    from tsapps.apps.abft.product import gpu_sums
+
     return gpu_sums.emulated(cuda_machine(device), A, B, dtype)
 
 
 def _sequential(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> Iterator[np.ndarray]:
     """Yield A · B as sequential sums in the accumulation type; for 16-bit types also with tensor-core truncation."""
     if A.itemsize == 2 and device is not None:
+        from tsapps.apps.abft.product import gpu_sums
+
         found = gpu_sums.sequential_sums(cuda_machine(device), A, B, dtype)
         if not np.isnan(found).any():
             yield found

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.product import cpu as product_cpu
-from tsapps.apps.abft.product import gpu as product_gpu
 from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.calibrate import Calibration
 from tsapps.apps.abft.product.calibration_file import load_calibration
@@ -153,6 +152,8 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     (k, w), dtype = B.shape, _dtype(A)
     threshold = _resolved(threshold, dtype, index)
     if index is not None:
+        from tsapps.apps.abft.product import gpu as product_gpu
+
         ours, others = (_bounds_of(k, w, dtype, threshold, own=own, flushes=True) for own in (True, False))
         C, report = product_gpu.matmul(A, B, ours, others, index, correct=correct)
         return Checked(C, _name_of(threshold), report)
@@ -202,6 +203,8 @@ def check_product(
     threshold = _resolved(threshold, dtype, index)
     bounds = _bounds_of(k, w, dtype, threshold, own=False, flushes=index is not None)
     if index is not None:
+        from tsapps.apps.abft.product import gpu as product_gpu
+
         return Checked(given, _name_of(threshold), product_gpu.check(A, B, C, bounds, index, correct=correct))
     a, b, c = _host(A), _host(B), _host(C)
     if correct and not c.flags.writeable:
