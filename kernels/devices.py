@@ -18,7 +18,7 @@ __all__ = [
 
 
 class NoDeviceError(RuntimeError):
-    """A GPU was requested, and this process can use none."""
+    """The requested GPU does not exist, or this process cannot use it."""
 
 
 @dataclass(frozen=True)
@@ -28,15 +28,15 @@ class InstalledGpu:
     Attributes
     ----------
     index : int
-        CUDA's number of the GPU in this process.
+        CUDA device index of the GPU in this process.
     name : str
     compute_capability : str
         For example ``"9.0"``.
     multiprocessors : int
     memory : int
-        Bytes of memory.
+        Size of the device memory, in bytes.
     l2 : int
-        Bytes of level-2 cache.
+        Size of the level-2 cache, in bytes.
     """
 
     index: int
@@ -53,25 +53,25 @@ class InstalledGpu:
 
 @dataclass(frozen=True)
 class Choice:
-    """The selected device, and the reason in one sentence."""
+    """The selected device, and the reason for the selection in one phrase."""
 
     device: str
     reason: str
 
     @property
     def is_gpu(self) -> bool:
-        """Whether the device is a GPU."""
+        """True if the selected device is a GPU."""
         return self.device.startswith("cuda")
 
     @property
     def index(self) -> int:
-        """The number of the GPU; raises ValueError on the CPU."""
+        """The CUDA device index of the selected GPU. Raises ValueError if the CPU is selected."""
         return int(self.device.removeprefix("cuda:"))
 
 
 @cache
 def _probe() -> tuple[tuple[InstalledGpu, ...], str]:
-    """Return the GPUs that CuPy can use, and the reason if there are none."""
+    """Return the GPUs that CuPy can use, and the reason why there are none (empty if there is a GPU)."""
     if importlib.util.find_spec("cupy") is None:
         return (), "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
     import cupy
@@ -102,24 +102,25 @@ def gpus() -> tuple[InstalledGpu, ...]:
 
 
 def why_no_gpu() -> str:
-    """Return in one line why `gpus` is empty, or the empty string if it is not."""
+    """Return in one line why `gpus()` finds no GPU, or an empty string if it finds a GPU."""
     return _probe()[1]
 
 
 def choose_device(request: str = "auto", *, resident: int | None = None) -> Choice:
-    """Select the device.
+    """Select the device on which to compute.
 
     Parameters
     ----------
     request : {"auto", "cpu", "cuda", "cuda:i"}
         The user's request.
     resident : int, optional
-        The GPU that already holds the data.
+        Index of the GPU that holds the data; None if the data is in host memory.
 
     Returns
     -------
     Choice
-        `auto` selects the GPU that holds the data, else the first GPU, else the CPU.
+        `auto` selects the GPU that holds the data, else the first GPU, else the CPU. `cuda` selects the GPU that holds
+        the data, else GPU 0.
 
     Raises
     ------

@@ -4,6 +4,7 @@
 
 namespace kmeans {
 
+// Number of threads per block of the kernels that call over_block.
 constexpr int kCenterThreads = 256;
 
 template <int count>
@@ -11,8 +12,9 @@ struct Doubles {
   double at[count];
 };
 
-// Reduces each of `count` numbers over the threads of a block and returns the results to all threads. `op(i, x, y)`
-// combines two values of number i. The order is always the same, so the result has the same bits on every run.
+// Reduces `count` numbers over the threads of a block: result i combines number i of every thread. All threads get all
+// results. `op(i, x, y)` combines two values x and y of number i. The order of the combinations is fixed, so the result
+// has the same bits on every run.
 template <int count, typename Op>
 __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op) {
   __shared__ Doubles<count> of_warp[kCenterThreads / 32];
@@ -36,6 +38,7 @@ __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op)
   return mine;
 }
 
+// An `op` for over_block: returns the larger of a and b.
 __device__ __forceinline__ double most_of(int, double a, double b) { return b > a ? b : a; }
 
 }  // namespace kmeans

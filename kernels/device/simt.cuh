@@ -13,11 +13,11 @@
 //   simt::load_from_other_block     loads an element that another block wrote; bypasses the L1 cache
 //   simt::dynamic_shared<T>()       the block's dynamic shared memory
 //   simt::kept(x)                   forces x into a register; all lanes take part
-//   simt::last_to_arrive(…)         whether this block is the last of several to publish its writes
-//   SIMT_BLOCK(threads)             written before `void`: declares the block size, on HIP only. On CUDA, ptxas would
-//                                   use it to fit one more block on a multiprocessor, and spill a few registers.
-//                                   Without it, AMD's compiler assumes 1024 threads and spills many registers
-//   SIMT_RESIDENT(threads, blocks)  declares the block size; on CUDA, also how many blocks a multiprocessor must hold
+//   simt::last_to_arrive(…)         true if this block is the last of several to publish its writes
+//   SIMT_BLOCK(threads)             written before `void`: declares the block size, on HIP only. Without it, AMD's
+//                                   compiler assumes 1024 threads per block and spills many registers. On CUDA, ptxas
+//                                   would fit one more block on a multiprocessor, and would spill a few registers
+//   SIMT_RESIDENT(threads, blocks)  declares the block size; on CUDA, also the minimum of blocks per multiprocessor
 #pragma once
 #if defined(__HIP__) || defined(__HIP_PLATFORM_AMD__)
 #define TSA_HIP 1
@@ -87,8 +87,8 @@ __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 #endif
 
 // Forces a value that depends only on the thread index into a register. Where registers are scarce, the compiler
-// recomputes such values in every iteration, up to a dozen instructions per address. A shuffle from the lane itself
-// hides this dependence from the compiler.
+// recomputes such values in every iteration, with up to a dozen instructions per address. A shuffle from the lane to
+// itself hides from the compiler that the value depends only on the thread index.
 template <typename T>
 __device__ __forceinline__ T kept(T value) {
   return shuffle(value, (int)threadIdx.x % warp_size);
@@ -128,7 +128,7 @@ __device__ __forceinline__ To bits_of(const From& from) {
   return to;
 }
 
-// The built-in type of the given size, which one instruction moves.
+// Word<bytes>::type: the built-in type of `bytes` bytes, which one instruction loads or stores.
 template <int bytes>
 struct Word;
 template <>
@@ -144,7 +144,7 @@ struct Word<16> {
   using type = uint4;
 };
 
-// `from` is aligned to N·sizeof(T) bytes.
+// Loads N elements with a hint that they are read only once. `from` is aligned to N · sizeof(T) bytes.
 template <int N, typename T>
 __device__ __forceinline__ Vector<T, N> load_streaming(const T* from) {
 #if defined(TSA_HIP)
@@ -192,9 +192,10 @@ __device__ __forceinline__ T* dynamic_shared() {
 #endif
 }
 
-// Returns true in every thread of the block that arrives last of `expected` blocks; the writes of the other blocks are
-// then visible to this block. The counter `arrived` is zero before the first arrival and zero again after the last.
-// `sync` is a barrier of the threads that call last_to_arrive; thread 0 of the block is one of them.
+// Returns true in all threads of a block if this block is the last of `expected` blocks to call it. The writes of the
+// other blocks before their calls are then visible to this block. The counter `arrived` is zero before the first
+// arrival and zero again after the last. `sync` is a barrier of the threads that call last_to_arrive; thread 0 of the
+// block is one of them.
 template <typename Sync>
 __device__ inline bool last_to_arrive(unsigned* arrived, unsigned expected, Sync sync) {
   __shared__ bool last;

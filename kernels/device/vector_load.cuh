@@ -1,5 +1,5 @@
-// Packed loads: kWide consecutive elements of a row in as few registers as their bytes need. 16-bit elements that were
-// unpacked on load would occupy one register each until they are used.
+// Packed loads: loads kWide consecutive elements of a row and keeps them packed, for example two 16-bit elements per
+// register. If the load unpacked them, each 16-bit element would occupy one register until it is used.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -17,8 +17,8 @@ struct Packed {
   using Bits = typename Word<kWide*(int)sizeof(T)>::type;
   Bits bits;
 
-  // Loads from an address aligned to the vector, with a hint to evict these bytes first: the caches then keep data that
-  // is read again.
+  // Loads kWide elements from `from`, which is aligned to their total size. The load has a hint to evict these bytes
+  // first, so that the caches keep data that is read again.
   __device__ __forceinline__ void load(const T* from) { bits = __ldcs(reinterpret_cast<const Bits*>(from)); }
 
   __device__ __forceinline__ simt::Vector<T, kWide> elements() const {

@@ -1,19 +1,20 @@
-// Warp queue: collects the unfinished rows of all tiles of a warp in shared memory.
+// Warp queue: a queue in shared memory of the rows that need more work, collected from all tiles of a warp.
 //
-// Why it is fast: only a few rows of a tile need the extra, expensive work. The warp collects these rows and processes
-// 32 of them at once, one per lane.
+// Why it is fast: only a few rows of a tile need the extra, expensive work. The warp collects these rows from several
+// tiles and processes 32 rows at once, one per lane.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// The queue of a warp has space for kTile + 32 items, and one call of `add` adds up to 32. So at most kTile items may
-// be added between two calls of drain(32). With kTile = 0, the queue must be empty before each `add`. add_while needs a
-// kTile of at least 32. `keeps`: the address and the lane mask are forced into registers (simt::kept).
+// The queue of a warp has space for kTile + 32 items. One call of `add` adds up to 32 items, one per lane. At most
+// kTile items may be added between two calls of drain(32). With kTile = 0, the queue must be empty before each `add`.
+// add_while requires kTile ≥ 32. If `keeps` is true, the address of the queue and the lane mask are forced into
+// registers (simt::kept).
 template <typename Item, int kTile, bool keeps = false>
 class Queue {
  public:
-  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // items and bytes of one warp
+  static constexpr int kRoom = kTile + 32, kBytes = kRoom * (int)sizeof(Item);  // capacity of a warp's queue
 
   __device__ explicit Queue(void* items)
       : items_(static_cast<Item*>(items) + threadIdx.x / 32 * kRoom), below_((1u << threadIdx.x % 32) - 1),
@@ -21,7 +22,7 @@ class Queue {
     if (keeps) items_ = simt::kept_shared(items_), below_ = simt::kept(below_);
   }
 
-  // Adds the items of all lanes whose `wanted` is true. All lanes call it.
+  // Adds the `item` of each lane whose `wanted` is true. All lanes of the warp call it.
   __device__ __forceinline__ void add(bool wanted, const Item& item) {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (wanted) items_[waiting_ + __popc(all & below_)] = item;
@@ -30,7 +31,7 @@ class Queue {
 
   // Adds items as long as any lane's `wanted` is nonzero. In each iteration, every lane with a nonzero `wanted` adds
   // one item: `fill` writes the item and updates `wanted`. `all` is the mask of lanes with a nonzero `wanted` at the
-  // call. Processes the queue whenever it holds at least 32 items.
+  // call. Whenever the queue holds at least 32 items, `settle` processes 32 of them (see `take`).
   template <typename Fill, typename Settle>
   __device__ __forceinline__ void add_while(unsigned all, const unsigned& wanted, Fill fill, Settle settle) {
 #pragma unroll 1
@@ -43,7 +44,7 @@ class Queue {
   }
 
   // If the queue holds at least `least` items, removes up to 32 of them and calls `settle(items, count)` in all lanes.
-  // Returns whether it called `settle`, which may overwrite the items.
+  // `settle` may overwrite the items. Returns true if `settle` was called.
   template <typename Settle>
   __device__ __forceinline__ bool take(unsigned least, Settle settle) {
     if (waiting_ < least) return false;

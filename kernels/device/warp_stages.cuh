@@ -6,9 +6,11 @@
 
 namespace simt {
 
-// The warp first commits copies to kStages − 1 stages. Then it repeats three steps: wait() completes the copies to the
-// oldest of these stages, the warp copies to the stage that it read before and calls commit(), and it reads the
-// completed stage.
+// A pipeline of kStages stages of kStage bytes each. The warp first issues copies to kStages − 1 stages and calls
+// commit() after each stage. Then it repeats three steps:
+//   1. wait() waits for the copies to the oldest stage in flight.
+//   2. The warp issues copies to the stage that it read in the previous round, and calls commit().
+//   3. The warp reads the stage that step 1 waited for.
 template <int kStages, int kStage>
 struct WarpStages {
   unsigned char* const own;                     // this warp's kStages stages of kStage bytes each

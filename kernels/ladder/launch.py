@@ -25,7 +25,8 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
     A : cupy.ndarray of shape (m, k), float32 or float64, column-major
     B : cupy.ndarray of shape (k, w), of A's dtype, column-major
     t1, t2, t3 : int
-        Threads per block, columns of C that a thread computes at a time, and elements of A that it loads at a time.
+        Number of threads per block, of columns of C that a thread computes at a time, and of elements of A that a
+        thread loads at a time.
 
     Returns
     -------
@@ -52,7 +53,7 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
 
 
 def _check(A: Any, B: Any) -> tuple[int, int, int]:
-    """Return m, k, w of a product of two CuPy matrices."""
+    """Validate A (m × k) and B (k × w), and return m, k, w."""
     if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
         raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected (m, k) and (k, w)")
     if 0 in (*A.shape, *B.shape):
@@ -65,5 +66,5 @@ def _check(A: Any, B: Any) -> tuple[int, int, int]:
 
 
 def _leading(X: Any) -> int:
-    """Return the leading dimension of a column-major matrix; for a single column, its length."""
+    """Return the leading dimension of a column-major matrix in elements; for a single column, the number of rows."""
     return X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0]

@@ -17,10 +17,11 @@ TSA_PTX float square_root(float x) {
 }
 
 // Maximum over all candidates except one, by a bit mask. One R2P instruction sets seven predicates from the low seven
-// bits of a byte, and each predicate skips the `max` with one candidate. Comparing the candidates' numbers instead
+// bits of a byte, and each predicate skips the `max` with one candidate. Comparing the candidates' indices instead
 // would take one more instruction per candidate.
 //
-// skip_bit ─ a mask: bit `one` − 1 for `one` from 1 to 31, no bit for 0, and bit 31 for 32 and more.
+// skip_bit ─ returns the mask that skips candidate `one`: bit `one` − 1 is set for `one` from 1 to 31, no bit for 0,
+// and bit 31 for 32 and more.
 TSA_PTX unsigned skip_bit(int one) {
 #if defined(TSA_HOST)
   return one == 0 ? 0 : (unsigned)one >= 32 ? 1u << 31 : 1u << (one - 1);
@@ -31,8 +32,8 @@ TSA_PTX unsigned skip_bit(int one) {
 #endif
 }
 
-// Returns the maximum of `most` and of the numbers of[i] whose bit in `skipped` is 0. The bit of of[i] is bit
-// 8 · byte + i.
+// Returns the maximum of `most` and of all numbers of[i] that are not skipped. of[i] is skipped if bit 8 · byte + i of
+// `skipped` is 1.
 template <int byte>
 TSA_PTX float max_unless_skipped(float most, const float (&of)[7], unsigned skipped) {
   static_assert(byte >= 0 && byte < 4, "a word has four bytes");
@@ -56,8 +57,8 @@ TSA_PTX float max_unless_skipped(float most, const float (&of)[7], unsigned skip
   return most;
 }
 
-// Returns the maximum of `most` and `of`, or `most` if `one`, the index of `of`, equals `skipped`. Compares the indices
-// instead of testing a mask.
+// `one` is the index of the number `of`. Returns `most` if `one` equals `skipped`, else the maximum of `most` and `of`.
+// Compares the indices instead of testing a mask bit.
 TSA_PTX float max_unless(float most, float of, int one, int skipped) {
 #if defined(TSA_HOST)
   return one == skipped || most >= of ? most : of;

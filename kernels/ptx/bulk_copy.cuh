@@ -6,8 +6,8 @@ namespace ptx {
 
 // mbarrier ─ a barrier in 8 bytes of shared memory that counts arrivals of threads and bytes of copies. A phase
 // completes when all expected arrivals and all announced bytes have been counted; then the next phase begins. Phases
-// have parity 0, 1, 0, 1, …; a thread names the phase that it waits for by its parity. Writes of a thread before it
-// arrives are visible to threads that have waited for that phase.
+// have parity 0, 1, 0, 1, …; a waiting thread identifies a phase by the parity of this phase. Writes that a thread
+// makes before it arrives are visible to threads that have waited for that phase.
 struct Mbarrier {
   unsigned long long state;
 };
@@ -30,8 +30,8 @@ TSA_PTX void bulk_copy(void* shared, const void* global, int bytes, Mbarrier* ba
 
 TSA_PTX unsigned shared_address(const void* shared) { return (unsigned)__cvta_generic_to_shared(shared); }
 
-// Initializes a barrier; one thread calls it. Other threads may use the barrier after that thread has called
-// mbarrier_init_fence and the block has synchronized.
+// Initializes a barrier that expects `arrivals` arrivals per phase; one thread calls it. Other threads may use the
+// barrier after that thread has called mbarrier_init_fence and the block has synchronized.
 TSA_PTX void mbarrier_init(Mbarrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
@@ -41,7 +41,7 @@ TSA_PTX void mbarrier_arrive(Mbarrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
 }
 
-// Arrives, and adds `bytes` to the bytes that this phase expects.
+// Arrives, and adds `bytes` to the number of bytes that the current phase expects.
 TSA_PTX void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(barrier)), "r"(bytes)
                : "memory");
@@ -60,8 +60,8 @@ TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
 }
 
 // cp.async.mbarrier.arrive ─ the barrier counts one arrival when all earlier cp_async copies of this thread
-// (cp_async.cuh) have completed. The number of expected arrivals includes this one. It publishes only the copies: other
-// writes of this thread need an ordinary arrival.
+// (cp_async.cuh) have completed. This arrival is one of the arrivals that the barrier expects. It makes only the copies
+// visible to waiting threads: other writes of this thread need an ordinary arrival.
 TSA_PTX void cp_async_arrive(Mbarrier* barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(shared_address(barrier)) : "memory");
 }

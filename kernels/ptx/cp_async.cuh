@@ -5,12 +5,12 @@
 namespace ptx {
 
 // cp.async ─ copies `bytes` bytes (4, 8 or 16) from global to shared memory without using registers. Both addresses are
-// multiples of `bytes`. It copies the first `read` bytes and fills the others with zeros; with `read` 0 it reads
-// nothing.
+// multiples of `bytes`. It copies the first `read` bytes and fills the remaining bytes of the destination with zeros.
+// With `read` = 0 it reads no global memory.
 //
 // The copy is visible to this thread after cp_async_wait, and to other threads after a barrier that follows. `around`
-// (128 or 256) makes the level-2 cache fetch the whole aligned block of so many bytes, so that later copies from this
-// block are faster.
+// (128 or 256) makes the level-2 cache fetch the aligned block of 128 or 256 bytes that contains `global`, so that
+// later copies from this block are faster.
 template <int bytes, int around = 0>
 TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
   static_assert(bytes == 4 || bytes == 8 || bytes == 16, "cp.async copies 4, 8 or 16 bytes");
@@ -41,7 +41,7 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
 #endif
 }
 
-// Combines this thread's copies since its last commit into a group.
+// Combines the copies that this thread has issued since its last commit into a group.
 TSA_PTX void cp_async_commit() {
 #if defined(TSA_HOST)
   cuda_host::commit_copies();
@@ -50,7 +50,7 @@ TSA_PTX void cp_async_commit() {
 #endif
 }
 
-// Waits until at most the `pending` latest groups of this thread are in flight.
+// Waits until all groups of copies of this thread are complete, except the `pending` latest groups.
 template <int pending>
 TSA_PTX void cp_async_wait() {
 #if defined(TSA_HOST)

@@ -2,14 +2,14 @@
 // is DependentLaunch in kernels/runtime/launch.py.
 //
 // griddepcontrol_wait
-//   Returns when the previous kernel of the stream has ended and its writes are visible. In a chain of such
-//   launches, all threads of every kernel call it: a kernel then ends only after all kernels before it have ended. Call
-//   it first; before it, a kernel may only read data that no earlier kernel writes.
+//   Returns when the previous kernel of the stream has ended and its writes are visible. In a chain of
+//   dependent launches, all threads of every kernel call this function: a kernel then ends only after all kernels
+//   before it have ended. Call it first: before the call, a kernel may only read data that no earlier kernel writes.
 //
 // griddepcontrol_launch_dependents
-//   Lets blocks of the next kernel start when all blocks of this kernel have called it or ended. Use it in kernels that
-//   fill the GPU. If a small kernel calls it, two blocks of a large next kernel can start on the same multiprocessor
-//   while blocks of the small kernel still occupy other multiprocessors.
+//   Lets blocks of the next kernel start when all blocks of this kernel have called this function or ended. Use it in
+//   kernels that fill the GPU. If a small kernel calls it, two blocks of a large next kernel can start on the same
+//   multiprocessor while blocks of the small kernel still occupy other multiprocessors.
 #pragma once
 #include "kernels/ptx/types.cuh"
 

@@ -2,7 +2,7 @@
 // floats, rounded as measured on an H200 (docs/notes/tsm2.md).
 //
 //   E         the largest exponent of d and of the nonzero products. The exponent of a product is the sum of the
-//             exponents of its two factors; a subnormal float16 factor has exponent −14, as the smallest normal one
+//             exponents of its two factors. A subnormal float16 factor has exponent −14, like the smallest normal one
 //   2^(E−25)  d and each product are truncated to a multiple of this number, which is two bits below the last place of
 //             a float with exponent E
 //   result    the exact sum of the truncated addends, itself truncated to the 24 bits of a float
@@ -28,10 +28,11 @@ TSA_SUM int exponent(float x) { return (int)(__float_as_uint(x) >> 23 & 255) - 1
 // 2^n.
 TSA_SUM double power(int n) { return __longlong_as_double((1023LL + n) << 52); }
 
-// x truncated to the 24 bits of a float.
+// x truncated to the 24 significant bits of a float.
 TSA_SUM double cut(double x) { return __longlong_as_double(__double_as_longlong(x) & ~0x1fffffffLL); }
 
-// d + Σ a_i · b_i. A factor with an exponent below kLeast counts with exponent kLeast.
+// Returns d + Σ a_i · b_i, truncated as described at the head of this file. The largest exponent E counts a factor with
+// an exponent below kLeast as if its exponent were kLeast.
 template <int kLeast, int n>
 TSA_SUM float sum(float d, const float (&a)[n], const float (&b)[n]) {
   constexpr int kNone = -1000;

@@ -38,7 +38,7 @@ class SharedWord {
     there.at_ = at_ + bytes;
     return there;
   }
-  // Adds to the word `words` words after this one.
+  // Adds `value` to the word that lies `words` words after this word.
   template <int words>
   TSA_PTX void add(unsigned value) const {
     asm volatile("red.shared.add.u32 [%0 + %2], %1;" ::"r"(at_), "r"(value), "n"(4 * words) : "memory");
@@ -49,7 +49,8 @@ class SharedWord {
 #endif
 };
 
-// prefetch ─ loads the cache line at an address into the level-2 cache; with `stays`, that line is evicted last.
+// prefetch ─ loads the cache line at an address into the level-2 cache. If `stays` is true, the cache evicts this line
+// last.
 template <bool stays = false>
 TSA_PTX void prefetch(const void* global) {
 #if !defined(TSA_HOST)

@@ -20,7 +20,8 @@ namespace ptx {
 
 #if defined(TSA_HOST)
 
-// d + Σ a·b as the tensor cores compute it. float64 products are added one after another, each with one rounding.
+// d + Σ a·b with the rounding of the tensor cores. float64 products are added one after another, each with one
+// rounding. Other types: emulated_mma.cuh.
 template <int, int K>
 inline double sum_on_host(double d, const double (&a)[K], const double (&b)[K]) {
   for (int k = 0; k < K; ++k) d = fma(a[k], b[k], d);
@@ -61,7 +62,7 @@ inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element 
 
 #endif
 
-// mma m16n8k8, tf32 ─ ignores the bits below the 11 significant bits of tf32.
+// mma m16n8k8, tf32 ─ the tensor cores ignore the bits of a float below the 11 significant bits of tf32.
 TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]) {
 #if defined(TSA_HOST)
   mma_on_host<16, 8, 1>(d, a, b, [](float x, int) { return __uint_as_float(__float_as_uint(x) & 0xffffe000u); });
@@ -74,7 +75,7 @@ TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]
 #endif
 }
 
-// mma m8n8k4, f64 (sm_80 and later). The next three functions need sm_90 or later.
+// mma m8n8k4, f64 (sm_80 and later). The three functions after mma_m8n8k4 need sm_90 or later.
 TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[1]) {
 #if defined(TSA_HOST)
   mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });

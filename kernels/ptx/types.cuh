@@ -1,8 +1,8 @@
 // 16-bit floating-point types with their conversions, and the macro that declares the functions of this folder.
 //
 // This folder holds all inline PTX, one inline function per instruction. Each function has two bodies: the instruction,
-// and the same operation in C++ (TSA_HOST), so that the CPU can run a kernel's own source. No function needs a header
-// under NVRTC.
+// and the same operation in C++ (TSA_HOST), so that the CPU can run the source of a kernel. Under NVRTC, no function
+// needs a system header.
 #pragma once
 
 #if defined(TSA_HOST)
@@ -74,7 +74,7 @@ TSA_PTX unsigned to_bfloat16s(float lower, float upper) {
 
 TSA_PTX float to_float(Bfloat16 x) { return __uint_as_float((unsigned)x.bits << 16); }
 
-// 16 bytes that one instruction moves.
+// 16 bytes that one instruction loads or stores.
 struct alignas(16) Quad {
   unsigned at[4];
 };

@@ -4,7 +4,7 @@
 
 namespace ptx {
 
-// barrier.sync, barrier.arrive ─ named barrier `id` (1 to 15) for `threads` threads of a block, in whole warps. A
+// barrier.sync, barrier.arrive ─ named barrier `id` (1 to 15) for `threads` threads of a block, a multiple of 32. A
 // thread that syncs waits until `threads` threads have synced or arrived; a thread that arrives continues at once.
 // Writes before either call are visible to the threads that synced. The forms without .aligned are used because the
 // warps execute different barrier instructions.
@@ -24,8 +24,8 @@ TSA_PTX void barrier_arrive(int id, int threads) {
 #endif
 }
 
-// setmaxnreg ─ changes the registers per thread of this warpgroup to a multiple of 8 between 24 and 256. An increase
-// waits until other warpgroups of the block have released enough registers.
+// setmaxnreg ─ changes the registers per thread of this warpgroup to `registers`, a multiple of 8 between 24 and 256.
+// An increase waits until other warpgroups of the block have released enough registers.
 template <int registers>
 TSA_PTX void more_registers() {
 #if !defined(TSA_HOST)

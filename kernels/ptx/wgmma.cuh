@@ -8,15 +8,15 @@ namespace ptx {
 // does not wait for the product. A is 64 × 8 of tf32 or 64 × 16 of 16-bit elements. Each warp holds 16 rows of A in
 // registers, as a fragment of mma m16n8k8 or m16n8k16; d[j] is the warp's fragment of columns 8·j to 8·j + 7.
 //
-// B lies in shared memory, aligned to 16 bytes, with 256 bytes per 8 columns. There, word i of lane l of B's fragment
-// (mma.cuh) is at byte 4·(32·i + l).
+// B lies in shared memory, aligned to 16 bytes, with 256 bytes per 8 columns. Within these 256 bytes, word i of lane l
+// of B's fragment (mma.cuh) is at byte 4·(32·i + l).
 //
 // Order of operations:
 //   1. Call wgmma_fence for the registers of A, and of d if the thread wrote them, before the first wgmma that uses
 //      them.
 //   2. If threads wrote B by ordinary stores, they call async_fence and then a barrier before a wgmma reads B.
-//   3. wgmma_commit closes a group of products. wgmma_wait returns when at most the `pending` latest groups are in
-//      flight. Before a group has completed, no thread reads its d or overwrites its B.
+//   3. wgmma_commit closes a group of products. wgmma_wait returns when all groups except the `pending` latest groups
+//      have completed. Until a group has completed, no thread may read the d or overwrite the B of this group.
 //
 // matrix_at returns the descriptor of a matrix in shared memory. matrix_after returns the descriptor of the matrix that
 // begins `bytes` bytes after another one: adding to a descriptor is cheaper than converting a pointer for each product.
@@ -107,8 +107,8 @@ inline void wgmma_fence(float (&)[blocks][4]) {}
 TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int parts, int pairs>
 TSA_PTX void wgmma_fence(unsigned (&a)[parts][pairs][4]) {
-  // The compiler does not know that the fence concerns registers. These empty statements keep writes to them before the
-  // fence.
+  // The compiler does not know that the fence concerns registers. These empty statements keep writes to the registers
+  // of A before the fence.
 #pragma unroll
   for (int i = 0; i < 4 * parts * pairs; ++i) asm volatile("" : "+r"(a[i / 4 / pairs][i / 4 % pairs][i % 4])::"memory");
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
@@ -172,8 +172,8 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
 #define TSA_SUMS_19 TSA_SUMS_16, TSA_SUMS_OF(16), TSA_SUMS_OF(17), TSA_SUMS_OF(18)
 #define TSA_SUMS_22 TSA_SUMS_19, TSA_SUMS_OF(19), TSA_SUMS_OF(20), TSA_SUMS_OF(21)
 #define TSA_SUMS_25 TSA_SUMS_22, TSA_SUMS_OF(22), TSA_SUMS_OF(23), TSA_SUMS_OF(24)
-// `rest` lists the operands after d: A, the descriptor of B, and the flag that adds to d. For 16-bit types, the last 0
-// means that B is not transposed.
+// `rest` lists the operands after d: A, the descriptor of B, and the flag that selects d += A · B instead of d = A · B.
+// For 16-bit types, the last 0 means that B is not transposed.
 #define TSA_WGMMA(blocks, n, rest)                                                                                    \
   if constexpr (sizeof(T) == 4)                                                                                       \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" n "k8.f32.tf32.tf32 {" TSA_NAMES_##blocks "}, " rest ", 1, 1;"   \
@@ -189,8 +189,8 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
                  : TSA_SUMS_##blocks                                                                                  \
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(from), "n"(!clears))
 
-// Matrix descriptor. Its fields count 16 bytes: the start address, the distance from word 0 of a fragment to word 1
-// (128 bytes), and the distance to the next 8 columns or rows (256 bytes).
+// Matrix descriptor. Its fields are in units of 16 bytes: the start address, the distance from word 0 of a fragment to
+// word 1 (128 bytes), and the distance from 8 columns or rows to the next 8 (256 bytes).
 TSA_PTX unsigned long long matrix_at(const void* shared) {
   return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
 }

@@ -1,14 +1,14 @@
 // Bit-exact emulation of one output element: repeats the accumulation order and the rounding of the kernel of a plan
 // (gemm_mma.cuh, which defines tile and work unit, or gemm_wgmma.cuh).
 //
-//   a block's share of the tile   its work units in order; `splits` warps each sum one part of the depth of every unit
-//   a part                        pairs of words; the two words of four lanes are the depth of one instruction
-//                                 (operand.cuh)
-//   an instruction                float64: products one after another, each with one rounding; other types:
-//                                 ptx/emulated_mma.cuh
-//   an interval                   `interval` words per lane, summed from zero; one rounded addition then adds this sum
-//                                 to that of the warp. If `interval` is 0, words are added to the sum of the warp
-//   splits, blocks                their sums are added in the order of add_splits and of stream_k_fixup.cuh
+//   block         sums its work units of the tile in order; each of `splits` warps sums one part of every unit's depth
+//   part          is a sequence of pairs of words; two words of four lanes are the depth of one instruction
+//                 (operand.cuh)
+//   instruction   float64: adds products one after another, each with one rounding; other types: ptx/emulated_mma.cuh
+//   interval      `interval` words per lane, summed from zero; one rounded addition then adds the interval's sum to the
+//                 sum of the warp. If `interval` is 0, all instructions add directly to the sum of the warp
+//   reduction     add_splits gives the order in which the sums of the splits are added, stream_k_fixup.cuh the order in
+//                 which the sums of the blocks are added
 //
 // One thread emulates one element, in about a hundred times the time that the kernel takes per element. So only a few
 // elements should be emulated. Outer loops are not unrolled: with nested unrolled loops, inlined into every caller,
@@ -20,16 +20,21 @@
 
 namespace tsm2 {
 
-// The accumulation order of a launch (kernels/plan/accumulation_order.py): work units of the product and of a tile,
-// rows of a tile, depth of a work unit, k; blocks of the grid, warps that split the depth, kStride of operand.cuh;
-// words per lane and interval, tf32 products per float32 product. `blocks` is 0 if the order is unknown.
+// The accumulation order of a launch (kernels/plan/accumulation_order.py). All members are numbers:
+//
+//   units, tile_units      work units of the product; work units per tile
+//   tile_rows, depth, k    rows per tile; depth per work unit; k of the product
+//   blocks                 blocks of the grid; 0 if the order is unknown
+//   splits, stride         warps that split the depth; kStride of operand.cuh
+//   interval, products     words per lane and interval; tf32 products per float32 product
 struct Order {
   long long units, tile_units, tile_rows, depth, k;
   int blocks, splits, stride;
-  // by_steps: an interval adds the first tf32 products of all its pairs of words, then the second ones, and so on.
+  // by_steps: if 1, an interval adds the first tf32 products of all its pairs of words, then all second products, and
+  // so on. If 0, it adds all tf32 products of one pair of words before those of the next pair.
   int interval, products, by_steps;
 
-  // The first unit of a block's share, as in Partition (tile_scheduler.cuh).
+  // Returns the first unit of a block's share, as Partition (tile_scheduler.cuh) does.
   __device__ long long begin(unsigned block) const {
     const long long each = units / blocks;
     const unsigned rest = (unsigned)(units - each * blocks);
@@ -45,8 +50,9 @@ struct Order {
 
 __device__ __forceinline__ double unknown() { return __longlong_as_double(0x7ff8000000000000LL); }
 
-// The range of magnitudes of nonzero factors that are emulated. float16: all. Other types: the range excludes factors
-// whose products, or products of parts (fragments.cuh), could be subnormal or overflow.
+// The range of magnitudes of nonzero factors that are emulated: at least least_factor, below most_factor. float16: all
+// magnitudes. Other types: the range excludes factors whose products, or products of parts (fragments.cuh), could be
+// subnormal or overflow.
 template <typename T>
 inline constexpr double least_factor = 0x1p-40;
 template <>
@@ -60,14 +66,16 @@ inline constexpr int least_exponent = tensor::kLeastOfFloat;
 template <>
 inline constexpr int least_exponent<ptx::Half> = tensor::kLeastOfHalf;
 
-// `a(l)` and `b(l)` return element l of the row of A and of the column of B, as a double.
+// Emulates the element of A · B in row `row` and one column. `a(l)` returns element l of the row of A, and `b(l)`
+// element l of the column of B, as doubles.
 template <typename T, typename A, typename B>
 class Predicted {
  public:
   __device__ Predicted(const Order& order, long long row, const A& a, const B& b)
       : order_(order), a_(a), b_(b), tile_(row / order.tile_rows * order.tile_units) {}
 
-  // Returns the emulated element, or NaN if a factor is not finite or outside the range above.
+  // Returns the emulated element, or NaN if a factor is not finite or outside the range of least_factor and
+  // most_factor.
   __device__ double sum() {
     first_ = order_.block_of(tile_);
     blocks_ = order_.block_of(tile_ + order_.tile_units - 1) - first_ + 1;
@@ -83,7 +91,7 @@ class Predicted {
   static constexpr int kPerWord = kHalf ? 2 : 1, kPair = 8 * kPerWord;
   static constexpr int kGroup = 16, kMostSplits = 16;  // kGroup of StreamKFixup; maximum of `splits`
 
-  // The elements of two words of four lanes, of the row of A and of the column of B.
+  // The elements of the row of A and of the column of B that two words of four lanes hold.
   template <typename Number>
   struct Pair {
     Number a[kPair], b[kPair];
@@ -143,8 +151,8 @@ class Predicted {
     return sum;
   }
 
-  // A warp's part of a unit: its first depth, its number of depths, and the words per lane: in whole blocks, and in all
-  // (kInBlocks and kWords of Depth in operand.cuh).
+  // The part of a work unit that one warp sums: the first depth, the number of depths, and the number of words per
+  // lane. `in_blocks` is kInBlocks and `words` is kWords of Depth (operand.cuh).
   struct Part {
     long long begin;
     int size, in_blocks, words;

@@ -1,8 +1,8 @@
 // The epilogue contract: how a GEMM kernel passes its accumulators to an epilogue. store.cuh has the epilogues that
 // store C.
 //
-// An epilogue is a class. All 32 lanes of a warp call it together, with complete sums. Its constant kTakes selects the
-// form of the call:
+// An epilogue is a class. All 32 lanes of a warp call it together, once their sums are complete. The constant kTakes of
+// the class selects the member function that they call:
 //
 //   kRows       template <typename Sums>
 //               void operator()(const Sums& sums, long long row, int rows, long long column, int columns) const;
@@ -23,8 +23,8 @@
 //               void tile(unsigned char* scratch, long long row, int rows, long long column, int columns,
 //                         const Sum (&d)[kBlocks][kColumnBlocks][4]) const;
 //
-//               All accumulators of a warp: d[i] holds the 16 rows from `row` + 16·i on, as in kFragments. `scratch` is
-//               kBytes<kBlocks> bytes of shared memory that only this warp uses.
+//               All accumulators of a warp. d[i] holds the 16 rows that begin at `row` + 16·i, in the layout of
+//               kFragments. `scratch` is kBytes<kBlocks> bytes of shared memory that only this warp uses.
 //
 // Optional members:
 //
@@ -35,14 +35,14 @@
 //   const Sum* row_weights
 //                          Only with kFragments: requests weighted sums of the rows of A (weighted_row_sums.cuh). The
 //                          sum of row `row` + 8·half + g is the sum of d[kBlocks − 1][2·half] over the four lanes with
-//                          this g. row_weights points to one weight per depth, aligned to 16 bytes. Zeros follow the
-//                          weights up to the depth where the last work unit ends, and 16 more.
+//                          this g. row_weights points to one weight per depth, aligned to 16 bytes. After the weights,
+//                          the array has zeros up to the end of the last work unit, and then 16 more zeros.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace tsm2 {
 
-// Sums of a warp in shared memory: at most kMostRows rows, each kPitch elements after the one before.
+// Sums of a warp in shared memory: at most kMostRows rows. Row i begins at element i · kPitch.
 template <typename Sum, int pitch, int most_rows>
 struct Sums {
   static constexpr int kPitch = pitch, kMostRows = most_rows;
@@ -52,7 +52,7 @@ struct Sums {
 
 enum class Takes { kRows, kFragments, kTile };
 
-// Whether an epilogue has idle(), and the value of idle().
+// may_idle is true if the epilogue has a member idle(). is_idle returns the value of idle(), or false if there is none.
 template <typename Epilogue, typename = void>
 constexpr bool may_idle = false;
 template <typename Epilogue>
@@ -67,13 +67,13 @@ __device__ __forceinline__ bool is_idle(const Epilogue& epilogue) {
   }
 }
 
-// Whether an epilogue has open() and close().
+// True if the epilogue has the members open() and close().
 template <typename Epilogue, typename = void>
 constexpr bool opens = false;
 template <typename Epilogue>
 constexpr bool opens<Epilogue, decltype((void)&Epilogue::open, (void)&Epilogue::close)> = true;
 
-// Whether an epilogue requests weighted sums of A's rows.
+// True if the epilogue has a member row_weights, which requests weighted sums of the rows of A.
 template <typename Epilogue, typename = void>
 constexpr bool adds_rows = false;
 template <typename Epilogue>

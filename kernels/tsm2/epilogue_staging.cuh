@@ -1,5 +1,5 @@
-// Epilogue staging: passes a warp's accumulators to an epilogue (epilogue.cuh), through shared memory if the epilogue
-// takes rows. A warp holds the sums of kBlocks × 16 rows and kColumns columns.
+// Epilogue staging: passes a warp's accumulators to an epilogue (epilogue.cuh). If kTakes of the epilogue is kRows, it
+// writes them to shared memory first. A warp holds the sums of kBlocks × 16 rows and kColumns columns.
 #pragma once
 #include "kernels/tsm2/epilogue.cuh"
 
@@ -14,16 +14,16 @@ __device__ __forceinline__ Sum& sum_at(Sum (&sums)[kBlocks][kColumnBlocks][4], i
 template <typename Sum, int kColumns, int kBlocks>
 struct EpilogueStaging {
   static constexpr int kColumnBlocks = (kColumns + 7) / 8;
-  // kPitch: elements from one row of sums in shared memory to the next. Rows of at most 8 columns, and most rows of
-  // doubles, need no gap against bank conflicts. Other rows are padded to an odd number of column blocks, which puts
-  // the rows of a fragment in different banks. kTogether: number of blocks of 16 rows staged at once, in at most 4096
-  // bytes if it is not 1.
+  // kPitch: number of elements from one row of sums in shared memory to the next. Rows of at most 8 columns, and most
+  // rows of doubles, need no gap against bank conflicts. Other rows are padded to an odd number of column blocks, which
+  // puts the rows of a fragment in different banks. kTogether: number of 16-row blocks staged at once. They occupy at
+  // most 4096 bytes, unless kTogether is 1.
   static constexpr bool kGapless = kColumns <= 8 || (sizeof(Sum) == 8 && kColumns % 16 != 0);
   static constexpr int kPitch = kGapless ? kColumns : 8 * (kColumnBlocks + (kColumnBlocks + 1) % 2);
   static constexpr int kFit = 4096 / (16 * kPitch * (int)sizeof(Sum));
   static constexpr int kTogether = kFit < 1 ? 1 : kFit < kBlocks ? kFit : kBlocks;
   static constexpr int kRowSums = (16 * kTogether * kPitch * (int)sizeof(Sum) + 15) / 16 * 16;
-  // Bytes of shared memory per warp.
+  // Number of bytes of shared memory that the epilogue requires per warp.
   template <typename Epilogue>
   static constexpr int bytes() {
     if constexpr (Epilogue::kTakes == Takes::kTile) return Epilogue::template kBytes<kBlocks>;

@@ -14,8 +14,8 @@
 // float is emulated by `kProducts` tf32 products (3xTF32). An element is the sum of tf32 parts, x = x₁ + x₂ (+ x₃),
 // with 11 bits each; all parts but the last are rounded to nearest. Three products, x₁y₂ + x₂y₁ + x₁y₁, omit x₂y₂, at
 // most 2⁻²² |xy|, and the bits of x and y below their second parts, again at most 2⁻²² |xy|. Six products omit less
-// than 2⁻³¹ |xy|. Tensor cores truncate as they add. Therefore they accumulate only over an interval of the depth, and
-// rounded float additions combine the intervals.
+// than 2⁻³¹ |xy|. Tensor cores truncate as they add. Therefore the tensor cores accumulate only over an interval of the
+// depth, and rounded float additions combine the sums of the intervals.
 #pragma once
 #include "kernels/ptx/mma.cuh"
 #include "kernels/ptx/types.cuh"
@@ -84,8 +84,8 @@ struct Tensor<float, kProducts> {
 
   static __device__ unsigned bits(const Parts& parts, int part) { return __float_as_uint(parts.at[part]); }
 
-  // The indices i and j of the parts of a and b that instruction `step` multiplies. The smallest products come first:
-  // six instructions have i + j = 2, 2, 2, 1, 1, 0, and three instructions the last three of these.
+  // Instruction `step` multiplies part i = left(step) of a by part j = right(step) of b. The smallest products come
+  // first: six instructions have i + j = 2, 2, 2, 1, 1, 0, and three instructions the last three of these.
   static __device__ constexpr int left(int step) {
     const int of_six = step + 6 - kProducts;
     return of_six == 1 || of_six == 4 ? 1 : of_six == 0 ? 2 : 0;
@@ -102,7 +102,8 @@ struct Tensor<float, kProducts> {
   }
 };
 
-// 16-bit types: one product, float accumulators. A word is a pair; its lower half holds the first element.
+// 16-bit types: one instruction per product, float accumulators. A word holds two elements, the first in its lower 16
+// bits.
 template <typename T>
 struct TensorOfHalf {
   using Word = unsigned;

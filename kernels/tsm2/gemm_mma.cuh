@@ -16,9 +16,9 @@
 // the same tile combine their sums in stream_k_fixup.cuh.
 //
 // If one stage holds all of k (TSM2L, kKeepB), a block loads B once and keeps it in shared memory, and tiles are
-// assigned to blocks round-robin. A *team* is the group of warps that processes one tile: all warps of the block, or
-// one of kTeams warps, each with its own tiles and pipeline. Teams of one warp need no block-wide barrier, so one warp
-// can store while others load and multiply.
+// assigned to blocks round-robin. A *team* is the group of warps that processes one tile: all warps of the block, or a
+// single warp. In the second case, each of the block's kTeams teams has separate tiles and a separate pipeline. Teams
+// of one warp need no block-wide barrier, so one warp can store while others load and multiply.
 //
 // Why it is fast: each operand is read once. Copies to kStages − 1 stages are in flight, more bytes than latency ×
 // bandwidth of the memory. The tensor cores multiply while these copies run, and leave the threads free to move data.
@@ -66,9 +66,9 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
-    // Tiles of one work unit are assigned round-robin: at every moment, all blocks then access neighboring addresses,
-    // which is faster. The first teams of all blocks get tiles before the second teams, so that even few tiles occupy
-    // all blocks.
+    // With kKeepB, each tile is one work unit, and tiles are assigned to teams round-robin. At every moment, all blocks
+    // then access neighboring addresses, which is faster. The first teams of all blocks get tiles before the second
+    // teams, so that even a few tiles occupy all blocks.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
     const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : partition_.begin(blockIdx.x);
     const long long end =
@@ -105,8 +105,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     int slot = 0;
     for (long long unit = begin; unit < end; ++unit) {
       ptx::cp_async_wait<Plan::kStages - (kPreparesNext ? 3 : 2)>();
-      // After the barrier, this unit's stage is complete (with kPreparesNext also the next unit's), and the whole team
-      // has finished the previous unit.
+      // After the barrier, the stage of this unit is complete, and with kPreparesNext also the stage of the next unit.
+      // All warps of the team have finished the previous unit.
       if (Plan::kTeams > 1) {
         simt::sync_warp();
       } else {
@@ -133,8 +133,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     Parts at[2];
   };
 
-  // With kKeepB: splits B into its parts. Waits first until at most this thread's `pending` latest groups of copies,
-  // which do not copy B, are in flight.
+  // With kKeepB: waits for the copies of B, then splits B into its parts (fragments.cuh). The `pending` latest groups
+  // of copies of this thread do not copy B and may still be in flight.
   template <int pending>
   __device__ __forceinline__ void share_kept_b() const {
     ptx::cp_async_wait<pending>();
@@ -149,7 +149,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     return reinterpret_cast<PartsOfTwo*>(shared_ + kPipelinesBytes + (kStreamsB && unit % 2 ? kParts : 0));
   }
 
-  // Splits a tile of B into its parts. The words are split among all warps of the block.
+  // Splits a tile of B into its parts (fragments.cuh). All warps of the block divide the words among themselves.
   __device__ __forceinline__ void prepare(const unsigned char* b_tile, PartsOfTwo* to) const {
     const int lane = threadIdx.x % 32;
     constexpr int kTwos = (kTileColumnBlocks + 1) / 2;
@@ -163,7 +163,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     }
   }
 
-  // Accumulates the product of one stage.
+  // Adds the product of the tiles of A and B in one stage to `sums`.
   __device__ __forceinline__ void multiply(const unsigned char* a_tile, const unsigned char* b_tile,
                                            const PartsOfTwo* b_parts, Sum (&sums)[kBlocks][kSumBlocks][4]) const {
     const int row = warp_m_ * kRows, column = warp_n_ * kColumns, depth = warp_k_ * (Plan::kDepth / Plan::kWarpsK);
@@ -242,7 +242,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     Staging::run(epilogue_, scratch, first.row, rows, first.column, columns, sums);
   }
 
-  // The members that StreamKFixup uses. Its team is all threads of this block.
+  // The members that StreamKFixup requires of its team, which is all threads of this block.
   template <typename, typename, int>
   friend class StreamKFixup;
   static constexpr int kSplits = Plan::kWarpsK;

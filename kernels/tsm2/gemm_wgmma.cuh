@@ -7,9 +7,9 @@
 //      │unit│unit│    │ tile  k│unit│
 //      ├────┼────┼────┤        ├────┤      *Producers*, one or two warpgroups, copy A and B of later units to a
 //    m │    │    │    │   ×    │unit│      pipeline of stages, and split the current unit's B into the parts that
-//      └────┴────┴────┘        └────┘      consumers read. *Consumers* are kWarpsM / 4 · kWarpsK warpgroups. Each loads
-//                                          and splits its words of A, and multiplies: kMatrices · 64 rows of the tile,
-//                                          and one of kWarpsK parts of every unit's depth.
+//      └────┴────┴────┘        └────┘      consumers read. *Consumers* are kWarpsM / 4 · kWarpsK warpgroups. Each has
+//                                          kMatrices · 64 rows of the tile and one of kWarpsK parts of every unit's
+//                                          depth: it loads and splits its words of A, and multiplies them by B.
 //
 // Producers and consumers synchronize by named barriers. Parts of B are double-buffered, so each barrier exists twice,
 // for even and odd units: `landed` (the copies are complete) and, per consumer, `full` (the parts are ready) and
@@ -21,9 +21,9 @@
 // A consumer divides a unit into *jobs*: products of one 64-row matrix of A over part of the depth. While the tensor
 // cores run one job, the warpgroup loads A for the next job and adds the sums of the previous job to those of the tile.
 //
-// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32 rows, and the tensor cores always
-// have a job queued. Doubles use mma.sync; they are faster here because no consumer waits at a block-wide barrier. Tall
-// tiles make reads of B from the level-2 cache few. setmaxnreg moves registers from producers to consumers.
+// Why it is fast: wgmma reads B once per 64 rows of A, mma.sync once per 16 or 32 rows. The tensor cores always have a
+// job queued. Doubles use mma.sync, faster than in gemm_mma.cuh: no consumer waits at a block-wide barrier. Tall tiles
+// need few reads of B from the level-2 cache. setmaxnreg moves registers from producers to consumers.
 #pragma once
 #include "kernels/tsm2/stream_k_fixup.cuh"
 #include "kernels/tsm2/epilogue_staging.cuh"
@@ -66,7 +66,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
         group_(threadIdx.x / kGroup) {}
 
   __device__ __forceinline__ void run() {
-    // Tiles of one work unit are assigned round-robin, as in gemm_mma.cuh.
+    // With kKeepB, tiles are assigned to blocks round-robin, as in gemm_mma.cuh.
     const long long begin = Plan::kKeepB ? blockIdx.x : partition_.begin(blockIdx.x);
     const long long all = Plan::kKeepB ? (partition_.units - begin + gridDim.x - 1) / gridDim.x
                                        : partition_.begin(blockIdx.x + 1) - begin;
@@ -134,7 +134,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // Accumulates the product of one stage, for doubles.
+  // For doubles: adds the product of the tiles of A and B in one stage to `sums`.
   __device__ __forceinline__ void add_unit(const unsigned char* a_tile, int place,
                                            Sum (&sums)[kMatrices][kSumBlocks][4]) const {
     const int lane = threadIdx.x % 32;
@@ -191,7 +191,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     ptx::wgmma_commit();
   }
 
-  // Waits for all jobs but the `pending` latest. With kAlone, adds the sums of `job`, the last of them, to `sums`.
+  // Waits for all but the `pending` latest jobs. With kAlone, adds the sums of `job`, the last complete job, to `sums`.
   template <int pending>
   __device__ __forceinline__ void end_job(int job, Sum (&alone)[2][kColumnBlocks][4],
                                           Sum (&sums)[kMatrices][kSumBlocks][4]) const {
@@ -218,7 +218,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     return nullptr;
   }
 
-  // Loads pair `pair` of the words of A in this warpgroup's part of the depth, for this warp's 16 rows of a matrix.
+  // Loads pair `pair` of the words of A in this warpgroup's part of the depth, for this warp's rows of matrix `matrix`.
   __device__ __forceinline__ void load_pair(Parts (&to)[4], const unsigned char* a_tile, int matrix, int pair,
                                             Sum (&sums)[kSumBlocks][4]) const {
     constexpr bool kBeyond = Plan::kTileM % (64 * kRowGroups * kMatrices) != 0;
@@ -233,7 +233,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     for (int word = 0; word < 4; ++word) to[word] = Unit::parts(words[word]);
   }
 
-  // The first of this warp's 16 rows of a matrix, relative to the tile.
+  // The index, within the tile, of the first of this warp's 16 rows of 64-row matrix `matrix`.
   __device__ int first_row(int matrix) const {
     return 64 * (group_ % kRowGroups * kMatrices + matrix) + 16 * (threadIdx.x % kGroup / 32);
   }
@@ -258,7 +258,7 @@ class GemmWgmma : WgmmaBlock<Plan, adds_rows<Epilogue>> {
     }
   }
 
-  // The members that StreamKFixup uses. Its team is the consumers.
+  // The members that StreamKFixup requires of its team, which is all consumers of this block.
   template <typename, typename, int>
   friend class StreamKFixup;
   __device__ int split() const { return kSplits > 1 ? group_ / kRowGroups : 0; }

@@ -9,9 +9,9 @@
 //          └─────────┘         └────┴────┴────┘    kColumns columns, and these in *chunks* of kPanels panels, which
 //                           B: copied every turn   all warpgroups multiply.
 //
-// One more warpgroup issues the copies (streamed_pipeline.cuh). If row tiles fit in shared memory, they stay there for
-// the whole turn (kStays). Warpgroups then begin their row tiles at different column tiles, so that they do not all end
-// at the same time.
+// One more warpgroup issues the copies (streamed_pipeline.cuh). If the row tiles fit in shared memory, they are copied
+// once per turn and remain there for the whole turn (kStays). Warpgroups then begin their row tiles at different column
+// tiles, so that they do not all end at the same time.
 //
 // Why it is fast: half of the warpgroups run their epilogue of a column tile while the tensor cores work for the other
 // half. The halves alternate explicitly (kTakesTurns), because the hardware interleaves all products in flight.
@@ -63,8 +63,8 @@ class GemmWgmmaStreamed {
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / kConsumers / 8 * 8;
-  // Whether the halves of the warpgroups alternate. Shared memory must then hold all chunks of a column tile of B,
-  // because one half multiplies all of them before the other half begins.
+  // True if the two halves of the warpgroups multiply alternately. Shared memory must then hold all chunks of a column
+  // tile of B, because one half multiplies all of them before the other half begins.
   static constexpr bool kTakesTurns = kStays && kChunks <= kStagesB;
 
   // A has `row_tiles` row tiles, and B has `column_tiles` column tiles.
@@ -149,8 +149,8 @@ class GemmWgmmaStreamed {
     skip_column_tiles(group, pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b, parity);
   }
 
-  // Splits the numbers that the epilogue adds to this thread's two rows into parts, and stores these in the warpgroup's
-  // panel that multiplies the first panel of B.
+  // `levels` are the numbers that the epilogue adds to the sums of this thread's two rows. Splits them into parts, and
+  // stores the parts in the warpgroup's panel that multiplies the first panel of B.
   __device__ __forceinline__ void set_levels(unsigned char* constants, int group, const float (&levels)[2]) const {
     ptx::barrier_sync(1 + group, 128);  // all products with the previous content are complete
     const int r = threadIdx.x % 4;
@@ -181,7 +181,7 @@ class GemmWgmmaStreamed {
     }
   }
 
-  // Lets the warpgroup of the other half begin its products.
+  // Lets warpgroup (group + kHalf) % kGroups begin its products.
   __device__ __forceinline__ void pass_turn(int group) const {
     if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(pipelines_.may_begin + (group + kHalf) % kGroups);
   }

@@ -1,4 +1,4 @@
-// Block configuration of gemm_mma.cuh, which defines the terms: warp layout, pipelines and shared-memory map.
+// Block configuration of gemm_mma.cuh: warp layout, pipelines and shared-memory map. gemm_mma.cuh defines the terms.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/weighted_row_sums.cuh"
@@ -13,7 +13,7 @@ struct MmaBlock {
   using Unit = Tensor<T, Plan::kProducts>;
   using Sum = typename Unit::Sum;
 
-  // Warps per team and per block.
+  // Number of warps per team, and per block.
   static constexpr int kTeam = Plan::kWarpsM * Plan::kWarpsN * Plan::kWarpsK, kWarps = kTeam * Plan::kTeams;
   static constexpr int kThreads = 32 * kWarps;
   static_assert(Plan::kTeams == 1 || (Plan::kKeepB && kTeam == 1), "with several teams, each team is one warp");
@@ -29,13 +29,13 @@ struct MmaBlock {
                     (Plan::kWarpsN == 1 || kColumns % 8 == 0),
                 "warps share a tile evenly");
 
-  // Shared memory, in bytes: a pipeline per team, the parts of B, and scratch for sums. With kKeepB, the parts are
-  // stored once; else twice, for the current unit and for the next. The reduction over warps and the epilogue use the
-  // same scratch.
+  // Shared memory, in bytes: a pipeline per team, the parts of B (fragments.cuh), and scratch for sums. With kKeepB,
+  // the parts of B are stored once. Otherwise they are stored twice, for the current unit and for the next unit. The
+  // reduction over warps and the epilogue use the same scratch.
   static constexpr bool kOwnB = !Plan::kGram, kStreamsB = kOwnB && !Plan::kKeepB;
   static constexpr bool kPreparesB = Plan::kKeepB || Plan::kPrepareB;
   static_assert(!kPreparesB || (kOwnB && Plan::kWarpsK == 1), "all warps read the same parts of B");
-  using Weights = RowWeights<Sum, Plan::kDepth>;  // behind B in every stage; with kKeepB, stored once
+  using Weights = RowWeights<Sum, Plan::kDepth>;  // after B in every stage; with kKeepB, once per block
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
   static constexpr int kStage = kWeightsAt + (Plan::kKeepB ? 0 : kWeights), kPipelineBytes = Plan::kStages * kStage;
   static constexpr int kPipelinesBytes = Plan::kTeams * kPipelineBytes;
@@ -44,7 +44,7 @@ struct MmaBlock {
       kPreparesB ? kPairs * kTileColumnBlocks * 32 * 2 * (int)sizeof(typename Unit::Parts) : 0;
   static constexpr int kAllParts = (kStreamsB ? 2 : 1) * kParts;
   // With kKeepB, B is first copied to the stage of A that is filled last. If B is larger than a stage, it is copied to
-  // the beginning of the pipelines before these are used.
+  // the beginning of the pipelines before the pipelines are used.
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
   static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B is first copied to the memory of the pipelines");

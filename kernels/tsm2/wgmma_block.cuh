@@ -1,11 +1,12 @@
-// Block configuration of gemm_wgmma.cuh, which defines the terms: warpgroup roles, jobs, shared-memory map, barriers
-// and registers.
+// Block configuration of gemm_wgmma.cuh: warpgroup roles, jobs, shared-memory map, barriers and registers.
+// gemm_wgmma.cuh defines the terms.
 #pragma once
 #include "kernels/tsm2/weighted_row_sums.cuh"
 
 namespace tsm2 {
 
-// kAddsRows: whether weighted sums of A's rows are computed, so that weights are copied with the units.
+// If kAddsRows is true, the kernel computes weighted sums of A's rows, and copies the weights together with the work
+// units.
 template <typename Plan, bool kAddsRows>
 struct WgmmaBlock {
   using A = typename Plan::A;
@@ -34,8 +35,8 @@ struct WgmmaBlock {
   static_assert(sizeof(T) == 8 || kGroupPairs % kJobPairs == 0, "a unit is whole jobs");
 
   // Shared memory from its beginning, in bytes: the pipeline, then the parts of B, for two units. A stage holds A, B
-  // and the weights of A's row sums. With kKeepB, a stage holds only A, the parts are those of all of B, and the
-  // weights lie behind them.
+  // and the weights of A's row sums. With kKeepB, a stage holds only A. The parts of all of B are then stored once, and
+  // the weights follow these parts.
   using Weights = RowWeights<typename Unit::Sum, Plan::kDepth>;
   static constexpr bool kStreamsB = !(Plan::kGram || Plan::kKeepB);
   static constexpr int kWeights = kAddsRows ? Weights::kBytes : 0, kWeightsAt = A::kBytes + (kStreamsB ? B::kBytes : 0);
@@ -48,8 +49,8 @@ struct WgmmaBlock {
   static constexpr int kKeptWeightsAt = kPipelineBytes + kAllParts,
                        kShared = kKeptWeightsAt + (Plan::kKeepB ? kWeights : 0);
   static __device__ int next(int stage) { return stage + 1 == Plan::kStages ? 0 : stage + 1; }
-  // The address of part `part` of words 2·pair and 2·pair + 1 of B, in buffer `place` of the parts: 64 registers per
-  // column block, word by word, lane by lane.
+  // The address of part `part` of words 2·pair and 2·pair + 1 of B, in buffer `place` of the parts. Each column block
+  // has 64 registers: word 0 of all lanes, then word 1 of all lanes.
   static __device__ Register* matrix(unsigned char* shared, int place, int pair, int part) {
     const int unit = Plan::kKeepB ? 0 : place;
     return reinterpret_cast<Register*>(shared + kPipelineBytes + unit * kParts +

@@ -17,13 +17,14 @@ class WgmmaProducer {
   using Unit = typename Block::Unit;
   using Sum = typename Unit::Sum;
 
-  // `weights` are the epilogue's row_weights (epilogue.cuh), which are copied if kAddsRows.
+  // `weights` is the epilogue's row_weights (epilogue.cuh), used only with kAddsRows.
   __device__ WgmmaProducer(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                            const Work& work, const Sum* weights)
       : shared_(shared), a_(a), b_(b), work_(work), weights_(weights) {}
 
-  // With kCopies, copies `units` work units from unit `begin` on, in the order of WorkIterator. With kPrepares, splits
-  // the B of each unit. A single producer warpgroup does both; of two producer warpgroups, each does one.
+  // With kCopies, copies `units` work units to shared memory, from unit `begin` on, in the order of WorkIterator. With
+  // kPrepares, splits the B of each unit into its parts. A single producer warpgroup does both; of two producer
+  // warpgroups, each does one.
   template <bool kCopies, bool kPrepares>
   __device__ __forceinline__ void run(long long begin, int units) const {
     const int thread = threadIdx.x % Block::kGroup;
