@@ -16,8 +16,9 @@
 // sums.
 //
 // A lane (g = lane / 4, t = lane % 4) reads outer indices 8·e + g, for e = 0, 1, …, at the depths of `Depth`. Two
-// measures let each read of a warp use all 32 banks. The words of lanes t and t + 1 are kStride words apart. And the
-// 16-byte pieces of a line are permuted, by an exclusive or with a function of the line's number (`rotation`).
+// measures let each read of a warp use all 32 banks. First, the words of lanes t and t + 1 are kStride words apart.
+// Second, the 16-byte pieces of each line are permuted: their offsets are combined by exclusive or with `rotation` of
+// the line's index.
 //
 // An application can supply its own operand (labels as a one-hot matrix, the difference of two matrices): a class with
 // the same members Source, kBytes, kPerWord, Reader and words().
@@ -29,20 +30,21 @@
 
 namespace tsm2 {
 
+// The greatest power of two that divides `divides` and is not above `at_most`.
 constexpr int greatest_power_of_two(int divides, int at_most) {
   int power = 1;
   while (power < at_most && divides % (2 * power) == 0) power *= 2;
   return power;
 }
 
-// The depths of word q of lane t, among the `kDepth` depths of a warp: the kPerWord depths from first(q) + t·step(q)
-// on. In whole blocks of 4·kStride words, each lane has kStride adjacent words. After the last whole block, adjacent
-// words belong to adjacent lanes.
+// Assigns the `kDepth` depths of a warp to the fragment words of its lanes. Word q of lane t holds kPerWord consecutive
+// depths, beginning at first(q) + t · step(q). In whole blocks of 4·kStride words, each lane has kStride adjacent
+// words. After the last whole block, adjacent words belong to adjacent lanes.
 template <int kDepth, int kPerWord, int kStride>
 struct Depth {
   static constexpr int kTotal = (kDepth + kPerWord - 1) / kPerWord;
-  static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;           // words per lane
-  static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;  // words per lane
+  static constexpr int kInBlocks = kTotal / (4 * kStride) * kStride;           // words per lane in whole blocks
+  static constexpr int kWords = kInBlocks + (kTotal - 4 * kInBlocks + 3) / 4;  // all words per lane
   static constexpr int step(int q) { return kPerWord * (in_blocks(q) ? kStride : 1); }
   static constexpr int first(int q) {
     return kPerWord * (in_blocks(q) ? q / kStride * 4 * kStride + q % kStride : 4 * q);
@@ -53,10 +55,11 @@ struct Depth {
 // A tile of kOuter × kDepth elements of type T. Template parameters:
 //
 //   kUnit         bytes per copy: 16, 8 or 4 by cp.async, 2 by ordinary loads
-//   kPacked       lines have no gaps and a tile is whole lines, so it is one contiguous piece for any line length
-//   kPrefetches   the lines of a tile are short, and the next tiles continue them, so the level-2 cache fetches 256
-//                 bytes at a time (an H200 reads 64-byte pieces at half of its bandwidth, 128-byte pieces at 90 %)
-//   kStays        the level-2 cache evicts this operand last, because many tiles read it; other data is read once
+//   kPacked       true if lines have no gaps and a tile consists of whole lines: a tile is then contiguous in memory,
+//                 and its copies do not depend on the length of a line
+//   kPrefetches   true if each copy makes the level-2 cache fetch 256 bytes. For tiles with short lines, which the next
+//                 tiles continue: an H200 reads 64-byte pieces at half of its bandwidth, 128-byte pieces at 90 %
+//   kStays        true if the level-2 cache evicts this operand last, because many tiles read it
 //   kStride       as in Depth
 template <typename T, bool kAlongDepth, int kOuter, int kDepth, int kUnit, bool kPacked, bool kPrefetches, bool kStays,
           int kStride>
@@ -67,8 +70,8 @@ struct Operand {
   static constexpr int kBytes = (kLines * kLength * (int)sizeof(T) + 127) / 128 * 128;
 
   // Element (i, l) with outer index i and depth l is data[i·leading + l] if lines run along the depth, else
-  // data[l·leading + i]. `outer` and `depth` are the numbers of these indices. The last element is data[size − 1]; in
-  // an operand without gaps, the last line may be shorter than the others.
+  // data[l·leading + i]. `outer` and `depth` are the sizes of the operand in these two dimensions. The last element is
+  // data[size − 1]; in an operand without gaps, the last line may be shorter than the others.
   struct Source {
     const T* data;
     long long leading, outer, depth, size;
@@ -76,22 +79,23 @@ struct Operand {
 
   static constexpr int kLine = 128;  // bytes of a level-2 cache line
 
-  // A warp reads 4 words from each of 8 consecutive lines, or 8 words from each of 4 lines that are kStride apart.
+  // With kEightLines, a warp reads 4 banks from each of 8 consecutive lines at once. Otherwise it reads 8 banks from
+  // each of 4 lines that are kSpacing lines apart.
   static constexpr bool kEightLines = sizeof(T) == 2 || (kAlongDepth && sizeof(T) == 4);
   static constexpr int kLineBytes = kLength * (int)sizeof(T), kSpacing = kEightLines || kAlongDepth ? 1 : kStride;
   static constexpr int kPeriod = greatest_power_of_two(kLineBytes / 4 * kSpacing, 32);
   static constexpr bool kRotates = !kPacked && kLineBytes % (4 * kPeriod) == 0;
-  // Whether one ldmatrix loads four words.
+  // True if one ldmatrix loads the four words of `words`.
   static constexpr bool kMatrices =
       sizeof(Word) == 4 && kLineBytes % 16 == 0 && kStride == 1 && (kAlongDepth || (sizeof(T) == 2 && kDepth % 8 == 0));
 
-  // The permutation of a line: byte offsets within it are combined with this value by exclusive or.
+  // The permutation of line `line`: byte offsets within the line are combined with this value by exclusive or.
   static __device__ int rotation(int line) {
     if (!kRotates) return 0;
     return kEightLines ? line % 8 * kPeriod / 32 * 16 : line / kSpacing % 4 * kPeriod / 32 * 32;
   }
 
-  static constexpr int kElements = kUnit / (int)sizeof(T);  // per copy
+  static constexpr int kElements = kUnit / (int)sizeof(T);  // elements per copy
   static constexpr int kUnits = kLines * kLineBytes / kUnit, kUnitsALine = kPacked ? kUnits : kLineBytes / kUnit;
   static_assert(kPacked ? kLines * kLineBytes % kUnit == 0 : kLineBytes % kUnit == 0, "a tile is whole units");
 
@@ -176,14 +180,14 @@ struct Operand {
     const int thread_;
     long long first_;          // elements from the tile's first element to this thread's first copy
     const T* begin_;           // the tile's first element
-    long long length_, left_;  // elements from *begin_ on, to the end of its line and of the operand
+    long long length_, left_;  // elements from *begin_ to the end of its line, of the operand
   };
 
   // Loads words q and q + 1 of this lane at two outer indices: to[i] is word q + i / 2 at outer index first_outer +
   // 8·(e + i % 2) + g. `Depths` is the Depth of the warp, whose first depth in the tile is first_depth. The warp has
   // `kEights` groups of eight outer indices, beginning at first_outer; e is the number of a group. Depths outside the
   // tile are read as zeros. Outer indices outside the tile read other elements of the tile; their sums are not used.
-  // kBeyond: whole groups may lie outside the tile.
+  // With kBeyond, whole groups may lie outside the tile.
   template <typename Depths, int kEights, bool kBeyond = false>
   static __device__ void words(Word (&to)[4], const unsigned char* tile, int first_outer, int e, int first_depth,
                                int q) {
@@ -231,7 +235,8 @@ struct Operand {
   // The address of an element; for an outer index outside the tile, the address of another element of the tile.
   template <bool kBeyond>
   static __device__ const unsigned char* element(const unsigned char* tile, int outer, int depth) {
-    // Across the depth, ldmatrix reads eight outer indices per address, so these must all be inside the tile.
+    // If lines run across the depth, ldmatrix reads eight outer indices per address, so all eight must be inside the
+    // tile.
     if ((kBeyond || kOuter % 8 != 0) && outer >= kOuter) outer = kMatrices && !kAlongDepth ? kOuter - 8 : kOuter - 1;
     const int line = kAlongDepth ? outer : depth, at = kAlongDepth ? depth : outer;
     return tile + line * kLineBytes + ((at * (int)sizeof(T)) ^ rotation(line));
@@ -239,7 +244,7 @@ struct Operand {
 
   template <typename Depths, bool kBeyond>
   static __device__ Word word(const unsigned char* tile, int outer, int first_depth, int q, int t) {
-    // Whether some word extends beyond the depth of the tile.
+    // True if some word extends beyond the depth of the tile.
     constexpr bool kMasks = kDepth % (Depths::kWords * 4 * kPerWord) != 0;
     const int depth = first_depth + Depths::first(q) + t * Depths::step(q);
     if (kMasks && depth >= kDepth) return Word(0);

@@ -12,8 +12,8 @@ template <typename T, typename Sum>
 struct Scaled {
   T* C;
   long long row_stride, column_stride;
-  // Not 0 if C has the layout of the fast path. Store: row-major without gaps, as wide as the tile, aligned to 16
-  // bytes, and one warp per row of the tile. StoreLines: columns aligned to 16 bytes.
+  // Not 0 if C has the layout that the fast path requires. Store: C is row-major without gaps, aligned to 16 bytes and
+  // as wide as a tile, and each warp holds whole rows of the tile. StoreLines: every column is aligned to 16 bytes.
   long long regular;
   Sum alpha, beta;
 
@@ -23,7 +23,7 @@ struct Scaled {
   __device__ T scaled(Sum sum, const T* old) const { return Element<T>::from(total(sum, old)); }
 };
 
-// Stores any C. kColumns: columns per warp.
+// Stores a C of any layout. kColumns: number of columns that a warp holds.
 template <typename T, typename Sum, int kColumns>
 struct Store : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
@@ -48,7 +48,7 @@ struct Store : Scaled<T, Sum> {
   }
 
  private:
-  // Stores contiguous rows that begin at a multiple of 16 bytes, 16 bytes per lane.
+  // Stores contiguous rows that begin at a multiple of 16 bytes. Each lane stores 16 bytes at a time.
   template <typename Sums>
   __device__ void store_packed(const Sums& sums, T* to, int elements, int lane) const {
     constexpr int kVector = 16 / sizeof(T), kSums = 16 / sizeof(Sum);
@@ -175,12 +175,13 @@ template <typename T, typename Sum>
 struct StoreLines : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::column_stride, Scaled<T, Sum>::beta;
   static constexpr Takes kTakes = Takes::kTile;
-  // Elements per 16 bytes, and column blocks stored at once.
+  // Number of elements per 16 bytes; number of column blocks stored at once.
   static constexpr int kVector = 16 / sizeof(T), kAcross = 2;
-  // Rows stored at once: at most 128 bytes of a column.
+  // Number of rows stored at once: at most 128 bytes of a column.
   template <int kBlocks>
   static constexpr int kLine = 16 * (kBlocks < kVector / 2 ? kBlocks : kVector / 2);
-  // Elements from one column to the next in shared memory: an odd number of 16-byte pieces, to avoid bank conflicts.
+  // Number of elements from one column to the next in shared memory: an odd number of 16-byte pieces, to avoid bank
+  // conflicts.
   template <int kBlocks>
   static constexpr int kPitch = kLine<kBlocks> + kVector;
   template <int kBlocks>
@@ -212,7 +213,7 @@ struct StoreLines : Scaled<T, Sum> {
   }
 
  private:
-  // Copies `columns` columns of `rows` rows between C and shared memory.
+  // Copies `columns` columns of `rows` rows from C to shared memory, or from shared memory to C.
   template <int kRows>
   __device__ void move(T* to, long long to_stride, const T* from, long long from_stride, int rows, int columns) const {
     const int lane = threadIdx.x % 32;
@@ -235,7 +236,7 @@ struct StoreLines : Scaled<T, Sum> {
   }
 
   // Writes 16 rows of column blocks `first` and `first` + 1 to shared memory. If beta is not 0, that memory holds the
-  // old C.
+  // old elements of C.
   template <int kPitch, int kColumnBlocks>
   __device__ void put(T* columns, const Sum (&d)[kColumnBlocks][4], int first) const {
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
@@ -267,8 +268,9 @@ struct StoreLines : Scaled<T, Sum> {
   }
 };
 
-// Stores any C for folded operands: every kFold lines of A, and of B, were treated as one line. The tile then has kFold
-// blocks of kRows × kColumns sums on its diagonal, whose sum is A · B.
+// Stores a C of any layout for folded operands: the GEMM treats every kFold consecutive lines of A as one line, and
+// likewise of B. The diagonal of the tile then has kFold blocks of kRows × kColumns sums. A · B is the sum of these
+// blocks.
 template <typename T, typename Sum, int kFold, int kRows, int kColumns>
 struct StoreFolded : Scaled<T, Sum> {
   using Scaled<T, Sum>::C, Scaled<T, Sum>::row_stride, Scaled<T, Sum>::column_stride;

@@ -1,7 +1,8 @@
 // Stream-K fixup: adds the partial sums of a tile whose work units are split among several blocks (Partition in
-// tile_scheduler.cuh). Each block writes its sums to `partial`. In each group of 16 blocks, the last block to arrive
-// adds the sums of the group; of these last blocks, the last to arrive adds the sums of the groups. Groups limit the
-// number of sums that one block reads. The order of additions is fixed, so the result has the same bits on every run.
+// tile_scheduler.cuh). Each block writes its sums to `partial`. The blocks of a tile form groups of 16 blocks. In each
+// group, the last block to arrive adds the sums of the group. Among these last blocks, the last to arrive adds the sums
+// of all groups. Groups limit the number of sums that one block reads. The order of additions is fixed, so the result
+// has the same bits on every run.
 #pragma once
 #include "kernels/tsm2/epilogue_staging.cuh"
 #include "kernels/tsm2/tile_scheduler.cuh"
@@ -17,12 +18,12 @@ namespace tsm2 {
 template <typename Team, typename Sum, int kTileSums>
 class StreamKFixup {
  public:
-  // partial: 2 · gridDim.x · kTileSums sums; arrived: 3 · gridDim.x zeros.
+  // `partial` has space for 2 · gridDim.x · kTileSums sums; `arrived` has 3 · gridDim.x counters, which are zero.
   __device__ StreamKFixup(Team& team, const Partition& partition, Sum* partial, unsigned* arrived)
       : team_(team), partition_(partition), partial_(partial), arrived_(arrived) {}
 
-  // Adds the sums of all blocks with units of one tile, whose first unit is `tile`. Returns true in exactly one of
-  // these blocks; split 0 of its team then holds the complete sums.
+  // Adds the sums of all blocks that have units of one tile. `tile` is the index of the first unit of this tile.
+  // Returns true in exactly one of these blocks: split 0 of that block's team then holds the complete sums.
   template <int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ bool add(long long tile, Sum (&sums)[kBlocks][kColumnBlocks][4]) const {
     const int first = (int)partition_.block_of(tile);
@@ -57,8 +58,8 @@ class StreamKFixup {
     for (int i = 0; i < kRegisters; ++i) __stcg(&mine[i * kLanes], sum_at(sums, i));
   }
 
-  // Adds the partial sums of `count` blocks: each split adds those of every kSplits-th block, then the sums of the
-  // splits are added.
+  // Adds the partial sums of `count` blocks: each split adds the sums of every kSplits-th block, then add_splits adds
+  // the sums of the splits.
   template <typename Place, int kBlocks, int kColumnBlocks>
   __device__ __forceinline__ void gather(Place place, int first, int step, int count,
                                          Sum (&sums)[kBlocks][kColumnBlocks][4]) const {

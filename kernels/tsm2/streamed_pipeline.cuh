@@ -1,16 +1,16 @@
 // Shared-memory pipelines of gemm_wgmma_streamed.cuh: stages of A and B, and the copies that fill them.
 //
 //   column tile of B    0 1 2 3 4 5 6 7 0 1 2 3 4 5 6 7 0 1 …    Four warpgroups and eight column tiles: each
-//   warpgroup 0         ├─ rows ──────┤ ├─ rows ──────┤ ├─       warpgroup starts two column tiles after the one
-//   warpgroup 1             ├─ rows ──────┤ ├─ rows ──────┤      before. While one changes row tiles, three multiply.
-//   …                                                            A fifth row tile fits, and is copied ahead.
+//   warpgroup 0         ├─ rows ──────┤ ├─ rows ──────┤ ├─       warpgroup starts two column tiles after the previous
+//   warpgroup 1             ├─ rows ──────┤ ├─ rows ──────┤      one. While one changes its row tile, three multiply.
+//   …                                                            Memory for a fifth row tile lets copies run ahead.
 //
 // One thread issues all copies, to a pipeline for A and a pipeline for B; mbarriers mark full and empty stages. If the
 // row tiles do not fit in shared memory (kStays is false), A is copied in chunks too, again for every column tile. Row
 // tile, column tile, chunk and turn: see gemm_wgmma_streamed.cuh.
 //
-// Why it is fast: bulk copies load whole chunks that are contiguous in global memory. Threads wait for a copy only
-// where they use its data, and at no time do all warpgroups wait for new row tiles.
+// Why it is fast: bulk copies load whole chunks that are contiguous in global memory. Threads wait for a copy only when
+// they need the copied data. The warpgroups never all wait for new row tiles at the same time.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/types.cuh"
@@ -19,9 +19,10 @@
 
 namespace tsm2 {
 
-// A has kPanels · kChunks panels, and B one more. kStagesA: with kStays, the number of row tiles of A in shared memory,
-// from kGroups to 2 · kGroups; else the number of chunks per warpgroup. kStagesB: the number of chunks of B in shared
-// memory. kLevels: whether the products also add a number per row of A (core_matrix_layout.cuh).
+// A row tile of A has kPanels · kChunks panels; a column tile of B has one more panel, the first. kStagesA: with
+// kStays, the number of row tiles of A in shared memory, from kGroups to 2 · kGroups; else the number of chunks of A in
+// shared memory per warpgroup. kStagesB: the number of chunks of B in shared memory. With kLevels, the products also
+// add a number per row of A (core_matrix_layout.cuh).
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
 class StreamedPipelines {
  public:
@@ -32,11 +33,11 @@ class StreamedPipelines {
   // Every stage of B has space for B's first panel too.
   static constexpr int kChunkB = kPanels * kPanelB, kStageB = kPanelB + kChunkB;
   static constexpr int kPipelinesBytes = kPieces * kPiece + kStagesB * kStageB;
-  // Behind the pipelines lies the panel that multiplies B's first panel: one panel per warpgroup with kLevels, else one
-  // for all warpgroups.
+  // After the pipelines, shared memory holds the panel that multiplies B's first panel: one panel per warpgroup with
+  // kLevels, else one for all warpgroups.
   static constexpr int kPipelineBytes = kPipelinesBytes + (kLevels ? kGroups : 1) * kPanelA;
-  // With kStays, the barriers of a piece are selected by its warpgroup, its turn (even or odd) and its chunk instead of
-  // its place in memory, because different warpgroups use the same memory one after another.
+  // With kStays, the barriers of a piece are selected by its warpgroup, its turn (even or odd) and its chunk. They are
+  // not selected by the address of the piece, because different warpgroups use the same memory one after another.
   static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
   static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
   static constexpr int kSharedBytes = kPipelineBytes + kBarriers * (int)sizeof(ptx::Mbarrier);
@@ -151,7 +152,8 @@ class StreamedPipelines {
     }
   }
 
-  // tile_of: the row tile of a warpgroup in a turn. start_of: the column tiles that pass before a warpgroup starts.
+  // tile_of: the index of the row tile that a warpgroup multiplies in a turn. start_of: the number of column tiles that
+  // pass before a warpgroup starts.
   __device__ __forceinline__ int tile_of(int turn, int group) const {
     return (turn * (int)gridDim.x + (int)blockIdx.x) * kGroups + group;
   }
@@ -160,7 +162,7 @@ class StreamedPipelines {
   // The pipelines of A and of B, and the panels that multiply B's first panel.
   unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
-  ptx::Mbarrier* const may_begin;  // one barrier per warpgroup: it may begin its products
+  ptx::Mbarrier* const may_begin;  // per warpgroup: the warpgroup waits here before its products
   const int column_tiles, turns;
 
  private:

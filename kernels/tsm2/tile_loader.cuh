@@ -5,19 +5,20 @@
 
 namespace tsm2 {
 
-// kThreadsA threads copy A to the beginning of a stage. With kReadsB, kThreadsB threads copy B behind A.
+// kThreadsA threads copy the tile of A to the beginning of a stage. With kReadsB, kThreadsB threads copy the tile of B
+// directly after it.
 template <typename Plan, int kThreadsA, int kThreadsB, bool kReadsB>
 class TileLoader {
  public:
   using A = typename Plan::A;
   using B = typename Plan::B;
 
-  // Starts at work unit `unit`.
+  // The first call of copy() copies work unit `unit`.
   __device__ TileLoader(const typename A::Source& a, const typename B::Source& b, const Work& work, long long unit,
                         int thread_of_a, int thread_of_b)
       : ahead_(work, unit), a_(a, thread_of_a), b_(b, thread_of_b) {}
 
-  // The first depth of the next unit.
+  // Returns the first depth index of the next unit to copy.
   __device__ long long depth() const { return (*ahead_).depth; }
 
   // Issues the copies of the next unit.

@@ -5,7 +5,7 @@
 
 namespace tsm2 {
 
-// The sizes of a product.
+// The sizes of a product C (m × n) = A (m × k) · B (k × n).
 struct Work {
   long long m, n, k;
 };
@@ -13,9 +13,9 @@ struct Work {
 // The partition of all work units into equal, contiguous shares: the share of block b begins at ⌊units · b /
 // gridDim.x⌋.
 struct Partition {
-  long long units, tile_units;
-  long long each;  // units / gridDim.x, rounded down
-  unsigned rest;   // units % gridDim.x
+  long long units, tile_units;  // number of work units: of the product, per tile
+  long long each;               // units / gridDim.x, rounded down
+  unsigned rest;                // units % gridDim.x
   float blocks_a_unit;
 
   template <typename Plan>
@@ -25,10 +25,10 @@ struct Partition {
     const long long units = depths * tiles, each = units / gridDim.x;
     return {units, depths, each, (unsigned)(units - each * gridDim.x), (float)gridDim.x / (float)units};
   }
-  // The first unit of a block. The grid has fewer than 2¹⁶ blocks.
+  // Returns the first unit of a block. The grid has fewer than 2¹⁶ blocks, so that block * rest fits in 32 bits.
   __device__ long long begin(unsigned block) const { return block * each + block * rest / gridDim.x; }
-  // The block whose share contains a unit. It corrects an estimate in float, because a 64-bit division is a function
-  // call, for which the compiler saves registers.
+  // Returns the block whose share contains `unit`. Estimates the block in float and corrects the estimate, because a
+  // 64-bit division is a function call, for which the compiler saves registers.
   __device__ unsigned block_of(long long unit) const {
     unsigned block = (unsigned)((float)unit * blocks_a_unit);
     while (begin(block) > unit) --block;
@@ -37,7 +37,7 @@ struct Partition {
   }
 };
 
-// The first row and column of a tile of C, and a position along its depth.
+// The position of a work unit: the first row and column of its tile of C, and its first depth index.
 struct Place {
   long long row, column, depth;
 };
@@ -52,9 +52,9 @@ class WorkIterator {
     at_ = {tile % tiles * Plan::kTileM, tile / tiles * Plan::kTileN, (unit - tile * depths) * Plan::kDepth};
   }
   __device__ const Place& operator*() const { return at_; }
-  // Whether this is the last unit of its tile.
+  // Returns true if the current unit is the last unit of its tile.
   __device__ bool ends_tile() const { return at_.depth + Plan::kDepth >= work_.k; }
-  // Advances to the next unit; returns whether that belongs to another tile.
+  // Advances to the next unit. Returns true if this next unit belongs to another tile.
   __device__ bool next() {
     if (Plan::kKeepB) {
       at_.row += (long long)Plan::kTileM * gridDim.x * Plan::kTeams;
@@ -65,7 +65,7 @@ class WorkIterator {
     if (ended) next_tile();
     return ended;
   }
-  // The number of units from the current one to the last of its tile, both included.
+  // Returns the number of units from the current unit to the last unit of its tile, both included.
   __device__ int units_left() const { return (int)((work_.k - at_.depth + Plan::kDepth - 1) / Plan::kDepth); }
   // Advances to the first unit of the next tile.
   __device__ void next_tile() {

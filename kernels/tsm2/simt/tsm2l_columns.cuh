@@ -17,15 +17,16 @@
 
 namespace tsm2 {
 
-// Any grid, kThreads threads. A[i, j] is A[i + j·lda], B[j, c] is B[j·b_row + c·b_column], C[i, c] is C[i + c·ldc].
-// Columns of A and C are aligned to 16 bytes. kStreams stores C with a hint that it is not read soon.
+// Launch: any grid, kThreads threads per block. A[i, j] is A[i + j·lda], B[j, c] is B[j·b_row + c·b_column], C[i, c] is
+// C[i + c·ldc]. Columns of A and C are aligned to 16 bytes. With kStreams, stores of C have a hint that C is not read
+// soon.
 template <typename T, typename Sum, int K, int W, int kAhead, int kThreads, bool kStreams>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, T* C, long long ldc,
                   long long m, Sum alpha, Sum beta) {
   constexpr int kRows = 16 / sizeof(T);
   constexpr bool kKeepsA = K <= W;
-  // Shared memory holds B, or with kKeepsA Bᵀ, with rows padded to a multiple of 16 bytes.
+  // Shared memory holds Bᵀ with kKeepsA, else B. Its rows are padded to a multiple of 16 bytes.
   constexpr int kInner = kKeepsA ? K : W, kOuter = kKeepsA ? W : K, kFour = 16 / sizeof(Sum);
   constexpr int kPitch = (kInner + kFour - 1) / kFour * kFour;
   struct alignas(16) Sums {

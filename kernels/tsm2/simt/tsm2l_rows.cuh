@@ -16,13 +16,14 @@
 
 namespace tsm2 {
 
-// Any grid, kThreads threads. B[j, c] is B[j·b_row + c·b_column]. A and C begin at multiples of 16 bytes.
+// Launch: any grid, kThreads threads per block. B[j, c] is B[j·b_row + c·b_column]. A and C begin at multiples of 16
+// bytes.
 template <typename T, typename Sum, int K, int W, int kRows, int kAhead, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_rows(const T* A, const T* B, long long b_row, long long b_column, T* C, long long m, Sum alpha, Sum beta) {
   constexpr int kIn = kRows * K, kOut = kRows * W, kVector = 16 / sizeof(T);
   static_assert(kIn % kVector == 0, "a piece of A must be whole vectors");
-  // The widest store that divides a piece of C.
+  // Number of elements per store: the widest store that divides a piece of C evenly.
   constexpr int kStore = kOut % kVector == 0               ? kVector
                          : kOut % (kVector / 2) == 0       ? kVector / 2
                          : sizeof(T) == 2 && kOut % 2 == 0 ? 2
@@ -70,7 +71,7 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
   }
-  // The last rows, fewer than kRows.
+  // The last m % kRows rows, which are not a whole piece.
   for (long long i = pieces * kOut + first; i < m * W; i += stride) {
     Sum sum = 0;
     for (int j = 0; j < K; ++j) {

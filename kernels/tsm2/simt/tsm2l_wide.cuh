@@ -2,15 +2,15 @@
 //
 //         k           w             A and C are row-major without gaps. C is one sequence of 16-byte vectors;
 //       ┌───┐    ┌──────────┐       consecutive threads compute consecutive vectors. A block computes whole rows of C,
-//       │a₀ │  k │    B     │       so a thread always has the same columns. It keeps those of B in registers.
-//       │a₁ │    └──────────┘
-//     m │   │ ×  ┌──────────┐       If w is not a multiple of a vector, a vector may end one row of C and begin the
-//       │   │ =  │······▓▓▓▓│ a₀    next: its first elements belong to row a₀, the others to row a₁.
+//       │a₀ │  k │    B     │       so a thread always computes the same columns. It keeps these columns of B in
+//       │a₁ │    └──────────┘       registers.
+//     m │   │ ×  ┌──────────┐       If w is not a multiple of the vector length, a vector may span two rows of C: its
+//       │   │ =  │······▓▓▓▓│ a₀    first elements belong to row a₀, its other elements to row a₁.
 //       └───┘    │▓▓▓▓······│ a₁
 //                └──────────┘ m
 //
 // Why it is fast: most of the traffic is the writes of C, 512 contiguous bytes per warp. For each vector, a thread
-// reads one or two short rows of A, which neighboring threads read too. Tensor cores would sum over mostly padding.
+// reads one or two short rows of A. Neighboring threads read the same rows. Tensor cores would sum over mostly padding.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -30,8 +30,8 @@ __device__ __forceinline__ void load_row(Sum (&to)[K], const T* A, long long row
   }
 }
 
-// Any grid, kThreads threads. B[j, c] is B[j·b_row + c·b_column]. A and C are aligned to 16 bytes. A thread loads
-// kAhead rows of A before it multiplies the first, or 2 · kAhead rows if its vectors span two rows of C.
+// Launch: any grid, kThreads threads per block. B[j, c] is B[j·b_row + c·b_column]. A and C are aligned to 16 bytes. A
+// thread loads kAhead rows of A before it multiplies the first, or 2 · kAhead rows if its vectors span two rows of C.
 template <typename T, typename Sum, int K, int W, int kAhead, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsm2l_wide(const T* A, const T* B, long long b_row, long long b_column, T* C, long long m, Sum alpha, Sum beta) {

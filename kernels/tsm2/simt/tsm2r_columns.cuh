@@ -15,8 +15,8 @@
 // (ld.global.cs) cost 6 % on an H200.
 //
 // One block per kThreads · V rows would not fill a GPU, so the columns of A are split among gridDim.y blocks. Of the
-// blocks with the same rows, the last to arrive adds the partial sums in the order of the splits. The result has the
-// same bits on every run.
+// blocks that compute the same rows of C, the last to arrive adds the partial sums in the order of the splits. The
+// result has the same bits on every run.
 #pragma once
 #include "kernels/device/element.cuh"
 
@@ -42,11 +42,12 @@ __device__ inline void load_vector(T (&into)[V], const T* from) {
   *reinterpret_cast<uint4*>(into) = *reinterpret_cast<const uint4*>(from);
 }
 
-// Grid (⌈m / (kThreads·V)⌉, splits, ⌈w / W⌉), kThreads threads. Split y covers columns y·per_split to (y + 1)·per_split
-// − 1 of A.
+// Launch: grid (⌈m / (kThreads·V)⌉, splits, ⌈w / W⌉), kThreads threads per block. Split y covers columns y·per_split to
+// (y + 1)·per_split − 1 of A.
 //   A[i, j] is A[i + j·lda]; with kVector, A and all its columns are aligned to 16 bytes
 //   B[j, c] is B[j·b_row + c·b_column]
-//   partial (tiles of C × splits × V·W·kThreads sums) and arrived (a zero per tile of C) are unused with one split
+//   partial has V·W·kThreads sums per tile of C and split; arrived has one zero per tile of C. With one split, both are
+//   unused. A tile of C has kThreads·V rows and W columns
 template <typename T, typename Sum, int W, int kUnroll, int kThreads, int kBlocks, bool kVector, typename Epilogue>
 __global__ void SIMT_RESIDENT(kThreads, kBlocks)
     tsm2r_columns(const T* A, long long lda, const T* B, long long b_row, long long b_column, long long m, long long k,

@@ -9,9 +9,9 @@
 //      │ ▒▒ │    │    │                    k │   │ │  │           whole 16-byte vectors.
 //      └────┴────┴────┘                      └───┘ └──┘
 //
-// Consecutive threads process consecutive pieces; each thread has all m · w sums in registers. Shuffles and shared
-// memory reduce the sums of a block, which writes the results to `partial`. The last block to arrive adds the sums of
-// all blocks in a fixed order, so C has the same bits on every run.
+// Consecutive threads process consecutive pieces; each thread has all m · w sums in registers. Each block reduces the
+// sums of its threads by shuffles and shared memory, and writes the results to `partial`. The last block to arrive adds
+// the sums of all blocks in a fixed order, so C has the same bits on every run.
 //
 // Why it is fast: between loads a thread only multiplies and adds, and neighboring threads load neighboring vectors.
 // Tensor cores would need the data in shared memory first, and would multiply blocks of 16 × 8 that are mostly padding.
@@ -20,9 +20,9 @@
 
 namespace tsm2 {
 
-// Any grid, kThreads threads. With kAlong, line i of A is at A + i·lda and line c of B at B + c·ldb, aligned to 16
-// bytes. Otherwise A[i, j] is A[j·M + i] and B[j, c] is B[j·W + c], and both begin at multiples of 16 bytes. partial:
-// gridDim.x · M · W sums; arrived: one zero.
+// Launch: any grid, kThreads threads per block. With kAlong, lines run along the depth: line i of A is at A + i·lda and
+// line c of B at B + c·ldb, aligned to 16 bytes. Otherwise A[i, j] is A[j·M + i] and B[j, c] is B[j·W + c], and both
+// begin at multiples of 16 bytes. `partial` has space for gridDim.x · M · W sums; `arrived` points to a zero.
 template <typename T, typename Sum, int M, int W, bool kAlong, int kDepth, int kThreads>
 __global__ void __launch_bounds__(kThreads)
     tsmttsm_small(const T* A, long long lda, const T* B, long long ldb, T* C, long long c_row, long long c_column,
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(kThreads)
   static_assert(kAlong ? kDepth == kVector : kDepth * M % kVector == 0 && kDepth * W % kVector == 0,
                 "a piece must be whole vectors");
   using Vector = simt::Vector<T, kVector>;
-  // Vectors of a piece: one per line if lines run along the depth, else those of kDepth consecutive lines.
+  // Number of vectors per piece of A and of B: with kAlong one per line, else the vectors of kDepth consecutive lines.
   constexpr int kA = kAlong ? M : kDepth * M / kVector, kB = kAlong ? W : kDepth * W / kVector;
   Sum sums[M][W] = {};
   const long long pieces = k / kDepth, stride = (long long)gridDim.x * kThreads;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(kThreads)
         }
       }
   }
-  // The last terms of the sums, fewer than kDepth.
+  // The last k % kDepth terms of the sums, which are not a whole piece.
   for (long long j = pieces * kDepth + first; j < k; j += stride) {
 #pragma unroll
     for (int i = 0; i < M; ++i)
