@@ -69,7 +69,7 @@ def sums_on_gpu(
     block: int,
     progress: Progress | None = None,
 ) -> dict[str, np.ndarray] | None:
-    """Compute the checksums of a matrix on a GPU, and return them in host memory; None if no kernel supports the matrix.
+    """Compute the checksums of a matrix on a GPU, and return them in host memory; None if no kernel supports it.
 
     `machine_of` documents `source` and `device`; `passes_on_gpu` documents the other parameters.
     """
