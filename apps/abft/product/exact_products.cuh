@@ -25,8 +25,9 @@ struct Operands {
   long long m, k, w;
 };
 
-// A nearly exact element, valid in the warp's first lane. Σ extends over the products ab of the element. `value` is Σ ab
-// as a double. `sum` is (Σ ab) / 2^exponent, and `magnitude` is (Σ |ab|) / 2^exponent. `small` is Σ small_factors(a, b).
+// A nearly exact element, valid in the warp's first lane. Σ extends over the products ab of the element. `value` is Σ
+// ab as a double. `sum` is (Σ ab) / 2^exponent, and `magnitude` is (Σ |ab|) / 2^exponent. `small` is Σ small_factors(a,
+// b).
 struct ExactElement {
   double value = 0, sum = 0, magnitude = 0, small = 0;
   int exponent = 0;
@@ -44,8 +45,8 @@ __device__ __forceinline__ bool is_ordinary(double magnitude) { return magnitude
 // of 11 bits, and the second part of a factor below the limit can be a denormal.
 constexpr double kSmallFactor = 0x1p-100;
 
-// max(|a|, kSmallFactor) · max(|b|, kSmallFactor) if a or b is below kSmallFactor; 0 if neither factor is below it, if a
-// or b is 0, and for doubles.
+// max(|a|, kSmallFactor) · max(|b|, kSmallFactor) if a or b is below kSmallFactor; 0 if neither factor is below it, if
+// a or b is 0, and for doubles.
 template <typename T>
 __device__ __forceinline__ double small_factors(double a, double b) {
   if constexpr (sizeof(T) == 8) return 0;
@@ -125,8 +126,8 @@ __device__ __forceinline__ double unscaled(double sum, double error, int exponen
   return value + (cut > 0 ? 0x1p-1074 : -0x1p-1074);
 }
 
-// Computes an element for doubles of any exponent; all lanes of a warp execute it together. The exponent of the result is
-// at least `least`. Not inlined: the code is long and seldom runs.
+// Computes an element for doubles of any exponent; all lanes of a warp execute it together. The exponent of the result
+// is at least `least`. Not inlined: the code is long and seldom runs.
 template <typename T>
 __device__ __noinline__ ExactElement scaled_exact_element(Matrix<const T> A, Matrix<const T> B, long long k,
                                                           long long row, long long column, int least) {

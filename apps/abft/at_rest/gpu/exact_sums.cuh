@@ -1,5 +1,5 @@
-// Exact sums of words (at_rest/exact_code.py) as products on tensor cores. Each of eight warps sums 128 bytes of each row
-// of a strip. tile_pipeline.cuh defines strip, stripe and stage.
+// Exact sums of words (at_rest/exact_code.py) as products on tensor cores. Each of eight warps sums 128 bytes of each
+// row of a strip. tile_pipeline.cuh defines strip, stripe and stage.
 //
 //   S_k   Σ w_k(r) · word over the words of a code block (one column of a stripe), k = 0 … 4
 //   r     number of words from this word to the end of its code block, including this word
@@ -18,8 +18,8 @@
 
 namespace abft {
 
-// Number of columns of weights: one each for S₀ and S₁, two each for S₂, S₃ and S₄. kPartBits[k] is the number of bits of
-// the lower part of the weights of S_k.
+// Number of columns of weights: one each for S₀ and S₁, two each for S₂, S₃ and S₄. kPartBits[k] is the number of bits
+// of the lower part of the weights of S_k.
 constexpr int kProducts = 8;
 constexpr int kPartBits[kSums] = {0, 0, 9, 12, 11};
 
@@ -51,9 +51,9 @@ class WordWeights {
       }
     }
   }
-  // Address of the weight in column `product` for a word with r = left + 1, where `left` words of its code block follow.
-  // The address for the word four rows earlier is larger by 4 · kProducts entries. The columns are permuted, so that a
-  // warp that reads four rows of weights accesses all banks.
+  // Address of the weight in column `product` for a word with r = left + 1, where `left` words of its code block
+  // follow. The address for the word four rows earlier is larger by 4 · kProducts entries. The columns are permuted, so
+  // that a warp that reads four rows of weights accesses all banks.
   __device__ __forceinline__ double* of_row(int left, int product) const {
     return at_ + kProducts * left + (product ^ (left / 2 % 2 * 4));
   }
@@ -62,9 +62,9 @@ class WordWeights {
   double* const at_;
 };
 
-// The sums of the words in a warp's 128 bytes of every row of a stripe. Lane 4·g + t reads the 16 bytes from byte 16·g on
-// of every fourth row, beginning with row t. These 16 bytes are four words of four code blocks: two rows in each of two
-// left operands.
+// The sums of the words in a warp's 128 bytes of every row of a stripe. Lane 4·g + t reads the 16 bytes from byte 16·g
+// on of every fourth row, beginning with row t. These 16 bytes are four words of four code blocks: two rows in each of
+// two left operands.
 class WordSums {
  public:
   // `rows` is the number of rows of the stripe. `present` is the number of these rows that contain the lane's bytes; it

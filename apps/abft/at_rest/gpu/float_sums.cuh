@@ -21,9 +21,9 @@
 // sums in double. The tensor cores add the row sums of lanes t = 0 … 3, weighted by 1 and by the column.
 //
 // float16 and bfloat16: tensor cores compute row sums and column sums in float. A weight is 16 · high + low, where the
-// element type represents `low` and `high` exactly. For column sums, a lane reads chunk g of every fourth row, beginning
-// with row t, as in exact_sums.cuh. Each word of a right operand is a pair of elements from rows t and t + 4. The eight
-// columns of a right operand are one column of each chunk.
+// element type represents `low` and `high` exactly. For column sums, a lane reads chunk g of every fourth row,
+// beginning with row t, as in exact_sums.cuh. Each word of a right operand is a pair of elements from rows t and t + 4.
+// The eight columns of a right operand are one column of each chunk.
 //
 // Why it is fast: two row sums and two column sums together take six instructions per float element, and two
 // instructions per pair of 16-bit elements.
@@ -78,8 +78,8 @@ class ElementSums {
     to += g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Sums of the lane's elements in row g and in row g + 8 of the 16 rows. `plain` is unweighted; `further` is weighted
-      // by the distance of the element from the lane's first column.
+      // Sums of the lane's elements in row g and in row g + 8 of the 16 rows. `plain` is unweighted; `further` is
+      // weighted by the distance of the element from the lane's first column.
       double plain[2] = {}, further[2] = {};
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
@@ -197,9 +197,9 @@ class HalfSums {
     to += 2 * t * kWarps * kRows + g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Row sums: the four words of a lane's chunk are a left operand. The instruction assigns words 0 and 2 to row g of
-      // the product, and words 1 and 3 to row g + 8. Here all four words are from the same row of the stage, so rows g
-      // and g + 8 of the product are added. The weights of words 1 and 3 are those of words 0 and 2, which are two
+      // Row sums: the four words of a lane's chunk are a left operand. The instruction assigns words 0 and 2 to row g
+      // of the product, and words 1 and 3 to row g + 8. Here all four words are from the same row of the stage, so rows
+      // g and g + 8 of the product are added. The weights of words 1 and 3 are those of words 0 and 2, which are two
       // columns to the left. So twice the unweighted sum of words 1 and 3 is added.
 #pragma unroll
       for (int row = i; row < i + 16; row += 8) {

@@ -56,8 +56,8 @@ struct Place {
   }
 };
 
-// A strip of a unit: index of its stripe, number of rows of the stripe, index of its segment in the stripe, and index of
-// the strip in the segment.
+// A strip of a unit: index of its stripe, number of rows of the stripe, index of its segment in the stripe, and index
+// of the strip in the segment.
 struct Strip {
   int stripe, rows, across, number;
   long long offset;  // offset of the strip's first byte in a row
@@ -155,8 +155,8 @@ class ChecksumPipeline {
   __device__ __forceinline__ bool is_whole(const Strip& strip) const {
     return strip.rows == kStripe && rows_at(strip, strip.offset + kStrip - 16) == strip.rows;
   }
-  // Number of rows of a strip that contain the 16 bytes at `offset` of a row. It is the number of all rows, except at the
-  // end of the matrix.
+  // Number of rows of a strip that contain the 16 bytes at `offset` of a row. It is the number of all rows, except at
+  // the end of the matrix.
   __device__ __forceinline__ int rows_at(const Strip& strip, long long offset) const {
     const bool inside = bytes_left(first_row(strip) + strip.rows - 1, offset) > 0;
     return inside ? strip.rows : offset < task_.row_bytes ? strip.rows - 1 : 0;
@@ -212,8 +212,8 @@ class ChecksumPipeline {
       }
     }
   }
-  // Executed by a producer thread after it has started all its copies to a stage. `wrote` is true in the one thread that
-  // also writes the unit to units_.
+  // Executed by a producer thread after it has started all its copies to a stage. `wrote` is true in the one thread
+  // that also writes the unit to units_.
   __device__ __forceinline__ void arrive(const Place& place, bool wrote) const {
     ptx::cp_async_arrive(full_ + place.stage);
     if (wrote) ptx::mbarrier_arrive(full_ + place.stage);
