@@ -3,17 +3,17 @@
 encode
     Compute the checksums of an array or file of any size; returns a `Sidecar`.
 verify, locate
-    Find corruption: `verify` returns a `Verdict`, `locate` the rows and columns of corrupted elements.
+    Find corruption: `verify` returns a `Verdict`; `locate` returns the rows and columns of corrupted elements.
 correct, repaired
-    `correct` restores an array; `repaired` returns the original bytes of an array or file of any size.
+    Repair corruption: `correct` restores an array in memory; `repaired` yields the original bytes of an array or file.
 read_sidecar, write_sidecar
-    Read and write a file of checksums.
+    Read and write a `Sidecar` as a file.
 matmul, check_product
     `matmul` computes a product with checksums; `check_product` checks a finished product.
 calibrate
     Measure the rounding errors of products on a device, for the statistical threshold.
 inject
-    Inject faults, for tests.
+    Corrupt an array on purpose, for tests.
 """
 
 from tsapps.apps.abft.at_rest.correct import correct, locate

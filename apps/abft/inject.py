@@ -1,4 +1,4 @@
-"""Fault injection: reproducible corruption of an array's bytes, like that of memory, disks and cables."""
+"""Fault injection: reproducible corruption of an array's bytes, as memory, disks and cables cause it."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ _Bytes = tuple[np.ndarray, np.ndarray]
 
 
 def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Choose one element and `size` bits of it to flip."""
+    """Choose one element, and `size` different bits of this element to flip."""
     width = 8 * array.itemsize
     if size > width:
         raise ValueError(f"size is {size}; expected at most {width}, the bits of an element of {array.dtype}")
@@ -27,7 +27,7 @@ def _bits(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Choose `size` words of 32 bits and random new values; every byte of the words changes."""
+    """Choose `size` words of 32 bits and random new values; every byte of these words gets another value."""
     n_words = -(-array.nbytes // WORD)
     if size > n_words:
         raise ValueError(f"size is {size}; expected at most {n_words}, the words of an array of {array.nbytes} bytes")
@@ -38,14 +38,14 @@ def _words(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 
 
 def _burst(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Choose `size` consecutive bytes and random new values; every byte changes."""
+    """Choose `size` consecutive bytes and random new values; every one of these bytes gets another value."""
     size = min(size, array.nbytes)
     offsets = int(rng.integers(array.nbytes - size + 1)) + np.arange(size)
     return offsets, bytes_in(array, offsets) ^ rng.integers(1, 256, size, np.uint8)
 
 
 def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
-    """Choose a square of `size` × `size` elements to overwrite with zeros."""
+    """Choose a square of `size` × `size` elements to overwrite with zeros; smaller arrays limit the square."""
     rows, columns = (int(rng.integers(n - min(n, size) + 1)) + np.arange(min(n, size)) for n in array.shape)
     elements = (rows[:, np.newaxis] * array.shape[1] + columns).ravel()
     offsets = (elements[:, np.newaxis] * array.itemsize + np.arange(array.itemsize)).ravel()
@@ -55,7 +55,7 @@ def _tile(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
 def _rectangle(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes:
     """Add `size` to two opposite corners of a rectangle and subtract it from the other two.
 
-    The sums of all rows and columns remain the same, so that unweighted checksums do not detect the fault.
+    The sum of each row and of each column remains the same, so that unweighted checksums do not detect the fault.
     """
     if min(array.shape) < 2:
         raise ValueError(f"an array of {array.shape[0]} × {array.shape[1]} has no rectangle in it")
@@ -68,7 +68,7 @@ def _rectangle(array: np.ndarray, size: int, rng: np.random.Generator) -> _Bytes
     return (offsets + np.arange(array.itemsize)).ravel(), changed.reshape(-1).view(np.uint8)
 
 
-#: The faults by name, each with its default size.
+#: For each fault name: the function that chooses the bytes to overwrite and their new values, and the default size.
 FAULTS: dict[str, tuple[Callable[[np.ndarray, int, np.random.Generator], _Bytes], int]] = {
     "bit": (_bits, 1),
     "two-bits": (_bits, 2),
@@ -93,9 +93,9 @@ def inject(
         bit, two-bits
             Flips `size` different bits of one element. Default size: 1 for "bit", 2 for "two-bits".
         word, words
-            Overwrites `size` words of 32 bits; every byte changes. Default size: 1 for "word", 3 for "words".
+            Overwrites `size` words of 32 bits; each of their bytes changes. Default size: 1 for "word", 3 for "words".
         burst
-            Overwrites `size` consecutive bytes; every byte changes. Default size: 4096.
+            Overwrites `size` consecutive bytes; each of these bytes changes. Default size: 4096.
         tile
             Overwrites a square of `size` × `size` elements with zeros. Default size: 32.
         rectangle
@@ -108,7 +108,7 @@ def inject(
     Returns
     -------
     list of (row, column)
-        The changed elements, in order.
+        The changed elements, in row-major order.
 
     Raises
     ------

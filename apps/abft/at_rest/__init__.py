@@ -1,1 +1,1 @@
-"""Checksums of data at rest: encode a matrix, verify it later, locate and correct what has changed."""
+"""Checksums of data at rest: encode a matrix, verify it later, locate and correct corrupted elements."""

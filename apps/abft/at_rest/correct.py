@@ -1,4 +1,4 @@
-"""Locate and correct corruption of arrays in memory."""
+"""Location and correction of corrupted elements of arrays in memory."""
 
 from contextlib import nullcontext
 from typing import Any
@@ -26,14 +26,15 @@ def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
     Returns
     -------
     list of (row, column)
-        In order.
+        In row-major order.
 
     Raises
     ------
     ValueError
-        If the matrix has another shape or dtype.
+        If the shape or dtype of the matrix differs from the sidecar's.
     AmbiguousError
-        If some corruption cannot be located. `verify` returns the corruption that can be located.
+        If some corruption can only be located to a region of several elements. `verify` returns such regions, and the
+        elements that can be located.
     """
     source = as_source(X)
     verdict = verify(source, sidecar)
@@ -49,7 +50,7 @@ def locate(X: Any, sidecar: Sidecar) -> list[tuple[int, int]]:
 
 
 def correct(X: Any, sidecar: Sidecar, *, in_place: bool = False) -> Any:
-    """Return the original of a corrupted array.
+    """Repair a corrupted array, and return it with its original elements.
 
     Parameters
     ----------
@@ -57,7 +58,7 @@ def correct(X: Any, sidecar: Sidecar, *, in_place: bool = False) -> Any:
         For files, see `repaired`.
     sidecar : Sidecar
     in_place : bool, optional
-        Whether `X` itself is repaired; otherwise a copy.
+        Whether to repair `X` itself instead of a copy.
 
     Returns
     -------
@@ -67,11 +68,12 @@ def correct(X: Any, sidecar: Sidecar, *, in_place: bool = False) -> Any:
     Raises
     ------
     ValueError
-        If the array has another shape or dtype, or if `in_place` is true and the array is read-only.
+        If the shape or dtype of the array differs from the sidecar's, or if `in_place` is true and the array is
+        read-only.
     AmbiguousError
         If the corruption cannot be repaired; nothing is written.
     ChangedError
-        If the array changes during the call; nothing is written.
+        If the array changes during the call; every byte that was repaired is set back.
     TypeError
         If `X` is not an array, or if `in_place` is true and `X` is a data frame.
     """
@@ -110,7 +112,7 @@ def _repair(array: Any, sidecar: Sidecar, verdict: Verdict) -> None:
 
 
 def bytes_in(array: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Return the bytes of an array at these offsets; see `overwrite` for the order of bytes."""
+    """Return the bytes of an array at ascending offsets; `overwrite` defines the offsets."""
     _, native, places = _elements_of(array, offsets)
     return native.view(np.uint8)[places]
 
@@ -123,13 +125,14 @@ def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray
     array : numpy.ndarray or cupy.ndarray of shape (m, n)
         Any strides and byte order.
     offsets : numpy.ndarray of shape (k,), int
-        Ascending offsets in the row-major array of the elements in the machine's byte order.
+        Ascending offsets in bytes, counted in a row-major copy of the array in the machine's byte order.
     values : numpy.ndarray of shape (k,), uint8
+        The new bytes.
 
     Returns
     -------
     numpy.ndarray of shape (k,), uint8
-        The bytes before they were overwritten.
+        The previous bytes.
     """
     with nullcontext() if isinstance(array, np.ndarray) else array.device:
         where, native, places = _elements_of(array, offsets)
@@ -146,7 +149,17 @@ def overwrite(array: Any, offsets: np.ndarray, values: np.ndarray) -> np.ndarray
 
 
 def _elements_of(array: Any, offsets: np.ndarray) -> tuple[tuple[Any, Any], np.ndarray, np.ndarray]:
-    """Return the (rows, columns) of the elements with these bytes, their copy, and the bytes' offsets in the copy."""
+    """Return the elements that contain the bytes at some offsets of an array (see `overwrite`).
+
+    Returns
+    -------
+    (rows, columns)
+        The indices of the elements.
+    elements : numpy.ndarray
+        A copy of the elements in host memory, in the machine's byte order.
+    places : numpy.ndarray of int
+        The offset of each byte in `elements`.
+    """
     size = array.itemsize
     elements = np.unique(offsets // size)
     rows, columns = np.divmod(elements, array.shape[1])

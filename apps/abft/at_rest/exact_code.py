@@ -1,22 +1,23 @@
 """The exact code of data at rest: integer checksums that locate and correct corrupted words.
 
 The bytes of the data are treated as little-endian words of 32 bits, so NaN payloads, negative zeros and denormals need
-no special case. `interleave.py` arranges the words in blocks of 512. The five sums of a block of L words x₀ … x_{L−1}
-are
+no special case. `interleave.py` arranges the words in blocks of at most 512 words. The five sums of a block of L words
+x₀ … x_{L−1} are
 
     S_k = Σ_j C(r_j + k − 1, k) · x_j   with   r_j = L − j,   k = 0 … 3,
     S₄  = Σ_j h(r_j) · x_j,
 
-integers below 2⁶⁴; h is a hash of 22 bits (`last_weight`). The *syndrome* of a block is the difference of the current
-and the original sums. If the words with r = r_e were changed by δ_e, the syndrome of the first four sums gives the
-moments p_i = Σ δ_e r_e^i, i = 0 … 3, exactly.
+integers below 2⁶⁴; h is a hash of 22 bits (`last_weight`). The *syndrome* of a block is the current sums minus the
+original sums. Let δ_e be the change of corrupted word number e, and r_e the value of r for that word. The syndrome of
+S₀ … S₃ then gives the moments p_i = Σ_e δ_e r_e^i, i = 0 … 3, exactly.
 
-- Changes at up to four positions never have four zero moments (Vandermonde), so up to four corrupted words are always
-  detected.
-- One corrupted word is at r = p₁ / p₀; two are at the integer roots of Prony's quadratic. Two pairs of words with the
-  same moments would be changes at four positions with zero moments. So two corrupted words are always corrected,
-  whatever their new values.
-- Three or more corrupted words are refused, except if two words have the same moments and the same change of S₄.
+- Changes of up to four words never have four zero moments, because their Vandermonde matrix is invertible. So up to
+  four corrupted words are always detected.
+- One corrupted word is at r = p₁ / p₀; two are at the integer roots of Prony's quadratic (`_two`). If two different
+  pairs of words had the same moments, their difference would change up to four words and have zero moments. So two
+  corrupted words are always corrected, whatever their new values.
+- Three or more corrupted words are reported but not corrected. The exception: if a change of at most two words has the
+  same moments and the same change of S₄, the decoder mistakes the corruption for that change.
 
 Source: R. Prony (1795) for the nodes of a sum of powers; I. Reed and G. Solomon (1960) for codes of power sums, here
 over integers instead of a finite field.
@@ -37,10 +38,10 @@ SUMS = 5
 
 
 def last_weight(r: int) -> int:
-    """Return h(r), the weight in S₄ of the word that is number r from the end of its block, counted from 1.
+    """Return h(r), the weight in S₄ of a word; r is 1 for the last word of its block.
 
-    h is the upper 22 bits of a hash finalizer (MurmurHash3). With these weights, changes of three or more words have
-    the same S₄ as changes of two words only by chance.
+    h is the upper 22 bits of a hash finalizer (MurmurHash3). With these weights, a change of three or more words
+    changes S₄ by the same amount as a change of two words only by chance.
     """
     x = r * 0x9E3779B1 % 2**32
     x = (x ^ x >> 15) * 0x85EBCA77 % 2**32
@@ -48,7 +49,8 @@ def last_weight(r: int) -> int:
     return (x ^ x >> 16) >> 10
 
 
-# Weights of all sums by r, in float64: sums of their products with the 16-bit halves of words are exact.
+# Weight of a word in each sum, (5, 513), indexed by r, in float64. Words are split into 16-bit halves, so that sums of
+# weights times halves are exact in float64.
 _WEIGHTS = np.array(
     [
         *([comb(r + k - 1, k) if r else 0 for r in range(ROWS + 1)] for k in range(SUMS - 1)),
@@ -56,20 +58,22 @@ _WEIGHTS = np.array(
     ],
     np.float64,
 )
-# The most rows and columns of words per matrix product, so that the converted words fit in a CPU's cache.
+# Maximum number of rows and of columns of words per matrix product, so that the converted words fit in a CPU's cache.
 _TOGETHER, _BESIDE = 32, 4096
 
 
 class ExactSums:
-    """The sums of all blocks, computed while the bytes are added in parts of any size.
+    """Accumulator of the sums of all blocks; the bytes of the matrix are added in parts of any size.
 
-    Only the sums of the current stripe and one row of words are in memory.
+    It holds the sums of the current stripe and one row of words, and passes the sums of complete stripes to `ended`.
 
     Parameters
     ----------
     of : Layout
+        The interleaving of the bytes over blocks (`interleave.py`, which defines stripe and width).
     ended : callable
-        Called with the index of each complete stripe and its sums, a new array (5, width) of uint64.
+        Called once per complete stripe with the index and the sums of the stripe; the sums are a new array (5, width)
+        of uint64.
     """
 
     def __init__(self, of: Layout, ended: Callable[[int, np.ndarray], None]) -> None:
@@ -80,7 +84,7 @@ class ExactSums:
         self._sums = np.zeros((SUMS, of.width), np.uint64)
 
     def add(self, part: np.ndarray) -> None:
-        """Add the next bytes, uint8.
+        """Add the next bytes of the matrix, an array of uint8.
 
         Raises
         ------
@@ -119,7 +123,7 @@ class ExactSums:
             self._add_rows(self._row)
 
     def _add_rows(self, data: np.ndarray) -> None:
-        """Add whole rows of words."""
+        """Add the bytes of whole rows of words."""
         words = data.view("<u4").reshape(-1, self._of.width)
         while len(words):
             left = self._of.rows(self._stripe) - self._done
@@ -133,13 +137,17 @@ class ExactSums:
 
 
 def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
-    """Add rows of words to the sums of their blocks, (5, width); `left` is r of the first of these rows."""
+    """Add rows of words to the sums of their blocks, (5, width).
+
+    `left` is r of the words in the first of these rows: the number of rows from there to the end of the blocks.
+    """
     with one_blas_thread():
         for column in range(0, words.shape[1], _BESIDE):
             to = sums[:, column : column + _BESIDE]
             for begin in range(0, len(words), _TOGETHER):
                 some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
-                # Exact, because all sums are below 2⁵³: they are at most C(515, 4) · 2¹⁶ or 512 · 2²² · 2¹⁶.
+                # Exact in float64: S₀ … S₃ of the 16-bit halves are at most C(515, 4) · 2¹⁶, and S₄ is at most
+                # 512 · 2²² · 2¹⁶; both limits are below 2⁵³.
                 digits = some.view("<u2").astype(np.float64)
                 products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ digits).astype(np.uint64)
                 to += products[:, 0::2] + (products[:, 1::2] << np.uint64(16))
@@ -153,17 +161,18 @@ def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> 
     found, expected : sequence of 5 ints
         The current and the original sums.
     length : int
-        Words of the block.
+        Number of words in the block.
 
     Returns
     -------
     list of (row, difference) or None
-        Up to two words, and the differences to subtract from them; None if no such changes explain the sums.
+        Up to two words: the index of each in the block, and the difference to subtract from it. None if no change of up
+        to two words explains the syndrome.
     """
     d = [int(now) - int(then) for now, then in zip(found, expected, strict=True)]
     if not any(d):
         return []
-    # Moments Σ δ r^i, from Σ δ r(r + 1)/2 and Σ δ r(r + 1)(r + 2)/6.
+    # The moments p_i = Σ δ r^i follow from d[2] = Σ δ r(r + 1)/2 and d[3] = Σ δ r(r + 1)(r + 2)/6.
     p0, p1, p2 = d[0], d[1], 2 * d[2] - d[1]
     moments = p0, p1, p2, 6 * d[3] - 3 * p2 - 2 * p1
     for nodes in (_one(p0, p1), _two(*moments)):
@@ -177,12 +186,15 @@ def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> 
 
 
 def _one(p0: int, p1: int) -> list[tuple[int, int]] | None:
-    """Return the single change (r, δ) with moments p0 and p1; None if r is not an integer."""
+    """Return the change (r, δ) of one word with moments p0 and p1; None if p0 is 0 or r = p1 / p0 is not an integer."""
     return [(p1 // p0, p0)] if p0 and p1 % p0 == 0 else None
 
 
 def _two(p0: int, p1: int, p2: int, p3: int) -> list[tuple[int, int]] | None:
-    """Return the two changes (r, δ) with these moments; None if the roots r of r² − s r + t are not integers."""
+    """Return the changes (r, δ) of two words with these moments; None if there are no such integers.
+
+    The two values of r are the roots of r² − s r + t (Prony's quadratic).
+    """
     det = p0 * p2 - p1 * p1
     if det == 0:
         return None

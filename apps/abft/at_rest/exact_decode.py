@@ -1,4 +1,4 @@
-"""Decoding of the exact code: syndromes of all blocks in one pass, then the corrupted words."""
+"""Decoding of the exact code: compute the syndromes of all blocks in one pass, then locate the corrupted words."""
 
 import numpy as np
 
@@ -15,10 +15,11 @@ __all__ = ["ExactCheck", "exact_verdict"]
 def exact_verdict(
     source: Source, sidecar: Sidecar, progress: Progress | None = None, gpu: int | None = None
 ) -> Verdict:
-    """Return the verdict of the exact code.
+    """Return the verdict of the exact code: corrupted words with their original values, and regions of refused blocks.
 
-    The sums determine which words were changed and by how much. These words are then read again. A block is refused if
-    an original value, found − difference, is not a 32-bit word.
+    The sums of a block determine which words were changed and by how much. These words are then read again: the
+    original value of a word is the value found minus the difference. A block is refused if it cannot be decoded, or if
+    the original value of one of its words would not fit in 32 bits.
     """
     of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
     if expected is None:
@@ -33,7 +34,7 @@ def exact_verdict(
     words, differences, blocks = words[order], differences[order], blocks[order]
     found = _words_at(source, words, of)
     was = found - differences
-    # The last word may have fewer than four bytes of data; the others are padding and always zero.
+    # Original values are below `most`: 2³², or less for the last word, whose padding bytes are always zero.
     most = np.where(words == of.n_words - 1, 1 << 8 * (of.n_bytes - (of.n_words - 1) * WORD), 1 << 8 * WORD)
     impossible = np.unique(blocks[(was < 0) | (was >= most)])
     possible = ~np.isin(blocks, impossible)
@@ -44,7 +45,15 @@ def exact_verdict(
 def _mismatches(
     source: Source, expected: np.ndarray, of: Layout, progress: Progress | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks whose sums differ from a sidecar's, ascending, and their sums, (k, 5), computed on the CPU."""
+    """Compare the sums of a matrix with those of a sidecar on the CPU.
+
+    Returns
+    -------
+    blocks : numpy.ndarray of shape (k,)
+        The ascending numbers stripe · width + column of the blocks whose sums differ.
+    sums : numpy.ndarray of shape (k, 5)
+        The current sums of these blocks.
+    """
     blocks: list[np.ndarray] = []
     found: list[np.ndarray] = []
 
@@ -61,9 +70,10 @@ def _mismatches(
 
 
 def _solved(blocks: np.ndarray, found: np.ndarray, expected: np.ndarray, of: Layout) -> tuple[np.ndarray, np.ndarray]:
-    """Return (word, difference, block) of the corrupted words, and the blocks that cannot be decoded.
+    """Return (word, difference, block) of each corrupted word, and the blocks that cannot be decoded.
 
-    A block with the expected sums has no corrupted words.
+    A listed block whose sums equal the expected ones has no corrupted words. A GPU may list such a block if the GPU's
+    copy of the expected sums is corrupted.
     """
     words, refused = [], []
     for block, now in zip(blocks.tolist(), found, strict=True):
@@ -78,7 +88,7 @@ def _solved(blocks: np.ndarray, found: np.ndarray, expected: np.ndarray, of: Lay
 
 
 def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
-    """Return words of a matrix by their ascending indices, as int64."""
+    """Read the words of a matrix with these ascending indices; return their values as int64."""
     if not len(words):
         return words
     offsets = words[:, np.newaxis] * WORD + np.arange(WORD)
@@ -89,10 +99,14 @@ def _words_at(source: Source, words: np.ndarray, of: Layout) -> np.ndarray:
 
 
 def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
-    """Return the region of elements that each block overlaps, with the fields of `Region`, (k, 4)."""
+    """Return, for each block, a region of the matrix that contains all words of the block.
+
+    The result has shape (k, 4): the fields of `Region`.
+    """
     n, itemsize = sidecar.shape[1], sidecar.itemsize
     stripes, columns = np.divmod(blocks, of.width)
-    # Bytes of a matrix row and of a stripe; offsets of the block's first byte and last byte in a row of words.
+    # `row_bytes`, `stripe_bytes`: bytes of a matrix row and of a stripe. `first`, `last`: offsets of the first and the
+    # last byte of the block's words in a row of words.
     row_bytes, stripe_bytes, first = n * itemsize, ROWS * of.width * WORD, columns * WORD
     last = first + WORD - 1
     regions = np.stack(
@@ -104,13 +118,13 @@ def _regions(blocks: np.ndarray, sidecar: Sidecar, of: Layout) -> np.ndarray:
         ],
         axis=1,
     )
-    spread = first // row_bytes != last // row_bytes  # words that cross the end of a matrix row
+    spread = first // row_bytes != last // row_bytes  # True: each word crosses the end of a matrix row
     regions[spread | (fold(sidecar.shape, itemsize) == 0), 2:] = 0, n
     return regions
 
 
 class ExactCheck:
-    """Comparison of a matrix, whose elements are added in parts, with the exact sums of a sidecar."""
+    """Comparison of a matrix with the exact sums of a sidecar; the elements of the matrix are added in parts."""
 
     def __init__(self, sidecar: Sidecar) -> None:
         self._expected, self._same = sidecar.exact, True
@@ -120,10 +134,10 @@ class ExactCheck:
         self._same = self._same and self._expected is not None and np.array_equal(sums, self._expected[stripe])
 
     def add(self, _row: int, _column: int, elements: np.ndarray) -> None:
-        """Add the next elements."""
+        """Add the next elements in row-major order."""
         self._sums.add(elements.reshape(-1).view(np.uint8))
 
     def passed(self) -> bool:
-        """Return whether the sums are equal, after all elements were added."""
+        """Return True if all sums of the matrix equal the sidecar's; call it after all elements were added."""
         self._sums.finish()
         return self._same

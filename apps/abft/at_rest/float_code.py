@@ -3,17 +3,19 @@
     rows    (⌈n / block⌉, weights, m)    rows[b, p, i]    = Σ_j (j − b·block + 1)^p A[i, j],   columns j of block b
     columns (⌈m / block⌉, weights, n)    columns[b, p, j] = Σ_i (i − b·block + 1)^p A[i, j],   rows i of block b
 
-with p = 0 … weights − 1: the products A·W and Vᵀ·A with fixed tall matrices W and V of weights. A block of rows and a
-block of columns intersect in a *tile* of block × block elements, which has its own sums of each row and column.
+with p = 0 … weights − 1. These sums are the products A·W and Vᵀ·A, where the entries of the tall matrices W and V are
+the factors (…)^p. A block of rows and a block of columns intersect in a *tile* of block × block elements. Each row and
+each column of a tile has separate sums.
 
-Stored sums are float64, or float32 for float16 and bfloat16. This module accumulates all sums in float64, and rounds
-them at the end. A GPU accumulates in another order. A sum of q terms w x with unit roundoff u differs from the exact
-sum by at most ``γ_q Σ |w x|``, with γ_q = q·u / (1 − q·u). So two sums in different orders differ by at most twice that
-bound. Additions of denormals are exact. A stored sum that is not finite is ignored.
+Stored sums are float64, or float32 if the elements are float16 or bfloat16. This module accumulates all sums in
+float64, and rounds them once at the end. A GPU accumulates in another order. A computed sum of q terms, each a weight w
+times an element x, differs from the exact sum by at most ``γ_q Σ |w x|``. Here γ_q = q·u / (1 − q·u), and u is the unit
+roundoff. So sums in two different orders differ by at most twice that bound. Additions of denormals are exact.
+Verification ignores stored sums that are not finite.
 
 If elements are near the largest float64, partial sums may overflow although the sum does not. Therefore, if sums
-approach that range, elements beyond 2⁸⁵⁰ are summed separately, scaled by 2⁻⁶⁴. The weights in a sum add up to less
-than 2⁴⁰, so that neither of the two sums overflows.
+approach that range, *huge* elements, of magnitude above 2⁸⁵⁰, are scaled by 2⁻⁶⁴ and summed separately. The weights of
+a sum add up to less than 2⁴⁰. So neither the sum of the huge elements nor the sum of the others overflows.
 
 Source: K.-H. Huang and J. Abraham (1984) for weighted checksums of matrices; N. Higham, Accuracy and Stability of
 Numerical Algorithms (2002), section 4.2, for the bound.
@@ -37,16 +39,16 @@ __all__ = [
     "sums_dtype",
 ]
 
-#: Supported block sizes; the most weights.
+#: Supported block sizes; maximum number of weights, which is the number of sums per row and block.
 BLOCKS, MOST_WEIGHTS = (256, 512, 1024), 4
-#: Scale of the sums of huge elements: a power of two, so that scaling is exact.
+#: Factor that scales huge elements before they are summed: a power of two, so that scaling is exact.
 SCALE = 2.0**-64
 _HALF_TYPES = ("float16", "bfloat16")
-# If a sum of a tile reaches the first number, the tile is summed again, and elements beyond the second number are
-# summed separately. The sums of the other elements are then below 2⁸⁹⁰.
+# If a sum of a tile reaches _LARGE, the tile is summed again, and elements of magnitude above _HUGE are summed
+# separately. The sums of the other elements are then below 2⁸⁹⁰.
 _LARGE, _HUGE = 2.0**900, 2.0**850
-# The most columns, and the approximate number of elements, that are converted at once, so that they fit in a CPU's
-# cache.
+# Maximum number of columns, and approximate number of elements, that are converted to float64 at once, so that the
+# converted elements fit in a CPU's cache.
 _COLUMNS, _ELEMENTS = 2048, 1 << 17
 
 
@@ -59,7 +61,7 @@ def check_weighted(weights: int, block: int) -> None:
 
 
 def sums_dtype(dtype: str) -> np.dtype:
-    """Return the type of the sums of elements of type `dtype`.
+    """Return the type in which sums of elements of type `dtype` are stored.
 
     Raises
     ------
@@ -82,34 +84,36 @@ def columns_shape(shape: Sequence[int], weights: int, block: int) -> tuple[int, 
 
 
 def gamma(block: int, sums: np.dtype) -> float:
-    """Return γ_q for a sum of one block, stored in the type `sums`.
+    """Return γ_q, the relative error bound of a sum over one block of elements that is stored in the type `sums`.
 
-    q counts the additions, and the roundings of the element, of its weight, of their product and of the sum. Tensor
-    cores may truncate float32 sums instead of rounding them, which doubles u.
+    q is `block` additions plus four roundings: of the element, of the weight, of their product, and of the stored sum.
+    Tensor cores may truncate float32 sums instead of rounding them, which doubles the unit roundoff u.
     """
     q_u = (block + 4) * float(np.finfo(sums).eps) / (1 if sums == np.float32 else 2)
     return q_u / (1 - q_u)
 
 
 class WeightedSums:
-    """The sums of a matrix that is added in parts, in row-major order.
+    """Accumulator of the weighted sums of a matrix; the matrix is added in parts, in row-major order.
 
     Parameters
     ----------
     shape : (int, int)
+        The shape (m, n) of the matrix.
     dtype : str
         The name of the elements' type.
     weights, block : int
+        Number of sums per row and block; maximum number of elements per sum.
     absolute : bool, optional
-        Whether to sum ``|w x|``, for rounding error bounds.
+        Whether to sum the magnitudes ``|w x|`` instead of w x; rounding error bounds need the sums of magnitudes.
 
     Attributes
     ----------
     rows, columns : numpy.ndarray of float64
-        Complete after all parts were added. They are finite if the elements are.
+        Row sums and column sums, complete after all parts were added; finite if all elements are finite.
     huge : (numpy.ndarray, numpy.ndarray) or None
-        Row sums and column sums of huge elements, scaled by `SCALE`, which `rows` and `columns` do not include; None if
-        no element is huge.
+        Row sums and column sums of the huge elements, scaled by `SCALE`; None if no element is huge. `rows` and
+        `columns` do not include huge elements.
     """
 
     def __init__(self, shape: Sequence[int], dtype: str, weights: int, block: int, *, absolute: bool = False) -> None:
@@ -122,13 +126,13 @@ class WeightedSums:
         self._huge_here: np.ndarray | None = None
 
     def _zeros(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return zeros for the sums of rows, of columns, and of the columns of the current block of rows."""
+        """Return arrays of zeros: for all row sums, for all column sums, and for column sums of one block of rows."""
         weights = len(self._powers)
         rows, columns = (of(self._shape, weights, self._block) for of in (rows_shape, columns_shape))
         return np.zeros(rows), np.zeros(columns), np.zeros((weights, self._shape[1]))
 
     def stored(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the complete sums of rows and of columns in the stored type; overflow gives infinity."""
+        """Return the complete row sums and column sums, rounded to the stored type; overflow gives infinity."""
         rows, columns = self.rows, self.columns
         with np.errstate(over="ignore", invalid="ignore"):
             if self.huge is not None:
@@ -141,14 +145,14 @@ class WeightedSums:
         Parameters
         ----------
         row, column : int
-            Indices of the first element.
-        elements : numpy.ndarray of shape (some, some)
+            Indices in the matrix of the first element of `elements`.
+        elements : numpy.ndarray of two dimensions
         """
         with one_blas_thread():
             self._add(row, column, elements)
 
     def _add(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add a part of the matrix, split at the boundaries of blocks of rows."""
+        """Split a part of the matrix at the boundaries of blocks of rows, and add the pieces to the sums."""
         width = min(elements.shape[1], _COLUMNS)
         height = max(1, min(self._block, _ELEMENTS // width))
         begin = 0
@@ -167,8 +171,8 @@ class WeightedSums:
             begin = end
 
     def _add_tile(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add elements of one block of rows."""
-        with np.errstate(over="ignore", invalid="ignore"):  # of elements that are not finite
+        """Add elements to the sums; all their rows must be in the same block of rows."""
+        with np.errstate(over="ignore", invalid="ignore"):  # elements may be infinite or NaN
             tile = elements.astype(np.float64)
             if self._absolute:
                 np.abs(tile, out=tile)
@@ -195,7 +199,10 @@ class WeightedSums:
         return self._powers[:, inside : inside + len(tile)] @ tile
 
     def _scaled_apart(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the sums of huge elements: of rows, and of the columns of the current block of rows."""
+        """Return the arrays that accumulate huge elements: all row sums, and column sums of the current block of rows.
+
+        The first call creates the arrays.
+        """
         if self.huge is None or self._huge_here is None:
             rows, columns, self._huge_here = self._zeros()
             self.huge = rows, columns
@@ -203,5 +210,5 @@ class WeightedSums:
 
 
 def _large(sums: np.ndarray) -> bool:
-    """Return whether any sum is large or not finite."""
+    """Return True if the magnitude of any sum is at least `_LARGE`, or if any sum is NaN."""
     return not np.abs(sums).max() < _LARGE

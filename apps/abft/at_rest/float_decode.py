@@ -1,16 +1,18 @@
-"""Decoding of the float code: locates corrupted elements at the crossings of a tile's rows and columns.
+"""Decoding of the float code: locate corrupted elements at the crossings of a tile's mismatching rows and columns.
 
-A sum *mismatches* if it differs from the stored sum by more than another order of additions can explain (see
-`float_code.py`). The corrupted elements of a tile are where its mismatching rows and columns cross:
+`float_code.py` defines tile, weights and block. A row or column of a tile *mismatches* if one of its sums differs from
+the stored sum by more than another order of additions can explain. The corrupted elements of a tile are where its
+mismatching rows and columns cross:
 
 - One mismatching row and one mismatching column cross at the corrupted element.
-- With k mismatching rows and k columns, each row must point to a different column, by the ratio of its two sums or by
-  its only non-finite element. Then there are k corrupted elements.
+- With k mismatching rows and k mismatching columns, each row must point to a different column. A row points to a column
+  by the ratio of its two weighted differences (found minus stored sum), or by its only non-finite element. Then there
+  are k corrupted elements, one per row.
 
-A stored sum minus the other elements gives the original element up to rounding: an interval. If exactly one number of
-the element's type is in the intervals of all its sums, that number is the original. If there are more such numbers, the
-element is located but not corrected. So float32 and integers of up to 32 bits, which have far fewer digits than their
-sums, are corrected; float64 and 16-bit types rarely are.
+A stored sum minus the weighted other elements gives the original element up to rounding: an interval. If exactly one
+number of the element's type is in the intervals of all sums that contain the element, that number is the original. If
+several such numbers exist, the element is located but not corrected. So float32 and integers of up to 32 bits, which
+have far fewer digits than their float64 sums, are usually corrected. Elements of float64 and 16-bit types rarely are.
 """
 
 from typing import NamedTuple
@@ -26,18 +28,18 @@ from tsapps.apps.abft.at_rest.verdict import Region, Verdict
 
 __all__ = ["WeightedCheck", "weighted_verdict"]
 
-# The most bytes of tiles that are in memory at once.
+# Maximum total size in bytes of the tiles that are in memory at once.
 _TILES_BYTES = 1 << 26
 
 
 class WeightedCheck:
-    """Comparison of a matrix, whose elements are added in parts, with the weighted sums of a sidecar.
+    """Comparison of a matrix with the weighted sums of a sidecar; the elements of the matrix are added in parts.
 
     Parameters
     ----------
     sidecar : Sidecar
     bounds : bool, optional
-        Whether to compute the error bounds, from sums of magnitudes, in the same pass.
+        Whether the same pass also sums the magnitudes of the elements, from which the rounding error bounds follow.
     """
 
     def __init__(self, sidecar: Sidecar, *, bounds: bool = True) -> None:
@@ -50,28 +52,28 @@ class WeightedCheck:
         return WeightedSums(sidecar.shape, sidecar.dtype, sidecar.weights, sidecar.block, absolute=True)
 
     def add(self, row: int, column: int, elements: np.ndarray) -> None:
-        """Add the next elements."""
+        """Add the next elements; `row` and `column` are the indices of the first of them."""
         self._found.add(row, column, elements)
         if self._magnitudes is not None:
             self._magnitudes.add(row, column, elements)
 
     def same(self) -> bool:
-        """Return whether all finite sums are equal, after all elements were added."""
+        """Return True if all sums equal the stored sums that are finite; call it after all elements were added."""
         return _same(self._found.stored(), self._stored)
 
     def wrong(self, source: Source | None = None) -> tuple[np.ndarray, np.ndarray]:
-        """Return which sums differ from the sidecar's by more than rounding, after all elements were added.
+        """Return which rows and columns mismatch the sidecar's sums; call it after all elements were added.
 
         Parameters
         ----------
         source : Source, optional
-            Read for the error bounds, if `bounds` was false.
+            The matrix. It is read again to compute the error bounds if `bounds` was false.
 
         Returns
         -------
         rows : numpy.ndarray of shape (⌈n / block⌉, m), bool
         columns : numpy.ndarray of shape (⌈m / block⌉, n), bool
-            True where a sum differs, for at least one of the weights.
+            True for each row or column of a tile with at least one sum that differs by more than rounding.
         """
         if self._magnitudes is None:
             if source is None:
@@ -87,50 +89,59 @@ class WeightedCheck:
         return rows, columns
 
     def passed(self) -> bool:
-        """Return whether no sum differs by more than rounding, after all elements were added."""
+        """Return True if no sum differs by more than rounding; call it after all elements were added."""
         return not any(wrong.any() for wrong in self.wrong())
 
 
 def _stored(sidecar: Sidecar) -> tuple[np.ndarray, np.ndarray]:
-    """Return the stored sums of rows and of columns."""
+    """Return the row sums and the column sums of a sidecar; raise `ValueError` if there are none."""
     if sidecar.rows is None or sidecar.columns is None:
         raise ValueError("the sidecar has no sums of the float code")
     return sidecar.rows, sidecar.columns
 
 
 def _same(found: tuple[np.ndarray, np.ndarray], stored: tuple[np.ndarray, np.ndarray]) -> bool:
-    """Return whether all finite stored sums are equal to those found."""
+    """Return True if every finite stored sum equals the found sum of the same row or column."""
     return all(bool(((one == other) | ~np.isfinite(other)).all()) for one, other in zip(found, stored, strict=True))
 
 
 class _Sums(NamedTuple):
-    """Sums (blocks, weights, lines) of rows or of columns; sums of huge elements are separate, scaled by `SCALE`."""
+    """Row sums or column sums, of shape (blocks, weights, lines), where a line is a row or a column.
+
+    Attributes
+    ----------
+    others : numpy.ndarray
+        Sums without huge elements (float_code.py).
+    huge : numpy.ndarray or None
+        Sums of huge elements, scaled by `SCALE`; None if there are no huge elements.
+    """
 
     others: np.ndarray
     huge: np.ndarray | None
 
     def of_block(self, block: int) -> tuple[np.ndarray, np.ndarray | float]:
-        """Return both sums of one block."""
+        """Return `others` and `huge` of one block; 0 for `huge` if it is None."""
         return self.others[block], 0.0 if self.huge is None else self.huge[block]
 
 
 def _of(sums: WeightedSums, lines: int) -> _Sums:
-    """Return the sums of rows (0) or of columns (1)."""
+    """Return the row sums if `lines` is 0, or the column sums if `lines` is 1."""
     return _Sums((sums.rows, sums.columns)[lines], None if sums.huge is None else sums.huge[lines])
 
 
 def _apart(stored: np.ndarray, found: _Sums, bound: float, magnitudes: _Sums) -> np.ndarray:
-    """Return, for each block and line, whether stored and found sums differ by more than rounding, for any weight.
+    """Return True for each block and line with a stored sum that differs from the found sum by more than rounding.
 
-    The arguments have shape (blocks, weights, lines), the result (blocks, lines). Sums with huge elements are compared
-    scaled by `SCALE`, so that neither the sums nor their bounds overflow. Other sums and magnitudes are below 2⁹¹⁰,
-    since a block has at most 2¹⁰ tiles.
+    The arguments have shape (blocks, weights, lines), and the result has shape (blocks, lines). `bound` is relative to
+    the sums of magnitudes. Sums with huge elements are scaled by `SCALE` before the comparison, so that neither these
+    sums nor their bounds overflow. The other sums and magnitudes are below 2⁹¹⁰: each adds at most 2¹⁰ partial sums
+    below 2⁹⁰⁰.
     """
     wrong = np.empty((stored.shape[0], stored.shape[2]), bool)
     for block in range(len(stored)):
         expected = stored[block].astype(np.float64)
         (sums, huge), (sizes, huge_sizes) = found.of_block(block), magnitudes.of_block(block)
-        with np.errstate(invalid="ignore", over="ignore"):  # of elements that are not finite
+        with np.errstate(invalid="ignore", over="ignore"):  # sums may be infinite or NaN
             scaled = (huge != 0) | (huge_sizes != 0)
             scale = np.where(scaled, SCALE, 1.0)
             total = sums * scale + huge
@@ -140,7 +151,15 @@ def _apart(stored: np.ndarray, found: _Sums, bound: float, magnitudes: _Sums) ->
 
 
 class _Tile(NamedTuple):
-    """A tile, by its block of rows (`band`) and block of columns (`side`), and its mismatching rows and columns."""
+    """A tile with mismatching rows or columns.
+
+    Attributes
+    ----------
+    band, side : int
+        The number of the tile's block of rows, and the number of its block of columns.
+    rows, columns : list of int
+        The mismatching rows and columns, as ascending indices in the matrix.
+    """
 
     band: int
     side: int
@@ -151,17 +170,17 @@ class _Tile(NamedTuple):
 def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None = None) -> Verdict:
     """Return the verdict of the float code.
 
-    One pass over the matrix suffices if all sums are bit-identical. Otherwise a second pass computes the error bounds,
-    and one further pass reads each 64 MiB of tiles that may be corrected. An array on a GPU is first checked there, if
-    a kernel supports it: the kernel reproduces the bits of sums that it computed itself. The CPU reads the array only
-    if the sums differ.
+    One pass over the matrix suffices if all sums equal the stored sums. Otherwise a second pass computes the error
+    bounds. Tiles that may be corrected are then read in batches of at most 64 MiB, with one more pass per batch. An
+    array on a GPU is first summed there if a kernel supports it: a kernel computes the same bits on every run, so its
+    sums equal stored sums that it computed. The CPU reads the array only if the sums differ.
     """
     of, weights, block = layout(sidecar.shape, sidecar.itemsize), sidecar.weights, sidecar.block
     by_gpu = sums_on_gpu(source, None, of, code="float", weights=weights, block=block, progress=progress)
     if by_gpu is not None:
         if _same((by_gpu["rows"], by_gpu["columns"]), _stored(sidecar)):
             return Verdict()
-        progress = None  # all bytes have been reported
+        progress = None  # the GPU's pass has already reported all bytes
     check = WeightedCheck(sidecar, bounds=False)
     for part in parts(source, progress):
         check.add(*part)
@@ -177,7 +196,7 @@ def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None
     for first in range(0, len(hopeful), together):
         batch = hopeful[first : first + together]
         for tile, elements in zip(batch, _read(source, batch, sidecar.block), strict=True):
-            with np.errstate(all="ignore"):  # of elements that are not finite
+            with np.errstate(all="ignore"):  # elements may be infinite or NaN
                 mended, not_mended = _solved(tile, elements, sidecar)
             faults += mended
             refused += not_mended
@@ -185,7 +204,7 @@ def weighted_verdict(source: Source, sidecar: Sidecar, progress: Progress | None
 
 
 def _tiles(rows_wrong: np.ndarray, columns_wrong: np.ndarray, block: int) -> list[_Tile]:
-    """Return the tiles with mismatching rows or columns."""
+    """Return the tiles with mismatching rows or columns; `rows_wrong` and `columns_wrong` are those of `wrong`."""
     tiles: dict[tuple[int, int], _Tile] = {}
     for side, row in np.argwhere(rows_wrong).tolist():
         tiles.setdefault((row // block, side), _Tile(row // block, side, [], [])).rows.append(row)
@@ -195,7 +214,10 @@ def _tiles(rows_wrong: np.ndarray, columns_wrong: np.ndarray, block: int) -> lis
 
 
 def _whole(tile: _Tile, sidecar: Sidecar) -> Region:
-    """Return the region of a tile's mismatching rows and columns; all rows (or columns) if no row (or column) does."""
+    """Return the smallest region that contains all mismatching rows and columns of a tile.
+
+    If no row mismatches, the region has all rows of the tile; if no column mismatches, it has all columns.
+    """
     (m, n), block = sidecar.shape, sidecar.block
     rows = tile.rows or [tile.band * block, min(m, (tile.band + 1) * block) - 1]
     columns = tile.columns or [tile.side * block, min(n, (tile.side + 1) * block) - 1]
@@ -203,7 +225,7 @@ def _whole(tile: _Tile, sidecar: Sidecar) -> Region:
 
 
 def _read(source: Source, tiles: list[_Tile], block: int) -> list[np.ndarray]:
-    """Return the elements of tiles, in one pass."""
+    """Read the elements of several tiles in one pass over the matrix."""
     m, n = source.shape
     found = [
         np.empty((min(block, m - tile.band * block), min(block, n - tile.side * block)), source.dtype) for tile in tiles
@@ -211,7 +233,7 @@ def _read(source: Source, tiles: list[_Tile], block: int) -> list[np.ndarray]:
     for row, column, elements in parts(source):
         for tile, to in zip(tiles, found, strict=True):
             down, right = tile.band * block - row, tile.side * block - column
-            # The intersection of the part and the tile, in indices of the part.
+            # The intersection of the tile with the elements just read, as indices in `elements`.
             top, bottom = max(0, down), min(len(elements), down + to.shape[0])
             left, end = max(0, right), min(elements.shape[1], right + to.shape[1])
             if top < bottom and left < end:
@@ -220,9 +242,9 @@ def _read(source: Source, tiles: list[_Tile], block: int) -> list[np.ndarray]:
 
 
 def _solved(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> tuple[list[tuple[int, int, int]], list[Region]]:
-    """Return the faults of a tile that can be corrected, and the regions that cannot.
+    """Return the faults (offset, found, was) of a tile that can be corrected, and the regions that cannot be corrected.
 
-    A region is one element, or all mismatching rows and columns if the crossings are unclear.
+    A region is one element, or spans all mismatching rows and columns if the corrupted elements cannot be located.
     """
     block, n = sidecar.block, sidecar.shape[1]
     top, left = tile.band * block, tile.side * block
@@ -243,7 +265,10 @@ def _solved(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> tuple[list[t
 
 
 def _crossings(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> list[tuple[int, int]]:
-    """Return (row, column) of each corrupted element, as indices in the tile; an empty list if they are unclear."""
+    """Return (row, column) of each corrupted element, as indices in the tile.
+
+    The list is empty if the mismatching rows do not point to different mismatching columns.
+    """
     top, left = tile.band * sidecar.block, tile.side * sidecar.block
     columns = [column - left for column in tile.columns]
     if len(columns) == 1:
@@ -263,9 +288,11 @@ def _crossings(tile: _Tile, elements: np.ndarray, sidecar: Sidecar) -> list[tupl
 
 
 def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: Sidecar) -> np.ndarray | None:
-    """Return the possible originals of an element: the only number, two numbers if there are more, None if none.
+    """Return the possible original values of a located element, as `_numbers` does; None if there is none.
 
-    The intervals are twice as wide as rounding requires, because other elements may have undetected errors.
+    `row` and `column` are indices in the tile. The intervals are twice as wide as rounding requires, because other
+    elements may have undetected errors. If these intervals contain a single number, but one of the intervals without
+    the widening does not contain it, the result is None.
     """
     rows, columns = _stored(sidecar)
     lines = (
@@ -296,7 +323,10 @@ def _rebuilt(row: int, column: int, elements: np.ndarray, tile: _Tile, sidecar: 
 
 
 def _numbers(low: float, high: float, dtype: np.dtype) -> np.ndarray | None:
-    """Return the only number of a type from `low` to `high`; two numbers if there are more; None if there is none."""
+    """Return the only number of a type between `low` and `high`, as an array of one number.
+
+    If there are several such numbers, the result is an array of any two numbers; if there is none, it is None.
+    """
     if dtype.kind in "iu":
         least, most = np.iinfo(dtype).min, np.iinfo(dtype).max
         first, last = np.ceil(max(low, float(least))), np.floor(min(high, float(most)))

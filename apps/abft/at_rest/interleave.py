@@ -8,11 +8,11 @@ of `width` words, and 512 consecutive words of a column form a *block*:
     row 1     word width …                                    the last stripe may have fewer rows
     …
 
-A row of words consists of `fold` rows of the matrix. So the words of a block are in the same columns of the matrix, and
-a kernel that reads along columns sums whole blocks. If `width` consecutive words are overwritten (a sector, a page),
-only one word of each block changes. For this reason, the rows of a skinny matrix are folded until a row of words has up
-to 4 KiB, a page. A matrix with too few rows for full blocks is *flat*: its words are interleaved over up to 4096
-columns, independent of the columns of the matrix.
+A row of words consists of `fold` consecutive rows of the matrix. So the words of a block are in the same columns of the
+matrix, and a kernel that reads along columns sums whole blocks. If `width` consecutive words are overwritten, such as a
+disk sector or a page, only one word of each block changes. For this reason, rows of a skinny matrix are folded: a row
+of words joins matrix rows of up to 4 KiB in total, a page. A matrix with too few rows for full blocks is *flat*: its
+words are interleaved over up to 4096 columns of words, independent of the columns of the matrix.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from dataclasses import dataclass
 
 __all__ = ["ROWS", "WORD", "Layout", "fold", "layout"]
 
-#: Words of a block; bytes of a word.
+#: Maximum number of words per block, which is the number of rows of words per stripe; bytes per word.
 ROWS, WORD = 512, 4
-# The most bytes of a folded row of words, a page; the most words in a row of a flat matrix. Longer rows of a matrix are
-# not folded, so that a GPU can sum words and elements in one pass.
+# Maximum bytes of a row of words that folding may produce (a page), and maximum words per row of a flat matrix. Longer
+# matrix rows are not folded to fill a page, so that a GPU can sum words and elements in one pass.
 _FOLDED_BYTES, _FLAT_WIDTH = 4096, 4096
 
 
@@ -44,21 +44,21 @@ class Layout:
 
     @property
     def n_words(self) -> int:
-        """Number of words; the last one may be padded."""
+        """Number of words; the last word may be padded with zeros."""
         return -(-self.n_bytes // WORD)
 
     @property
     def stripes(self) -> int:
-        """Number of stripes of 512 rows; the last one may have fewer."""
+        """Number of stripes of 512 rows of words; the last stripe may have fewer rows."""
         return -(-self.n_words // (self.width * ROWS))
 
     def rows(self, stripe: int) -> int:
-        """Return the number of rows of a stripe; words beyond the data are zero."""
+        """Return the number of rows of words in a stripe; words of its last row beyond the data count as zero."""
         left = self.n_words - stripe * self.width * ROWS
         return min(ROWS, -(-left // self.width))
 
     def stripe_bytes(self, stripe: int) -> tuple[int, int]:
-        """Return the offsets of a stripe's first byte and of the byte after its last."""
+        """Return the offset of a stripe's first byte, and the offset after its last byte."""
         begin = stripe * ROWS * self.width * WORD
         return begin, min(self.n_bytes, begin + ROWS * self.width * WORD)
 
@@ -87,7 +87,7 @@ def layout(shape: Sequence[int], itemsize: int) -> Layout:
 
 
 def fold(shape: Sequence[int], itemsize: int) -> int:
-    """Return the number of matrix rows per row of words; 0 if the matrix is flat."""
+    """Return the number of matrix rows that a row of words consists of; 0 if the matrix is flat."""
     rows, row_bytes = shape[0], shape[1] * itemsize
     together = next(q for q in (1, 2, 4) if q * row_bytes % WORD == 0)
     while 2 * together * row_bytes <= _FOLDED_BYTES and rows // (2 * together) >= ROWS:

@@ -1,22 +1,23 @@
-"""The sidecar file of a matrix's checksums, such as `A.npy.abft`, with a digest of its own content.
+"""The sidecar file of a matrix's checksums, such as `A.npy.abft`: its format, and functions that read and write it.
 
 The file is a safetensors container, which other programs can read: the length of the header in 8 bytes, the header in
-JSON, then the tensors, little-endian. Version 1 has
+JSON, then the tensors, little-endian. Version 1 has these entries:
 
     __metadata__   format          "tsapps-abft"
                    version         "1"
-                   shape, dtype    of the matrix (m, n), as JSON: "[20480, 20480]", "float32"
-                   bytes           of its elements, row by row
+                   shape           the matrix's shape (m, n) as JSON, such as "[20480, 20480]"
+                   dtype           the type of the matrix's elements, such as "float32"
+                   bytes           number of bytes of the matrix's elements
                    code            "exact", "float" or "both"
-                   block, weights  of the float code; "0" without it
+                   block, weights  parameters of the float code; "0" if the sidecar does not have this code
                    digest          SHA-256 of the content, in hexadecimal
-    exact          U64 (stripes, 5, width): the sums of at_rest/exact_code.py, of those bytes
+    exact          U64 (stripes, 5, width): the sums of at_rest/exact_code.py over the matrix's bytes
     rows           F64 or F32 (⌈n / block⌉, weights, m): the row sums of at_rest/float_code.py
-    columns        F64 or F32 (⌈m / block⌉, weights, n): its column sums
+    columns        F64 or F32 (⌈m / block⌉, weights, n): the column sums of at_rest/float_code.py
 
 A sidecar has `exact`, or `rows` and `columns`, or all three. The digest covers the other metadata, as JSON with sorted
-keys and no spaces, then each tensor in the order of names: the name, a zero byte, and its bytes. A sidecar with another
-digest is corrupted, and cannot verify the matrix.
+keys and no spaces. Then follow the tensors in the order of their names: the name, a zero byte, and the tensor's bytes.
+If the content of a sidecar does not match the digest, the sidecar is corrupted and cannot verify the matrix.
 """
 
 import hashlib
@@ -51,14 +52,14 @@ __all__ = [
 
 FORMAT, VERSION = "tsapps-abft", "1"
 _LENGTH = struct.Struct("<Q")
-# The largest valid length of a header in bytes; headers of sidecars have some hundred bytes.
+# Maximum accepted length of a header in bytes; headers of sidecars have some hundred bytes.
 _MOST_HEADER = 1 << 20
 _TYPES: dict[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
 _TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
 class SidecarError(OneLineError):
-    """A file is not a sidecar, is corrupted, or has an unknown version."""
+    """A file is not a sidecar, or it is a sidecar that is corrupted or has an unknown version."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,24 +69,24 @@ class Sidecar:
     Attributes
     ----------
     shape : tuple of int
-        (m, n).
+        The shape (m, n) of the matrix.
     dtype : str
         The name of the type of the matrix's elements.
     n_bytes : int
-        Bytes of all elements.
+        Number of bytes of all elements.
     exact : numpy.ndarray of shape (stripes, 5, width), uint64, or None
         The sums of `at_rest/exact_code.py`.
     rows : numpy.ndarray of shape (⌈n / block⌉, weights, m), float64 or float32, or None
         The row sums of `at_rest/float_code.py`.
     columns : numpy.ndarray of shape (⌈m / block⌉, weights, n), float64 or float32, or None
-        The column sums.
+        The column sums of `at_rest/float_code.py`.
     block, weights : int
-        Parameters of the float code; 0 without it.
+        Parameters of the float code; 0 if the sidecar has no sums of the float code.
 
     Raises
     ------
     ValueError
-        If these are inconsistent.
+        If the attributes are inconsistent.
     """
 
     shape: tuple[int, int]
@@ -117,7 +118,7 @@ class Sidecar:
                     f"the {name} sums of {self.shape[0]} × {self.shape[1]} {self.dtype} are {dtype} of shape {shape}, "
                     f"got {found.dtype} of shape {found.shape}"
                 )
-            # Read-only, since a GPU may hold a copy that must remain equal.
+            # Read-only, because a GPU may hold a copy, which must remain equal to this array.
             found = found.view()
             found.flags.writeable = False
             object.__setattr__(self, name, found)
@@ -132,12 +133,12 @@ class Sidecar:
 
     @property
     def itemsize(self) -> int:
-        """Bytes of an element."""
+        """Number of bytes of an element."""
         return self.n_bytes // (self.shape[0] * self.shape[1])
 
     @property
     def code(self) -> str:
-        """The code: "exact", "float" or "both"."""
+        """The codes whose sums the sidecar has: "exact", "float" or "both"."""
         if self.rows is None:
             return "exact"
         return "float" if self.exact is None else "both"
@@ -158,7 +159,7 @@ class Sidecar:
 
     @property
     def tensors(self) -> dict[str, np.ndarray]:
-        """The arrays by name, little-endian."""
+        """The little-endian arrays of sums, by their names in the file: "exact", "rows" and "columns"."""
         arrays = {"exact": self.exact, "rows": self.rows, "columns": self.columns}
         return {
             name: np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
@@ -170,7 +171,7 @@ class Sidecar:
 def _sums(
     shape: tuple[int, int], itemsize: int, dtype: str, code: str, weights: int, block: int
 ) -> dict[str, tuple[np.dtype, tuple[int, ...]]]:
-    """Return the type and the shape of each array of a code."""
+    """Return the type and the shape of each array of sums in the sidecar of a matrix, by name."""
     sums: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     if code != "float":
         of = layout(shape, itemsize)
@@ -183,12 +184,12 @@ def _sums(
 
 
 def sidecar_bytes(shape: tuple[int, int], dtype: np.dtype, code: str, weights: int, block: int) -> int:
-    """Return the bytes of the arrays of a sidecar, without its header of some hundred bytes.
+    """Return the number of bytes of all arrays of a sidecar, without the header of some hundred bytes.
 
     Parameters
     ----------
     shape, dtype
-        Those of the matrix.
+        The shape of the matrix, and the type of its elements.
     code, weights, block
         As for `encode`.
     """
@@ -197,6 +198,7 @@ def sidecar_bytes(shape: tuple[int, int], dtype: np.dtype, code: str, weights: i
 
 
 def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
+    """Return the digest of a sidecar, as the head of this module defines it."""
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode())
     for name in sorted(tensors):
         digest.update(name.encode() + b"\0")
@@ -205,7 +207,7 @@ def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
 
 
 def dump_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
-    """Write a sidecar to a binary file, from its current position."""
+    """Write a sidecar to a binary file, beginning at the current position of the file."""
     tensors, metadata = sidecar.tensors, sidecar.metadata
     header: dict[str, Any] = {"__metadata__": {**metadata, "digest": _digest(metadata, tensors)}}
     begin = 0
@@ -221,7 +223,7 @@ def dump_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
 
 
 def write_sidecar(path: str | PathLike[str], sidecar: Sidecar) -> None:
-    """Write a sidecar to a file atomically; replaces an existing file.
+    """Write a sidecar to a file atomically; replace an existing file.
 
     Raises
     ------
@@ -233,7 +235,7 @@ def write_sidecar(path: str | PathLike[str], sidecar: Sidecar) -> None:
 
 
 def read_sidecar(path: str | PathLike[str]) -> Sidecar:
-    """Read a sidecar, and check its digest.
+    """Read a sidecar from a file, and check that its content matches its digest.
 
     Raises
     ------
@@ -286,14 +288,17 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
 
 
 def _sizes(found: Any) -> list[int]:
-    """Return a validated list of sizes."""
+    """Return a value read from the header if it is a list of non-negative integers; otherwise raise `ValueError`."""
     if not isinstance(found, list) or any(type(size) is not int or size < 0 for size in found):
         raise ValueError(f"{str(found)[:80]}, expected a list of whole numbers")
     return found
 
 
 def _tensor(entry: dict[str, Any], data: memoryview) -> np.ndarray:
-    """Return a tensor of the container as a view of its bytes."""
+    """Return a tensor as a view of the file's data.
+
+    `entry` is the tensor's header entry, and `data` holds the bytes after the header.
+    """
     begin, end = _sizes(entry["data_offsets"])
     shape = _sizes(entry["shape"])
     kind: np.dtype[Any] = _TYPES[entry["dtype"]]

@@ -1,4 +1,4 @@
-"""Matrices that are read in blocks of rows, or byte by byte at given offsets, from arrays and files."""
+"""Matrices in arrays and files as sources that are read in blocks of rows, or as single bytes at given offsets."""
 
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol
@@ -19,24 +19,26 @@ __all__ = [
     "whole_on_gpu",
 ]
 
-#: Called with the number of bytes that a pass has read so far.
+#: A callback: a pass over a matrix calls it with the number of bytes that the pass has read so far.
 Progress = Callable[[int], None]
 
-# Target bytes of a block of rows. If such a block has fewer than _LEAST_ROWS rows, too few for fast products, the block
-# may have up to _MOST_PART_BYTES.
+# Target size in bytes of a block of rows. A block of fewer than _LEAST_ROWS rows is too small for fast matrix products.
+# So if rows are long, a block has up to _LEAST_ROWS rows, but at most _MOST_PART_BYTES bytes.
 _PART_BYTES, _MOST_PART_BYTES, _LEAST_ROWS = 1 << 24, 1 << 26, 32
-# The most elements of a piece of a longer row: a multiple of all block sizes of weighted sums.
+# Maximum number of elements per piece of a row longer than _MOST_PART_BYTES: a multiple of all block sizes of weighted
+# sums.
 _PART_COLUMNS = 1 << 20
 
 
 class Source(Protocol):
-    """A matrix of shape (m, n) that can be read repeatedly in blocks of rows, such as a result of `open_matrix`.
+    """A matrix that can be read repeatedly in blocks of rows, such as a result of `open_matrix`.
 
     Attributes
     ----------
     shape : tuple of int
+        The shape (m, n) of the matrix.
     dtype : numpy.dtype
-        In the machine's byte order.
+        The type of the elements, in the machine's byte order.
     """
 
     shape: tuple[int, int]
@@ -53,7 +55,7 @@ class Source(Protocol):
 
 
 class ArraySource:
-    """A NumPy or CuPy array of shape (m, n), of any strides and byte order."""
+    """A source that reads a NumPy or CuPy array of shape (m, n), of any strides and byte order."""
 
     name = "the array in memory"
 
@@ -78,13 +80,14 @@ class ArraySource:
                 yield row, column, self._plain((slice(row, row + 1), slice(column, column + columns)))
 
     def _plain(self, which: Any) -> Any:
+        """Return the elements at an index expression, C-contiguous and in the machine's byte order."""
         if isinstance(self.array, np.ndarray):
             return np.require(self.array[which], self.dtype, ["C", "A"])
         import cupy
 
         with self.array.device:
             which = cupy.asarray(which) if isinstance(which, np.ndarray) else which
-            # The bits are copied as integers: CuPy transposes floating-point arrays by cuBLAS, which alters NaNs.
+            # Copy the bits as integers: CuPy transposes floating-point arrays by cuBLAS, which alters NaNs.
             bits = self.array.view(f"u{self.dtype.itemsize}")[which]
             return cupy.ascontiguousarray(bits).view(self.array.dtype)
 
@@ -127,7 +130,7 @@ def whole_on_gpu(source: Any) -> Any | None:
 
 
 def name_of(source: Any) -> str:
-    """Return the name of a source in messages."""
+    """Return the name by which messages call a source."""
     return getattr(source, "name", "the matrix")
 
 
@@ -137,19 +140,19 @@ def bytes_of(source: Source) -> int:
 
 
 def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[int, int, np.ndarray]]:
-    """Yield (row, column, elements) of a source in the order of its bytes, in host memory, some MiB at a time.
+    """Read a source once: yield (row, column, elements) in row-major order, in host memory, some MiB at a time.
 
     Parameters
     ----------
     source : Source
     progress : callable, optional
-        Called with the number of bytes processed so far.
+        Called with the number of bytes that the caller has processed so far.
 
     Yields
     ------
     row, column : int
-        Indices of the first element; the column is a multiple of 2²⁰.
-    elements : numpy.ndarray of shape (some, some)
+        Indices of the first of the elements; the column is 0 or a multiple of 2²⁰.
+    elements : numpy.ndarray of two dimensions
         Whole rows, or a piece of one row; C-contiguous.
     """
     row_bytes = source.shape[1] * source.dtype.itemsize
@@ -169,7 +172,9 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
 
 
 def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:
-    """Return the bytes of a source at ascending offsets; if their rows are few, only these rows are read.
+    """Return the bytes of a source at ascending offsets.
+
+    Only the rows that contain these bytes are read if they have at most `_PART_BYTES` bytes; otherwise all rows are.
 
     Returns
     -------

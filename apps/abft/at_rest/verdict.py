@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 class AmbiguousError(ValueError):
-    """The corruption exceeds what the code can correct."""
+    """A matrix has more corrupted elements than its checksums can locate or correct."""
 
 
 class ChangedError(ValueError):
@@ -45,8 +45,8 @@ class Fault(NamedTuple):
     found, was : int
         The corrupted and the original bytes, as little-endian unsigned integers.
     size : int
-        Number of bytes: 4 (a word) for the exact code, the size of an element for the float code. The last word of a
-        matrix may be padded with zeros.
+        Number of bytes: 4 (a word) for the exact code, the size of an element for the float code. The last word may
+        extend beyond the matrix; its bytes there are zero.
     """
 
     offset: int
@@ -56,7 +56,7 @@ class Fault(NamedTuple):
 
 
 class Region(NamedTuple):
-    """Elements in rows `row` … `row_end` − 1 and columns `column` … `column_end` − 1."""
+    """The elements of a matrix in rows `row` … `row_end` − 1 and columns `column` … `column_end` − 1."""
 
     row: int
     row_end: int
@@ -65,13 +65,13 @@ class Region(NamedTuple):
 
 
 class Records(Sequence[_T]):
-    """A sequence of records that are stored as rows of one array, since there may be millions of records.
+    """A sequence of records, stored as rows of one array to save memory: there may be millions of records.
 
     Parameters
     ----------
     array : numpy.ndarray of shape (k, fields)
     make : callable
-        Makes a record from the numbers of a row.
+        Called with the numbers of one row of `array`; returns the record.
     """
 
     def __init__(self, array: np.ndarray, make: Callable[..., _T]) -> None:
@@ -99,7 +99,7 @@ class Records(Sequence[_T]):
 
 
 class Verdict:
-    """The corruption of a matrix.
+    """Result of a verification: the corruption found in a matrix.
 
     Parameters
     ----------
@@ -108,15 +108,15 @@ class Verdict:
     refused : array-like of shape (k, 4), int64, optional
         The fields of each `Region`.
     size : int, optional
-        Bytes of each fault.
+        The field `size` of every fault, in bytes.
 
     Attributes
     ----------
     faults : sequence of Fault
-        Corruption that can be repaired, by offset.
+        Corruption that can be repaired, ordered by offset.
     refused : sequence of Region
-        Corruption that cannot be repaired. If a region has one element, that element is wrong; in a larger region, some
-        of the elements are wrong.
+        Corruption that cannot be repaired. If a region has one element, that element is wrong. In a larger region, at
+        least one of the elements is wrong.
     """
 
     def __init__(self, faults: Any = (), refused: Any = (), size: int = WORD) -> None:
@@ -128,7 +128,7 @@ class Verdict:
 
     @property
     def clean(self) -> bool:
-        """Whether no corruption was found."""
+        """True if no corruption was found."""
         return not self.faults and not self.refused
 
     def __repr__(self) -> str:
@@ -141,7 +141,7 @@ class Verdict:
         )
 
     def patches(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the offsets of all corrupted bytes, ascending, and their original values.
+        """Return the ascending offsets of all repairable corrupted bytes, and their original values.
 
         Returns
         -------
@@ -156,7 +156,7 @@ class Verdict:
         return places[old != new], old[old != new]
 
     def elements(self, sidecar: "Sidecar") -> list[tuple[int, int]]:
-        """Return the rows and columns of the elements that can be repaired, without duplicates, in order."""
+        """Return (row, column) of each element that can be repaired, in row-major order, without duplicates."""
         touched = np.unique(self.patches()[0] // sidecar.itemsize)
         return list(zip(*(part.tolist() for part in np.divmod(touched, sidecar.shape[1])), strict=True))
 

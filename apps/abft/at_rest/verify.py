@@ -1,7 +1,7 @@
 """Encode, verify and restore data at rest.
 
-Each function reads a matrix of any size in passes over its rows. Apart from the checksums, it needs some tens of MiB of
-memory. The bytes of a matrix are those of its elements in row-major order, little-endian.
+Each function reads a matrix of any size in passes over its rows. Apart from the checksums, each function needs some
+tens of MiB of memory. The bytes of a matrix are those of its elements in row-major order, little-endian.
 """
 
 from collections.abc import Iterator
@@ -43,17 +43,19 @@ def encode(
         NumPy, CuPy, torch, an object with DLPack or ``__cuda_array_interface__``, or a result of `open_matrix`. X may
         have any size, and is read once. A one-dimensional array is a matrix of one row.
     code : {"both", "exact", "float"}, optional
-        "exact" stores sums of words, of 2 % of the data's size. They repair any two of 512 words bit by bit. "float"
-        stores weighted sums of elements along rows and columns, which a matrix product preserves. These sums have
-        8·weights·(m·⌈n / block⌉ + n·⌈m / block⌉) bytes, or half of that for float16 and bfloat16. If a matrix has few
-        rows or columns, they are larger than the matrix.
+        "exact" stores sums of 32-bit words, of 2 % of the data's size. These sums restore the original bits of any two
+        corrupted words per block of 512 words. "float" stores weighted sums of elements along rows and columns, which
+        a matrix product preserves. These sums have 8·weights·(m·⌈n / block⌉ + n·⌈m / block⌉) bytes for a matrix of
+        shape (m, n), or half of that for float16 and bfloat16. If a matrix has few rows or columns, the float sums are
+        larger than the matrix. "both" stores the sums of both codes.
     weights : int, optional
-        Number of weights of the float code, 1 to 4.
+        Number of weights of the float code, 1 to 4: the number of sums per row (or column) and block.
     block : int, optional
-        Elements per sum of the float code: 256, 512 or 1024.
+        Maximum number of elements per sum of the float code: 256, 512 or 1024.
     device : {"auto", "cpu", "cuda", "cuda:i"}, optional
-        The device for data in host memory or in a file; by default the CPU. An array on a GPU is encoded there. GPUs of
-        compute capability 9.0 or higher support up to 2 weights and blocks of 512; otherwise the CPU computes the sums.
+        The device that computes the sums of data in host memory or in a file; by default the CPU. The sums of an array
+        on a GPU are computed on that GPU. GPUs of compute capability 9.0 or higher support up to 2 weights and blocks
+        of 512; in all other cases the CPU computes the sums.
     progress : callable, optional
         Called with the number of bytes read so far.
 
@@ -66,9 +68,9 @@ def encode(
     ValueError
         If a parameter is invalid, or the array is empty or has more than two dimensions.
     TypeError
-        If `X` is not an array of numbers.
+        If `X` is not an array of integers or floating-point numbers.
     MemoryError
-        If the checksums take more memory than is available.
+        If the checksums take more host memory than is available.
 
     Examples
     --------
@@ -114,9 +116,10 @@ def gpu_of(device: str | None) -> int | None:
 def sums_of(
     source: Source, code: str, weights: int, block: int, progress: Progress | None = None, gpu: int | None = None
 ) -> dict[str, np.ndarray]:
-    """Return the tensors of a matrix's sidecar, by name, in one pass.
+    """Compute the arrays of sums of a matrix's sidecar, by name, in one pass over the matrix.
 
-    An array on a GPU is read there if a kernel supports it. Other matrices are read by GPU `gpu` or by the CPU.
+    The GPU that holds an array computes its sums. For other matrices, the GPU with index `gpu` computes the sums, or
+    the CPU if `gpu` is None. The CPU also computes the sums if no kernel supports the matrix.
     """
     of = layout(source.shape, source.dtype.itemsize)
     if code != "exact":
@@ -144,15 +147,17 @@ def sums_of(
 
 
 def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Progress | None = None) -> Verdict:
-    """Find the corruption of a matrix since its sidecar was made.
+    """Find the elements of a matrix that have changed since its sidecar was made.
 
-    The exact code is used if the sidecar has it. The float code does not detect:
+    The exact code is used if the sidecar has its sums, otherwise the float code. The float code does not detect:
 
-    - changes within the rounding of its sums, the sign of a zero, and the payload of a NaN;
-    - changes in rows and columns that have non-finite elements, or whose sum overflows (float64 and bfloat16).
+    - changes smaller than the rounding errors of its sums;
+    - changes of the sign of a zero or of the payload of a NaN;
+    - changes of an element whose stored row sums and column sums are not finite. A sum is not finite if one of its
+      elements is not, or if the sum overflows (float64 and bfloat16).
 
-    An array on a GPU is verified there. A copy of the exact sums, 2 % of the array, remains in that GPU's memory for
-    later calls, as long as the sidecar object exists.
+    An array on a GPU is verified there. A copy of the exact sums, 2 % of the array's size, remains in that GPU's memory
+    for later calls, as long as the sidecar object exists.
 
     Parameters
     ----------
@@ -162,12 +167,16 @@ def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Pro
     device : {"auto", "cpu", "cuda", "cuda:i"}, optional
         As for `encode`; used only with the exact code.
     progress : callable, optional
-        Called with the number of bytes read so far; reading corrupted parts again is not counted.
+        Called with the number of bytes read so far in the first pass; further passes are not counted.
+
+    Returns
+    -------
+    Verdict
 
     Raises
     ------
     ValueError
-        If the matrix has another shape or dtype.
+        If the shape or dtype of the matrix differs from the sidecar's.
     """
     source = as_source(X)
     found, expected = (tuple(source.shape), source.dtype.name), (sidecar.shape, sidecar.dtype)
@@ -184,17 +193,17 @@ def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Pro
 def repaired(
     X: Any, sidecar: Sidecar, *, verdict: Verdict | None = None, progress: Progress | None = None
 ) -> Iterator[bytes]:
-    """Return the original bytes of a corrupted matrix, some MiB at a time.
+    """Return the original bytes of a corrupted matrix, as an iterator that yields some MiB at a time.
 
-    The matrix is read twice: first to verify it, before this function returns; then while the iterator yields its
-    bytes. At its end, the iterator checks that the repaired bytes match the sidecar.
+    The matrix is read twice: once by this function, to verify it, and once while the iterator yields the bytes. After
+    the last bytes, the iterator checks that all yielded bytes match the sidecar.
 
     Parameters
     ----------
     X : array of any library, or Matrix
     sidecar : Sidecar
     verdict : Verdict, optional
-        The result of `verify`, which saves the first pass.
+        The result of `verify`. If it is given, this function does not verify the matrix again.
     progress : callable, optional
         Called with the number of bytes yielded so far.
 
@@ -206,9 +215,9 @@ def repaired(
     Raises
     ------
     ValueError
-        If the matrix has another shape or dtype.
+        If the shape or dtype of the matrix differs from the sidecar's.
     AmbiguousError
-        If the corruption cannot be repaired.
+        If some of the corruption cannot be repaired.
     """
     source = as_source(X)
     if verdict is None:
@@ -218,7 +227,7 @@ def repaired(
 
 
 def _patched(source: Source, sidecar: Sidecar, verdict: Verdict, progress: Progress | None) -> Iterator[bytes]:
-    """Yield the bytes of a matrix with patches applied; at the end, compare their sums with the sidecar's."""
+    """Yield the repaired bytes of a matrix; at the end, raise `ChangedError` if their sums mismatch the sidecar's."""
     offsets, was = verdict.patches()
     check: ExactCheck | WeightedCheck = WeightedCheck(sidecar) if sidecar.exact is None else ExactCheck(sidecar)
     begin = 0

@@ -1,1 +1,1 @@
-"""Checked products: detect, locate and correct wrong elements of C = A · B, during or after its computation."""
+"""Protected products: detect, locate and correct wrong elements of C = A · B, during or after its computation."""

@@ -1,30 +1,32 @@
 """Calibration of the statistical threshold: the measured scale of rounding errors on a device.
 
 Sums of k products, before rounding to 16 bits, are compared with exact sums, for random matrices and several depths k.
-Let x be the error of an element, relative to the deviation of the rounding-error model (rounding_model.py). x is
-modelled as sub-Gaussian with scale e: ``|x|`` exceeds e · c(p) with probability at most p, with c(p) = √(2 ln(2/p)). e
-is the largest of the following numbers, over all distributions of the data:
+Let x be the error of an element divided by the deviation that the rounding-error model predicts (rounding_model.py). x
+is modelled as sub-Gaussian with scale e: ``|x|`` exceeds e · c(p) with probability at most p, with c(p) = √(2 ln(2/p)).
+e is the maximum of the following numbers over all distributions of the data:
 
-- The root mean square of x, at the upper end of its χ² interval.
-- The scale of the tail: the 256th of the elements with the largest ``|x|``, those beyond y. If the tail is Gaussian,
-  the mean of x² − y² is 2e²; e uses the upper end of the mean's confidence interval. e is also at least y / c(q), with
-  q the upper end of the tail's share of the elements. If the tail continues as it begins, P(x² > y² + z) ≤ q
-  exp(−z / 2e²), then e · c(p) is exceeded with probability ≤ p for any p below q: (e · c(p))² = 2e² ln(2/q) + 2e²
-  ln(q/p) ≥ y² + 2e² ln(q/p). Finally, e is at least the largest ``|x|`` of n elements, divided by c(1/n).
-- u/√3, the scale for sequential additions whose errors are uniform up to half a last place; u is the unit roundoff.
-  Data with smaller errors, such as numbers of few bits, give no information about other data.
+- The upper end of the χ² confidence interval of the root mean square of x.
+- The scale of the tail. The *tail* is the fraction 1/256 of the elements with the largest ``|x|``; y is the value that
+  their ``|x|`` exceed. If the tail is Gaussian, the mean of x² − y² is 2e²; e uses the upper end of the mean's
+  confidence interval.
+- y / c(q), where q is the upper end of the confidence interval of the tail's share of all elements. Assume that the
+  tail continues as it begins: P(x² > y² + z) ≤ q exp(−z / 2e²). Then e · c(p) is exceeded with probability at most p
+  for any p below q, because (e · c(p))² = 2e² ln(2/q) + 2e² ln(q/p) ≥ y² + 2e² ln(q/p).
+- The largest ``|x|`` of the n elements, divided by c(1/n).
+- u/√3, the scale for sequential additions whose errors are uniform up to half a unit in the last place; u is the unit
+  roundoff. Data with smaller errors, such as numbers of few bits, give no information about other data.
 
 On a GPU, this e applies to our own kernels. The sums of cuBLAS are not accessible before rounding to 16 bits. cuBLAS
-was seen to add sequentially, and long sequential sums have a larger e: tensor cores truncate 16-bit products, so the
-error of positive data drifts in proportion to the depth. So the calibration also measures sequential sums.
+was seen to add sequentially, and long sequential sums have a larger e: tensor cores truncate sums of 16-bit products,
+so the error of positive data drifts in proportion to the depth. So the calibration also measures sequential sums.
 
-A BLAS may distribute products over several accumulators in turn, and their number may differ between rows. For data
-that cancel in pairs, a model with the wrong number makes e tens of times larger than other data need. So the
-calibration of a CPU tries several models and selects the model with the smallest threshold. Products by other libraries
-have an unknown order: their model and e cover the BLAS's sums and sequential sums.
+A BLAS may distribute products over several accumulators in turn, and the number of accumulators may differ between
+rows. For data that cancel in pairs, a model with the wrong number makes e tens of times larger than other data need. So
+the calibration of a CPU tries several models and selects the model with the smallest threshold. Products by other
+libraries have an unknown order: their model and e cover the BLAS's sums and sequential sums.
 
 On a GPU, sums are also compared with their bit-exact emulation (emulated_gemm.cuh). If all sums equal their emulation,
-elements are compared bit for bit, and e only bounds the residuals of rows.
+`matmul` compares elements bit for bit, and e only bounds the residuals of rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -52,16 +54,17 @@ __all__ = ["DEPTHS", "Calibration", "Depth", "Scale", "calibrate", "device_name"
 
 #: The measured depths.
 DEPTHS = (16, 64, 256, 1024, 4096)
-# Columns of a measured product; the least elements of a distribution, below which it is ignored; the tail's share.
+# Number of columns of a measured product; minimum number of elements with a nonzero deviation, below which a
+# distribution is ignored; the tail's share of the elements.
 _COLUMNS, _LEAST_ELEMENTS, _TAIL = 16, 64, 1 / 256
-# Numbers of accumulators in the candidate models of a BLAS; the rows of the products by which a model is selected, and
-# the confidence level of their tails.
+# For each candidate model of a BLAS: its possible numbers of accumulators. Number of rows of the products by which a
+# model is selected, and confidence level of the tail's scale in this selection.
 _ACCUMULATORS, _SELECT_ROWS, _SELECT_LEVEL = ((1,), (2,), (4,), (1, 2), (1, 2, 4)), 64, 0.5
-# Depths of the products that select the model for all depths.
+# Depths k of the products by which a model is selected; the selected model is used for all depths.
 _SELECT_DEPTHS = (256, 1024)
 _CPU = "cpu"
-#: Distributions: mean zero, positive, long-tailed, wide range, mostly zero, and two that cancel in pairs. Of the last
-#: two, the first has nearly equal magnitudes, so that 16-bit types lose no bits; with the second they lose some.
+# Distributions of the data: mean zero, positive, long-tailed, wide range, mostly zero, and two that cancel in pairs. Of
+# the last two, the first has nearly equal magnitudes, so that 16-bit types lose no bits; the second loses some bits.
 _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarray], ...] = (
     lambda rng, shape: rng.standard_normal(shape),
     lambda rng, shape: rng.uniform(0, 1, shape),
@@ -75,18 +78,18 @@ _DISTRIBUTIONS: tuple[Callable[[np.random.Generator, tuple[int, int]], np.ndarra
 
 @dataclass(frozen=True)
 class Scale:
-    """The scale of the rounding errors of sums in one order.
+    """The scale of the rounding errors of sums in one order; the head of this module defines the symbols.
 
     Attributes
     ----------
     walk : RoundingModel
-        The model of the deviation by which errors are divided.
+        The rounding-error model, which predicts the deviation.
     error : float
-        e: the larger of `high` and `tail`, and at least that of sequential additions.
+        e: the maximum of `high`, `tail` and u/√3.
     low, high : float
-        The confidence interval of the root mean square of relative errors; the largest over the distributions.
+        The ends of the confidence interval of the root mean square of x; each is the maximum over the distributions.
     tail : float
-        The upper end of the confidence interval of the tail's scale; the largest over the distributions.
+        The largest of the numbers that the tail gives for e; the maximum over the distributions.
     """
 
     walk: RoundingModel
@@ -102,15 +105,14 @@ class Depth:
 
     Attributes
     ----------
-    k : int
-    n : int
-        Elements per distribution.
+    k, n : int
+        Number of products per sum (the depth), and number of elements per distribution.
     own : Scale
-        Products that `matmul` computes by our own kernels or the CPU's BLAS.
+        The scale for products that `matmul` computes by our own kernels or by the CPU's BLAS.
     others : Scale
-        Products by cuBLAS or other libraries: measured on the sums of `own` products and on sequential sums.
+        The scale for products by cuBLAS or other libraries, measured on the sums of `own` and on sequential sums.
     predicted : bool
-        Whether all sums by our own kernels on a GPU equal their bit-exact emulation.
+        Whether all measured sums by our own kernels on a GPU equal their bit-exact emulation.
     """
 
     k: int
@@ -130,7 +132,7 @@ class Calibration:
         The GPU's name, or "cpu".
     dtype : str
     p : float
-        The false positive rate of an element.
+        The false positive rate: the probability that a correct element is reported as wrong.
     confidence : float
         The confidence level of each interval.
     depths : tuple of Depth
@@ -153,16 +155,10 @@ class Calibration:
         return all(depth.predicted for depth in self.depths)
 
     def error(self, k: int, *, own: bool = True) -> float:
-        """Return e for sums of k products: the larger e of the two neighboring measured depths.
+        """Return e for sums of k products: the maximum e of the measured depths next to k.
 
-        Beyond the last measured depth, e grows as √k. Relative to the deviation, the error grows no faster, even if all
-        additions round in the same direction.
-
-        Parameters
-        ----------
-        k : int
-        own : bool
-            Whether `matmul` computes the sums, by our own kernels or the CPU's BLAS; otherwise another library does.
+        Beyond the last measured depth, e grows as √k. The error divided by the deviation grows no faster than √k, even
+        if all additions round in the same direction. `own` selects the scale `Depth.own` instead of `Depth.others`.
         """
         scales, last = self._at(k, own=own), self.depths[-1].k
         return max(scale.error for scale in scales) * sqrt(max(1.0, k / last))
@@ -174,7 +170,7 @@ class Calibration:
         return statistical(k, w, self.dtype, error, self.p, model=model, bit_exact=bit_exact, flushes=flushes)
 
     def _at(self, k: int, *, own: bool) -> list[Scale]:
-        """Return the scales of the depths next to k, in ascending order."""
+        """Return the scales of the largest measured depth below k and of the smallest from k on, if they exist."""
         above = next((i for i, depth in enumerate(self.depths) if k <= depth.k), len(self.depths) - 1)
         return [depth.own if own else depth.others for depth in self.depths[max(0, above - 1) : above + 1]]
 
@@ -190,12 +186,12 @@ def calibrate(
     device : int, optional
         The index of a GPU; by default the CPU.
     p : float
-        The false positive rate of an element, at least 10⁻¹².
+        The false positive rate: the probability, at least 10⁻¹², that a correct element is reported as wrong.
     level : float
         The confidence level of each interval, between 0 and 1.
     rows : int
-        Rows of each measured product, at least 16. At each depth, one product with 16 columns is measured for each of
-        seven distributions.
+        Number of rows of each measured product, at least 16. At each depth, one product with 16 columns is measured for
+        each of seven distributions.
     seed : int
 
     Returns
@@ -207,7 +203,7 @@ def calibrate(
     ValueError
         If an argument is out of range.
     ArithmeticError
-        If the device makes errors in sums that are exact in any order; then it has no statistical threshold.
+        If the device makes errors in sums that are exact in any order. Such a device has no statistical threshold.
     """
     if dtype not in DTYPES:
         raise ValueError(f"dtype is {dtype!r}; expected one of {', '.join(DTYPES)}")
@@ -224,7 +220,7 @@ def calibrate(
 
 @dataclass(frozen=True)
 class _Product:
-    """A product of one distribution: exact, as the device accumulates it, and as sequential sums."""
+    """A product of matrices of one distribution: the exact elements, the device's sums, and sequential sums."""
 
     A: np.ndarray
     B: np.ndarray
@@ -233,14 +229,14 @@ class _Product:
     sequential: list[np.ndarray]
 
     def sums(self, *, own: bool) -> list[np.ndarray]:
-        """Return the device's own sums; or all sums that represent other libraries, if not `own`."""
+        """Return the device's own sums; if `own` is false, also the sequential sums, to represent other libraries."""
         return [self.own] if own else [self.own, *self.sequential]
 
 
 def _products(
     dtype: str, device: int | None, k: int, rows: int, rng: np.random.Generator, most: int | None = None
 ) -> Iterator[_Product]:
-    """Yield a product of each distribution, limited to `most` rows."""
+    """Yield one product per distribution; all arrays keep only the first `most` rows."""
     numpy_type = _numpy_type(dtype)
     for draw in _DISTRIBUTIONS:
         A, B = draw(rng, (rows, k)).astype(numpy_type), draw(rng, (k, _COLUMNS)).astype(numpy_type)
@@ -257,7 +253,7 @@ def _measured(
     rows: int,
     rng: np.random.Generator,
 ) -> Depth:
-    """Measure the errors of sums of k products; `models` are those of our own products and of other products."""
+    """Measure the errors of sums of k products; `models` are the model of own products and that of other products."""
     predicted = device is not None
     relative: tuple[list[np.ndarray], ...] = ([], [])
     for product in _products(dtype, device, k, rows, rng):
@@ -274,12 +270,12 @@ def _measured(
 def _models_of(
     dtype: str, device: int | None, rows: int, rng: np.random.Generator
 ) -> tuple[RoundingModel, RoundingModel]:
-    """Return the models of our own and of other products; on a CPU, the models with the smallest thresholds."""
+    """Return the model of our own products and that of other products; on a CPU, those with the smallest threshold."""
     if device is not None:
         return (RoundingModel(product_variance(dtype)),) * 2
     samples = [list(_products(dtype, device, k, rows, rng, _SELECT_ROWS)) for k in _SELECT_DEPTHS]
-    # ρ is 0 if products are not rounded. Not tried for 16-bit types, although their products are exact: sums that lose
-    # no bits in one order may lose bits in another.
+    # ρ (rounding_model.py) is 0 if products are not rounded. Products of 16-bit types are exact, but 0 is not tried for
+    # them: sums that lose no bits in one order may lose bits in another order.
     every_rho = (PRODUCT_VARIANCE, 0.0) if dtype in ("float64", "float32") else (PRODUCT_VARIANCE,)
     known = [RoundingModel(products, q, product_cpu.RUN) for products in every_rho for q in _ACCUMULATORS]
     unknown = [RoundingModel(accumulators=q) for q in _ACCUMULATORS]
@@ -308,21 +304,22 @@ def _root_mean_square(x: np.ndarray) -> float:
 
 
 def _scale(model: RoundingModel, errors: list[np.ndarray], dtype: str, level: float) -> Scale:
-    """Return the scale of relative errors: the largest over the distributions."""
+    """Return the scale of relative errors x, given one array of x per distribution and sum."""
     scales = [_scales(one, level) for one in errors if one.size >= _LEAST_ELEMENTS]
     low, high, tail = (max(column) for column in zip((0.0, 0.0, 0.0), *scales, strict=True))
     return Scale(model, max(high, tail, summed_unit(dtype) / sqrt(3)), low, high, tail)
 
 
 def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
-    """Return the interval of the root mean square, and the scale of the tail, of relative errors."""
+    """Return (low, high, tail) of relative errors x, the numbers of a `Scale`."""
     from scipy.stats import beta, chi2
 
     low, high = (_root_mean_square(errors) * by for by in _chi_square(errors.size, level))
     squares = np.sort(errors**2)[::-1]
     n, t = errors.size, max(16, int(errors.size * _TAIL))
     beyond = float(squares[t])
-    # Twice the sum of t exponential variables of mean 1 has a χ² distribution with 2t degrees of freedom.
+    # Upper end of the interval of the mean of x² − y² over the t elements of the tail: twice the sum of t exponential
+    # variables of mean 1 has a χ² distribution with 2t degrees of freedom.
     excess = float((squares[:t] - beyond).sum()) * 2 / float(chi2.ppf(1 - level, 2 * t))
     share = float(beta.ppf(level, t + 1, n - t))
     largest = sqrt(float(squares[0])) / confidence(1 / n)
@@ -330,14 +327,14 @@ def _scales(errors: np.ndarray, level: float) -> tuple[float, float, float]:
 
 
 def _chi_square(n: int, level: float) -> tuple[float, float]:
-    """Return the factors of the confidence interval of a root mean square of n values."""
+    """Return two factors: a root mean square of n values times each factor gives an end of its confidence interval."""
     from scipy.stats import chi2
 
     return sqrt(n / float(chi2.ppf((1 + level) / 2, n))), sqrt(n / float(chi2.ppf((1 - level) / 2, n)))
 
 
 def sums_of(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) -> np.ndarray:
-    """Return A · B as a device accumulates it, before rounding to 16 bits; a GPU needs a multiple of 8 columns in B."""
+    """Return A · B as a device accumulates it, before rounding to 16 bits; for a GPU, B has a multiple of 8 columns."""
     if device is None:
         work = product_cpu.working_type(A.dtype)
         return product_cpu.multiply(A.astype(work), B.astype(work)).astype(np.float64)
@@ -370,7 +367,10 @@ def _sequential(A: np.ndarray, B: np.ndarray, dtype: str, device: int | None) ->
 
 
 def _relative_errors(errors: np.ndarray, deviations: np.ndarray, what: str) -> np.ndarray:
-    """Return ``|error|`` / deviation of every element with a nonzero deviation; the others must have no error."""
+    """Return ``|error|`` / deviation of every element with a nonzero deviation.
+
+    Raises `ArithmeticError` if an element with deviation 0, a sum that is exact in any order, has an error.
+    """
     exact = errors[deviations == 0]
     if exact.any():
         raise ArithmeticError(
@@ -389,7 +389,7 @@ def _numpy_type(dtype: str) -> Any:
 
 
 def device_name(device: int | None) -> str:
-    """Return the name of a GPU, or of the CPU."""
+    """Return the name of the GPU with index `device`; "cpu" if `device` is None."""
     if device is None:
         return _CPU
     return live(device).name

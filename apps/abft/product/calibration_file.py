@@ -1,4 +1,4 @@
-"""The user's calibration files: one for each device name and dtype."""
+"""The user's calibration files: read and write the calibration of a device name and dtype, one per file."""
 
 import json
 from dataclasses import asdict, fields
@@ -16,21 +16,25 @@ from tsapps.kernels.system.strict_json import parse_json
 
 __all__ = ["calibration_path", "load_calibration", "save_calibration"]
 
-# Versions before this one: 1 to 3 had errors relative to other magnitudes (1 had no version field). 4 did not compare
-# sums with the emulation. 5 had no runs. 6 had the runs of the BLAS itself. 7 had no 16-bit data that lose bits by
-# cancellation.
+# Version of the file format. Earlier versions:
+#   1 to 3   errors relative to other magnitudes than the deviation; 1 had no version field
+#   4        sums not compared with their emulation
+#   5        a CPU's products not computed in runs (product/cpu.py)
+#   6        runs of the lengths that the BLAS itself chose
+#   7        no measurements of 16-bit data that lose bits by cancellation
 _VERSION = 8
 
-# Types of fields, and the JSON types accepted for each.
+# For each type of a dataclass field: the Python types of JSON values that are accepted.
 _PLAIN: dict[Any, tuple[type, ...]] = {float: (int, float), int: (int,), bool: (bool,), str: (str,)}
-# The most accumulators of a model that is read from a file: several times those of any BLAS. It limits memory.
+# Maximum number of accumulators of a model that is read from a file, several times that of any BLAS. The limit bounds
+# the memory that a model needs.
 _MOST_ACCUMULATORS = 64
 
 _Kind = TypeVar("_Kind")
 
 
 def calibration_path(device_name: str, dtype: str) -> Path:
-    """Return the path of the user's calibration for a device of this name; it need not exist."""
+    """Return the path of the user's calibration file for a device name and dtype; the file need not exist."""
     return cache_directory() / "abft" / f"{file_name_of(device_name)}-{dtype}.json"
 
 
@@ -43,7 +47,7 @@ def save_calibration(calibration: Calibration) -> Path:
 
 
 def load_calibration(dtype: str, device: int | None = None) -> Calibration:
-    """Return the user's calibration for a dtype on a device: the number of a GPU, or None for the CPU.
+    """Read the user's calibration for a dtype on a device; `device` is the index of a GPU, or None for the CPU.
 
     Raises
     ------
@@ -73,7 +77,7 @@ def load_calibration(dtype: str, device: int | None = None) -> Calibration:
         measured = [depth.k for depth in depths]
         if any(below >= above for below, above in pairwise((0, *measured))):
             raise ValueError(f"its depths are {measured}; expected ascending numbers, from 1 on")
-        # All scales are usable.
+        # `statistical` raises an error if a scale of the file is unusable.
         for depth in depths:
             for scale in (depth.own, depth.others):
                 statistical(depth.k, 1, dtype, scale.error, calibration.p, model=scale.walk)
@@ -97,7 +101,7 @@ def _scale_of(written: dict[str, Any]) -> Scale:
 
 
 def _made(kind: type[_Kind], values: dict[str, Any]) -> _Kind:
-    """Return a dataclass after checking the types of fields that are numbers or text."""
+    """Return a dataclass with these field values; raise `ValueError` if a number or text has another type."""
     for field in fields(kind):  # type: ignore[arg-type]
         value, expected = values.get(field.name), _PLAIN.get(field.type, ())
         if expected and type(value) not in expected:

@@ -1,18 +1,21 @@
-"""Protected products on the CPU: products by BLAS in blocks of rows, their row checks, and location of wrong elements.
+"""Protected products on the CPU: multiply by BLAS in blocks of rows, check each row, and locate wrong elements.
 
-B gets eight additional columns, so that every row of the product carries its checks. Row l of the extended B is
+B (k × w) gets eight additional columns, so that every row of the product has eight *checks*: two checksums and six
+probes of the row's magnitude. Row l of the extended B is
 
     [ b_l1 … b_lw | Σ_j b_lj | Σ_j j/w · b_lj | z_l1 s_l | … | z_l6 s_l ],     j = 1 … w,
 
-with s_l the size of row l of B (product/thresholds.py). The second sum detects errors that cancel in the first sum: +δ
-and −δ in one row. The random numbers z are hashes of their position, so they are the same on every run.
+where s_l is the size of row l of B (product/thresholds.py). The second checksum detects errors that cancel in the first
+checksum, such as +δ and −δ in one row. The random numbers z are hashes of their indices, so every run uses the same z.
 
-The sum over k is computed in *runs* of 256 products, whose sums are added to a total, and in whole tiles of rows and
-columns. So the accumulation order is known, which the statistical threshold needs (rounding_model.py). The order is the
-same for all sizes and depends only on a row's position in its tile: OpenBLAS has one order in float64 and two orders in
-float32. (With several threads, OpenBLAS itself decides how to divide more than about 64 columns.) Without runs and
-tiles, a BLAS restarts its sums after some hundreds of products, with shorter runs at the end. It also uses kernels with
-other orders for remaining rows and columns, for small products and for single rows.
+The sum over k is computed in *runs* of 256 products; the sum of each run is added to a total. The BLAS only multiplies
+whole tiles of rows and columns. So the accumulation order is known, which the statistical threshold needs
+(rounding_model.py). The order is the same for all sizes and depends only on the position of a row in its tile: OpenBLAS
+has one order in float64 and two orders in float32. One part of the order is not controlled: with several threads,
+OpenBLAS itself decides how to divide more than about 64 columns.
+
+Without runs and tiles, a BLAS restarts its sums after some hundreds of products, with shorter runs at the end. It also
+uses kernels with other orders for remaining rows and columns, for small products and for single rows.
 """
 
 from collections.abc import Iterable, Iterator
@@ -37,26 +40,31 @@ __all__ = [
     "wrong_elements",
 ]
 
-#: Additional columns: two checks, and six probes of the row's magnitude.
+#: Number of columns that are added to B: two for checksums, and six for probes of the row's magnitude.
 CHECKS = 8
-# Bytes of a block of rows: of A and the product, for a product; of A and C, when wrong elements are located.
+# Approximate size in bytes of a block of rows: of A and the extended product together, when products are computed; and
+# of A and C in float64 together, when wrong elements are located.
 _BLOCK_BYTES, _LOCATE_BYTES = 64 << 20, 16 << 20
-#: Products in a run.
+#: Number of products per run; the last run may have fewer.
 RUN = 256
-# Multiples of rows and columns for which no BLAS kernel has a remainder.
+# Rows and columns of a tile: multiples of the block sizes of all BLAS kernels, so that none handles remaining rows.
 _TILE_ROWS, _TILE_COLUMNS = 48, 8
-# The least multiply-adds of a product for which a BLAS does not use its kernels for small products (OpenBLAS: 10⁶). A
-# depth below _LEAST_DEPTH counts as _LEAST_DEPTH, because there the order of additions does not matter.
+# Minimum number of multiply-adds of a product for which a BLAS does not use its kernels for small products; OpenBLAS
+# uses them up to 10⁶. A depth below _LEAST_DEPTH counts as _LEAST_DEPTH, because there the accumulation order does not
+# matter.
 _LARGE, _LEAST_DEPTH = 1 << 21, 8
 
-#: Row, column, value found and correct value.
+#: A wrong element: row, column, value found, and correct value.
 WrongElement = tuple[int, int, float, float]
-#: The most wrong elements that a report lists.
+#: Maximum number of wrong elements that a report lists.
 MOST_LISTED = 1 << 16
 
 
 def random_signs(k: int, n: int) -> np.ndarray:
-    """Return z, (k, n) float64: ``½ ≤ |z| ≤ 1`` with random signs, from hashes of 8·row + column (MurmurHash3)."""
+    """Return z, (k, n) float64: pseudo-random numbers with ``½ ≤ |z| ≤ 1`` and random signs.
+
+    They are hashes of 8·row + column (MurmurHash3).
+    """
     x = (8 * np.arange(k, dtype=np.uint32)[:, np.newaxis] + np.arange(n, dtype=np.uint32)).astype(np.uint32)
     x ^= x >> np.uint32(16)
     x *= np.uint32(0x85EBCA6B)
@@ -68,7 +76,7 @@ def random_signs(k: int, n: int) -> np.ndarray:
 
 
 def weights(w: int) -> np.ndarray:
-    """Return the weights of the two checks, (w, 2) float64."""
+    """Return the weights of the two checksums of a row of w elements, (w, 2) float64."""
     return np.stack([np.ones(w), np.arange(1, w + 1) / max(w, 1)], axis=1)
 
 
@@ -78,7 +86,7 @@ def working_type(dtype: np.dtype) -> type[np.floating]:
 
 
 def check_columns(B: np.ndarray, bounds: ErrorBounds) -> np.ndarray:
-    """Return the additional columns of B, (k, 8), in the accumulation type."""
+    """Return the eight columns that are added to B, (k, 8), in the accumulation type."""
     wide = B.astype(np.float64)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         sums = wide @ weights(B.shape[1])
@@ -88,7 +96,7 @@ def check_columns(B: np.ndarray, bounds: ErrorBounds) -> np.ndarray:
 
 
 def _norms(x: np.ndarray) -> np.ndarray:
-    """Return the norms of rows; scaling avoids that their squares overflow float64."""
+    """Return the Euclidean norm of each row; scaling prevents overflow of the squares."""
     exponents = np.frexp(abs(x).max(axis=1, initial=0))[1]
     return np.ldexp(np.linalg.norm(np.ldexp(x, -exponents[:, np.newaxis]), axis=1), exponents)
 
@@ -102,10 +110,10 @@ def multiply(A: np.ndarray, B: np.ndarray) -> np.ndarray:
 
 
 def _add_run(product: np.ndarray, A: np.ndarray, B: np.ndarray, *, begins: bool) -> None:
-    """Add the product of one run to `product`; `begins` marks the first run, for which `product` is zero.
+    """Add A · B, the product of one run, to `product`; `begins` is true for the first run, where `product` is zero.
 
-    The rows of an incomplete last tile are padded with zero rows. So that the BLAS uses its kernel for large products,
-    preceding rows are multiplied with them again if necessary.
+    The rows of an incomplete last tile are padded with zero rows. If the padded tile is too small for the BLAS's kernel
+    for large products, the preceding rows are multiplied again together with the last tile.
     """
     m, least = len(A), _least_rows(*B.shape)
     whole = m // _TILE_ROWS * _TILE_ROWS if m >= least else 0
@@ -122,26 +130,29 @@ def _add_run(product: np.ndarray, A: np.ndarray, B: np.ndarray, *, begins: bool)
 
 
 def _whole(size: int, tile: int) -> int:
-    """Return a size rounded up to whole tiles."""
+    """Return a number of rows or columns, rounded up to whole tiles."""
     return -(-size // tile) * tile
 
 
 def _least_rows(depth: int, columns: int) -> int:
-    """Return the least number of rows, in whole tiles, for which a BLAS uses its kernels for large products."""
+    """Return the minimum number of rows, in whole tiles, for which a BLAS uses its kernels for large products."""
     return _whole(-(-_LARGE // max(1, max(depth, _LEAST_DEPTH) * columns)), _TILE_ROWS)
 
 
 def checked_blocks(
     A: np.ndarray, B: np.ndarray, bounds: ErrorBounds, out: np.ndarray | None
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-    """Yield (first row, sums, checks) for blocks of rows of A · B.
+    """Compute A · B with checks in blocks of rows: yield (first row, sums, checks) per block.
+
+    `sums` are the elements of the block in the accumulation type, and `checks` are the eight checks of each row.
 
     Parameters
     ----------
     A, B : numpy.ndarray of shapes (m, k), (k, w)
     bounds : ErrorBounds
     out : numpy.ndarray of shape (m, w) or None
-        Receives the sums, rounded to its dtype. If None, only the checks are computed, and the sums have no columns.
+        Receives the sums, rounded to the dtype of `out`. If `out` is None, only the checks are computed, and `sums` has
+        no columns.
     """
     work = working_type(A.dtype)
     m, k = A.shape
@@ -163,7 +174,7 @@ def checked_blocks(
 
 
 def _tiny_rows(B: np.ndarray) -> np.ndarray:
-    """Return the rows of B whose check columns may lose more to underflow than to rounding."""
+    """Return the rows of B where underflow may change the check columns by more than rounding does."""
     work = np.dtype(working_type(B.dtype)).itemsize
     with np.errstate(over="ignore", invalid="ignore"):
         size = abs(B.astype(np.float64)).sum(axis=1)
@@ -171,10 +182,10 @@ def _tiny_rows(B: np.ndarray) -> np.ndarray:
 
 
 def _invalidate_unsure(checks: np.ndarray, A: np.ndarray, w: int, bounds: ErrorBounds) -> None:
-    """Set the checks of a row to NaN, which flags the row, if underflow in check columns may hide a wrong element.
+    """Set the checks of a row to NaN, which flags the row, if underflow in B's check columns may hide a wrong element.
 
-    `A` has only the columns that multiply tiny rows of B. In such a row of B, underflow changes each check column by at
-    most w + 1 times the smallest positive number.
+    `A` has only the columns of A that multiply tiny rows of B (`_tiny_rows`). Underflow changes each check column of a
+    tiny row by at most w + 1 times the smallest positive number.
     """
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
         lost = abs(A.astype(np.float64)).sum(axis=1) * ((w + 1) * QUANTUM[checks.itemsize])
@@ -182,12 +193,14 @@ def _invalidate_unsure(checks: np.ndarray, A: np.ndarray, w: int, bounds: ErrorB
 
 
 def _most_of_rows(checks: np.ndarray, bounds: ErrorBounds) -> np.ndarray:
-    """Return the bounds of the rows' residuals, without the rounding of C to its dtype."""
+    """Return the bound of each row's residual, for sums that are not rounded to C's dtype."""
     return bounds.row * abs(checks).astype(np.float64).max(axis=1, initial=0) + bounds.row_absolute
 
 
 def flagged(sums: np.ndarray, checks: np.ndarray, bounds: ErrorBounds, *, rounded: bool) -> np.ndarray:
-    """Return the rows whose sums disagree with their checks, or whose bound is not finite.
+    """Return the rows that fail their check: the residual exceeds its bound, or the bound is not finite.
+
+    The residual of a row is the larger difference of its two checksums from the weighted sums of its elements.
 
     Parameters
     ----------
@@ -207,14 +220,14 @@ def flagged(sums: np.ndarray, checks: np.ndarray, bounds: ErrorBounds, *, rounde
         most = _most_of_rows(checks, bounds)
         if rounded and bounds.rounding:
             most += bounds.rounding * abs(work).sum(axis=1) + sums.shape[1] * bounds.rounding_absolute
-        # This comparison also flags NaN.
+        # The negated comparison also flags rows with NaN.
         return np.flatnonzero(~((residuals <= most) & (most < np.inf)))
 
 
 def wrong_elements(
     A: np.ndarray, B: np.ndarray, C: np.ndarray, rows: Iterable[int], bounds: ErrorBounds
 ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]]:
-    """Yield the wrong elements of some rows of C, one block of rows at a time.
+    """Recompute some rows of C, and yield their wrong elements, one block of rows at a time.
 
     Elements with a non-finite factor are not tested. A non-finite element is tested only if no partial sum can overflow
     and C's dtype can hold the exact value.
@@ -222,8 +235,9 @@ def wrong_elements(
     Yields
     ------
     rows, columns : numpy.ndarray of shape (n_wrong,), int64
-        In order.
+        The indices of the wrong elements, in row-major order within the block.
     found : numpy.ndarray of shape (n_wrong,), float64
+        The elements of C.
     values : numpy.ndarray of shape (n_wrong,)
         The exact elements, rounded to C's dtype.
     """
@@ -242,8 +256,8 @@ def _wrong_in_block(
     product = exact_product(A, B)
     with np.errstate(all="ignore"):
         found = C.astype(np.float64)
-        # All values of an element are divided by 2^by, where `by` is the largest of their exponents. So nothing
-        # overflows, and underflow is negligible.
+        # All values that are compared for an element are divided by 2^by, where `by` is the largest exponent among
+        # these values. So nothing overflows, and underflow is negligible.
         if product.exponent is None:
             by, exact, magnitude = 0, product.scaled, product.magnitude
         else:
@@ -266,7 +280,10 @@ def _wrong_in_block(
 
 
 def _scaled_deviations(A: np.ndarray, B: np.ndarray, magnitude: np.ndarray, by: Any, bounds: ErrorBounds) -> np.ndarray:
-    """Return the deviations of rounding errors, divided by 2^by; `magnitude` is Σ|ab|, divided by 2^by."""
+    """Return the deviation of each element's rounding error (rounding_model.py), divided by 2^by.
+
+    `magnitude` is Σ|ab| divided by 2^by, where the sum extends over the element's products.
+    """
     size = np.ldexp(magnitude, by)
     squarable = (size > SQUARABLE[0]) & (size < SQUARABLE[1])
     deviations = np.ldexp(rounding_deviations(A, B, bounds.model), -by)
@@ -274,10 +291,11 @@ def _scaled_deviations(A: np.ndarray, B: np.ndarray, magnitude: np.ndarray, by: 
 
 
 def rounded(x: np.ndarray, dtype: np.dtype) -> np.ndarray:
-    """Return float64 values rounded to a dtype once.
+    """Return float64 values rounded to a dtype with a single rounding.
 
-    A bfloat16 is rounded from float32. The float32 is truncated and, if that is inexact, its last bit is set to 1
-    (round to odd), so that a value just above the midpoint of two bfloat16 numbers is not mistaken for a tie.
+    NumPy rounds to bfloat16 from float32. So a value is first truncated to float32, and the last bit of the float32 is
+    set to 1 if bits were cut off (round to odd). Then a value just above the midpoint of two bfloat16 numbers is not
+    mistaken for a tie.
     """
     with np.errstate(over="ignore", invalid="ignore"):
         if dtype.name != "bfloat16":

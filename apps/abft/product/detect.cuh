@@ -1,20 +1,24 @@
 // Detection epilogue of a protected product C = A · B: stores C and flags the rows whose elements disagree with their
 // checksum.
 //
-// With the weights v and x of row_checksums.cuh, the kernel also computes the checksum p = Σ_l a_il x_l of every row
-// (weighted_row_sums.cuh). The residual of a row is Σ_j v_j c_ij − p. A row is flagged if |residual| > max(row · |p|,
-// row_size · Σ_j |c_ij|) + row_absolute, or if one of these values is not finite. thresholds.py defines row, row_size
-// and row_absolute. This bound is too small for rows whose products cancel, so locate.cuh re-checks flagged rows.
+// row_checksums.cuh defines the weights v_j and the checksum vector x of B. The GEMM kernel also computes the checksum
+// p_i = Σ_l a_il x_l of every row i (weighted_row_sums.cuh). The residual of row i is Σ_j v_j c_ij − p_i. The epilogue
+// flags row i if the residual or its bound is not finite, or if
+//
+//   |residual| > max(row · |p_i|, row_size · Σ_j |c_ij|) + row_absolute.
+//
+// thresholds.py defines row and row_absolute; `row_size` of plan.py defines row_size. The bound is too small for rows
+// whose products cancel, so locate.cuh re-checks flagged rows.
 //
 // Why it is fast: the check reads C from registers, before rounding to 16 bits. It takes two instructions per element
-// and twelve shuffles per fragment of sixteen rows. p takes one multiply-add per element of A, which the tensor cores
-// need in registers anyway. No checksum column is added to B, so the plan of the product does not change.
+// and twelve shuffles per fragment of sixteen rows. Computing p_i takes one multiply-add per element of A, which is in
+// registers for the tensor cores anyway. No checksum column is added to B, so the plan of the product does not change.
 #pragma once
 #include "kernels/tsm2/store.cuh"
 
 namespace abft {
 
-// Stores a C of any layout from registers.
+// Epilogue that stores C with any strides, element by element from registers.
 template <typename T, typename Sum>
 struct StoreEach : tsm2::Scaled<T, Sum> {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;
@@ -38,18 +42,18 @@ struct StoreEach : tsm2::Scaled<T, Sum> {
   }
 };
 
-// Numbers of flagged rows, of rows that the re-check confirms, and of wrong elements.
+// Number of flagged rows, number of rows that the re-check confirms, and number of wrong elements.
 struct Counts {
   unsigned long long flagged, confirmed, wrong;
 };
 
-// A flagged row, and its residual Σ_j v_j c_ij − p.
+// A flagged row i, and its residual Σ_j v_j c_ij − p_i.
 struct FlaggedRow {
   long long row;
   double residual;
 };
 
-// The list of flagged rows, in no order. Once the list holds `capacity` rows, further rows are only counted.
+// The list of flagged rows, in no order. Once the list holds `capacity` rows, further flagged rows are only counted.
 struct FlaggedRows {
   FlaggedRow* rows;
   Counts* counts;
@@ -71,20 +75,21 @@ __device__ __forceinline__ X larger(X x, X y) {
   return x > y ? x : y;
 }
 
-// Whether a residual exceeds its limit; true if either is not finite.
+// True if the magnitude of a residual exceeds its limit, or if the residual or the limit is not finite.
 template <typename X>
 __device__ __forceinline__ bool disagrees(X residual, X limit) {
   return !(absolute_value(residual) <= limit && limit - limit == X(0));
 }
 
-// The sum over the four lanes that hold parts of a row's sum.
+// Adds the partial sums of a row in the four lanes that hold the row, and returns the total to all four lanes.
 template <typename Sum>
 __device__ __forceinline__ Sum sum_of_row(Sum sum) {
   sum += simt::shuffle_xor(sum, 1);
   return sum + simt::shuffle_xor(sum, 2);
 }
 
-// Stores C by `Store`, an epilogue that takes fragments, and flags rows. alpha is 1 and beta is 0.
+// Stores C by the base class `Store`, an epilogue that takes fragments, and flags rows. The caller sets alpha to 1 and
+// beta to 0.
 template <typename Sum, typename Store>
 struct DetectEpilogue : Store {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;
@@ -95,11 +100,11 @@ struct DetectEpilogue : Store {
 
   template <int kBlocks>
   __device__ void fragments(long long from, int rows, long long column, int columns, const Sum (&d)[kBlocks][4]) const {
-    constexpr int kOfC = kBlocks - 1;
+    constexpr int kOfC = kBlocks - 1;  // the last block holds the partial sums of p
     static_assert(1 <= kOfC && kOfC <= 8, "the weights are those of at most 64 columns");
     Store::fragments(from, rows, column, columns, reinterpret_cast<const Sum(&)[kOfC][4]>(d));
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
-    // The second index separates even and odd columns, which shortens the dependency chains.
+    // First index: rows g and g + 8. Second index: even and odd columns, separate to shorten the dependency chains.
     Sum residual[2][2] = {}, magnitude[2][2] = {}, p[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -125,7 +130,7 @@ struct DetectEpilogue : Store {
   }
 };
 
-// Stores the checksum p of every row; the product itself is discarded.
+// Epilogue that stores only the checksum p_i of every row; the elements of the product are discarded.
 template <typename Sum>
 struct StoreRowSums {
   static constexpr tsm2::Takes kTakes = tsm2::Takes::kFragments;

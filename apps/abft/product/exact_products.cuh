@@ -1,9 +1,11 @@
-// Nearly exact dot products: each element of A · B as the unevaluated sum of two doubles, for any exponents.
+// Nearly exact dot products: an element of A · B as the sum of two doubles, for factors of any exponents.
 //
-// The rounding errors of products and of additions are summed too (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot
-// product, 2005). The same loop computes Σ|ab|. Near the ends of the double range, mantissas are multiplied, and
-// exponents are added as integers. An element is then sum · 2^exponent, where the exponent is that of its largest
-// product or of the value that it is compared with. Nothing overflows, and underflow is negligible (exact_products.py).
+// The second double is the sum of the rounding errors of all products and additions (T. Ogita, S. Rump and S. Oishi,
+// Accurate sum and dot product, 2005). The same loop computes Σ|ab| over the element's products ab.
+//
+// Near the ends of the double range, mantissas are multiplied and exponents are added as integers. An element is then
+// sum · 2^exponent. The exponent is the larger of two: that of the element's largest product, and that of the value
+// with which the caller compares the element. Nothing overflows, and underflow is negligible (exact_products.py).
 #pragma once
 #include "apps/abft/product/row_checksums.cuh"
 
@@ -15,7 +17,7 @@ __device__ __forceinline__ double two_sum_error(double x, double y, double sum) 
   return (x - (sum - back)) + (y - back);
 }
 
-// C = A · B, with A (m × k), B (k × w) and C (m × w).
+// The matrices of a product C = A · B, with A (m × k), B (k × w) and C (m × w).
 template <typename T>
 struct Operands {
   Matrix<const T> A, B;
@@ -23,8 +25,9 @@ struct Operands {
   long long m, k, w;
 };
 
-// An exact element, valid in the warp's first lane. `value` is Σ ab as a double. `sum` is Σ ab / 2^exponent, and
-// `magnitude` is Σ |ab| / 2^exponent. `small` is the sum of small_factors over the products.
+// A nearly exact element, valid in the warp's first lane. Σ extends over the products ab of the element. `value` is Σ
+// ab as a double. `sum` is (Σ ab) / 2^exponent, and `magnitude` is (Σ |ab|) / 2^exponent. `small` is Σ small_factors(a,
+// b).
 struct ExactElement {
   double value = 0, sum = 0, magnitude = 0, small = 0;
   int exponent = 0;
@@ -35,15 +38,15 @@ __device__ __forceinline__ bool is_finite(double x) { return x - x == 0; }
 // x · 2^n.
 __device__ __forceinline__ double scaled(double x, int n) { return n == 0 ? x : scalbn(x, n); }
 
-// Whether an element with this Σ |ab| had no overflow, and no underflow that matters.
+// True if an element with this Σ |ab| had no overflow, and no underflow that matters.
 __device__ __forceinline__ bool is_ordinary(double magnitude) { return magnitude > 0x1p-900 && magnitude < 0x1p990; }
 
-// Tensor cores may lose some or all bits of factors below this limit: float32 factors are split into parts of 11 bits,
-// and the second part of such a factor can be below the normal numbers.
+// Tensor cores may lose some or all bits of factors of magnitude below this limit: float32 factors are split into parts
+// of 11 bits, and the second part of a factor below the limit can be a denormal.
 constexpr double kSmallFactor = 0x1p-100;
 
-// |ab|, where factors below kSmallFactor are replaced by kSmallFactor; 0 if neither factor is below it, if ab is 0, and
-// for doubles.
+// max(|a|, kSmallFactor) · max(|b|, kSmallFactor) if a or b is below kSmallFactor; 0 if neither factor is below it, if
+// a or b is 0, and for doubles.
 template <typename T>
 __device__ __forceinline__ double small_factors(double a, double b) {
   if constexpr (sizeof(T) == 8) return 0;
@@ -52,7 +55,7 @@ __device__ __forceinline__ double small_factors(double a, double b) {
   return larger(size_a, kSmallFactor) * larger(size_b, kSmallFactor);
 }
 
-// A lane's part of an element: a sum, the sum of its rounding errors, and the sum of magnitudes.
+// The sum of a lane's products of an element, the sum of the rounding errors, and the sum of the products' magnitudes.
 struct CompensatedSum {
   double sum = 0, error = 0, magnitude = 0;
 
@@ -63,7 +66,7 @@ struct CompensatedSum {
     magnitude += absolute_value(product);
   }
 
-  // Adds the sums of all lanes of the warp.
+  // Adds the sums of all lanes of the warp; afterwards the first lane holds the element's sum.
   __device__ __forceinline__ void reduce_warp() {
 #pragma unroll
     for (int bits = 16; bits > 0; bits /= 2) {
@@ -77,6 +80,7 @@ struct CompensatedSum {
   }
 };
 
+// Computes an element without scaling; all lanes of a warp execute it together.
 template <typename T>
 __device__ __forceinline__ ExactElement exact_element(const Operands<T>& of, long long row, long long column) {
   CompensatedSum sum;
@@ -93,7 +97,7 @@ __device__ __forceinline__ ExactElement exact_element(const Operands<T>& of, lon
   return {value, value, sum.magnitude, small, 0};
 }
 
-// Far below the exponent of any product.
+// Marks the absence of an exponent; far below the exponent of any product.
 constexpr int kNoExponent = -10000;
 
 // x = mantissa · 2^exponent, ½ ≤ |mantissa| < 1; the exponent of zero and of non-finite x is kNoExponent.
@@ -114,16 +118,16 @@ __device__ __forceinline__ int larger_exponent(double x, double y) {
 // (sum + error) · 2^exponent, rounded only once even if the result is a denormal.
 __device__ __forceinline__ double unscaled(double sum, double error, int exponent) {
   const double total = sum + error, remainder = error - (total - sum), value = scaled(total, exponent);
-  // Rounding `total` to a denormal cuts off `cut`. If `cut` is exactly half the smallest denormal, the tie was rounded
-  // to even, although `remainder` may require the other direction.
+  // If `value` is a denormal, rounding changed `total` by `cut`. If `cut` is exactly half the smallest denormal, scalbn
+  // rounded this tie to even, although `remainder` may require the other direction.
   const double cut = total - scaled(value, -exponent), half = scaled(1.0, -1075 - exponent);
   if (!is_finite(value) || cut == 0 || absolute_value(cut) != half || remainder == 0 || (remainder > 0) != (cut > 0))
     return value;
   return value + (cut > 0 ? 0x1p-1074 : -0x1p-1074);
 }
 
-// The nearly exact element for doubles of any exponent. The result's exponent is at least `least`. Not inlined: the
-// code is long and seldom runs.
+// Computes an element for doubles of any exponent; all lanes of a warp execute it together. The exponent of the result
+// is at least `least`. Not inlined: the code is long and seldom runs.
 template <typename T>
 __device__ __noinline__ ExactElement scaled_exact_element(Matrix<const T> A, Matrix<const T> B, long long k,
                                                           long long row, long long column, int least) {

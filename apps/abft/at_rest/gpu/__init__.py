@@ -1,1 +1,1 @@
-"""Checksums of data at rest on a GPU: sums of both codes in one pass, and the comparison of exact sums."""
+"""Checksums of data at rest on a GPU: the exact and weighted sums in one pass, and the comparison of exact sums."""

@@ -1,19 +1,20 @@
-// Lists the blocks of words with a non-zero syndrome: those whose exact sums differ from the expected ones.
+// Lists the code blocks with a non-zero syndrome: the blocks of words whose exact sums differ from the expected sums.
 //
 //   found, expected (stripes × kCount × width)   →   list: stripe · width + column of each listed block, in no order
 //                                                    count: number of listed blocks
 //
-// Block, stripe and width are those of at_rest/interleave.py; kCount is the number of sums per block.
+// at_rest/interleave.py defines block, stripe and width; kCount is the number of sums per block. A thread compares the
+// sums of one block.
 //
-// Why it is fast: both inputs are read once, coalesced, with 2 · kCount loads in flight per thread. For a clean matrix
-// nothing is written.
+// Why it is fast: found and expected sums are read once, coalesced, with 2 · kCount loads in flight per thread. For a
+// clean matrix nothing is written.
 #pragma once
 
 namespace abft {
 
 constexpr int kCompareThreads = 256;
 
-// `count` is zero before the launch.
+// `blocks` is the number of blocks, stripes · width. The caller sets `count` to zero before the launch.
 template <int kCount>
 __global__ void __launch_bounds__(kCompareThreads)
     list_mismatches(const unsigned long long* found, const unsigned long long* expected, long long width,

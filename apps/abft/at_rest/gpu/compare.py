@@ -1,8 +1,8 @@
-"""Comparison of exact sums on a GPU: lists the blocks with a non-zero syndrome, and copies only their sums to the host.
+"""Comparison of exact sums on a GPU: list the blocks with a non-zero syndrome, and copy only their sums to the host.
 
-The sidecar's sums are uploaded for the comparison (compare.cuh). For a matrix in host memory they are uploaded piece by
-piece. For an array on the GPU, all sums (2 % of the array) are uploaded once. They remain in GPU memory as long as the
-sidecar object exists, so that later verifications only read the array.
+The comparison (compare.cuh) needs the sidecar's sums in GPU memory. For a matrix in host memory they are uploaded piece
+by piece. For an array on the GPU, all of the sidecar's sums (2 % of the array's size) are uploaded once. They remain in
+GPU memory as long as the sidecar object exists, so that later verifications need no upload.
 """
 
 from pathlib import Path
@@ -24,9 +24,9 @@ from tsapps.kernels.runtime.machine import Machine
 __all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("compare.cuh")
-#: The name expression of the kernel, and its threads per block (kCompareThreads).
+#: The C++ name of the kernel, and the number of threads per thread block (kCompareThreads).
 KERNEL, _THREADS = f"abft::list_mismatches<{SUMS}>", 256
-# Copies of sidecars' sums, by the index of the GPU.
+# For each sidecar: the copies of its exact sums in GPU memory, by the index of the GPU.
 _kept: WeakKeyDictionary[Sidecar, dict[int, Any]] = WeakKeyDictionary()
 
 
@@ -38,9 +38,10 @@ def compiled(arch: str) -> Cubin:
 def mismatches_on_gpu(
     source: Source, sidecar: Sidecar, device: int | None, progress: Progress | None = None
 ) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the blocks of a matrix whose exact sums differ from a sidecar's; None if no kernel supports it.
+    """Return the blocks of a matrix whose exact sums differ from a sidecar's; None if no kernel supports the matrix.
 
-    The caller must compare these sums with those in host memory again, since the copy on the GPU may be corrupted.
+    The copy of the sidecar's sums on the GPU may be corrupted. So the caller must compare the returned sums with the
+    sidecar's sums in host memory again.
 
     Parameters
     ----------
@@ -70,7 +71,7 @@ def mismatches_on_gpu(
     stripe = 0
     for tensors in passes:
         found = tensors["exact"]
-        # The sums are uploaded only now, so that the upload overlaps with the pass.
+        # Upload the sidecar's sums only after the launch of the pass, so that the upload overlaps with the pass.
         there = _cached_sums(machine, sidecar) if stays else expected
         end = stripe + len(found)
         some, sums_of_some = mismatches(machine, found, there[stripe:end])
@@ -81,17 +82,19 @@ def mismatches_on_gpu(
 
 
 def _cached_sums(machine: Machine, sidecar: Sidecar) -> Any:
-    """Return a sidecar's sums on a GPU, uploaded on the first call."""
+    """Return a copy of a sidecar's exact sums in GPU memory; the first call per GPU uploads them."""
     copies = _kept.setdefault(sidecar, {})
     if machine.index not in copies:
         with machine.current():
             copies[machine.index] = machine.xp.array(sidecar.exact, order="C")
-            machine.current_stream().synchronize()  # another stream may read the copy next
+            machine.current_stream().synchronize()  # a later call on another stream may read the copy
     return copies[machine.index]
 
 
 def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Return the blocks whose sums differ, ascending, and the found sums of these, (k, 5); waits for the stream.
+    """Return the ascending numbers of the blocks whose sums differ, and the found sums of these blocks, (k, 5).
+
+    The function waits for the stream.
 
     Parameters
     ----------
@@ -115,6 +118,6 @@ def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray,
 
 
 def _places(blocks: np.ndarray, width: int) -> np.ndarray:
-    """Return the flat indices of the sums of blocks in an array (stripes, 5, width), (k, 5)."""
+    """Return the flat indices, (k, 5), of the sums of k blocks in an array of shape (stripes, 5, width)."""
     stripes, columns = np.divmod(blocks, width)
     return (stripes * SUMS * width + columns)[:, np.newaxis] + width * np.arange(SUMS)

@@ -1,12 +1,13 @@
-// Checksums of a matrix in one pass: the exact code's sums of words (at_rest/exact_code.py), and the weighted sums of
-// rows and of columns (at_rest/float_code.py).
+// Checksums of a matrix in one pass: the exact code's sums of words (at_rest/exact_code.py), and the weighted row sums
+// and column sums of the float code (at_rest/float_code.py).
 //
-//   exact         (stripes, 5, words of a row)         exact_sums.cuh
-//   row sums      (segments of a row, kWeights, rows)  float_sums.cuh
-//   column sums   (stripes, kWeights, columns)         float_sums.cuh
+//   exact         (stripes, 5, words per row)           exact_sums.cuh
+//   row sums      (segments per row, kWeights, rows)    float_sums.cuh
+//   column sums   (stripes, kWeights, columns)          float_sums.cuh
 //
-// A pipeline copies the matrix to shared memory (tile_pipeline.cuh, which defines stripe, segment and strip). Eight
-// warps sum words, eight other warps sum elements, and one warp adds the row sums of the latter eight.
+// A pipeline copies the matrix to shared memory (tile_pipeline.cuh, which defines stripe, segment, strip and stage).
+// Eight warps sum words. Eight other warps sum elements: each writes partial row sums of its 128 bytes of every row.
+// One more warp adds the eight partial sums of each row.
 //
 // Why it is fast: each byte is read once. The tensor cores compute the sums, in float64 too, so that five sums per word
 // and four per element take no longer than reading the matrix.
@@ -17,7 +18,8 @@
 
 namespace abft {
 
-// kWeights: sums per row and column, 0, 1 or 2.
+// The pass of one thread block. kExact: whether to compute the sums of words. kWeights: number of weighted sums per row
+// and per column, 0, 1 or 2.
 template <typename T, bool kExact, int kWeights>
 class ChecksumPass {
   using Elements = ElementSums<T, kWeights == 0 ? 1 : kWeights>;
@@ -32,8 +34,11 @@ class ChecksumPass {
   static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
 
  public:
-  // Shared memory: the weights of words; for each stage, the warps' parts of its row sums; for each row of a stripe,
-  // its sums over the strips of a segment so far; the pipeline, whose stages are aligned to 16 bytes.
+  // Shared memory, in this order:
+  //   kTable     the weights of words
+  //   kOfWarps   per stage: the partial row sums that the warps have written for that stage
+  //   kTotals    per row of a stripe: the sums over the strips of the current segment so far
+  //   Pipeline   the stages, aligned to 16 bytes, and their barriers
   static constexpr int kTable = kExact ? WordWeights::kBytes : 0;
   static constexpr int kOfWarps = kParts * kWarps * kRows, kTotals = kWeights * kStripe;
   static constexpr int kSharedBytes = kTable + (kStages * kOfWarps + kTotals) * (int)sizeof(Sum) + Pipeline::kBytes;
@@ -45,7 +50,8 @@ class ChecksumPass {
   __device__ __forceinline__ void run() {
     if (threadIdx.x == 0) pipeline_.set_up();
     __syncthreads();
-    // With both codes, a block has 640 threads, with 96 registers each at launch.
+    // With both codes, a thread block has 640 threads, which start with 96 registers each. The warps that need fewer
+    // registers release some, and the warps that sum elements take them.
     constexpr bool kBoth = kExact && kWeights > 0;
     const int warp = threadIdx.x / 32;
     if (warp >= kAdders) {
@@ -67,7 +73,7 @@ class ChecksumPass {
  private:
   __device__ __forceinline__ void add_words(int warp) const {
     weights_.set_up(32 * kWarps);
-    ptx::barrier_sync(1, 32 * kWarps);  // meanwhile the first copies are in flight
+    ptx::barrier_sync(1, 32 * kWarps);  // only the warps that sum words wait here
     const int in_strip = warp * kWarpBytes + WordSums::offset();
     pipeline_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / 4;
@@ -96,7 +102,7 @@ class ChecksumPass {
     });
   }
 
-  // Adds the warps' parts of the row sums of each stage. One warp executes it, with one row per lane.
+  // Adds the partial row sums of the eight warps, stage by stage. One warp executes it, with one row per lane.
   __device__ __forceinline__ void add_rows() const {
     static_assert(kRows == 32, "a lane for each row");
     const int lane = threadIdx.x % 32;

@@ -1,4 +1,4 @@
-"""Checksums of a matrix on a GPU in one pass: launches of at_rest/gpu/encode.cuh."""
+"""Checksums of a matrix on a GPU in one pass: launches of the kernel of at_rest/gpu/encode.cuh."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -18,9 +18,9 @@ from tsapps.kernels.runtime.machine import Machine, cuda_machine
 __all__ = ["add_checksums", "compiled", "machine_of", "passes_on_gpu", "plans", "sums_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("encode.cuh")
-# The least compute capability with the kernel's barriers and copies.
+# Minimum compute capability: the kernel needs the barriers and copies of this architecture.
 _LEAST_CAPABILITY = 9.0
-# The most bytes of a matrix in host memory that are uploaded at a time.
+# Maximum number of bytes of a matrix in host memory that are uploaded at a time.
 _PIECE_BYTES = 1 << 28
 
 
@@ -32,20 +32,23 @@ def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
 def plans(
     m: int, n: int, dtype: str, of: Layout, *, code: str, weights: int, block: int
 ) -> tuple[ChecksumsPlan, ...] | None:
-    """Return the plans of the passes that compute a matrix's checksums; None if the kernel does not support it.
+    """Return the plans of the passes that compute a matrix's checksums; None if the kernel does not support the matrix.
 
-    If a row of words is not a row of elements (`interleave.py`: skinny and short matrices), each code needs a pass of
-    its own.
+    If a row of words is not a row of elements (skinny and short matrices, see `interleave.py`), the exact code and the
+    float code need separate passes.
 
     Parameters
     ----------
     m, n : int
+        The matrix is m × n.
     dtype : str
         The name of the elements' type.
     of : Layout
-        The interleaving of its words.
+        The interleaving of the words of the matrix.
     code : {"exact", "float", "both"}
+        The sums to compute.
     weights, block : int
+        Number of weights and block size of the float code.
     """
     words = words_plan(of) if code != "float" else None
     if code == "exact":
@@ -68,7 +71,7 @@ def sums_on_gpu(
 ) -> dict[str, np.ndarray] | None:
     """Compute the checksums of a matrix on a GPU, and return them in host memory; None if no kernel supports it.
 
-    Parameters are those of `machine_of` and `passes_on_gpu`.
+    `machine_of` documents `source` and `device`; `passes_on_gpu` documents the other parameters.
     """
     machine = machine_of(source, device)
     if machine is None:
@@ -83,13 +86,14 @@ def sums_on_gpu(
 
 
 def machine_of(source: Source, device: int | None) -> Machine | None:
-    """Return the GPU that computes a matrix's checksums; None if the CPU does.
+    """Return the GPU that computes a matrix's checksums; None if the CPU computes them.
 
     Parameters
     ----------
     source : Source
     device : int or None
-        The GPU for a matrix in host memory or in a file; None means that the CPU reads such a matrix.
+        The index of the GPU for a matrix in host memory or in a file; None selects the CPU for such a matrix. An array
+        in GPU memory is read by the GPU that holds it.
     """
     array = whole_on_gpu(source)
     device = device if array is None else int(array.device.id)
@@ -107,10 +111,10 @@ def passes_on_gpu(
     block: int,
     progress: Progress | None = None,
 ) -> Iterator[dict[str, Any]] | None:
-    """Yield the checksums of consecutive pieces of a matrix, in GPU memory; return None if no kernel supports it.
+    """Yield the checksums of consecutive pieces of a matrix, in GPU memory; return None if no kernel supports a piece.
 
-    An array on the GPU is one piece if the kernel can read it in place. All pieces but the last have the same number of
-    whole stripes.
+    An array on the GPU is a single piece if the kernel can read it in place. Otherwise all pieces except the last have
+    the same number of whole stripes.
 
     Parameters
     ----------
@@ -121,12 +125,12 @@ def passes_on_gpu(
     code, weights, block
         As for `plans`.
     progress : callable, optional
-        Called with the number of bytes read so far, for each piece when the next one is requested.
+        Called with the number of bytes read so far, once per piece, when the next piece is requested.
     """
     array = whole_on_gpu(source)
     m, (n, name, size) = source.shape[0], (source.shape[1], source.dtype.name, source.dtype.itemsize)
     whole = array is not None and array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0
-    # Pieces are whole stripes, so that the sums of one piece follow those of the previous piece.
+    # Pieces are whole stripes, so that the matrix's sums are the concatenated sums of the pieces.
     stripe = ROWS * fold(source.shape, size)
     rows = m if whole else stripe and max(1, _PIECE_BYTES // (stripe * n * size)) * stripe
     if not rows:
@@ -155,7 +159,7 @@ def passes_on_gpu(
 
 
 def _on_gpu(machine: Machine, part: Any) -> Any:
-    """Return rows of a matrix in GPU memory, copied only if they are in host memory or not aligned for the kernel."""
+    """Return rows of a matrix in GPU memory; copy them only if they are in host memory or not aligned to 16 bytes."""
     with machine.current():
         if isinstance(part, np.ndarray):
             return machine.xp.asarray(part.view(np.uint8))  # CuPy lacks some dtypes
@@ -170,20 +174,20 @@ def _kernel(machine: Machine, plan: ChecksumsPlan) -> Any:
 
 
 def add_checksums(machine: Machine, array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
-    """Return the checksums of a matrix, on its GPU, launched on the current stream.
+    """Launch the computation of a matrix's checksums on the current stream, and return them in GPU memory.
 
     Parameters
     ----------
     machine : Machine
     array : array of `machine.xp`
-        Row-major without gaps, aligned to 16 bytes.
+        The matrix: row-major without gaps, aligned to 16 bytes.
     plan : ChecksumsPlan
         A plan for this matrix.
 
     Returns
     -------
     dict of str to array of `machine.xp`
-        By the names of `ChecksumsPlan.shapes`.
+        The checksums, by the names in `ChecksumsPlan.shapes`.
     """
     xp = machine.xp
     with machine.current():

@@ -1,24 +1,25 @@
-// Exact sums of words (at_rest/exact_code.py) as products on tensor cores: one warp per 128 bytes of a strip
-// (tile_pipeline.cuh).
+// Exact sums of words (at_rest/exact_code.py) as products on tensor cores. Each of eight warps sums 128 bytes of each
+// row of a strip. tile_pipeline.cuh defines strip, stripe and stage.
 //
-//   S_k   Σ w_k(r) · word over the words of a block, k = 0 … 4
-//   r     number of words of the block from this word on, this word included
+//   S_k   Σ w_k(r) · word over the words of a code block (one column of a stripe), k = 0 … 4
+//   r     number of words from this word to the end of its code block, including this word
 //   w_k   1, r, C(r + 1, 2), C(r + 2, 3), last_weight(r)
 //
-// An instruction multiplies 16 columns × 16 rows of words by 16 rows × 8 columns of weights. Weights with many bits are
-// split into two parts, with a column for each part, so that each sum of 512 products is an integer below 2⁵³.
+// A tensor-core instruction multiplies 16 columns × 16 rows of words by 16 rows × 8 columns of weights. The weights of
+// S₂, S₃ and S₄ are split into a lower and an upper part, with one column per part. So each sum of 512 products is an
+// integer below 2⁵³.
 //
 // Why it is fast: integers below 2⁵³ need no conversion. The double with the bits of n is n · 2⁻¹⁰⁷⁴, a denormal, and
-// its products with weights, and their sums, are exact. This takes four instructions per word; 32-bit multiply-adds
-// with 64-bit sums took six dependent instructions.
+// its products with weights, and the sums of these products, are exact. This takes four instructions per word; 32-bit
+// multiply-adds with 64-bit sums took six dependent instructions.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
 
 namespace abft {
 
-// Columns of weights: those of S₀ and S₁, and two parts for each other sum. kPartBits[k] is the number of bits of the
-// lower part of the weights of S_k.
+// Number of columns of weights: one each for S₀ and S₁, two each for S₂, S₃ and S₄. kPartBits[k] is the number of bits
+// of the lower part of the weights of S_k.
 constexpr int kProducts = 8;
 constexpr int kPartBits[kSums] = {0, 0, 9, 12, 11};
 
@@ -30,13 +31,14 @@ __device__ __forceinline__ unsigned last_weight(unsigned r) {
   return (x ^ x >> 16) >> 10;
 }
 
+// The table of weights in shared memory: kProducts columns for each of the kStripe values of r.
 class WordWeights {
  public:
   static constexpr int kBytes = kStripe * kProducts * (int)sizeof(double);
 
   __device__ explicit WordWeights(unsigned char* shared) : at_(reinterpret_cast<double*>(shared)) {}
 
-  // Computes the weights. The block's first `threads` threads execute it; a barrier must follow.
+  // Fills the table. The first `threads` threads of the thread block execute it; a barrier must follow.
   __device__ __forceinline__ void set_up(int threads) const {
     for (int i = threadIdx.x; i < kStripe; i += threads) {
       const unsigned r = i + 1,
@@ -49,8 +51,9 @@ class WordWeights {
       }
     }
   }
-  // The address of a weight in column `product`, for a word with `left` words of its block after it. The weight of the
-  // word four rows above is 4 · kProducts entries further. The permutation lets reads of four rows use all banks.
+  // Address of the weight in column `product` for a word with r = left + 1, where `left` words of its code block
+  // follow. The address for the word four rows earlier is larger by 4 · kProducts entries. The columns are permuted, so
+  // that a warp that reads four rows of weights accesses all banks.
   __device__ __forceinline__ double* of_row(int left, int product) const {
     return at_ + kProducts * left + (product ^ (left / 2 % 2 * 4));
   }
@@ -59,18 +62,21 @@ class WordWeights {
   double* const at_;
 };
 
-// The sums of a warp's 128 bytes of all rows. Lane 4·g + t reads 16 bytes, from byte 16·g on, of every fourth row from
-// row t on; its four words are in four rows of the two left operands.
+// The sums of the words in a warp's 128 bytes of every row of a stripe. Lane 4·g + t reads the 16 bytes from byte 16·g
+// on of every fourth row, beginning with row t. These 16 bytes are four words of four code blocks: two rows in each of
+// two left operands.
 class WordSums {
  public:
-  // `rows` is the number of rows of the stripe, and `present` the number of these rows that contain the lane's bytes.
+  // `rows` is the number of rows of the stripe. `present` is the number of these rows that contain the lane's bytes; it
+  // is less than `rows` at the end of the matrix.
   __device__ WordSums(const WordWeights& weights, int rows, int present)
       : weights_(weights), rows_(rows), present_(present), sums_{} {}
 
+  // Offset of the lane's 16 bytes in the warp's 128 bytes.
   static __device__ __forceinline__ int offset() { return (int)threadIdx.x % 32 / 4 * 16; }
 
-  // Adds a stage, whose first row is row `first` of the stripe. `mine` points to the lane's bytes in that row. kWhole:
-  // the matrix contains the whole stage.
+  // Adds the words of one stage to the sums. The first row of the stage is row `first` of the stripe, and `mine` points
+  // to the lane's bytes in that row. kWhole: whether the matrix contains all bytes of the stage.
   template <bool kWhole>
   __device__ __forceinline__ void add(const unsigned char* mine, int first) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4, left = rows_ - 1 - first - t;
@@ -92,11 +98,12 @@ class WordSums {
     }
   }
 
-  // Writes the sums of the lane's four columns of words; `to` is aligned to 16 bytes and points to S₀ of the first
-  // column. `width` is the distance from S_k to S_{k + 1} of a column.
+  // Writes the sums of the lane's four code blocks. `to` points to S₀ of the first of them and is aligned to 16 bytes.
+  // `width` is the distance in entries from S_k to S_{k + 1} of a code block.
   __device__ __forceinline__ void store(unsigned long long* to, long long width) const {
     using Pair = simt::Vector<unsigned long long, 2>;
-    // Lane t has the products with weight columns 2·t and 2·t + 1: S₀ and S₁ if t is 0, else both parts of S_{t + 1}.
+    // Lane t holds the sums for weight columns 2·t and 2·t + 1: S₀ and S₁ if t is 0, otherwise the lower and the upper
+    // part of S_{t + 1}.
     const int t = threadIdx.x % 4;
     if (t > 0) to += (t + 1) * width;
 #pragma unroll
@@ -114,6 +121,7 @@ class WordSums {
   }
 
  private:
+  // The double with the bits of `word`: word · 2⁻¹⁰⁷⁴.
   static __device__ __forceinline__ double denormal(unsigned word) {
     return simt::bits_of<double>((unsigned long long)word);
   }

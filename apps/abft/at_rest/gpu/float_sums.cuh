@@ -1,30 +1,32 @@
-// Weighted row sums and column sums of a strip's elements: one warp per 128 bytes of each row.
+// Weighted row sums and column sums of a strip's elements. Each of eight warps sums 128 bytes of each row.
 //
-//   of a row      Σ (column of the segment + 1)^p · element     over the warp's 128 bytes; encode.cuh adds the sums of
-//                                                               the warps
-//   of a column   Σ (row of the stripe + 1)^p · element         over the stripe's rows
+//   row sum p      Σ (column of the segment + 1)^p · element    over the warp's 128 bytes of the row; encode.cuh adds
+//                                                               the sums of the warps
+//   column sum p   Σ (row of the stripe + 1)^p · element        over the stripe's rows
 //
-// p is 0 … kWeights − 1. tile_pipeline.cuh defines segment, stripe, strip and stage.
+// p is 0 … kWeights − 1. Columns of a segment and rows of a stripe count from 0. tile_pipeline.cuh defines segment,
+// stripe, strip and stage.
 //
-//   ElementSums<T, kWeights>::Sum, kParts        type of the sums; number of parts from which a row's sums are computed
-//       add<kWhole>(mine, first, to)             adds a stage, and writes the parts of its row sums: part p of row r to
-//                                                to[p · kWarps · kRows + r]
-//       of_row(parts, p)                         sum p of a row from its parts
-//       store(...)                               writes the column sums
+//   ElementSums<T, kWeights>::Sum       type of the sums
+//       kParts                          number of parts from which the sums of a row are computed
+//       add<kWhole>(mine, first, to)    adds the elements of a stage to the column sums, and writes the parts of the
+//                                       stage's row sums: part q of row r to to[q · kWarps · kRows + r]
+//       of_row(parts, p)                returns row sum p, computed from the parts of the row
+//       store(...)                      writes the column sums
 //
-// A *chunk* is 16 bytes of a row. Below, g = lane / 4 and t = lane % 4. In each row, lanes t = 0 … 3 read chunks 0, 1,
-// 4 and 5 of the 128 bytes, and then chunks 2, 3, 6 and 7. Four chunks of each of two rows then use all banks.
+// A *chunk* is 16 bytes of a row. Below, g = lane / 4 and t = lane % 4. In each row, lanes t = 0 … 3 first read chunks
+// 0, 1, 4 and 5 of the 128 bytes, and then chunks 2, 3, 6 and 7. So the lanes that read two rows access all banks.
 //
-// float and double: a lane reads its chunks of every eighth row from row g on, and adds its elements to column sums in
-// double. The tensor cores add the row sums of the four lanes t, weighted by 1 and by the column.
+// float and double: a lane reads two chunks of every eighth row, beginning with row g. It adds the elements to column
+// sums in double. The tensor cores add the row sums of lanes t = 0 … 3, weighted by 1 and by the column.
 //
-// float16 and bfloat16: tensor cores compute row sums and column sums in float. Weights are 16 · high + low, with parts
-// that both types represent exactly. For column sums, a lane reads chunk g of every fourth row from row t on, as in
-// exact_sums.cuh. The pairs of elements of a right operand are from rows t and t + 4; its eight columns are one column
-// of each chunk.
+// float16 and bfloat16: tensor cores compute row sums and column sums in float. A weight is 16 · high + low, where the
+// element type represents `low` and `high` exactly. For column sums, a lane reads chunk g of every fourth row,
+// beginning with row t, as in exact_sums.cuh. Each word of a right operand is a pair of elements from rows t and t + 4.
+// The eight columns of a right operand are one column of each chunk.
 //
-// Why it is fast: two row sums and two column sums take six instructions per float, and two per pair of 16-bit
-// elements.
+// Why it is fast: two row sums and two column sums together take six instructions per float element, and two
+// instructions per pair of 16-bit elements.
 #pragma once
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -32,11 +34,12 @@
 
 namespace abft {
 
-constexpr int kChunks = 2;  // of a lane, per row
+constexpr int kChunks = 2;  // number of chunks that a lane reads per row
 
-// Byte offset of chunk `chunk` of lane t in the warp's 128 bytes.
+// Byte offset in the warp's 128 bytes of chunk number `chunk`, 0 or 1, of the lanes with this t.
 __device__ __forceinline__ int place_of_chunk(int t, int chunk) { return t / 2 * 64 + t % 2 * 16 + chunk * 32; }
 
+// Converts the elements in 16 bytes to double.
 template <typename T>
 __device__ __forceinline__ void widen(double (&to)[16 / sizeof(T)], const uint4& words) {
   if constexpr (sizeof(T) == 8) {
@@ -57,8 +60,8 @@ class ElementSums {
   using Sum = double;
   static constexpr int kParts = 2;
 
-  // `column` is the column of the warp's first element in its segment. rows_at(offset) is the number of the stripe's
-  // rows that contain the 16 bytes at `offset` of the warp's 128 bytes.
+  // `column` is the index in the segment of the warp's first column. rows_at(offset) returns the number of rows of the
+  // stripe that contain the 16 bytes at `offset` of the warp's 128 bytes; at the end of the matrix, not all rows do.
   template <typename RowsAt>
   __device__ ElementSums(int column, const RowsAt& rows_at) : columns_{} {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -75,8 +78,8 @@ class ElementSums {
     to += g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Sums of the lane's elements in rows g and g + 8: unweighted, and weighted by the distance from the lane's first
-      // column.
+      // Sums of the lane's elements in row g and in row g + 8 of the 16 rows. `plain` is unweighted; `further` is
+      // weighted by the distance of the element from the lane's first column.
       double plain[2] = {}, further[2] = {};
 #pragma unroll
       for (int chunk = 0; chunk < kChunks; ++chunk)
@@ -103,7 +106,7 @@ class ElementSums {
       Sum d[4] = {};
       ptx::mma_m16n8k4(d, plain, of_plain_);
       if constexpr (kWeights > 1) ptx::mma_m16n8k4(d, further, of_further_);
-      // Lane t = 0 holds both parts.
+      // Lane t = 0 holds both parts of the row sums of rows g and g + 8.
       if (t == 0) {
         to[i] = d[0], to[kWarps * kRows + i] = d[1];
         to[i + 8] = d[2], to[kWarps * kRows + i + 8] = d[3];
@@ -113,11 +116,11 @@ class ElementSums {
 
   static __device__ __forceinline__ Sum of_row(const Sum* parts, int p) { return parts[p * kWarps * kRows]; }
 
-  // `to` points to the sum with p = 0 of the warp's first column, and the sum with p = 1 is at to + `width`. `columns`
-  // is the number of columns of the matrix from the warp's first column on.
+  // Writes the column sums. `to` points to column sum 0 of the warp's first column; column sum 1 is `width` entries
+  // further. `columns` is the number of columns from the warp's first column to the end of the matrix row.
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
-    // Reduction over the lanes with the same t: in each round, a lane keeps half of its columns and sends the other
-    // half, until it has one column.
+    // Reduction over the lanes with the same t: in each round, a lane sends half of its columns to another lane, until
+    // one column per lane remains.
     const int lane = threadIdx.x % 32;
     int column = 0;
     bool mine = true;
@@ -158,9 +161,10 @@ __device__ __forceinline__ void multiply(ptx::Bfloat16, float (&d)[4], const uns
   ptx::mma_m16n8k16_bf16(d, a, b);
 }
 
+// ElementSums of 16-bit types T.
 template <typename T, int kWeights>
 class HalfSums {
-  static constexpr int kColumns = 8;  // per chunk
+  static constexpr int kColumns = 8;  // number of elements per chunk
 
  public:
   using Sum = float;
@@ -193,9 +197,10 @@ class HalfSums {
     to += 2 * t * kWarps * kRows + g;
 #pragma unroll
     for (int i = 0; i < kRows; i += 16) {
-      // Row sums: the four words of a lane are a left operand, in which words 0 and 2 belong to row g and words 1 and 3
-      // to row g + 8. Here all four words are from the same row of the stage, so rows g and g + 8 of the product are
-      // added. The columns of words 1 and 3 are two larger than those of their weights.
+      // Row sums: the four words of a lane's chunk are a left operand. The instruction assigns words 0 and 2 to row g
+      // of the product, and words 1 and 3 to row g + 8. Here all four words are from the same row of the stage, so rows
+      // g and g + 8 of the product are added. The weights of words 1 and 3 are those of words 0 and 2, which are two
+      // columns to the left. So twice the unweighted sum of words 1 and 3 is added.
 #pragma unroll
       for (int row = i; row < i + 16; row += 8) {
         float d[4] = {};
@@ -208,11 +213,12 @@ class HalfSums {
           const unsigned words[4] = {four.x, four.y, four.z, four.w};
           multiply(T(), d, words, of_columns_[chunk]);
         }
-        // Lane t holds parts 2·t and 2·t + 1.
+        // Lane t holds parts 2·t and 2·t + 1 of the row sums; there are three parts.
         if (t < 2) to[row] = d[0] + d[2];
         if (t == 0) to[kWarps * kRows + row] = d[1] + d[3] + 2.0f * d[2];
       }
-      // Column sums: the left operand holds the weights of rows; its rows g = 0, 1 and 2 are 1, low and high.
+      // Column sums: the left operand holds the weights of the rows. Its row g = 0 holds ones, row 1 holds `low`, and
+      // row 2 holds `high`.
       const float high = (float)((first + i) / 16);
       const unsigned highs = pair(T(), high, high);
       const unsigned a[4] = {g == 2 ? highs : of_rows_[0], 0, g == 2 ? highs : of_rows_[1], 0};
@@ -240,8 +246,8 @@ class HalfSums {
   }
 
   __device__ __forceinline__ void store(Sum* to, int columns, long long width) {
-    // Lane t holds the column sums of chunks 2·t and 2·t + 1: lanes with g = 0, 1 and 2 hold the sums weighted by 1,
-    // low and high.
+    // Lane t holds the column sums of chunks 2·t and 2·t + 1. Lanes with g = 0 hold unweighted sums, lanes with g = 1
+    // sums weighted by `low`, and lanes with g = 2 sums weighted by `high`.
     const int lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -259,6 +265,7 @@ class HalfSums {
   }
 
  private:
+  // Weight of a column in row g of an operand: 1, low or high for g = 0, 1 or 2; otherwise 0.
   static __device__ __forceinline__ float part(int g, int column) {
     return g == 0 ? 1.0f : g == 1 ? column % 16 + 1.0f : g == 2 ? (float)(column / 16) : 0.0f;
   }

@@ -1,4 +1,4 @@
-"""Plans of at_rest/gpu/encode.cuh, from sizes alone: work units, threads and shared memory."""
+"""Plans of the checksum kernel (at_rest/gpu/encode.cuh), from sizes alone: work units, threads and shared memory."""
 
 from dataclasses import dataclass
 
@@ -12,17 +12,19 @@ from tsapps.kernels.problem import ITEMSIZE
 
 __all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
 
-#: Size and alignment of a copy in bytes.
+#: Bytes per copy from global to shared memory, and the alignment of each copy in bytes.
 ALIGNMENT = 16
-# A *strip* is 1024 bytes of each row of a stripe: the part of the matrix that a block copies and sums at a time.
-# kStrip, kWarps, kProducts, kPitch, kRows and kStages of the kernel: bytes of a strip, warps that sum it, columns of
-# products; bytes per row, rows, and number of the pipeline stages.
+# A *strip* is 1024 bytes of each row of a stripe: the part of the matrix that a thread block copies and sums at a time.
+# The kernel's constants kStrip, kWarps, kProducts, kPitch, kRows and kStages are, in this order: bytes of a strip per
+# row; number of warps that sum a strip; number of columns of word weights; bytes per row of a pipeline stage, with
+# padding; rows per stage; number of stages.
 _STRIP, _WARPS, _PRODUCTS, _PITCH, _PIPELINE_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
-# Parts of a row sum (kParts), by the type of the sums.
+# Number of parts from which the kernel computes a row's sums (kParts), by the type of the sums. Below: maximum number
+# of work units of a pass, and of weights.
 _PARTS = {"float64": 2, "float32": 3}
 _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
 
-#: `Task` of at_rest/gpu/tile_pipeline.cuh.
+#: The kernel argument: the C++ class `Task` of at_rest/gpu/tile_pipeline.cuh.
 TASK = np.dtype(
     [
         *((name, "u8") for name in ("data", "exact", "row_sums", "column_sums")),
@@ -43,11 +45,12 @@ class ChecksumsPlan:
     dtype : str
         The elements' type; "float32" for a pass over words only.
     exact : bool
-        Whether the pass computes sums of words.
+        Whether the pass computes the exact sums of words.
     weights : int
-        Weighted sums per row and column: 0, 1 or 2.
+        Number of weighted sums per row and per column: 0, 1 or 2.
     rows, row_bytes, last_bytes : int
-        Number of rows of words or of elements; bytes of a row, and of the last row, which may be shorter.
+        Number of rows (of words, if the pass computes only exact sums; otherwise of elements); bytes of every row
+        except the last; bytes of the last row, which may be shorter.
     """
 
     dtype: str
@@ -69,27 +72,27 @@ class ChecksumsPlan:
 
     @property
     def strips(self) -> int:
-        """Strips of 1024 bytes per work unit: with weighted sums, those of the 512 columns that a row sum covers."""
+        """Number of strips per work unit: 1, or with weighted sums as many as the 512 columns of a row sum need."""
         return max(1, ROWS * self.itemsize // _STRIP) if self.weights else 1
 
     @property
     def units_across(self) -> int:
-        """Work units per stripe."""
+        """Number of work units per stripe."""
         return -(-self.row_bytes // (self.strips * _STRIP))
 
     @property
     def units(self) -> int:
-        """Work units of the matrix."""
+        """Number of work units of the matrix."""
         return self.stripes * self.units_across
 
     @property
     def sums(self) -> np.dtype:
-        """The type of weighted sums."""
+        """The type of the weighted sums."""
         return sums_dtype(self.dtype)
 
     @property
     def shapes(self) -> dict[str, tuple[int, int, int]]:
-        """The shapes of the result's tensors, by name."""
+        """The shapes of the checksum arrays, by name: "exact", "rows" and "columns", if the pass computes them."""
         shapes = {"exact": (self.stripes, SUMS, self.row_bytes // WORD)} if self.exact else {}
         if self.weights:
             shape = self.rows, self.row_bytes // self.itemsize
@@ -99,12 +102,12 @@ class ChecksumsPlan:
 
     @property
     def kernel(self) -> str:
-        """The name expression of the kernel."""
+        """The C++ name of the kernel, with its template arguments."""
         return f"abft::add_checksums<{ELEMENT[self.dtype]}, {str(self.exact).lower()}, {self.weights}>"
 
     @property
     def threads(self) -> int:
-        """Threads per block (kThreads)."""
+        """Number of threads per thread block (kThreads)."""
         return 128 + 32 * _WARPS * (self.exact + (self.weights > 0))
 
     @property
@@ -116,7 +119,17 @@ class ChecksumsPlan:
         return table + sums + _STAGES * (_PIPELINE_ROWS * _PITCH + 3 * 8 + 4)
 
     def task(self, data: int, tensors: dict[str, int], following: int) -> np.ndarray:
-        """Return the kernel's argument: addresses of the data, of the result tensors and of the work-unit counter."""
+        """Return the kernel's argument, a `TASK`.
+
+        Parameters
+        ----------
+        data : int
+            The address of the matrix.
+        tensors : dict of str to int
+            The addresses of the checksum arrays, by the names in `shapes`.
+        following : int
+            The address of the counter from which thread blocks fetch work units.
+        """
         task = np.zeros((), TASK)
         task["data"], task["exact"], task["next"] = data, tensors.get("exact", 0), following
         task["row_sums"], task["column_sums"] = tensors.get("rows", 0), tensors.get("columns", 0)
@@ -126,27 +139,32 @@ class ChecksumsPlan:
 
 
 def _served(plan: ChecksumsPlan) -> ChecksumsPlan | None:
-    """Return the plan if rows are multiples of 16 bytes and the number of work units is supported; otherwise None."""
+    """Return the plan if the kernel supports it, otherwise None.
+
+    The bytes of every row must be a multiple of 16, and there must be at most `_MOST_UNITS` work units.
+    """
     whole = plan.row_bytes % ALIGNMENT == 0 and plan.last_bytes % ALIGNMENT == 0
     return plan if whole and plan.units <= _MOST_UNITS else None
 
 
 def words_plan(of: Layout) -> ChecksumsPlan | None:
-    """Return the plan of the exact sums; None if the kernel does not support them."""
+    """Return the plan of a pass that computes only exact sums; None if the kernel does not support the layout."""
     row_bytes = of.width * WORD
     rows = -(-of.n_bytes // row_bytes)
     return _served(ChecksumsPlan("float32", True, 0, rows, row_bytes, of.n_bytes - (rows - 1) * row_bytes))
 
 
 def elements_plan(m: int, n: int, dtype: str, weights: int, block: int, of: Layout | None) -> ChecksumsPlan | None:
-    """Return the plan of the weighted sums of a matrix; None if the kernel does not support them.
+    """Return the plan of a pass that computes the weighted sums of a matrix; None if the kernel does not support it.
 
     Parameters
     ----------
     m, n : int
+        The matrix is m × n.
     dtype : str
         The name of the elements' type.
     weights, block : int
+        Number of weights and block size of the float code.
     of : Layout or None
         The interleaving of the matrix's words, or None if no exact sums are needed. If a row of words is a row of
         elements, the pass also computes the exact sums.

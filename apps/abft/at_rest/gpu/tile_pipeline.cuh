@@ -1,20 +1,20 @@
 // Multistage pipeline that copies a matrix from global to shared memory, for the warps that sum it (encode.cuh).
 //
-//            ←── 1 KB: a strip, 128 bytes a warp ──→
+//          ←── a strip: 1 KB, 128 bytes per warp ──→
 //          ┌────────┬────────┬─── … ───┬────────┐
 //  32 rows │ warp 0 │ warp 1 │         │ warp 7 │
 //          ├────────┼────────┼─── … ───┼────────┤
 //          ┊        ┊        ┊         ┊        ┊
 //
 // The matrix is row-major without gaps. A *stripe* is 512 rows, and a *strip* is 1 KB of each row of a stripe. A
-// *segment* is several consecutive strips: the columns over which a row sum extends, a block of columns of
-// at_rest/float_code.py. A work *unit* is the strips of one segment of one stripe. A *stage* holds 32 rows of a strip.
+// *segment* is a block of columns of at_rest/float_code.py, over which a row sum extends: one or more consecutive
+// strips. A work *unit* is the strips of one segment of one stripe. A *stage* of the pipeline holds 32 rows of a strip.
 //
-// Three producer warps copy; mbarriers track full and free stages. Blocks fetch units dynamically, because some
-// multiprocessors are closer to the memory and process units faster.
+// Three producer warps copy rows to the stages; mbarriers track full and free stages. Thread blocks fetch units
+// dynamically, because some multiprocessors are closer to the memory and process units faster.
 //
-// Why it is fast: at every moment, copies of at least 100 KB are in flight, in whole lines of the level-2 cache, and no
-// warp waits for all other warps.
+// Why it is fast: at every moment, copies of at least 100 KB per multiprocessor are in flight, in whole lines of the
+// level-2 cache. No warp waits for all other warps.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -23,29 +23,31 @@
 
 namespace abft {
 
+// Rows per stripe; exact sums per code block.
 constexpr int kStripe = 512, kSums = 5;
-// Warps that sum a strip; producer warps.
+// Number of warps that sum the words (or elements) of a strip; number of producer warps.
 constexpr int kWarps = 8, kCopiers = 3;
 constexpr int kWarpBytes = 128, kStrip = kWarps * kWarpBytes;
-// Bytes of a copy, and of a line of the level-2 cache.
+// Bytes per copy instruction; bytes per line of the level-2 cache.
 constexpr int kCopied = 16, kLine = 128;
-// Rows of a stage. The pitch shifts each row by a quarter of the banks, so that no read has bank conflicts.
+// Rows per stage; bytes from one row of a stage to the next; bytes per stage; number of stages. The pitch shifts each
+// row by a quarter of the banks, so that reads have no bank conflicts.
 constexpr int kRows = 32, kPitch = kStrip + 32, kStage = kRows * kPitch, kStages = 5;
 
-// The matrix, and the destinations of its sums (encode.cuh).
+// Kernel argument: the matrix, and the destinations of its sums (encode.cuh).
 template <typename Sum>
 struct Task {
   const unsigned char* data;  // aligned to 16 bytes
   unsigned long long* exact;
   Sum *row_sums, *column_sums;
-  // A row has `row_bytes` bytes, but the last row has `last_bytes`. Both are multiples of 16.
+  // The last row has `last_bytes` bytes, every other row `row_bytes`. Both numbers are multiples of 16.
   long long rows, row_bytes, last_bytes;
-  int units, units_across;  // work units of the matrix; of a stripe
-  int strips;               // of a unit
-  unsigned* next;           // the next unit to fetch; zero before and after the launch
+  int units, units_across;  // number of work units of the matrix; per stripe
+  int strips;               // number of strips per unit
+  unsigned* next;           // counter: the next unit to fetch; zero before and after the launch
 };
 
-// A stage, and the parity of the phase that fills it.
+// Position in the pipeline: the index of a stage, and the mbarrier parity of the phase in which the stage is filled.
 struct Place {
   int stage = 0;
   unsigned parity = 0;
@@ -54,14 +56,15 @@ struct Place {
   }
 };
 
-// A strip of a unit.
+// A strip of a unit: index of its stripe, number of rows of the stripe, index of its segment in the stripe, and index
+// of the strip in the segment.
 struct Strip {
-  int stripe, rows, across, number;  // `rows` of the stripe; segment of the row; strip of the segment
-  long long offset;                  // offset of the strip's first byte in a row
+  int stripe, rows, across, number;
+  long long offset;  // offset of the strip's first byte in a row
 };
 
-// kAdders: number of consumer warps, which sum the stages. kTakes: whether one more warp reads the row sums of each
-// stage.
+// The pipeline of one thread block. kAdders: number of consumer warps, which sum the stages. kTakes: whether one more
+// warp reads the partial row sums that the consumer warps write for each stage.
 template <typename Sum, int kAdders, bool kTakes>
 class ChecksumPipeline {
  public:
@@ -71,7 +74,7 @@ class ChecksumPipeline {
       : task_(task), stages_(shared), full_(reinterpret_cast<ptx::Mbarrier*>(shared + kStages * kStage)),
         added_(full_ + kStages), taken_(added_ + kStages), units_(reinterpret_cast<int*>(taken_ + kStages)) {}
 
-  // Initializes the barriers. One thread executes it; a barrier of the block must follow.
+  // Initializes the mbarriers. One thread executes it; a barrier of the thread block must follow.
   __device__ __forceinline__ void set_up() const {
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full_ + i, 32 * kCopiers + 1);
@@ -81,8 +84,8 @@ class ChecksumPipeline {
     ptx::mbarrier_init_fence();
   }
 
-  // Executed by producer warp `part` of kCopiers, which copies every kCopiers-th row. Producer 0 also fetches the
-  // units, while consumers still use the stage that the new unit will fill first.
+  // Executed by producer warp `part`, which copies every kCopiers-th row of all units of this thread block. Producer 0
+  // also fetches the units. It does so before it waits for a free stage, which hides the latency of the fetch.
   __device__ __forceinline__ void copy(int part) const {
     const int in_strip = threadIdx.x % 32 * kCopied;
     const bool asks = part == 0 && threadIdx.x % 32 == 0;
@@ -90,7 +93,8 @@ class ChecksumPipeline {
 #pragma unroll 1
     while (true) {
       int unit = 0;
-      // Each block fetches once more than it gets units. The counter wraps around to zero at the last of all fetches.
+      // A thread block stops when it fetches a number beyond the last unit. So the grid fetches units + gridDim.x times
+      // in total, and the counter wraps around to zero at the last fetch.
       if (asks) unit = (int)atomicInc(task_.next, task_.units + gridDim.x - 1);
       wait_for_free_stage(place);
       if (asks) units_[place.stage] = unit;
@@ -119,7 +123,7 @@ class ChecksumPipeline {
     }
   }
 
-  // Calls `work(place, strip)` for every strip of this block; `work` moves `place` past the strip's stages.
+  // Calls `work(place, strip)` for every strip of this thread block; `work` advances `place` past the strip's stages.
   template <typename Work>
   __device__ __forceinline__ void each_strip(const Work& work) const {
     Place place;
@@ -132,8 +136,8 @@ class ChecksumPipeline {
     }
   }
 
-  // Executed by consumer warps: calls `work(Whole, stage, first row)` for every stage of a strip. Whole::value is true
-  // if the strip has kStripe rows and the matrix contains all of its bytes.
+  // Executed by consumer warps: calls `work(Whole, stage, first)` for every stage of a strip. `stage` points to the
+  // stage, and `first` is the index in the stripe of the stage's first row. Whole::value is is_whole(strip).
   template <typename Work>
   __device__ __forceinline__ void each_stage(Place& place, const Strip& strip, const Work& work) const {
     if (is_whole(strip)) {
@@ -147,30 +151,34 @@ class ChecksumPipeline {
     static constexpr bool value = is_whole;
   };
 
+  // Whether the strip has kStripe rows and the matrix contains all its bytes.
   __device__ __forceinline__ bool is_whole(const Strip& strip) const {
     return strip.rows == kStripe && rows_at(strip, strip.offset + kStrip - 16) == strip.rows;
   }
-  // Number of rows of a strip that contain the 16 bytes at `offset` of a row: all rows, except at the end of the
-  // matrix.
+  // Number of rows of a strip that contain the 16 bytes at `offset` of a row. It is the number of all rows, except at
+  // the end of the matrix.
   __device__ __forceinline__ int rows_at(const Strip& strip, long long offset) const {
     const bool inside = bytes_left(first_row(strip) + strip.rows - 1, offset) > 0;
     return inside ? strip.rows : offset < task_.row_bytes ? strip.rows - 1 : 0;
   }
-  // Bytes from the strip's first byte to the end of row `row` of the stripe.
+  // Number of bytes from the strip's first byte to the end of the row, in row `row` of the stripe.
   __device__ __forceinline__ long long left_of(const Strip& strip, int row) const {
     return row < strip.rows ? bytes_left(first_row(strip) + row, strip.offset) : 0;
   }
-  // Bytes from `offset` to the end of row `row` of the matrix.
+  // Number of bytes from `offset` to the end of the row, in row `row` of the matrix.
   __device__ __forceinline__ long long bytes_left(long long row, long long offset) const {
     return (row == task_.rows - 1 ? task_.last_bytes : task_.row_bytes) - offset;
   }
+  // Index in the matrix of the first row of the strip's stripe.
   static __device__ __forceinline__ long long first_row(const Strip& strip) {
     return strip.stripe * (long long)kStripe;
   }
 
-  // Executed by the warp that reads the row sums of a stage. In give_back and in each_stage_of, every lane arrives. One
-  // arrival per warp, after a barrier of the warp, would suffice and take as long, but compute-sanitizer's racecheck
-  // only tracks threads that arrive.
+  // Executed by the warp that reads the partial row sums of a stage. wait_for_sums waits until the consumer warps have
+  // summed the stage, and give_back frees the memory of the partial row sums.
+  //
+  // In give_back and in each_stage_of, every lane arrives at the mbarrier. One arrival per warp, after a barrier of the
+  // warp, would suffice and take as long, but compute-sanitizer's racecheck only tracks threads that arrive.
   __device__ __forceinline__ void wait_for_sums(const Place& place) const {
     ptx::mbarrier_wait(added_ + place.stage, place.parity);
   }
@@ -187,8 +195,8 @@ class ChecksumPipeline {
       work(Strip{stripe, rows, across, number, (across * (long long)task_.strips + number) * kStrip});
     }
   }
-  // Starts the copies of producer `part`: every kCopiers-th row of a stage that begins at row `first` of the stripe.
-  // `to` and `from` point to this lane's part of the stage's first row.
+  // Starts the copies of producer warp `part` for a stage whose first row is row `first` of the stripe: every
+  // kCopiers-th row of the stage. `to` and `from` point to the first 16 bytes of this lane in the stage's first row.
   template <bool kWhole>
   __device__ __forceinline__ void copy_stage(unsigned char* to, const unsigned char* from, const Strip& strip,
                                              int first, int part) const {
@@ -204,8 +212,8 @@ class ChecksumPipeline {
       }
     }
   }
-  // Executed by a producer thread after it has started all its copies of a stage. `wrote` is true in the one thread
-  // that also writes the unit.
+  // Executed by a producer thread after it has started all its copies to a stage. `wrote` is true in the one thread
+  // that also writes the unit to units_.
   __device__ __forceinline__ void arrive(const Place& place, bool wrote) const {
     ptx::cp_async_arrive(full_ + place.stage);
     if (wrote) ptx::mbarrier_arrive(full_ + place.stage);
@@ -227,9 +235,10 @@ class ChecksumPipeline {
 
   const Task<Sum>& task_;
   unsigned char* const stages_;
-  // Barriers of a stage: full_ (copied), added_ (summed by all consumers), taken_ (row sums read).
+  // Mbarriers per stage: full_ (all copies have arrived), added_ (all consumers have summed the stage), taken_ (the
+  // partial row sums have been read).
   ptx::Mbarrier *const full_, *const added_, *const taken_;
-  int* const units_;  // the unit that begins at a stage
+  int* const units_;  // per stage: the unit that begins at this stage
 };
 
 }  // namespace abft
