@@ -62,8 +62,8 @@ class DeviceStep(Step):
     k : int
     layout : Layout
     bounds : bool
-        Whether Hamerly bounds may skip rows whose label cannot change. The bounds turn themselves on and off to save
-        time.
+        Whether Hamerly bounds may skip rows whose label cannot change. They start when that is likely to
+        save time.
     certifies : bool
         Whether labels are certified.
     """
