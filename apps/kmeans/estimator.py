@@ -41,8 +41,8 @@ class TSKMeans(KMeans):
 
     With the same `random_state`, `TSKMeans` and `sklearn.cluster.KMeans` find the same clustering. Exception: for
     float32 data, other initial centers may be drawn for some seeds, because sums are rounded differently: on the CPU
-    for matrices of `tsapps.open_matrix` and with ``protect=True``, and on a GPU above 8 MiB. Ties are another; see
-    docs/promises.md.
+    for matrices of `tsapps.open_matrix` and with ``protect=True``, and on a GPU above 8 MiB. Ties are a second
+    exception; see docs/promises.md.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class TSKMeans(KMeans):
     copy_x : bool, default=True
         On the CPU, False allows centering X in place and restoring it afterwards. X is never written on a GPU.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both find the same clustering except for ties; on a GPU, bit for bit. There, iterations can skip samples
+        Both find the same clustering except for ties; on a GPU, the same bits. On a GPU, iterations can skip samples
         whose nearest center cannot have changed, by Hamerly's bounds [3]_. Bounds take up to 7 bytes per sample, and
         turn themselves off when they save no time. They require ``precision="exact"``, our own kernels and 2 to 64
         clusters. Up to 32 features (64 for 16-bit types), they also require that a sample is a multiple of 16 bytes,
