@@ -1,7 +1,7 @@
 """Exact K-means on the CPU and on GPUs: the estimator `TSKMeans`, and `kmeans_batched` for many problems of one shape.
 
-Public names are imported on first use, so that the command line can run Lloyd iterations without importing
-scikit-learn.
+Public names are imported on first use, so that the command line runs without importing scikit-learn, which takes a
+second.
 """
 
 from importlib import import_module

@@ -1,4 +1,4 @@
-"""Relocation of empty clusters to the samples farthest from their own centers, as in scikit-learn."""
+"""Relocation of empty clusters to the samples farthest from their assigned centers, as in scikit-learn."""
 
 from typing import Any
 
@@ -13,14 +13,14 @@ __all__ = ["next_centers_after_relocation", "relocate_empty_clusters"]
 
 
 def next_centers_after_relocation(data: Data, labels: Any, found: Assignment, centers: np.ndarray) -> np.ndarray:
-    """Relocate the empty clusters of an assignment, and return the next centers.
+    """Relocate the empty clusters of an assignment, and return the new centers.
 
     Parameters
     ----------
     data : Data
     labels : array of shape (n,), int32
     found : Assignment
-        The assignment to `centers`; its sums and weights are changed in place.
+        The assignment to `centers`. Its sums and weights are modified in place.
     centers : numpy.ndarray of shape (k, d)
 
     Returns
@@ -32,10 +32,10 @@ def next_centers_after_relocation(data: Data, labels: Any, found: Assignment, ce
 
 
 def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers: np.ndarray) -> None:
-    """Move the samples farthest from their own centers into the empty clusters, one sample per cluster.
+    """Move the samples farthest from their assigned centers into the empty clusters, one sample per cluster.
 
-    Changes the sums and weights of `found` in place; `labels` stay unchanged. Equal distances are ordered by
-    `numpy.argpartition`, as in scikit-learn. Nothing changes if all distances are zero.
+    Modifies the sums and weights of `found` in place, but not `labels`. Equal distances are ordered by
+    `numpy.argpartition`, as in scikit-learn. If all distances are zero, nothing is moved.
 
     Parameters
     ----------

@@ -1,7 +1,8 @@
 """`TSKMeans`: scikit-learn's `KMeans` estimator on the CPU and on GPUs.
 
-On the CPU, scikit-learn's compiled `KMeans.fit` clusters arrays in memory, and the NumPy engine clusters matrices that
-are read in blocks. On a GPU, the GPU engine clusters all data. `device_` tells where `fit` ran.
+On the CPU, scikit-learn's compiled `KMeans.fit` clusters arrays in memory. The NumPy engine clusters what scikit-learn
+cannot, such as matrices that are read in blocks. On a GPU, the GPU engine clusters all data. The attribute `device_`
+names the device that `fit` used.
 """
 
 from __future__ import annotations
@@ -38,9 +39,10 @@ __all__ = ["TSKMeans"]
 class TSKMeans(KMeans):
     """K-means clustering: a drop-in replacement for scikit-learn's `KMeans` that also runs on GPUs.
 
-    Parameters, attributes, semantics and random draws are scikit-learn's: with the same `random_state`, `TSKMeans` and
-    `sklearn.cluster.KMeans` find the same clustering. Exception: for float32 data above 8 MiB on a GPU, k-means++
-    accumulates in float64, so its initial centers can differ from scikit-learn's.
+    With the same `random_state`, `TSKMeans` and `sklearn.cluster.KMeans` find the same clustering. Exception: for
+    float32 data, other initial centers may be drawn for some seeds, because sums are rounded differently: on the CPU
+    for matrices of `tsapps.open_matrix` and with ``protect=True``, and on a GPU above 8 MiB. Ties are a second
+    exception; see docs/promises.md.
 
     Parameters
     ----------
@@ -65,18 +67,18 @@ class TSKMeans(KMeans):
     copy_x : bool, default=True
         On the CPU, False allows centering X in place and restoring it afterwards. X is never written on a GPU.
     algorithm : {"lloyd", "elkan"}, default="lloyd"
-        Both find the same clustering; on a GPU, bit for bit. There, an iteration can skip samples whose nearest center
-        cannot have changed, by Hamerly's bounds [3]_. Bounds take up to 7 bytes per sample, and turn themselves off
-        when they save no time. They require ``precision="exact"``, our own kernels and 2 to 64 clusters. Up to 32
-        features (64 for 16-bit types), they also require that a sample is a multiple of 16 bytes, and at least 32.
-        "elkan" uses bounds wherever possible; "lloyd" only where they usually pay: up to 256 features, and at least
-        2²⁶ elements in X.
+        Both find the same clustering except for ties; on a GPU, the same bits. On a GPU, iterations can skip samples
+        whose nearest center cannot have changed, by Hamerly's bounds [3]_. Bounds take up to 7 bytes per sample, and
+        turn themselves off when they save no time. They require ``precision="exact"``, our own kernels and 2 to 64
+        clusters. Up to 32 features (64 for 16-bit types), they also require that a sample is a multiple of 16 bytes,
+        and at least 32. "elkan" uses bounds wherever possible. "lloyd" uses them for up to 256 features and at least
+        2²⁶ elements in X, where they usually save time.
     device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
         "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU.
     engine : {"auto", "fused", "cublas"}, default="auto"
         The kernels of a GPU fit. "fused" selects our own kernels, and "cublas" Lloyd's algorithm by cuBLAS products,
-        for comparison. "auto" selects our own kernels, except for small data. Shapes that our kernels do not serve use
-        cuBLAS.
+        for comparison. "auto" selects our own kernels, except for small data. Shapes that our kernels do not support
+        use cuBLAS.
     metric : {"euclidean", "cosine"}, default="euclidean"
         "cosine" is spherical K-means [2]_: samples and centers are scaled to norm 1, and a sample belongs to the center
         with the largest cosine. X is neither written nor centered.
@@ -87,10 +89,10 @@ class TSKMeans(KMeans):
         CPU, with ``engine="cublas"``, and for small data, other dtypes, and up to 16 features with few clusters.
     protect : bool, default=False
         Check every iteration and the result for computation errors, and recompute after an error. Cluster sums and
-        centers are computed twice or checked exactly; each iteration compares another sample of the rows with all
-        centers; labels and centers of a run are computed twice. A fit without errors has the same bits with and without
-        protection. On the CPU, arrays use the NumPy engine instead of scikit-learn's `fit`, with the same clustering.
-        Not available with ``precision="tf32"`` for float32 data on a GPU.
+        centers are computed twice or checked exactly. Each iteration compares another subset of the rows with all
+        centers. Labels and centers of a run are computed twice. Without errors, the checks change no bit of the result.
+        On the CPU, however, the NumPy engine replaces scikit-learn's `fit` for arrays; see the exceptions above. Not
+        available with ``precision="tf32"`` for float32 data on a GPU.
 
     Attributes
     ----------
@@ -214,7 +216,7 @@ class TSKMeans(KMeans):
         check_metric(self.metric)
         check_precision(self.precision)
         choice = choose(X, self.device, self.engine)
-        # scikit-learn has no spherical K-means, its iterations cannot be checked, and OpenMP may hang after a fork.
+        # scikit-learn has no spherical K-means, its iterations cannot be checked, and its OpenMP may hang after a fork.
         simple = self.metric == "euclidean" and not self.protect and not is_forked()
         simple = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_ = 0
@@ -224,7 +226,7 @@ class TSKMeans(KMeans):
             self._fit_engine(X, sample_weight)
         else:
             self._fitted_centers: FittedCenters | None = fitted
-            if self.algorithm == "elkan":  # with bounds, ties keep earlier labels, unlike in `predict`
+            if self.algorithm == "elkan":  # on a tie, scikit-learn's bounds keep the earlier label, unlike `predict`
                 self.labels_ = Passes(self, fitted.frame, fitted.centered).labels(self._validated_on_host(X))
         if not np.isfinite(self.inertia_):
             warnings.warn("the inertia overflows float64; labels and centers are correct", RuntimeWarning, stacklevel=2)
@@ -234,7 +236,7 @@ class TSKMeans(KMeans):
         return self
 
     def _init_centroids(self, *arguments: Any, **options: Any) -> np.ndarray:
-        """Return a copy of scikit-learn's initial centers that records the mean added by `fit`."""
+        """Return a copy of scikit-learn's initial centers that records the mean that `KMeans.fit` adds to it."""
         return scikit_learn.recording_centers(self, super()._init_centroids(*arguments, **options))
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
@@ -272,7 +274,7 @@ class TSKMeans(KMeans):
         Returns
         -------
         array of shape (n,), int32
-            Of the same kind as X; the lowest index on a tie.
+            Labels, an array of the same kind as X; on a tie, the lowest index.
         """
         check_is_fitted(self)
         fitted = self._current_centers()
@@ -298,11 +300,11 @@ class TSKMeans(KMeans):
         Returns
         -------
         array of shape (n, k)
-            Of the same kind as X. For the cosine metric, distances are 1 − cos(x, c).
+            Distances, an array of the same kind as X. For the cosine metric, a distance is 1 − cos(x, c).
         """
         check_is_fitted(self)
         fitted = self._current_centers()
-        # Distances to the centers as returned to the caller: each of these has distance 0 to itself.
+        # Distances to the rounded centers in `cluster_centers_`, so that each of these has distance 0 to itself.
         frame, exponent = fitted.frame, fitted.frame.exponent
         centers = frame.centered(fitted.restored)
         if self._runs_scikit_learn(X):
@@ -344,12 +346,15 @@ class TSKMeans(KMeans):
         return -float(ldexp(inertia, 2 * fitted.frame.exponent))
 
     def _runs_scikit_learn(self, X: Any) -> bool:
-        """Tell whether scikit-learn computes for X: it is in memory, the device is the CPU, and scikit-learn fitted."""
+        """Return True if scikit-learn's code shall process X.
+
+        Conditions: X is in memory, the device is the CPU, `fit` used scikit-learn, and the process is not forked.
+        """
         on_cpu = not choose(X, self.device, self.engine).is_gpu
         return self._by_scikit_learn and on_cpu and not isinstance(X, Rows) and not is_forked()
 
     def _current_centers(self) -> FittedCenters:
-        """Return the current centers: those of the fit, or others that the caller has set since."""
+        """Return the centers of the fit, or those that the caller has assigned to `cluster_centers_` since."""
         centers, fitted = to_host(as_array(self.cluster_centers_)), getattr(self, "_fitted_centers", None)
         if fitted is None:
             frame = frame_about(centers, centers.dtype)
@@ -371,14 +376,14 @@ class TSKMeans(KMeans):
     def _validated_on_host(self, X: Any) -> Any:
         """Validate X as scikit-learn's `predict` does; return a NumPy array or a CSR matrix."""
         checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
-        # `Passes` finds values in an array that are not finite.
+        # For arrays, `Passes` checks that the values are finite.
         X = narrow_indices(as_host(X))
         return validate_data(self, X, reset=False, ensure_all_finite=is_sparse(X), **checks)
 
     def _validated(self, X: Any, *, reset: bool) -> Any:
         """Validate the features of X as scikit-learn does; convert lists and frames to arrays."""
         ready = isinstance(X, Rows) or is_plain(X) or (is_sparse(X) and resident(X) is not None)
-        ready = ready and not isinstance(X, np.matrix)  # which scikit-learn refuses
+        ready = ready and not isinstance(X, np.matrix)  # scikit-learn rejects matrices
         return validate_data(
             self,
             X,

@@ -1,7 +1,8 @@
-"""Lloyd's algorithm with the semantics of scikit-learn's `KMeans`: one loop for all engines.
+"""Lloyd's algorithm with the semantics of scikit-learn's `KMeans`: the loop over runs and iterations for all engines.
 
-The loop keeps the k × d centers in host memory; a `Step` iterates over the n samples. Random numbers are drawn from one
-`RandomState` in scikit-learn's order, so the same seed gives the same clustering as `sklearn.cluster.KMeans`.
+The loop holds the k × d centers in host memory; a `Step` processes the n samples. Random numbers are drawn from one
+`RandomState` in scikit-learn's order, so that the same seed gives the clustering of `sklearn.cluster.KMeans`.
+docs/promises.md lists the exceptions.
 
 References
 ----------
@@ -31,7 +32,7 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit"]
 
-# Labels are compared in parts of this many: NumPy widens labels used as indices to 8 bytes each.
+# Maximum number of labels compared at a time: NumPy converts labels that are used as indices to 8 bytes each.
 _LABELS_AT_ONCE = 1 << 21
 
 
@@ -46,7 +47,7 @@ class Progress:
     iteration : int
         Number of the iteration in its run, from 1.
     inertia : float
-        Inertia about the centers that the iteration assigned samples to, before their update.
+        Inertia about the centers at the start of the iteration.
     n_reassigned : int
         Number of samples whose label the iteration changed.
     """
@@ -64,23 +65,23 @@ class Clustering:
     Attributes
     ----------
     labels : array of shape (n,), int32
-        NumPy or, from a GPU engine, CuPy.
+        A NumPy array; from a GPU engine, a CuPy array.
     centers : numpy.ndarray of shape (k, d)
     inertia : float
-        Σ w·‖x − c‖².
+        Σ w·‖x − c‖² over samples x of weight w and their centers c; half of that for the cosine metric.
     n_iter : int
-        Iterations of the best run.
+        Number of iterations of the best run.
     converged : bool
-        False if the best run stopped at `max_iter`.
+        False if the best run reached `max_iter` before it converged.
     cluster_sizes : numpy.ndarray of shape (k,), int64
     seconds : dict of str to float
         Wall time of each phase, summed over the runs: "prepare", "seed" (initial centers) and "iterate".
     faults : int
-        Faults that a protected fit found and recomputed, in all runs.
+        Number of faults that a protected fit found and corrected in all runs.
     fitted : FittedCenters
-        The centers as the fit computed with them, and as `centers` returns them.
+        The centers centered and scaled, as the fit computed with them; and in the units of X, as in `centers`.
     step, step_reason : str
-        Name of the step that iterated, and the reason why it was selected; see `engines/select_step.py`.
+        Name of the Lloyd step, and why it was selected; see `engines/select_step.py`.
     """
 
     labels: Any
@@ -125,7 +126,7 @@ def fit(
         Whether to subtract the mean of X during the computation, as scikit-learn does for dense X. Rows of unit norm
         (cosine metric) are never centered.
     progress : callable, optional
-        Called with a `Progress` after every iteration; each pass then also sums the best scores.
+        Called with a `Progress` after every iteration. Each pass then also sums the lowest scores, for the inertia.
     protect : bool
         Whether to check every iteration and the result, and recompute them after a fault; see `protect/checks.py`.
 
@@ -174,7 +175,7 @@ def fit(
         best.cluster_sizes = step.cluster_sizes(best.labels, n_clusters)
         best.step, best.step_reason = engine.selection(n_clusters)
         if protection is not None and kept is not None:
-            # The centers were checked when their run ended; they may have changed in memory during later runs.
+            # The centers were checked when their run ended, but memory errors may have changed them during later runs.
             changed = kept.differs(best.centers)
             best.faults = protection.faults + changed
             best.centers = kept.intact(best.centers) if changed else best.centers
@@ -205,11 +206,11 @@ def _scaled_into_range(engine: Engine) -> tuple[Engine, np.ndarray, float, int]:
     Returns
     -------
     engine : Engine
-        The given engine, or one over the scaled rows x · 2^−exponent.
+        The given engine, or an engine over the scaled rows x · 2^−exponent.
     mean : numpy.ndarray of shape (d,)
-        The mean of the engine's rows.
+        The mean of the returned engine's rows.
     variance : float
-        The mean variance of the engine's features.
+        The mean variance of the returned engine's features.
     exponent : int
         0 if the rows are not scaled.
     """
@@ -224,7 +225,7 @@ def _scaled_into_range(engine: Engine) -> tuple[Engine, np.ndarray, float, int]:
 
 
 class _Listener:
-    """Calls the caller's `progress` function after every iteration."""
+    """Calls the caller's `progress` function after every iteration, with the inertia in the units of X."""
 
     def __init__(self, progress: Callable[[Progress], None], data: Data, exponent: int) -> None:
         self._progress, self._spherical, self._exponent = progress, data.spherical, exponent
@@ -238,7 +239,7 @@ class _Listener:
 def _exponent(data: Data, variance: float) -> int:
     """Return an exponent for which squared distances of x · 2^−exponent neither overflow nor underflow; 0 for most X.
 
-    An infinite `variance` has overflowed. Halved values keep the largest difference finite.
+    `variance` is infinite if it has overflowed. Differences are computed from halved values, so that they are finite.
     """
     square = data.n_features * variance
     if is_in_range(data.dtype, square, data.n_samples * square):
@@ -255,7 +256,7 @@ def _exponent(data: Data, variance: float) -> int:
 
 
 def _number_of_runs(init: Init, n_init: int | str) -> int:
-    """Return the number of runs: one for given centers; "auto" is resolved as in scikit-learn."""
+    """Return the number of runs: 1 if `init` is an array; for "auto", scikit-learn's number."""
     given = not isinstance(init, str) and not callable(init)
     if n_init == "auto":
         return 1 if given or init in ("k-means++", "k-means||") else 10
@@ -287,7 +288,7 @@ def _moments(data: Data) -> tuple[np.ndarray, float]:
     found, source = data.moments(), data.source
     if not isinstance(source, ArrayRows) or not data.is_small:
         return found
-    # For small arrays, follow scikit-learn's rounding; see SMALL.
+    # For small arrays, use scikit-learn's rounding; see `SMALL` in data/blocks.py.
     rounded = data.rounded_moments()
     if rounded is not None:
         return rounded
@@ -298,10 +299,11 @@ def _moments(data: Data) -> tuple[np.ndarray, float]:
 
 
 def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
-    """Iterate from initial centers, (k, d), until convergence or `max_iter`, and assign the final labels.
+    """Iterate from the centers `first`, (k, d), until convergence or `max_iter`, and assign the final labels.
 
-    The run converges if no label changes, or if the squared center shift is at most `tol`. A protected run repeats an
-    iteration after a fault, and the whole run if its recomputed result differs.
+    The run converges if no label changes, or if the squared center shift is at most `tol`. If a check finds a fault in
+    an iteration of a protected run, that iteration is repeated. At the end, the result of a protected run is
+    recomputed. If the two results differ, the whole run is repeated.
     """
     protection = step.protection
     if protection is not None:
@@ -312,7 +314,7 @@ def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report
             continue
         found, centers, done, converged = ended
         if not found.strict:
-            # Labels were still changing: assign them to the final centers.
+            # The last iteration changed labels and centers, so assign the samples to the final centers.
             step.assign(centers, update=False)
         if protection is None:
             inertia = step.inertia(centers)
@@ -327,19 +329,19 @@ def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report
 def _iterate_run(
     step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None
 ) -> tuple[IterationResult, np.ndarray, int, bool] | None:
-    """Iterate from initial centers, (k, d), which are not changed.
+    """Iterate from the centers `first`, (k, d), which are not modified, until convergence or `max_iter`.
 
     Returns
     -------
     found : IterationResult
-        The last iterations.
+        Outcome of the last call of `Step.iterate`.
     centers : numpy.ndarray of shape (k, d)
         The final centers.
     done : int
         Number of iterations.
     converged : bool
 
-    Returns None instead of the four if a fault corrupted the centers of a protected run, which must then restart.
+    Returns None instead if a fault corrupted the centers of a protected run; the caller must then repeat the run.
     """
     protection = step.protection
     step.reset()
@@ -363,16 +365,16 @@ def _iterate_run(
             if protection is not None and not relocation_repeats(step, protection, found.empty, centers):
                 protection.found("empty clusters were relocated differently when recomputed", "a run")
                 return None
-            # Relocation moved centers, so labels may be out of date even if the last iteration changed none.
+            # Relocation moves centers, so labels may be out of date even if the last iteration changed no label.
             found = replace(found, strict=found.strict and shift == 0)
         converged = converged or shift <= tol
     return found, centers, done, converged
 
 
 def _same_clustering(labels: Any, others: Any, n_clusters: int) -> bool:
-    """Tell whether two labelings, (n,), describe the same clusters up to renumbering.
+    """Return True if samples with equal labels in `labels`, (n,), also have equal labels in `others`, (n,).
 
-    As in scikit-learn, this checks that each label in `labels` occurs with only one label in `others`.
+    As in scikit-learn, the two labelings then count as the same clustering up to renumbering.
     """
     labels, others = to_host(labels), to_host(others)
     partner = np.full(n_clusters, -1, np.int32)

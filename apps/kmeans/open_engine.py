@@ -1,4 +1,4 @@
-"""Construction of an engine: validates X, weights and options, selects the device, and opens X there."""
+"""Construction of an engine: validates X, weights and options, selects the device, and opens X on that device."""
 
 from typing import Any
 
@@ -33,7 +33,7 @@ PRECISIONS = ("exact", "tf32")
 
 
 def choose(X: Any, device: str, engine: str) -> Choice:
-    """Choose the device for X, and check that the engine runs on it.
+    """Choose the device for X, and check that the requested engine runs on that device.
 
     Parameters
     ----------
@@ -112,7 +112,7 @@ def check_sample_weight(sample_weight: Any, n_samples: int) -> Any:
 
 
 def check_weights(sample_weight: Any) -> None:
-    """Raise ValueError if a weight is negative or not finite, or if all are zero; None is valid."""
+    """Raise ValueError if a weight is negative or not finite, or if all weights are zero; None is valid."""
     if sample_weight is None:
         return
     weights = np.atleast_1d(to_host(as_numbers(sample_weight, "sample_weight")))
@@ -128,8 +128,8 @@ def check_weights(sample_weight: Any) -> None:
 def compute_dtype(dtype: np.dtype, *, on_gpu: bool) -> np.dtype:
     """Return the working type of K-means for data of `dtype`: float32 or float64.
 
-    As in scikit-learn, float32 for float32 data and float64 for all other types. On a GPU also float32 for float16 and
-    bfloat16, which it represents exactly.
+    As in scikit-learn, float32 for float32 data and float64 for all other types. On a GPU, float32 also for float16 and
+    bfloat16 data, whose values float32 represents exactly.
     """
     narrow = dtype == np.float32 or (on_gpu and dtype.name in ("float16", "bfloat16"))
     return np.dtype(np.float32 if narrow else np.float64)
@@ -147,7 +147,7 @@ def open_engine(
     bounds: bool | None = None,
     exponent: int = 0,
 ) -> Engine:
-    """Choose the device, and build an engine for X on it.
+    """Choose the device, and create an engine for X on that device.
 
     Parameters
     ----------
@@ -163,8 +163,8 @@ def open_engine(
     precision : {"exact", "tf32"}
         Whether our GPU kernels certify labels of float32 data; see `TSKMeans`. The CPU and cuBLAS ignore it.
     bounds : bool, optional
-        Whether our GPU kernels skip rows whose label cannot change; by default only where that usually pays. The CPU
-        and cuBLAS ignore it.
+        Whether our GPU kernels skip rows whose label cannot change; by default only where that usually saves time. The
+        CPU and cuBLAS ignore it.
     exponent : int
         The engine computes with rows x · 2^−exponent; see `Frame`.
 

@@ -1,4 +1,4 @@
-"""Verification of a protected run's result by recomputing its labels, its centers, and relocated empty clusters."""
+"""ABFT check of the result of a protected run: recomputes labels, centers and relocated empty clusters."""
 
 import numpy as np
 
@@ -14,14 +14,15 @@ _LABELS_DIFFER = "recomputed labels differed"
 
 
 def relocation_repeats(step: Step, protection: Protection, found: Assignment, centers: np.ndarray) -> bool:
-    """Repeat the relocation of empty clusters, keep its centers for the next check, and tell whether they are equal.
+    """Relocate empty clusters again, store the resulting centers, and return True if they equal `centers`.
 
     Parameters
     ----------
     step : Step
     protection : Protection
     found : Assignment
-        The assignment that left clusters empty; its second sums, `again`, are changed in place.
+        The assignment that left clusters empty. The sums that were computed a second time, `found.again`, are changed
+        in place.
     centers : numpy.ndarray of shape (k, d)
         The centers after the first relocation.
     """
@@ -34,14 +35,14 @@ def relocation_repeats(step: Step, protection: Protection, found: Assignment, ce
 def checked_result(
     step: Step, protection: Protection, found: IterationResult, centers: np.ndarray
 ) -> tuple[float, str | None]:
-    """Recompute a run's result, and compare it bit for bit.
+    """Recompute the result of a protected run, compare it with the first result, and compute the inertia.
 
     Parameters
     ----------
     step : Step
     protection : Protection
     found : IterationResult
-        The last iterations of the run.
+        Outcome of the last iterations of the run.
     centers : numpy.ndarray of shape (k, d)
         The final centers.
 
@@ -50,7 +51,7 @@ def checked_result(
     inertia : float
         NaN if labels or centers were wrong.
     fault : str or None
-        Description of the difference; None if there is none.
+        Description of the first difference; None if the results are equal.
     """
     fault = (_fault_with_running_sums if step.keeps_sums else _fault_from_scratch)(step, found, centers)
     inertia = float("nan")
@@ -62,10 +63,10 @@ def checked_result(
 
 
 def _fault_with_running_sums(step: Step, found: IterationResult, centers: np.ndarray) -> str | None:
-    """Return the fault in the result of a step that updates running sums, or None.
+    """Return a description of the fault in the result of a step that updates running sums, or None.
 
     Assigns all samples again. With strict convergence, the running sums belong to the final labels, so the centers are
-    recomputed from them too. Otherwise the protected iteration has already computed the centers twice.
+    recomputed from the sums too. Otherwise the check of the last iteration has already recomputed the centers.
     `Step.checked_inertia` compares the running sums with the labels.
     """
     if not found.strict:
@@ -77,9 +78,9 @@ def _fault_with_running_sums(step: Step, found: IterationResult, centers: np.nda
 
 
 def _fault_from_scratch(step: Step, found: IterationResult, centers: np.ndarray) -> str | None:
-    """Return the fault in the result of a step that sums all samples in every pass, or None.
+    """Return a description of the fault in the result of a step that sums all samples in every pass, or None.
 
-    Resets the labels and repeats the last iteration, then the final assignment if labels were still changing.
+    Resets the labels and repeats the last iteration. Without strict convergence, repeats the final assignment too.
     """
     labels = step.labels.copy()
     step.reset()
@@ -93,7 +94,7 @@ def _fault_from_scratch(step: Step, found: IterationResult, centers: np.ndarray)
 
 
 def _last_iteration(step: Step, found: IterationResult) -> tuple[np.ndarray, int]:
-    """Repeat the last iteration; return the next centers, (k, d), and the number of labels that it changed."""
+    """Repeat the last iteration; return the new centers, (k, d), and the number of labels that changed this time."""
     assert found.at is not None  # set by every protected fit
     again = step.assign(found.at)
     if found.empty is None:

@@ -1,4 +1,4 @@
-"""Results of Lloyd passes: the assignment of one pass, and the outcome of several iterations."""
+"""Results of Lloyd's algorithm: the assignment of one pass over X, and the outcome of several iterations."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ __all__ = ["Assignment", "IterationResult", "Report", "square_shift"]
 
 @dataclass
 class Assignment:
-    """Cluster sums and statistics of one assignment pass.
+    """Cluster sums and statistics of one assignment pass over X.
 
     Attributes
     ----------
@@ -21,11 +21,12 @@ class Assignment:
     weights : numpy.ndarray of shape (k,), float64
         Total weight of each cluster.
     potential : float
-        Σ w·score over the samples, which is the inertia minus Σ w·‖x‖²; NaN unless requested.
+        Σ w·(‖x − c‖² − ‖x‖²) over samples x of weight w and their centers c, which is the inertia minus Σ w·‖x‖². NaN
+        unless requested.
     again : Assignment or None
-        Protected fits only: the same assignment, with sums that were computed or copied from the GPU a second time.
+        Protected fits only: the same assignment, but with sums that were computed or copied from the GPU a second time.
     changed : bool
-        Protected fits only: whether the centers, or values derived from them, changed during the pass.
+        Protected fits only: True if memory errors changed the centers, or values derived from them, during the pass.
     """
 
     n_reassigned: int
@@ -36,7 +37,7 @@ class Assignment:
     changed: bool = False
 
     def means(self) -> np.ndarray:
-        """Return the cluster means, (k, d), float64; an empty cluster gets the mean of the heaviest cluster."""
+        """Return the cluster means, (k, d), float64; an empty cluster gets the mean of the cluster of most weight."""
         heaviest = int(self.weights.argmax())
         empty = self.weights == 0
         means = self.sums * (1 / np.where(empty, 1, self.weights))[:, np.newaxis]
@@ -51,7 +52,7 @@ class IterationResult:
     Attributes
     ----------
     centers : numpy.ndarray of shape (k, d)
-        The next centers. If a cluster is empty or a fault was found: the centers of the last assignment.
+        The new centers. If a cluster is empty or a fault was found: the centers that samples were last assigned to.
     count : int
         Number of completed iterations.
     strict : bool
@@ -61,11 +62,12 @@ class IterationResult:
     empty : Assignment or None
         The last assignment, if it left a cluster empty.
     at : numpy.ndarray of shape (k, d) or None
-        The centers of the last assignment; None from an unprotected fit on a GPU.
+        The centers that samples were last assigned to; None from an unprotected fit on a GPU.
     fault : str or None
-        Description of a fault in the iteration after these `count`. That iteration must be repeated from `centers`.
+        Description of a fault in the iteration after the `count` completed iterations. That iteration must be repeated
+        from `centers`.
     lost : bool
-        Whether the fault also corrupted `centers`, so that the run must restart from its initial centers.
+        True if the fault also corrupted `centers`, so that the run must restart from its initial centers.
     """
 
     centers: np.ndarray
@@ -83,5 +85,6 @@ def square_shift(centers: np.ndarray, following: np.ndarray) -> float:
     return float(((following - centers) ** 2).sum())
 
 
-#: Callback after each iteration: (iteration number in the run, from 1; number of reassigned samples; Σ w·score).
+#: Callback after each iteration. Arguments: iteration number in the run, from 1; number of reassigned samples;
+#: potential (see `Assignment`).
 Report = Callable[[int, int, float], None]

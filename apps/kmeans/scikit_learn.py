@@ -1,7 +1,8 @@
 """Fit and prediction by scikit-learn's compiled Lloyd code, for arrays in memory on the CPU.
 
-`KMeans.fit` subtracts the mean of X and adds it to the centers at the end, but stores neither the mean nor the centered
-centers. This module records both, so that prediction centers its rows as the fit did and finds the same labels.
+`KMeans.fit` subtracts the mean of X, and adds the mean to the centers at the end. It stores neither the mean nor the
+centers before that addition. This module records both, so that `predict` centers rows exactly as `fit` did and finds
+the same labels.
 """
 
 from __future__ import annotations
@@ -33,26 +34,27 @@ __all__ = ["Passes", "as_host", "fit", "narrow_indices", "recording_centers"]
 
 T = TypeVar("T")
 
-# Attribute of a model that holds the record of its `RecordingCenters` during a fit.
+# Name of the model's attribute that holds the dictionary `RecordingCenters.record` during a fit.
 _RECORD = "_record"
-# Bytes of rows that a thread centers at a time; and bytes of X up to which one thread does all the work.
+# Approximate size in bytes of the rows that a thread centers at a time; and largest size of X that a single thread
+# processes.
 _BLOCK_BYTES, _SMALL_BYTES = 4 << 20, 1 << 19
 
 
 class RecordingCenters(np.ndarray):
-    """Centers that record their values, and the mean, when `KMeans.fit` adds the mean to them in place."""
+    """Centers that record their values and the mean when `KMeans.fit` adds the mean to the centers in place."""
 
     record: dict[str, np.ndarray]
 
     @classmethod
     def of(cls, centers: np.ndarray, record: dict[str, np.ndarray]) -> RecordingCenters:
-        """Return a copy of centers that, like all arrays derived from it, writes to `record`."""
+        """Return a copy of centers that writes to `record`, as do all arrays derived from the copy."""
         made = np.array(centers).view(cls)
         made.record = record
         return made
 
     def __array_finalize__(self, source: Any) -> None:
-        """Share the record of `source`, the array that this one derives from."""
+        """Use the record of `source`, the array that this array is derived from."""
         self.record = getattr(source, "record", {})
 
     def __iadd__(self, mean: Any) -> RecordingCenters:  # type: ignore[misc]
@@ -63,7 +65,7 @@ class RecordingCenters(np.ndarray):
 
 
 def recording_centers(model: KMeans, centers: np.ndarray) -> np.ndarray:
-    """Return a copy of the initial centers, (k, d), of a running `fit`, as `RecordingCenters` of that fit."""
+    """Return a copy of initial centers, (k, d), as `RecordingCenters` that write to the record of the current `fit`."""
     return RecordingCenters.of(centers, model.__dict__.get(_RECORD, {}))
 
 
@@ -73,25 +75,26 @@ def fit(model: KMeans, X: Any, sample_weight: Any) -> FittedCenters | None:
     Parameters
     ----------
     model : KMeans
-        Its `_init_centroids` must return `recording_centers`.
+        The method `model._init_centroids` must return `recording_centers`.
     X : array, frame or sparse matrix of shape (n, d)
     sample_weight : array of shape (n,), optional
 
     Returns
     -------
     FittedCenters or None
-        None if scikit-learn's result is unreliable; see `_is_sound`. The random state is then restored.
+        None if scikit-learn's result is unreliable; see `_is_sound`. The state of the random generator is then
+        restored.
     """
     weights = as_host(sample_weight, "sample_weight")
     check_weights(weights)
-    generator = check_random_state(model.random_state)  # for an int: a new generator
+    generator = check_random_state(model.random_state)  # an int gives a new generator
     state, given = generator.get_state(), {"init": model.init, "n_init": model.n_init}
     record: dict[str, np.ndarray] = {}
     model.__dict__[_RECORD] = record
     model.set_params(**_init_for_scikit_learn(**given, sample_weight=weights))
     fitted = None
     try:
-        # Overflow shows in the result.
+        # `_is_sound` finds overflow in the result, so NumPy need not warn.
         with threads_kept(), np.errstate(over="ignore", invalid="ignore"):
             KMeans.fit(model, narrow_indices(as_host(X)), sample_weight=weights)
         fitted = _fitted_centers(np.array(model.cluster_centers_), record)
@@ -109,16 +112,19 @@ def fit(model: KMeans, X: Any, sample_weight: Any) -> FittedCenters | None:
 
 
 def _fitted_centers(found: np.ndarray, record: dict[str, np.ndarray]) -> FittedCenters:
-    """Return the fitted centers from their record; for sparse X it is empty, since `KMeans.fit` does not center it."""
+    """Return the fitted centers, from the record or, if the record is empty, from `found`.
+
+    The record is empty for sparse X, because `KMeans.fit` does not center sparse X.
+    """
     centered, frame = record.get("centers", found), Frame(record.get("mean", np.zeros_like(found[0])))
     return FittedCenters(frame, centered, frame.restored(centered))
 
 
 def _is_sound(fitted: FittedCenters, labels: np.ndarray, inertia: float) -> bool:
-    """Tell whether the result of `KMeans.fit` is reliable.
+    """Return True if no cluster is empty, and squared distances neither overflow nor underflow.
 
-    With an empty cluster, its labels may belong to earlier centers. If squared distances overflow or underflow, they
-    may be arbitrary.
+    Otherwise the result of `KMeans.fit` is unreliable. With an empty cluster, labels may belong to earlier centers.
+    After overflow or underflow, labels may be arbitrary.
     """
     centers = fitted.centered.astype(np.float64)
     if not np.isfinite(centers).all() or not np.bincount(labels, minlength=len(centers)).all():
@@ -130,7 +136,7 @@ def _is_sound(fitted: FittedCenters, labels: np.ndarray, inertia: float) -> bool
 
 
 def _overflows(X: Any) -> bool:
-    """Tell whether X is a NumPy array of finite floats whose squared distances may overflow."""
+    """Return True if X is a NumPy array of finite floats whose squared distances may overflow."""
     if not isinstance(X, np.ndarray) or X.dtype.kind != "f" or not X.size or not np.isfinite(X).all():
         return False
     square = 4 * float(abs(X).max()) ** 2 * X.size
@@ -199,12 +205,12 @@ def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[s
 
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return a persistent thread pool: OpenMP and BLAS take longer to start in a new thread than a pass takes."""
+    """Return a persistent thread pool: starting OpenMP and BLAS in new threads takes longer than a pass over X."""
     return ThreadPoolExecutor(threads)
 
 
 def _map_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) -> list[T]:
-    """Return `work(part)` for every part, in order; the calling thread is one of the `threads`."""
+    """Return `work(part)` for every part, in order. `threads` threads, including the calling one, call `work`."""
     left, results = deque(enumerate(parts)), dict[int, T]()
 
     def take() -> None:
@@ -220,7 +226,7 @@ def _map_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) -
         take()
     finally:
         left.clear()
-        # Helpers still queued behind the work of other calls have no parts left, so they are cancelled.
+        # Helpers that are still queued behind the work of other calls would find no parts left, so they are cancelled.
         begun = [helper for helper in helpers if not helper.cancel()]
         wait(begun)
     for helper in begun:
@@ -229,17 +235,17 @@ def _map_threads(threads: int, work: Callable[[slice], T], parts: list[slice]) -
 
 
 class Passes:
-    """Passes over X, a validated NumPy array or CSR matrix, that center its rows by the mean of the fit.
+    """Labels, inertia and distances of X, a validated NumPy array or CSR matrix, centered by the mean of the fit.
 
-    Each thread centers a block of rows, and calls scikit-learn's single-threaded code for it. A CSR matrix is not
-    centered, and is passed as a whole.
+    Each thread centers a block of rows, and calls scikit-learn's code for that block on one thread. A CSR matrix is not
+    centered, and scikit-learn's code processes it as a whole.
 
     Parameters
     ----------
     model : KMeans
     frame : Frame
     centers : numpy.ndarray of shape (k, d)
-        Centered by the frame.
+        The centers, centered by `frame`.
     """
 
     def __init__(self, model: KMeans, frame: Frame, centers: np.ndarray) -> None:
@@ -247,7 +253,7 @@ class Passes:
         self._threads = model._n_threads
 
     def labels(self, X: Any) -> np.ndarray:
-        """Return the label of the nearest center to every row, (n,), int32."""
+        """Return the index of the center nearest to each row, (n,), int32."""
         labels = np.empty(X.shape[0], np.int32)
 
         def work(block: np.ndarray, part: slice, size: float) -> None:
@@ -282,7 +288,9 @@ class Passes:
         return distances
 
     def _map_blocks(self, X: np.ndarray, work: Callable[[np.ndarray, slice, float], T]) -> list[T]:
-        """Return `work(rows, slice, norm)` for every block of centered rows and its Frobenius norm, in row order.
+        """Return `work(rows, slice, norm)` for every block of rows, in row order.
+
+        `rows` are the centered rows of the block, `slice` their indices in X, and `norm` their Frobenius norm.
 
         Raises
         ------
@@ -304,7 +312,7 @@ class Passes:
                 return work(block, part, size)
 
         parts = [slice(start, start + each) for start in range(0, len(X), each)]
-        # BLAS runs on one thread in each of these threads.
+        # Each thread runs BLAS on one thread only, because the threads together use all cores.
         with one_blas_thread():
             return _map_threads(self._threads, center, parts)
 
@@ -314,13 +322,14 @@ class Passes:
     def _assigned(
         self, rows: Any, centers: np.ndarray, weights: np.ndarray | None = None, *, with_inertia: bool = False
     ) -> Any:
-        """Return the labels of rows, or with `with_inertia` their labels and inertia.
+        """Return the labels of rows; with `with_inertia`, the labels and the inertia.
 
-        `KMeans.predict` and `score` do the same, but their validation of rows and parameters takes as long as the
-        assignment of a block.
+        `KMeans.predict` and `score` compute the same, but validate rows and parameters first, which takes as long as
+        the assignment of a block.
         """
         if weights is None:
-            # Labels do not depend on weights. At small d, initializing them would take as long as centering the rows.
+            # Labels do not depend on weights, so the weights are not initialized: at small d, that would take as long
+            # as centering the rows.
             weights = (np.ones if with_inertia else np.empty)(rows.shape[0], rows.dtype)
         weights = np.ascontiguousarray(weights, rows.dtype)
         return _labels_inertia(rows, weights, centers, self._threads if issparse(rows) else 1, with_inertia)

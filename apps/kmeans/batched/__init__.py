@@ -1,1 +1,1 @@
-"""Many K-means problems of one shape at once."""
+"""Batched K-means: many independent problems of one shape at once."""

@@ -27,11 +27,11 @@ class BatchedClustering:
     Attributes
     ----------
     labels : array of shape (b, n), int32
-        Index of the nearest final center in the sample's own problem; the lowest index on a tie.
+        Index of the nearest final center of the same problem; on a tie, the lowest index.
     centers : array of shape (b, k, d)
         float32 for float32 data, and for float16 and bfloat16 on a GPU; otherwise float64.
     inertia : array of shape (b,), float64
-        Σ ‖x − c‖² over the samples of each problem and their centers.
+        Σ ‖x − c‖² over the samples x of each problem and their assigned centers c.
     n_iter : array of shape (b,), int32
         Number of iterations of each problem.
     """
@@ -67,9 +67,9 @@ def kmeans_batched(
     - s_i = s + i (modulo 2³²) if `random_state` is an int s;
     - s_i = the i-th element of ``random_state.randint(2**31 - 1, size=b)`` if it is None or a RandomState.
 
-    On the CPU, `TSKMeans` itself clusters one problem after the other. On a GPU, two kernel launches are one iteration
-    of all problems, and the host reads their status every few iterations. There is no equivalent of
-    ``TSKMeans(protect=True)``.
+    On the CPU, `TSKMeans` itself clusters one problem after the other. On a GPU, two kernel launches compute one
+    iteration of all problems, and the host reads the status of the problems every few iterations. There is no
+    equivalent of ``TSKMeans(protect=True)``.
 
     Parameters
     ----------
@@ -101,17 +101,19 @@ def kmeans_batched(
     NoDeviceError
         If the requested GPU is not present.
 
-    Notes ----- The GPU kernels support float32, float16 and bfloat16 data of up to a few hundred features. The limit is
-    a block's shared memory: 432 features on an H200 for 65 clusters or more. Other data is clustered by `TSKMeans` on
-    the GPU, one problem after the other.
+    Notes
+    -----
+    The GPU kernels support float32, float16 and bfloat16 data of up to a few hundred features. Shared memory per block
+    limits the features: to 432 on an H200 for 65 clusters or more. `TSKMeans` clusters other data on the GPU, one
+    problem after the other.
 
-    Labels are the float64 arg-min over the float32 centers. A label is certified from a float16 copy of X, or rescored
-    in float64. Cluster sums are fixed-point. Results have the same bits on every run and for any number of problems. X
-    in host memory is copied to the GPU in parts that fit.
+    A label is the index of the nearest float32 center by float64 distances. It is certified from a float16 copy of X,
+    or rescored in float64. Cluster sums are fixed-point. Results have the same bits on every run and for any number of
+    problems. X in host memory is copied to the GPU in parts that fit there.
 
-    A GPU makes the same random draws as the CPU. Its clustering can differ where scikit-learn's float32 rounding
-    decides: if a sample is equally far from two centers, or if a draw of k-means++ falls between two samples, which is
-    likely for many samples and clusters (n·k above about 10⁵).
+    The GPU uses the same random numbers as the CPU. Its clustering can differ where scikit-learn's float32 rounding
+    decides: if a sample is equally far from two centers, or if a random number of k-means++ falls on the boundary
+    between two samples. The latter is likely for many samples and clusters (n·k above about 10⁵).
 
     Examples
     --------
@@ -166,7 +168,7 @@ def _check_parameters(n_clusters: int, n: int, max_iter: int, tol: float) -> Non
 
 
 def _first_centers(init: Any, shape: tuple[int, int, int]) -> Any:
-    """Return a valid `init`: its name, or the given centers as an array of `shape`."""
+    """Check `init`; return its name, or the given centers as an array of `shape`."""
     if isinstance(init, str):
         if init not in _INITS:
             raise ValueError(f"init must be one of {', '.join(map(repr, _INITS))} or an array, got {init!r}")
@@ -180,7 +182,7 @@ def _first_centers(init: Any, shape: tuple[int, int, int]) -> Any:
 
 
 def _all_finite(centers: Any) -> bool:
-    """Tell whether all elements are finite; floats on a GPU are checked there."""
+    """Return True if all elements are finite; floats on a GPU are checked on the GPU."""
     if not isinstance(centers, np.ndarray) and centers.dtype.kind == "f":
         import cupy
 
@@ -200,7 +202,7 @@ def _seeds(random_state: Any, problems: int) -> list[int]:
 
 
 def _out_of_range(array: Any, inertia: Any) -> list[int]:
-    """Return the indices of problems whose squared distances overflow or underflow float32; `TSKMeans` scales them."""
+    """Return the indices of problems whose squared distances overflow or underflow float32; these need `TSKMeans`."""
     n, dtype = array.shape[1], np.dtype(np.float32)
     found = []
     for i, value in enumerate(to_host(inertia).tolist()):
@@ -214,7 +216,7 @@ def _out_of_range(array: Any, inertia: Any) -> list[int]:
 def _one_by_one(
     array: Any, k: int, init: Any, max_iter: int, tol: float, seeds: list[int], device: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """Fit `TSKMeans` to one problem after the other; scikit-learn uses all cores for each.
+    """Cluster one problem after the other by `TSKMeans`; on the CPU, each fit uses all cores.
 
     Returns
     -------

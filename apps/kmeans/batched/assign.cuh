@@ -1,5 +1,5 @@
 // Batched assignment: labels of all rows of many problems by GEMM with an arg-min epilogue, and the list of reassigned
-// rows.
+// rows. Sizes b, n, d, k, padded, columns: see problem.cuh.
 //
 //   half copy (b × n × padded, float16)  ·  centers_half (b × columns × padded)ᵀ  →  labels (b × n), changes
 //
@@ -9,21 +9,22 @@
 //     │ as the block runs                    │      │ memory; the next is in flight       │
 //     └──────────────────────────────────────┘      └─────────────────────────────────────┘
 //
-// A score is x̂·ĉ − ‖c‖²/2, with an error of at most E (derived in assign/small_k.cuh); accumulators start at −‖c‖²/2:
+// A score is x̂·ĉ − ‖c‖²/2, with an error of at most E (symbols: assign/small_k.cuh). Accumulators start at −‖c‖²/2:
 //
 //   E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H
 //
-// Candidates are centers with scores above the best score less 2E. For each row, up to four chunks with candidates are
-// kept, 16 bits in each of four lanes. A chunk whose best score is more than 2E above the best score so far replaces
-// all kept chunks. A chunk whose best score is more than 2E below the best score so far is not kept. One candidate
-// certifies the label. Several candidates are compared by float64 distances from X; of equally near ones, the first
-// becomes the label. If five chunks have candidates, or E is NaN, all centers are compared. Such a row costs a warp
-// more time than all products of its tile, so it must be rare (docs/notes/lloyd.md).
+// Candidates are centers with scores of at least the best score minus 2E. Four lanes store the candidates of a row as
+// bit masks, 16 bits per lane and chunk, of up to four chunks. A chunk whose best score is more than 2E above the best
+// score so far replaces all stored chunks. A chunk whose best score is more than 2E below it is not stored. A single
+// candidate certifies the label. Several candidates are compared by float64 distances from X; of equally near
+// candidates, the one of lowest index becomes the label. If five chunks have candidates, or E is not finite, all
+// centers are compared. That costs a warp more than all products of its tile, but it is rare (docs/notes/lloyd.md).
 //
-// Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. In chunks whose best score is near the row's
-// best, a score also costs a comparison and a mask bit. At d = 128, a warp takes about 800 instructions for 32 rows by
-// 64 centers: 176 for products, 300 for scores, 100 to start the sums, 110 to copy the next chunk. Float32 FMA would
-// take 8,192. Per 16-deep step, a warp loads 2 + kWidth / 16 matrices from shared memory for kWidth / 4 mma.
+// Why it is fast: a score costs d/16 · 1/128 mma of a warp and a maximum. In a chunk whose best score is within 2E of
+// the row's best score, a score also costs a comparison and a mask bit. At d = 128, a warp takes about 800 instructions
+// for 32 rows by 64 centers: 176 for products, 300 for scores, 100 to initialize the accumulators, 110 to copy the next
+// chunk. Float32 FMA would take 8,192. For 16 columns of X, a warp needs 2 + kWidth / 16 ldmatrix.x4 and kWidth / 4
+// mma.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -35,8 +36,8 @@ namespace batched {
 
 constexpr int kTileRows = 128, kAssignThreads = 128;
 
-// Copies `count` float16 rows of `padded` elements to shared memory, where they are padded + 8 elements apart. Rows
-// from `present` on become zeros. In global memory, rows are consecutive.
+// Copies `count` float16 rows of `padded` elements from global memory, where rows are contiguous, to shared memory,
+// where rows are padded + 8 elements apart. Rows from number `present` on become zeros.
 template <bool kAllPresent>
 __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, int count, int present, int padded) {
   const int quads = padded / 8, down = kAssignThreads / quads, right = kAssignThreads % quads;
@@ -54,10 +55,10 @@ __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, 
   }
 }
 
-// Centers that are compared with a row at a time, if all centers are compared.
+// Number of centers that a warp compares with a row at a time, if it compares all centers.
 constexpr int kOfAll = 8;
 
-// Float64 arg-min over given centers for one row, by a warp.
+// Nearest of the centers given to `consider` to one row, by float64 distances; all lanes of a warp share the work.
 template <typename T>
 struct Nearest {
   const Batch<T>& batch;
@@ -66,7 +67,7 @@ struct Nearest {
   double least;
   int label;
 
-  // Compares kTogether centers at a time, because each distance is a chain of dependent additions.
+  // Compares kTogether centers with the row at a time, because each distance is a chain of dependent additions.
   template <int kTogether>
   __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
     double sums[kTogether] = {};
@@ -89,21 +90,21 @@ struct Nearest {
   }
 };
 
-// kFurther: maximum number of chunks with candidates that are kept for a row besides the first. kTooMany: more were
-// found, or the error bound is not finite.
+// kFurther: maximum number of chunks with candidates that are stored for a row besides the first. kTooMany: value of
+// Known::further if there are more such chunks, or if the error bound is not finite.
 constexpr int kFurther = 3, kTooMany = kFurther + 1;
 
-// State of one row. `best`: its best score. `first`: in the lower half, the candidates among this lane's columns of the
-// first kept chunk; in the upper half, the chunk's number, from 1 on. `further`: the number of further kept chunks,
-// which few rows have; their candidates are in shared memory.
+// State of one row in one lane. `best`: best score. `first`: lower half: mask of the candidates among this
+// lane's columns of the first stored chunk; upper half: number of that chunk, from 1 on. `further`: number of further
+// stored chunks; their masks are in shared memory.
 struct Known {
   float best;
   unsigned first;
   int further;
 };
 
-// Finds the candidates of a chunk among this lane's scores of a row, row 8·half + g of a block of 16: bit 2·j + i for
-// column 8·j + 2·t + i. `error_bound` is 2 E.
+// Updates `known` and `further` by this lane's scores d of a chunk for a row: row 8·half + g of a 16-row mma tile. Bit
+// 2·j + i of the mask is column 8·j + 2·t + i of the chunk (lane = 4·g + t). `error_bound` is 2E.
 template <int kBlocks>
 __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, float error_bound, int chunk, Known& known,
                                      unsigned* further) {
@@ -128,7 +129,8 @@ __device__ __forceinline__ void look(const float (&d)[kBlocks][4], int half, flo
   }
 }
 
-// Block (x, problem) labels 128 rows, from row 128·x on. kWidth is 16, 32 or 64, and divides `columns`.
+// Block (x, problem) labels 128 rows of the problem, from row 128·x on. kWidth is the number of centers per chunk: 16,
+// 32 or 64, a divisor of `columns`.
 template <typename T, int kWidth>
 __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   constexpr int kBlocks = kWidth / 8;
@@ -136,12 +138,12 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   if (batch.status[problem] != kRunning) return;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, g = lane / 4, t = lane % 4;
   const int padded = batch.padded, chunks = batch.columns / kWidth;
-  const int stride = padded + 8;  // eight rows of a matrix are in different banks
+  const int stride = padded + 8;  // so that ldmatrix reads eight rows from different banks
   const long long begin = (long long)blockIdx.x * kTileRows, from = problem * batch.n + begin;
   const int present = batch.n - begin < kTileRows ? (int)(batch.n - begin) : kTileRows;
-  // kFurther entries for each of a thread's four rows.
+  // Masks of further chunks: kFurther entries for each of the four rows of each thread.
   unsigned* lists = simt::dynamic_shared<unsigned>();
-  float* offsets = reinterpret_cast<float*>(lists + kFurther * 4 * kAssignThreads);  // biases of both buffers
+  float* offsets = reinterpret_cast<float*>(lists + kFurther * 4 * kAssignThreads);  // ‖c‖²/2, for both buffers
   ptx::Half* rows = reinterpret_cast<ptx::Half*>(offsets + 2 * kWidth);
   ptx::Half* buffers = rows + kTileRows * stride;
   const ptx::Half* centers_half = batch.centers_half + (long long)problem * batch.columns * padded;
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   const ptx::Half* mine = rows + (32 * warp + lane % 16) * stride + lane / 16 * 8;
   for (int chunk = 0; chunk < chunks; ++chunk) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // the chunk has arrived, and the one before has been read
+    __syncthreads();  // this chunk has arrived, and all warps have read the previous chunk
     if (chunk + 1 < chunks) {
       centers_half += kWidth * padded;
       copy_rows<true>(buffers + (chunk + 1) % 2 * kWidth * stride, centers_half, kWidth, kWidth, padded);
@@ -177,7 +179,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         ptx::cp_async<16>(offsets + (chunk + 1) % 2 * kWidth + 4 * threadIdx.x, half_squares);
       ptx::cp_async_commit();
     }
-    // One address per loaded matrix; all addresses advance along the depth together.
+    // One address per ldmatrix; all addresses advance along the columns of X together.
     const ptx::Half *a_at[2] = {mine, mine + 16 * stride}, *b_at[kBlocks / 2];
 #pragma unroll
     for (int j = 0; j < kBlocks / 2; ++j) {
@@ -205,8 +207,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         }
       }
     };
-    // The loop exits from the middle. With an unrolled loop and a remainder, the compiler would copy the initial sums,
-    // as for each loop that may be empty.
+    // The loop exits from the middle, so that it is never empty. For an unrolled loop with a remainder, which may be
+    // empty, the compiler would copy the initial accumulators.
 #pragma unroll 1
     for (int depth = 0;; depth += 32) {
       step(depth);
@@ -219,9 +221,9 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
       look(d[r / 2], r % 2, error_bound[r], chunk, known[r], lists + r * kAssignThreads + threadIdx.x);
     }
   }
-  simt::sync_warp();  // a warp reads only its own lanes' lists
+  simt::sync_warp();  // a warp reads only lists that its own lanes wrote
 
-  // Lane (g, t) labels row r = t of its four rows.
+  // The four lanes (g, 0) to (g, 3) hold the same four rows; lane (g, t) labels row r = t of them.
   const int own = 32 * warp + 16 * (t / 2) + 8 * (t % 2) + g;
   int label = 0;
   bool certified = true;
@@ -265,7 +267,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
         nearest.consider(some);
       }
     } else {
-      int waits = -1;  // a candidate that waits for a second one
+      int waits = -1;  // a candidate that is compared together with the next candidate, or −1
       for (int part = 0; part < 4 * (1 + further); ++part) {
         const int source = one - r + part % 4;
         const unsigned entry = part < 4 ? simt::shuffle(first, source)

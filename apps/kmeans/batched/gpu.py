@@ -1,4 +1,4 @@
-"""Batched K-means on a GPU, in parts of as many problems as fit in its memory."""
+"""Batched K-means on a GPU: clusters the problems in parts that fit in the GPU's memory."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +18,7 @@ _DTYPES = ("float32", "float16", "bfloat16")
 def fit_on_gpu(
     X: Any, k: int, init: Any, max_iter: int, tol: float, seeds: list[int], index: int
 ) -> tuple[Any, Any, Any, Any] | None:
-    """Cluster every X[i] on a GPU, in parts that fit in its memory.
+    """Cluster every X[i] on a GPU, in parts that fit in the GPU's memory.
 
     Parameters
     ----------
@@ -28,15 +28,15 @@ def fit_on_gpu(
     max_iter, tol
         See `kmeans_batched`.
     seeds : list of int
-        One per problem.
+        Seed of the random numbers of each problem.
     index : int
         CUDA device index.
 
     Returns
     -------
     labels, centers, inertia, n_iter : cupy.ndarray
-        Their shapes are (b, n), (b, k, d), (b,) and (b,). The function returns None if the kernels do not support the
-        shape, the dtype or the GPU.
+        Arrays of shapes (b, n), (b, k, d), (b,) and (b,). The function returns None instead if the kernels do not
+        support the shape, the dtype or the GPU.
 
     Raises
     ------
@@ -69,9 +69,9 @@ def fit_on_gpu(
 
 
 def _parts(X: Any, k: int, plan: BatchPlan, machine: CudaMachine) -> Iterator[slice]:
-    """Yield slices of problems whose arrays fit in the GPU's memory together."""
+    """Yield slices of problems; the arrays of all problems of a slice fit in the GPU's memory together."""
     b, n, d = X.shape
-    # The last term: k-means++ holds the distances to all candidates of two steps.
+    # Bytes per row. The last term is for k-means++, which holds the distances to all candidates of two steps.
     of_row = 2 * plan.padded + 4 + 4 + 8 + 2 * 4 * (2 + int(np.log(k)))
     of_center = 2 * plan.padded + 8 * (d + 1) + 3 * 4 * d
     of_problem = n * (of_row + (0 if isinstance(X, cupy.ndarray) else d * X.dtype.itemsize)) + plan.columns * of_center

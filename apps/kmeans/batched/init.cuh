@@ -1,17 +1,19 @@
-// Batched init: greedy k-means++ of many problems with scikit-learn's draws; and the inertia of their clusterings.
+// Batched init: greedy k-means++ of many problems with scikit-learn's draws; and the inertia of the clusterings. Sizes
+// b, n, d, k: see problem.cuh.
 //
-// sample_candidates    before step s: the best previous candidate becomes center s − 1. Draws the new candidates: rows
-//                      at which the running sum of the squared distances reaches uniform · potential.
-// candidate_distances  minimum of ‖x − candidate‖² and the row's previous squared distance; and sums of these minima
-// inertias             Σ ‖x − c‖² of the rows and their own centers
+// sample_candidates    before step s: the best candidate of step s − 1 becomes center s − 1. Draws the candidates of
+//                      step s: rows at which the running sum of squared distances reaches uniform · potential.
+// candidate_distances  for each candidate and row x: minimum of ‖x − candidate‖² and the squared distance of x to the
+//                      nearest center; and the sum of these minima, the potential of the candidate
+// inertias             Σ ‖x − c‖² over the rows x and the centers c of their labels
 //
 // Distances are summed in double and rounded to float. The running sum accumulates in float in the order of the rows,
-// as in scikit-learn: its last bits determine the row of a draw.
+// as in scikit-learn, because the last bits of the sum decide which row a uniform number selects.
 //
-// Why it is fast: a step takes two launches for all problems. One warp per problem computes the running sum, which is n
-// sequential additions of 4 cycles each: 0.18 ms for 75,000 rows. Reading these rows for 132 problems with 128 float32
-// features takes about six times as long. A distance takes 2·d double-precision instructions, at 14·10¹² a second; 4
-// lanes share a row.
+// Why it is fast: a step takes two launches for all problems. One warp per problem computes the running sum: n
+// sequential additions of 4 cycles each, 0.18 ms for 75,000 rows. Reading these rows for 132 problems with 128 float32
+// features takes about six times as long. A distance takes 2·d double-precision instructions, at 14·10¹² a second. A
+// row is split among 4 lanes.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
@@ -24,7 +26,7 @@ constexpr int kCandidates = 8;
 struct PlusPlusArgs {
   const double* uniforms;  // b × (k − 1) × trials
   unsigned* candidates;    // b × trials: row indices
-  float* distances;        // 2 × b × trials × n: of this step, and of the one before
+  float* distances;        // 2 × b × trials × n: of even and of odd steps
   double* potentials;      // b × tiles × trials: sums of the distances of kSeedRows rows
   int* best;               // b: index of the best previous candidate
   int trials, tiles;
@@ -36,7 +38,8 @@ struct PlusPlusArgs {
   }
 };
 
-// Block (0, problem) runs before step `step` (from 1 on). Step 1 has one candidate; step k draws none.
+// Block (0, problem) chooses center step − 1 and draws the candidates of step `step`, 1 ≤ step ≤ k. At step 1 there is
+// only one candidate to choose from; at step k none are drawn.
 template <typename T>
 __global__ void __launch_bounds__(256, 4)
     sample_candidates(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
@@ -63,8 +66,8 @@ __global__ void __launch_bounds__(256, 4)
   __syncthreads();  // all threads have read the candidates
   if (step == batch.k || warp != 0) return;
 
-  // Each lane has one draw, and counts the rows whose running sum is less than the draw. Rounded up to a float, the
-  // draw gives the same comparisons with floats.
+  // Each lane has one draw, uniform · potential, and counts the rows whose running sum is less than the draw. The draw
+  // is rounded up to a float, which gives the same results of comparisons with floats as the exact draw.
   float draw = 0;
   if (lane < trials) {
     const long long row = (long long)problem * (batch.k - 1) + step - 1;
@@ -86,12 +89,13 @@ __global__ void __launch_bounds__(256, 4)
     if (__ballot_sync(simt::every_lane, running < draw) == 0) break;
   }
   if (lane < trials) {
-    // Rounding can put a draw past the end of the running sum.
+    // Through rounding, a draw can exceed the whole running sum; it then selects the last row.
     plusplus.candidates[problem * trials + lane] = (unsigned)(before < batch.n ? before : batch.n - 1);
   }
 }
 
-// Block (x, problem) processes kSeedRows rows, from row kSeedRows · x on. Step 0 has a single candidate.
+// Block (x, problem) processes kSeedRows rows, from row kSeedRows · x on. Step 0 has a single candidate, and no center
+// to compare with.
 template <typename T>
 __global__ void __launch_bounds__(256, 2)
     candidate_distances(const Batch<T> batch, const PlusPlusArgs plusplus, int step) {
@@ -155,7 +159,7 @@ __global__ void __launch_bounds__(256, 2)
   }
 }
 
-// Block (x, problem) processes kSeedRows rows, from row kSeedRows · x on. It writes their part of the sum to parts (b ×
+// Block (x, problem) processes kSeedRows rows, from row kSeedRows · x on, and writes their sum to `parts` (b ×
 // gridDim.x).
 template <typename T>
 __global__ void __launch_bounds__(256, 4) inertias(const Batch<T> batch, double* parts) {

@@ -1,4 +1,4 @@
-"""Batched Lloyd iterations and k-means++ on a GPU: buffers and launches of batched/*.cuh."""
+"""Batched Lloyd iterations and k-means++ on a GPU: buffers, and launches of the kernels in batched/*.cuh."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
@@ -32,18 +32,19 @@ from tsapps.kernels.runtime.machine import Machine
 __all__ = ["BatchedLloyd", "random_states"]
 
 _FOLDER = Path(__file__).parents[1]
-# Iterations between two reads of the status by the host: a read takes about as long as an iteration of small problems.
+# Number of iterations between two reads of the status by the host: a read takes as long as an iteration of small
+# problems.
 _ITERATIONS_PER_READ = 4
-# Blocks per multiprocessor of make_half_copy.
+# Number of blocks of make_half_copy per multiprocessor.
 _BLOCKS = 8
-# The most blocks of column_moments per problem; the rows per block of a problem with fewer blocks.
+# column_moments: maximum number of blocks per problem; and minimum number of rows per block.
 _SLICES, _SLICE_ROWS = 64, 256
 
 
 def random_states(seeds: Sequence[int]) -> Iterator[np.random.RandomState]:
-    """Yield ``RandomState(seed)`` for every seed. All are the same object, so use each before the next is requested.
+    """Yield ``RandomState(seed)`` for every seed, always the same object: use a state before requesting the next.
 
-    To create an object takes 0.1 ms; a thousand objects would take longer than to fit a thousand problems.
+    Creating an object takes 0.1 ms. For a thousand problems, that would take longer than fitting them.
     """
     state = np.random.RandomState(0)
     for seed in seeds:
@@ -54,8 +55,8 @@ def random_states(seeds: Sequence[int]) -> Iterator[np.random.RandomState]:
 class BatchedLloyd:
     """b K-means problems of n samples, d features and k clusters each, on a GPU.
 
-    Call one of the `start_at` methods, then `iterate`. After that, `labels`, `final_centers`, `inertias` and
-    ``arrays["iterations"]`` are the result.
+    Call one of the `start_at` methods, then `iterate`. The result is then in `labels`, ``arrays["iterations"]`` and
+    what `final_centers()` and `inertias()` return.
 
     Parameters
     ----------
@@ -67,7 +68,7 @@ class BatchedLloyd:
     max_iter : int
         Maximum number of iterations of a problem.
     tol : float
-        Tolerance of the squared center shift, relative to the mean variance of the problem's features.
+        Convergence threshold of the squared center shift, relative to the mean variance of the problem's features.
     first : int
         Index of the first problem in the caller's X, for messages.
 
@@ -82,7 +83,7 @@ class BatchedLloyd:
     ) -> None:
         self.machine, self.X, self.k, self.plan, self._first = machine, X, k, plan, first
         self.xp = xp = machine.xp
-        # A cache: looking up a kernel takes about as long as a launch.
+        # Cache of kernels, because looking up a kernel takes about as long as a launch.
         self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
         b, n, d = self.b, self.n, self.d = X.shape
         self.mean, scales = self._compute_scales(tol)
@@ -122,11 +123,15 @@ class BatchedLloyd:
         self._launch("make_half_copy", (self._blocks(n), b))
 
     def _blocks(self, rows: int) -> int:
-        """Return the number of blocks per problem for a kernel that processes one row per warp, 8 warps per block."""
+        """Return the number of blocks per problem for a kernel with one row per warp and 8 warps per block."""
         return max(1, min(-(-rows // 8), -(-self.machine.gpu.multiprocessors * _BLOCKS // self.b)))
 
     def _launch(self, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0) -> None:
-        """Launch a kernel of `KERNELS` on all problems; `option` are template arguments after the type of X."""
+        """Launch a kernel of `KERNELS` on all problems.
+
+        `option` is the text of the template arguments after the type of X, and `shared` the dynamic shared memory in
+        bytes.
+        """
         self._launch_on(self._batch, kernel, grid, *arguments, option=option, shared=shared)
 
     def _launch_on(
@@ -142,13 +147,16 @@ class BatchedLloyd:
         """Return a kernel that may use `shared` bytes of dynamic shared memory, and its threads per block."""
         file, threads = KERNELS[kernel]
         (made,) = self.machine.kernels(_FOLDER / file, f"batched::{kernel}<{ELEMENT[self.X.dtype.name]}{option}>")
-        # A batch of another shape may have raised the limit further.
+        # All batches use the same kernel objects, so a batch of another shape may have raised the limit further.
         if shared > made.max_dynamic_shared_size_bytes:
             made.max_dynamic_shared_size_bytes = shared
         return made, threads
 
     def _compute_scales(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Compute moments and set the tolerances; return the means, (b, d), float32, and arrays of scales by name."""
+        """Compute the moments of X, and set `tolerances` and `sum_scales`.
+
+        Returns the means, (b, d), float32, and the arrays of scales by their name in `Batch`.
+        """
         xp, (b, n, d) = self.xp, self.X.shape
         slices = min(_SLICES, -(-n // _SLICE_ROWS))
         moments = xp.empty((b, slices, 3, d))
@@ -182,7 +190,7 @@ class BatchedLloyd:
         )
 
     def start_at(self, centers: Any) -> None:
-        """Start at given centers, (b, k, d), which are not centered."""
+        """Start at the given centers, (b, k, d), in the units of X (not centered)."""
         self.centers[:] = self.xp.asarray(centers, dtype=np.float32) - self.arrays["means"][:, np.newaxis]
 
     def start_at_random(self, states: Iterable[np.random.RandomState]) -> None:
@@ -200,7 +208,7 @@ class BatchedLloyd:
         """Start at centers from greedy k-means++, with scikit-learn's draws."""
         xp, b, k = self.xp, self.b, self.k
         trials = 2 + int(np.log(k))
-        # For all problems at once, the inverse transform sampling by which RandomState.choice draws.
+        # Draw the first samples of all problems at once, by the inverse transform sampling of RandomState.choice.
         running = self._probabilities().astype(np.float64).cumsum()
         running /= running[-1]
         samples, uniforms = np.empty(b), np.empty((b, k - 1, trials))
@@ -222,7 +230,7 @@ class BatchedLloyd:
             self._launch("sample_candidates", (1, b), plusplus, np.int32(step + 1))
 
     def iterate(self) -> None:
-        """Iterate until every problem has converged or reached `max_iter`; assign the final labels."""
+        """Iterate until every problem has converged or reached `max_iter`; then assign the final labels."""
         tiles, parts = -(-self.n // TILE_ROWS), update_parts(self.n, self.b, self.machine.gpu.multiprocessors)
         shared = self._narrow and self.plan.sums_fit
         option, shared_bytes = (", true", self.plan.update_bytes) if shared else (", false", 0)
@@ -241,7 +249,7 @@ class BatchedLloyd:
                 self._launch("prepare_centers", (1, self.b))
             elif not (status == STATUS["running"]).any():
                 break
-        # Problems without strict convergence: assign their labels to the final centers.
+        # In problems without strict convergence, assign the samples to the final centers.
         self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
         self._launch("prepare_centers", (1, self.b))
         self._assign(tiles)
@@ -251,7 +259,7 @@ class BatchedLloyd:
         self._launch("assign", (tiles, self.b), option=option, shared=self.plan.assign_bytes)
 
     def _fill_empty(self, problem: int) -> int:
-        """Relocate the empty clusters of a problem on the host, as `lloyd.fit` does; return its new status."""
+        """Relocate the empty clusters of a problem on the host, as `lloyd.fit` does; return the new status."""
         values = to_host(self.arrays["sums"][problem]).astype(np.float64)
         n_reassigned = int(to_host(self.arrays["n_reassigned"])[problem])
         step = Assignment(n_reassigned, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
@@ -263,24 +271,24 @@ class BatchedLloyd:
         self.centers[problem] = self.xp.asarray(centers)
         if n_reassigned == 0 and shift == 0:
             return STATUS["strict"]
-        # Relocation moved centers: "ended" (not "strict") causes a final assignment even if no label changed.
+        # Relocation moved centers. The status "ended", unlike "strict", causes a final assignment.
         last = n_reassigned == 0 or int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
         return STATUS["ended" if last or shift <= self.tolerances[problem] else "place"]
 
     def inertias(self) -> Any:
-        """Return Σ ‖x − c‖² of every problem, (b,), float64."""
+        """Return the inertia Σ ‖x − c‖² of every problem, (b,), float64."""
         tiles = -(-self.n // SEED_ROWS)
         parts = self.xp.empty((self.b, tiles))
         self._launch("inertias", (tiles, self.b), parts)
         return parts.sum(axis=1)
 
     def final_centers(self) -> Any:
-        """Return the centers in the units of X, (b, k, d), float32."""
+        """Return the centers in the units of X, with the means added, (b, k, d), float32."""
         return self.centers + self.arrays["means"][:, np.newaxis]
 
     def warn_of_lost_clusters(self) -> None:
-        """Warn, as scikit-learn does, if problems have fewer nonempty clusters than k because of duplicate samples."""
-        # Labels are marked, not counted: marking needs neither atomics nor the largest label on the host.
+        """Warn, as scikit-learn does, if problems have empty clusters, as a rule because of duplicate samples."""
+        # Mark each label that occurs. Counting labels would need atomics, and the largest label on the host.
         found = self.xp.zeros((self.b, self.k), np.bool_)
         found[self.xp.arange(self.b)[:, np.newaxis], self.labels] = True
         lost = np.flatnonzero(~to_host(found.all(axis=1)))

@@ -1,4 +1,4 @@
-"""Launch plan of batched K-means, from sizes alone: tiles, shared memory, argument structures, fixed-point scales."""
+"""Launch plan of batched K-means: tile sizes, shared memory, structures of kernel arguments, fixed-point scales."""
 
 from dataclasses import dataclass
 from math import ceil, log2
@@ -60,7 +60,7 @@ PLUSPLUS_ARGS = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]
     + [("trials", "i4"), ("tiles", "i4")]
 )
-#: The source file and the threads per block of every kernel.
+#: Source file and number of threads per block of every kernel.
 KERNELS = {
     "column_moments": ("batched/problem.cuh", 256),
     "make_half_copy": ("batched/problem.cuh", 256),
@@ -73,24 +73,27 @@ KERNELS = {
 }
 #: The C++ enum `Status` of batched/problem.cuh.
 STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}
-#: Rows per block: of `assign`, and of `candidate_distances` and `inertias`.
+#: Number of rows per block of `assign`; and of `candidate_distances` and `inertias`.
 TILE_ROWS, SEED_ROWS = 128, 512
-#: Maximum size of a grid's second dimension.
+#: Maximum number of problems per launch: CUDA's limit of the second grid dimension.
 MOST_PROBLEMS = 65_535
-# Row indices have 32 bits, and indices of chunks of centers have 16 bits. A k-means++ step has at most 16 candidates.
+# Maximum number of rows and of clusters: row indices have 32 bits, indices of chunks of centers have 16 bits, and a
+# k-means++ step has at most 16 candidates.
 _MOST_ROWS, _MOST_CLUSTERS = 2**32 - 1, 1 << 20
 _LEAST_CAPABILITY = 8.0
-# Shared memory in bytes of the candidate lists of `assign`: three 4-byte entries per row, 4 rows per thread, 128
-# threads.
+# Size in bytes of the candidate lists of `assign` in shared memory: three 4-byte entries for each of 4 rows per thread,
+# 128 threads.
 _LIST_BYTES = 3 * 4 * 128 * 4
-# The most shared memory in bytes for the sums of `update`, so that two blocks fit on a multiprocessor.
+# Maximum size in bytes of the sums of `update` in shared memory, so that two blocks fit on a multiprocessor.
 _MOST_SUM_BYTES = 100 << 10
-# Bits of a fixed-point element, without the sign: as two limbs in shared memory, and in 64-bit global additions.
+# Number of bits of a fixed-point element, without the sign: if added as two limbs in shared memory; and if added as a
+# 64-bit number in global memory.
 _NARROW_BITS, _WIDE_BITS = 30, 46
-# Largest ratio of a feature's largest |x − mean| to the root mean square for which 30 bits are as exact as float32.
+# Maximum ratio of the largest |x − mean| of a feature to the root mean square for which 30 bits are as exact as
+# float32.
 _SPREAD = 2.0**8
 _LEAST_EXPONENT = -900
-# The least rows per block of `update`, if a problem has several blocks.
+# Minimum number of rows per block of `update`, if a problem has several blocks.
 _CHANGES = 256
 
 
@@ -103,11 +106,11 @@ class BatchPlan:
     padded : int
         Elements per row of the half-precision copy.
     width, columns : int
-        Centers per chunk, and k rounded up to whole chunks.
+        Number of centers per chunk; and k rounded up to a multiple of `width`.
     assign_bytes, update_bytes : int
-        Dynamic shared memory per block of `assign`, and of `update` with its sums in shared memory.
+        Bytes of dynamic shared memory per block of `assign`; and of `update` if its sums are in shared memory.
     sums_fit : bool
-        Whether the sums of `update` fit in shared memory.
+        True if the sums of `update` fit in shared memory.
     """
 
     padded: int
@@ -140,7 +143,7 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
 
 
 def fixed_point_scales(n: int, largest: np.ndarray, rms: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Choose the scales of the fixed-point sums, powers of two.
+    """Choose the scales of the fixed-point sums; all are powers of two.
 
     Parameters
     ----------
@@ -155,8 +158,8 @@ def fixed_point_scales(n: int, largest: np.ndarray, rms: np.ndarray) -> tuple[np
     -------
     scales : numpy.ndarray of shape (b, d)
     narrow : bool
-        Whether elements have 30 bits, which are as exact as float32. Otherwise they have 46 bits, or fewer if the sum
-        of n elements would overflow.
+        True if elements have 30 bits, because these are as exact as float32. Otherwise elements have 46 bits, or fewer
+        if the sum of n elements would overflow.
     """
     exponents = np.clip(np.ceil(np.log2(np.where(largest > 0, largest, 1.0))), _LEAST_EXPONENT, None)
     alike = bool((largest.max(axis=1) <= _SPREAD * rms).all())
@@ -168,6 +171,6 @@ def fixed_point_scales(n: int, largest: np.ndarray, rms: np.ndarray) -> tuple[np
 def update_parts(n: int, problems: int, multiprocessors: int) -> int:
     """Return the number of blocks of `update` per problem.
 
-    All problems together get about two blocks per multiprocessor. A problem gets at most one block per 256 rows.
+    All problems together get about two blocks per multiprocessor. Each problem gets at most one block per 256 rows.
     """
     return max(1, min(-(-2 * multiprocessors // problems), -(-n // _CHANGES)))

@@ -1,13 +1,13 @@
-// Batched K-means: state of many problems of one shape; moments and half-precision copies of their X.
+// Batched K-means: state of b problems of n rows, d columns and k clusters; moments and half-precision copies of X.
 //
 //   X (b × n × d, any dtype)  →  moments (b × slices × 3 × d)   Σ(x − origin), Σ(x − origin)², max |x − origin|
 //                             →  half copy (b × n × padded, float16) = fl16((x − mean) · scale), and norms (b × n)
 //
-// The half copy and its norms are those of data/half_copy.cuh, with a mean and a scale per problem. `padded` is d
-// rounded up to a multiple of 16, the depth of one mma.
+// The half copy and its norms are defined as in data/half_copy.cuh, but with a mean and a scale per problem. `padded`
+// is d rounded up to a multiple of 16, the k extent of one mma. `slices` is gridDim.x of column_moments.
 //
-// Why it is fast: blockIdx.y is the problem, so one launch processes all problems. X is read twice in all, for moments
-// and half copy; iterations then read the half copy.
+// Why it is fast: blockIdx.y is the problem, so one launch processes all problems. X is read once for the moments and
+// once for the half copy; iterations then read the half copy, and X only for ambiguous and reassigned rows.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/ptx/types.cuh"
@@ -17,23 +17,23 @@ namespace batched {
 
 using kmeans::CenterStats;
 
-// The status of a problem. The host sets kPlace. In an iteration, all kernels except prepare_centers process only
-// running problems.
+// The status of a problem. The host sets kPlace. The kernels of an iteration process only problems that are kRunning;
+// prepare_centers processes only those that are kPlace.
 enum Status : int {
   kRunning = 0,
   kStrict = 1,  // no label changed (strict convergence): the labels belong to the centers
   kEnded = 2,   // the center shift is within the tolerance, or max_iter is reached
-  kEmpty = 3,   // a cluster is empty; the host fills it
-  kPlace = 4,   // the centers are new
+  kEmpty = 3,   // a cluster is empty; the host relocates it
+  kPlace = 4,   // the host has set new centers, which prepare_centers must prepare
 };
 
-// A reassigned row, and its old label.
+// A reassigned row, and its label before the reassignment (`from`).
 struct Change {
   unsigned row;
   int from;
 };
 
-// b problems; the problem is the first index of each array.
+// State of b problems. Every array has the problem as its first index; comments state the other dimensions.
 template <typename T>
 struct Batch {
   const T* X;
@@ -46,13 +46,13 @@ struct Batch {
   float* norms;                     // n
   int* labels;                      // n
   float* centers;                   // k × d
-  ptx::Half* centers_half;          // columns × padded: centers · scale; zero past the last
-  float* half_squares;              // columns: ‖c · scale‖²/2; infinite past the last, and for excluded centers
+  ptx::Half* centers_half;          // columns × padded: centers · scale; zero past center k − 1
+  float* half_squares;              // columns: ‖c · scale‖²/2; infinite past center k − 1, and for excluded centers
   CenterStats* center_stats;        // 1
-  unsigned long long* sums;         // k × (d + 1): of each cluster, and its number of rows
-  Change* changes;                  // n
-  unsigned *counts, *n_reassigned;  // 1: length of the list; reassigned rows of the last iteration
-  unsigned* arrived;                // 1: blocks that have arrived
+  unsigned long long* sums;         // k × (d + 1): fixed-point cluster sums; column d: number of rows
+  Change* changes;                  // n: list of reassigned rows
+  unsigned *counts, *n_reassigned;  // 1: length of `changes`; number of rows that the last iteration reassigned
+  unsigned* arrived;                // 1: number of blocks of `update` that have finished
   int *status, *iterations;         // 1
   long long n;
   int d, k, padded, columns, max_iter;
@@ -60,14 +60,14 @@ struct Batch {
   int padding;
 
   __device__ __forceinline__ const T* row(int problem, long long index) const { return X + (problem * n + index) * d; }
-  // One element less the mean, in float: the operand of all distances and sums.
+  // Returns an element of X minus the mean, in float: the operand of all distances and sums.
   __device__ __forceinline__ float centered(T x, float mean) const { return (float)tsm2::Element<T>::value(x) - mean; }
 };
 
 constexpr int kPrepareThreads = 256;
 
-// Block (x, problem) adds up eight rows from row 8·x on, and again eight rows every 8·gridDim.x rows; 32 features at a
-// time.
+// Block (x, problem) processes 32 columns at a time, of eight rows from row 8·x on, and of eight rows every 8·gridDim.x
+// rows after these. It writes its sums to moments[problem][x].
 template <typename T>
 __global__ void __launch_bounds__(256, 4) column_moments(const Batch<T> batch, double* moments) {
   __shared__ double partial[3][kPrepareThreads];
@@ -105,7 +105,7 @@ __global__ void __launch_bounds__(256, 4) column_moments(const Batch<T> batch, d
   }
 }
 
-// One warp per row; a lane converts two elements at a time.
+// Writes `half_copy` and `norms`. A warp converts one row at a time, and each lane two elements at a time.
 template <typename T>
 __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
   const int problem = blockIdx.y, lane = threadIdx.x % 32, warps = kPrepareThreads / 32 * gridDim.x, d = batch.d;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
     }
     square = simt::warp_sum(square);
     lost = simt::warp_sum(lost);
-    // As in data/half_copy.cuh: if rounding cost more than 2⁻¹² of the norm, the norm is raised. NaN becomes infinite.
+    // As in data/half_copy.cuh: the larger of the norm and 2¹² times the rounding error. NaN becomes infinite.
     const float least = 4096 * sqrtf(lost), most = sqrtf(square);
     const float norm = 1.0002f * (least > most ? least : most);
     if (lane == 0) batch.norms[problem * batch.n + row] = norm < kInfinity ? norm : kInfinity;

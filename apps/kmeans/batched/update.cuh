@@ -1,27 +1,30 @@
-// Batched update: fixed-point cluster sums of reassigned rows, and the next centers of every problem, without host
-// synchronisation.
+// Batched update: updates fixed-point cluster sums by the reassigned rows, and computes the new centers of every
+// problem, without host synchronisation. Sizes b, d, k: see problem.cuh.
 //
 //   changes (assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)
 //                         →  centers, centers_half, half_squares, center_stats
 //
-// An element is round((x − mean) · scale). Sums are exact and do not depend on the order: the same bits for any grid.
-// If k·(d + 1) sums fit in shared memory, elements have 30 bits. A block then adds up the two 16-bit limbs of an
-// element in 32 bits each, for at most kFlush rows. Otherwise elements have 46 bits and are added directly in global
-// memory. The last block of a problem to arrive computes the next centers and the stopping test.
+// A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of additions, so
+// every grid gives the same bits. If the k·(d + 1) sums fit in shared memory, elements have 30 bits. A block then sums
+// the two 16-bit limbs of elements separately, in 32 bits, for at most kFlush rows. Otherwise elements have 46 bits,
+// and blocks add them directly in global memory. The last block of a problem to finish computes the new centers and the
+// stopping test.
 //
-// Why it is fast: a row that keeps its label costs nothing, and after the first iterations few are reassigned. A
-// reassigned row costs a read of X and 2·d additions (4·d of limbs), about 10·d lane instructions: 50 ps a row at d =
-// 128 if all rows are reassigned.
+// Why it is fast: a row that is not reassigned costs nothing, and after the first iterations few rows are reassigned. A
+// reassigned row costs a read of X and 2·d additions (4·d additions of limbs), about 10·d instructions of a lane: 50 ps
+// per row at d = 128 if all rows are reassigned.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/types.cuh"
 
 namespace batched {
 
+// kFlush: maximum number of rows between two additions of the limbs to the global sums. kLeastShare: minimum number of
+// rows that a block processes.
 constexpr int kUpdateThreads = 512;
 constexpr unsigned kFlush = 32768, kLeastShare = 256;
 
-// Fixed-point additions to the sums of a problem's clusters: in shared memory, or directly in global memory.
+// Adds elements to the cluster sums of a problem: with kShared in shared memory until `flush`, else in global memory.
 template <bool kShared>
 struct ProblemSums {
   unsigned long long* sums;
@@ -64,7 +67,7 @@ struct ProblemSums {
   }
 };
 
-// The largest ‖c‖² and ‖c − ĉ‖² of some centers.
+// The largest ‖c‖² (`square`) and ‖c − ĉ‖² (`lost`) of several scaled centers c and their float16 values ĉ.
 struct Largest {
   double square, lost;
 
@@ -74,22 +77,24 @@ struct Largest {
   }
 };
 
-// Results of a warp for its centers, and of a block for all centers. `near` is of the centers near enough not to be
-// excluded (update/centers.cuh), `far` of the other centers. `least` is the least squared norm.
+// Statistics of the centers of a warp, then of all centers. `near`: of centers with a norm that is not excluded
+// (update/centers.cuh); `far`: of the other centers. `least`: smallest squared norm. `shift`: squared center shift.
 struct Found {
   Largest near, far;
   double least, shift;
 };
 
-// Converts a problem's centers to float16 and computes their statistics; kFromSums: first computes the centers as means
-// of the sums. By a block; returns the squared center shift to thread 0.
+// Converts the centers of a problem to float16, and writes their half_squares and center_stats. With kFromSums, it
+// first computes the centers as means of the sums. All threads of a block must call it; thread 0 gets the squared
+// center shift.
 template <typename T, bool kFromSums>
 __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   __shared__ Found of_warp[kUpdateThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
   const double scale = batch.half_copy_scales[problem];
   const double* units = batch.sum_units + (long long)problem * d;
-  // 16.1 instead of 16, because row norms are those of rounded values.
+  // Largest ‖c‖²/2 that is never excluded: ‖c‖ is about four norm limits (update/centers.cuh). The factor is 16.1
+  // instead of 16, because row norms are norms of rounded values.
   const float beyond = 16.1f / 2 * batch.norm_limit * batch.norm_limit;
   float* half_squares = batch.half_squares + (long long)problem * batch.columns;
   Found found = {{}, {}, kInfinity, 0};
@@ -100,7 +105,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
     ptx::Half* centers_half = batch.centers_half + ((long long)problem * batch.columns + j) * batch.padded;
     double inverse = 0, square = 0, lost = 0, shift = 0;
     if constexpr (kFromSums) inverse = 1 / (double)simt::load_from_other_block(sums + d);
-    // Loads all columns of a group before it writes any.
+    // kColumns columns per lane are loaded before the first of them is written.
     constexpr int kColumns = 4;
     for (int first = lane; first < batch.padded; first += 32 * kColumns) {
       float before[kColumns];
@@ -168,7 +173,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   return found.shift;
 }
 
-// Block (0, problem): prepares new centers.
+// Block (0, problem) prepares the centers that the host has set, for problems of status kPlace.
 template <typename T>
 __global__ void __launch_bounds__(512, 2) prepare_centers(const Batch<T> batch) {
   if (batch.status[blockIdx.y] != kPlace) return;
@@ -177,7 +182,8 @@ __global__ void __launch_bounds__(512, 2) prepare_centers(const Batch<T> batch) 
   if (threadIdx.x == 0) batch.status[blockIdx.y] = kRunning;
 }
 
-// Ends an iteration of a problem: the next centers and the stopping test, by the problem's last block to arrive.
+// Ends an iteration of a problem: computes the new centers and the status. The last block of the problem to finish
+// calls it.
 template <typename T>
 __device__ __forceinline__ void update_centers(const Batch<T>& batch, int problem) {
   __shared__ bool empty;
@@ -198,7 +204,8 @@ __device__ __forceinline__ void update_centers(const Batch<T>& batch, int proble
   batch.counts[problem] = 0;
 }
 
-// Block (x, problem) processes part x of the problem's changes.
+// Block (x, problem) adds part x of the problem's reassigned rows to the sums, and subtracts the rows from the sums of
+// their old clusters.
 template <typename T, bool kShared>
 __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> batch) {
   const int problem = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = batch.d;
@@ -224,7 +231,7 @@ __global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> ba
         here.add_integer(label, d, 1);
         if (change.from >= 0) here.add_integer(change.from, d, -1);
       }
-      // A warp loads kTogether rows before it adds them.
+      // A warp loads kTogether rows before it adds any of them.
       constexpr int kTogether = kShared ? 4 : 2;
       for (int i = 0; i < rows; i += kTogether) {
         const T* x[kTogether];

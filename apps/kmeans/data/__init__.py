@@ -1,1 +1,1 @@
-"""Access to X on the CPU or a GPU: blocks of rows, centering, the half-precision copy; independent of clusters."""
+"""Access to X on the CPU or a GPU: blocks of rows, centering, and the half-precision copy of X."""

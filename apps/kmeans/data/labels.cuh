@@ -1,18 +1,18 @@
-// Label arrays: widen, replace and count.
+// Label arrays of n rows: widen, replace and count.
 //
-// widen_labels   converts the 8-bit labels (n, in whole words) of small-d iterations to the engine's 32-bit labels; a
-//                thread reads a word of 4 labels and writes 16 bytes
-// change_labels  replaces old labels by new ones (n), and counts how many differ
+// widen_labels   converts the 8-bit labels of small-d iterations, padded to a multiple of 4, to 32-bit labels; a thread
+//                reads a word of 4 labels and writes 16 bytes
+// change_labels  replaces old labels by new labels, and counts the labels that differ
 // count_labels   counts the rows of each label
 //
-// Why it is fast: labels are read and written once, in whole lines. A block adds up its counts first, over its threads
-// or in shared memory.
+// Why it is fast: labels are read and written once, coalesced. Counts are first added up over a warp or in shared
+// memory, so that few atomic additions go to global memory.
 #pragma once
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// 8-bit label of up to 64 clusters; negative: none.
+// 8-bit label, for at most 64 clusters; negative for a row without a label.
 using Label = signed char;
 
 __global__ void __launch_bounds__(256, 8) widen_labels(const Label* from, long long n, int* to) {
@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(256, 8) widen_labels(const Label* from, long l
   }
 }
 
-// Adds the number of differences to `changed`.
+// Copies labels `from` to `to`, and adds the number of labels that changed to `changed`.
 __global__ void __launch_bounds__(256, 8)
     change_labels(const int* from, long long n, int* to, unsigned long long* changed) {
   const long long together = (long long)gridDim.x * blockDim.x;
@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(256, 8)
   if (simt::lane() == 0 && differ != 0) atomicAdd(changed, (unsigned long long)differ);
 }
 
-// Largest k for which a block counts in shared memory.
+// Maximum k for which a block counts labels in shared memory; for larger k, it counts in global memory.
 constexpr int kMostCounted = 8192;
 
 // Adds the number of rows with label j to counts[j].

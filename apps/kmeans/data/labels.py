@@ -1,6 +1,6 @@
-"""Kernels over label arrays: counts per label, and replacement of labels; launches labels.cuh.
+"""Launches of the kernels of labels.cuh over label arrays: counts per label, and replacement of labels.
 
-CuPy's equivalents are not used, because they take seconds to compile.
+CuPy's own functions are not used, because they take seconds to compile.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from tsapps.kernels.runtime.machine import Machine
 __all__ = ["launch_over_labels"]
 
 _NAMES = ("change_labels", "count_labels")
-# Threads per block; and resident blocks per multiprocessor.
+# Number of threads per block; and maximum number of blocks per multiprocessor, all of which are resident.
 _THREADS, _BLOCKS = 256, 4
 
 
@@ -26,7 +26,7 @@ def launch_over_labels(machine: Machine, name: str, labels: Any, *arguments: Any
     name : {"change_labels", "count_labels"}
     labels : array of shape (n,), int32
     *arguments
-        The kernel's arguments after labels and n.
+        The arguments of the kernel after `labels` and n.
     """
     kernels = dict(zip(_NAMES, load_kernels(machine, "data/labels.cuh", *_NAMES), strict=True))
     blocks = min(-(-len(labels) // _THREADS), _BLOCKS * machine.gpu.multiprocessors)

@@ -1,4 +1,4 @@
-"""Loading of K-means kernels, and template and launch arguments that depend on an array."""
+"""Loading of K-means kernels; and their template and launch arguments for a given array."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def load_kernels(machine: Machine, file: str, *names: str) -> list[Any]:
     file : str
         The .cuh file, relative to apps/kmeans.
     *names : str
-        Kernels with template arguments, without the namespace ``kmeans::``.
+        Names of kernels with template arguments, without the namespace ``kmeans::``.
     """
     return machine.kernels(_FOLDER / file, *(f"kmeans::{name}" for name in names))
 
@@ -37,7 +37,10 @@ def types_of(X: Any, dtype: Any) -> str:
 
 
 def is_aligned(X: Any) -> str:
-    """Return the template argument kAligned for X (n, d): rows are aligned to vectors, and consist of whole vectors."""
+    """Return the template argument kAligned for X (n, d).
+
+    "true" if rows are aligned to vectors of `vector_of` elements and consist of whole vectors, otherwise "false".
+    """
     vector = vector_of(X.itemsize)
     return str(X.shape[1] % vector == 0 and address(X) % (vector * X.itemsize) == 0).lower()
 

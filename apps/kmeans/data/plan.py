@@ -1,4 +1,4 @@
-"""Layout of X on a GPU, from sizes alone: scale and padding of its half-precision copy, and lanes per row."""
+"""Layout of X on a GPU: scale and padding of the half-precision copy, and the number of lanes per row."""
 
 from math import inf, log2, sqrt
 
@@ -18,16 +18,17 @@ __all__ = [
     "vector_of",
 ]
 
-#: Scales are within 2^±MOST_EXPONENT, so that float32 represents each scale and its inverse.
+#: Scales are between 2^−MOST_EXPONENT and 2^MOST_EXPONENT, so that float32 represents each scale and its inverse.
 MOST_EXPONENT = 96
 #: The C++ class `CenteredRows` of assign/rescore.cuh, as a NumPy structure.
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
-#: Relative rounding error ρ of a float16 row (half_copy.cuh): for data that is rounded, and for data that is exact.
+#: Bound ρ of the rounding error of a float16 row relative to its norm (half_copy.cuh): for data that must be rounded,
+#: and for data that float16 represents exactly.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
-#: Factor on the row norms if labels are not certified. It makes the error bound small, except for the rounding of
-#: scores.
+#: Factor on the row norms if labels are not certified. It makes the error bound of a score so small that few rows are
+#: rescored, except for the part of the bound that does not depend on row norms.
 UNCERTIFIED = 2.0**-10
-# Root mean square of the scaled data: about 1/4096 of float16's largest number.
+# Root mean square of the scaled data, up to a factor √2: about 1/4096 of float16's largest number.
 _TARGET_RMS = 16.0
 
 
@@ -37,7 +38,7 @@ def padded(d: int) -> int:
 
 
 def log2_lanes(columns: int) -> int:
-    """Return log2 of the number of lanes among which a row of `columns` columns is split: at most a warp."""
+    """Return log2 of the number of lanes among which a row of `columns` elements is split, at most 5 (a warp)."""
     return min(5, (columns - 1).bit_length())
 
 
@@ -53,16 +54,16 @@ def half_copy_scale(rms: float) -> float:
 
 
 def half_copy_scales(rms: np.ndarray) -> np.ndarray:
-    """Return the `half_copy_scale` of several data sets, of the shape of `rms`, float32."""
+    """Return `half_copy_scale` for each element of `rms`, in the shape of `rms`, float32."""
     usable = (rms > 0) & (rms < inf)
     exponents = np.rint(log2(_TARGET_RMS) - np.log2(np.where(usable, rms, _TARGET_RMS)))
     return np.exp2(np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT)).astype(np.float32)
 
 
 def norm_limit_of(d: int) -> float:
-    """Return the norm limit of the half-precision copy, which few rows exceed; see update/centers.cuh.
+    """Return the norm limit of the rows of the half-precision copy, which few rows exceed; see update/centers.cuh.
 
-    The limit is twice the norm of a row whose d elements all equal the largest root mean square of scaled data. That is
-    √2 times the target, because scales are powers of two.
+    The limit is twice the norm of a row whose d elements all equal the largest root mean square of scaled data. That
+    root mean square is √2 times `_TARGET_RMS`, because scales are powers of two.
     """
     return 2.0 * _TARGET_RMS * sqrt(2.0 * d)

@@ -1,4 +1,4 @@
-"""Engines: X on its device and the Lloyd step selected for it. Steps are composed from the stages in other packages.
+"""Engines: X on its device, and the Lloyd step selected for it.
 
-The kernels of the stages are in the packages assign, update, bounds and init.
+A Lloyd step launches one iteration after the other. Its kernels are in the packages assign, update, bounds and small_d.
 """

@@ -1,11 +1,11 @@
-"""Blockwise Lloyd step: assignment and cluster sums block by block, for NumPy and CuPy.
+"""Blockwise Lloyd step: assignment and cluster sums, one block of rows after the other, for NumPy and CuPy.
 
-The nearest center has the lowest score
+The center c nearest to a row x has the lowest score
 
     score(x, c) = ‖c‖² − 2·x·c  =  ‖x − c‖² − ‖x‖²
 
-One matrix product computes the scores of a block of rows, so the full n × k score matrix never exists.
-`host_step.py` and `cublas_step.py` assign a block and sum its rows by label.
+One matrix product computes the scores of a block of rows, so the full n × k score matrix is never stored.
+`host_step.py` and `cublas_step.py` implement the assignment and the sums of one block.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlockStep(Step):
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
-        """Label a block's rows, and sum them by label if `update`.
+        """Label the rows of a block, and sum the rows of each label if `update`.
 
         Parameters
         ----------
@@ -50,9 +50,9 @@ class BlockStep(Step):
         weights : array of shape (m,), optional
             Sample weights; None means that every row weighs 1.
         minus_2_centers : array of shape (d, k)
-            −2·cᵀ.
+            −2·cᵀ for the centers c.
         norms : array of shape (k,)
-            ‖c‖².
+            ‖c‖² of each center.
         update : bool
             Also compute `sums` and `totals`.
         potential : bool
@@ -61,23 +61,23 @@ class BlockStep(Step):
         Returns
         -------
         labels : array of shape (m,), int32
-            Arg-min of the score, the lowest index on a tie.
+            Index of the center with the lowest score, the lowest index on a tie.
         scores : array of shape (m,) or None
             Lowest score of each row; None unless `potential`.
         sums, totals : arrays of shape (k, d) and (k,)
-            Weighted sum and total weight of the rows with each label; 0 and 0 without `update`.
+            Weighted sum and total weight of the rows with each label; the numbers 0 and 0 without `update`.
         """
 
     def nearest(self, block: Any, minus_2_points: Any, norms: Any) -> Any:
-        """Return the index of the point nearest to each row of a block, (m,), int32; see `plusplus.Nearest`."""
+        """Return the index of the point nearest to each row of a block (m, d), (m,), int32; see `plusplus.Nearest`."""
         return self.assign_block(block, None, minus_2_points, norms, update=False, potential=False)[0]
 
     @abstractmethod
     def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
-        """Return the sums (k, d) and weights (k,) of a block's rows by label, with the same bits as `assign_block`."""
+        """Return the sum (k, d) and weight (k,) of the rows of each label in a block; same bits as `assign_block`."""
 
     def relabel(self, held: Any, labels: Any) -> Any:
-        """Overwrite labels `held` (m,) by `labels` (m,); return the number of changed labels, as a scalar array."""
+        """Overwrite `held` (m,) with `labels` (m,); return the number of labels that changed, as a scalar array."""
         n_reassigned = self.data.xp.count_nonzero(held != labels)
         held[:] = labels
         return n_reassigned

@@ -1,15 +1,15 @@
-// Lloyd step on cuBLAS products: arg-min of score rows, and sums of rows sorted by label. Each kernel reads its input
-// once, coalesced, without atomics: the same bits on every run.
+// Lloyd step by cuBLAS: arg-min of score rows, and sums of rows sorted by label. Each kernel reads its input once,
+// coalesced. No kernel uses atomics, so all runs give the same bits.
 //
 // nearest       the arg-min of each row of scores
 //   scores (rows × k, row-major)   −2·x·c for every row x of X and every center c, from cuBLAS
 //   norms (k)                      ‖c‖², added here to save one read and write of the scores
 // segment_sums  the sum of the rows with each label; X is a block of rows × d numbers, row-major
 //
-// Why it is fast: in `nearest`, a power-of-two group of lanes shares a row: 16 clusters take half a warp, 1000 a whole
-// one. For small k, `nearest` overwrites the scores with the one-hot label matrix, which is an operand of the next
-// product. `segment_sums` is for large k, where a product by the one-hot matrix would double the arithmetic. Row
-// indices are sorted by label, and a block adds up one cluster's rows in order.
+// Why it is fast: `nearest` splits a row of scores among a power-of-two number of lanes: half a warp for 16 clusters, a
+// whole warp for 1000. For small k, `nearest` overwrites the scores with the one-hot label matrix, by which a GEMM then
+// computes the cluster sums. For large k, that GEMM would double the arithmetic. `segment_sums` adds up the rows
+// instead: row indices are sorted by label, and a block adds up the rows of one cluster in order.
 #pragma once
 
 #define FULL_WARP 0xffffffffu
@@ -20,7 +20,7 @@ __global__ void nearest(T* scores, const T* norms, const T* weights, long long r
   const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;
   const int lanes = 1 << log2_lanes, lane = (int)thread & (lanes - 1);
   const bool present = thread >> log2_lanes < rows;
-  // Threads past the end repeat the last row, because every lane of a warp must take part in the shuffles.
+  // Threads past the last row process the last row again, because every lane of a warp must take part in the shuffles.
   const long long row = present ? thread >> log2_lanes : rows - 1;
   T* row_scores = scores + row * k;
 
@@ -52,15 +52,15 @@ __global__ void nearest(T* scores, const T* norms, const T* weights, long long r
   }
 }
 
-// Block (j, f) of 32 × 8 threads: cluster j, features 32·f … 32·f + 31. Thread (x, y) adds rows y, y + 8, … of the
-// cluster in feature x, in double. The eight partial sums are then added in the order of y.
+// Block (j, f) of 32 × 8 threads sums features 32·f … 32·f + 31 of cluster j. Thread (x, y) adds up feature 32·f + x of
+// the rows y, y + 8, … of the cluster, in double. Then thread (x, 0) adds up the eight partial sums in the order of y.
 template <typename T>
 __global__ void segment_sums(const T* X, const T* weights, const long long* order, const long long* starts, int d,
                              double* sums, double* totals) {
   __shared__ double partial[8][33];
   const int cluster = blockIdx.x, feature = blockIdx.y * 32 + threadIdx.x;
   double sum = 0;
-  if (feature <= d) {  // column d of the output: the weights
+  if (feature <= d) {  // feature d stands for the weights
     for (long long i = starts[cluster] + threadIdx.y; i < starts[cluster + 1]; i += 8) {
       const long long row = order[i];
       const double weight = weights ? (double)weights[row] : 1.0;

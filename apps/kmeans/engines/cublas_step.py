@@ -1,8 +1,9 @@
 """Lloyd step by cuBLAS: a GEMM for the scores of each block of rows, arg-min, and cluster sums.
 
-For small k, a second GEMM with the one-hot label matrix computes the sums. For large k, rows are sorted by label, and
-the rows of each label are summed. An iteration reads X twice, and writes and reads the scores of each block. This step
-is used for shapes that the kernels of this package do not support, and it is the baseline of their benchmarks.
+For small k, a second GEMM with the one-hot label matrix computes the cluster sums. For large k, row indices are sorted
+by label, and a kernel adds up the rows of each label. An iteration reads X twice, and writes and reads the scores of
+each block. This step runs for data that the other kernels of this package do not support, and as the baseline of their
+benchmarks.
 
 No kernel adds floats atomically, and every reduction has a fixed order. So all runs give the same bits.
 """
@@ -20,14 +21,14 @@ from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["CublasStep"]
 
-# Above this k, a GEMM with the one-hot label matrix takes longer than sorting the labels.
+# Largest k for which a GEMM with the one-hot label matrix computes the cluster sums. For larger k, sorting is faster.
 _ONE_HOT_CLUSTERS = 64
 _SOURCE = Path(__file__).with_suffix(".cuh")
 _THREADS = 256
 
 
 def _one_hot_sums(xp: Any, one_hot: Any, block: Any) -> tuple[Any, Any]:
-    """Return the sums (k, d) and weights (k,) of a block's rows, from their weighted one-hot labels (rows, k)."""
+    """Return the sum (k, d) and weight (k,) of each cluster in a block, from its weighted one-hot labels (m, k)."""
     return one_hot.T @ block, one_hot.T @ xp.ones(len(block), block.dtype)
 
 
@@ -37,13 +38,13 @@ class CublasStep(BlockStep):
     data: DeviceData
 
     def reset(self) -> None:
-        """Set every label to −1, all bits set: a memset takes a third of the time of a CuPy kernel."""
+        """Set every label to −1, whose bits are all 1: a memset takes a third of the time of a CuPy kernel."""
         self.data.machine.fill(self.labels, 0xFF)
 
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
-        """Label a block's rows, and sum them by label; see `BlockStep.assign_block`."""
+        """Label the rows of a block, and sum the rows of each label; see `BlockStep.assign_block`."""
         block, dtype, xp = self._shifted(block), self.data.dtype, self.data.xp
         rows, k = len(block), len(norms)
         scores = block @ minus_2_centers
@@ -59,7 +60,7 @@ class CublasStep(BlockStep):
         return labels, lowest, *sums
 
     def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
-        """Return the sums and weights of a block's rows by label; see `BlockStep.sum_block`."""
+        """Return the sum and weight of the rows of each label in a block; see `BlockStep.sum_block`."""
         block, xp = self._shifted(block), self.data.xp
         if k > _ONE_HOT_CLUSTERS:
             return self._segment_sums(block, weights, labels, k)
@@ -69,17 +70,17 @@ class CublasStep(BlockStep):
         return _one_hot_sums(xp, one_hot, block)
 
     def relabel(self, held: Any, labels: Any) -> Any:
-        """Overwrite labels, and return the number of changed labels; see `BlockStep.relabel`."""
+        """Overwrite labels, and return the number of labels that changed; see `BlockStep.relabel`."""
         changed = self.data.xp.zeros((), np.uint64)
         launch_over_labels(self.data.machine, "change_labels", labels, held, changed)
         return changed
 
     def _shifted(self, block: Any) -> Any:
-        """Return a block less the shift that other kernels subtract on read."""
+        """Return the block minus `data.shift`, which cuBLAS, unlike the other kernels, cannot subtract on read."""
         return block - self.data.shift if self.data.on_read and bool(self.data.shift.any()) else block
 
     def _segment_sums(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
-        """Return the sums (k, d) and weights (k,) of a block's rows, sorted by label."""
+        """Return the sum (k, d) and weight (k,) of the rows of each label in a block: sorts row indices by label."""
         d, xp = self.data.n_features, self.data.xp
         order = xp.argsort(labels)
         starts = xp.searchsorted(labels[order], xp.arange(k + 1, dtype=np.int32))

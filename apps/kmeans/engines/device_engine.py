@@ -1,4 +1,4 @@
-"""GPU engine: selects the Lloyd step for k clusters (kernels of this package or cuBLAS) and holds X on the GPU."""
+"""GPU engine: X on a GPU, and the Lloyd step selected for k clusters (kernels of this package or cuBLAS)."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ class DeviceEngine(Engine):
         return self.options.precision == "exact" or X is None or bool(X.dtype != np.float32)
 
     def _facts(self, *, single_pass: bool = False) -> Facts:
-        """Return the facts about the data that need no pass over X (`norms` is None)."""
+        """Return the facts about the data that need no pass over X; `norms` is None."""
         data, X = self.data, self.data.rows_on_gpu
         return Facts(
             n=data.n_samples,
@@ -74,9 +74,9 @@ class DeviceEngine(Engine):
         )
 
     def _select(self, k: int, subtracted: np.ndarray | None = None, *, single_pass: bool = False) -> StepPlan:
-        """Select the step for k clusters.
+        """Select the Lloyd step for k clusters.
 
-        `subtracted` (d,) is the point that kernels would subtract from X on read; by default `data.shift`.
+        `subtracted` (d,) is the point that kernels would subtract from each row on read; by default `data.shift`.
         """
         facts = self._facts(single_pass=single_pass)
         if why_cublas(facts, self.data.gpu, self.options) is None:
@@ -87,7 +87,7 @@ class DeviceEngine(Engine):
         return selected
 
     def center(self, mean: np.ndarray, k: int) -> None:
-        """Center X about `mean` (d,); see `Engine.center`. Kernels of this package subtract it on read."""
+        """Center X about `mean` (d,); see `Engine.center`. Kernels of this package subtract the mean on read."""
         selected = self._select(k, self.data.subtracted(mean))
         self.data.center(mean, on_read=selected.step != "cublas")
 
@@ -98,7 +98,7 @@ class DeviceEngine(Engine):
             self.data.center_once(mean)
             return
         if self.data.spherical:
-            self.data.refuse_non_finite()  # the error names a row of the caller's X
+            self.data.refuse_non_finite()  # raises if X is not finite; the message names a row of the caller's X
         self.data.moments()  # raises if X is not finite
         selected = self._select(k, self.data.subtracted(mean), single_pass=True)
         self.data.center(mean, on_read=selected.step != "cublas")
@@ -109,7 +109,7 @@ class DeviceEngine(Engine):
         return self._selected[1]
 
     def selection(self, k: int) -> tuple[str, str]:
-        """Return the name of the step for k clusters, and the reason for its selection; see `Engine.selection`."""
+        """Return the name of the step for k clusters, and why it was selected; see `Engine.selection`."""
         selected = self._plan_for(k)
         return selected.step, selected.reason
 
@@ -121,7 +121,7 @@ class DeviceEngine(Engine):
         return self._step
 
     def _new_step(self, selected: StepPlan, k: int) -> DeviceStep:
-        """Return a new step of the selected kind, with all labels −1."""
+        """Return a new Lloyd step of the selected kind, with all labels −1."""
         plan, flags = selected.plan, {"bounds": selected.bounds}
         step: DeviceStep
         if selected.step == "small_d":
@@ -134,11 +134,14 @@ class DeviceEngine(Engine):
         return step
 
     def serves(self, k: int) -> bool:
-        """Tell whether kernels of this package, not cuBLAS, iterate for k clusters."""
+        """Return True if the step for k clusters uses kernels of this package, not cuBLAS."""
         return self._plan_for(k).step != "cublas"
 
     def _half_copy_for(self, k: int) -> HalfCopy | None:
-        """Return the half-precision copy that certified iterations for k clusters read; None if they read none."""
+        """Return the half-precision copy of X that the step for k clusters reads.
+
+        None if the step reads no half-precision copy, or if labels are not certified.
+        """
         step: Any = self.step_for(k) if self.certifies and self.serves(k) else None
         return getattr(step, "half_copy", None)
 

@@ -1,10 +1,10 @@
 """Lloyd step on a GPU by kernels of this package: iterations without host synchronisation.
 
-An iteration is a list of launches over `IterationBuffers`: assign → rescore → update → new centers → (check). The host
-launches each iteration before it reads the outcome of the previous one. Cluster sums are fixed-point, so they have the
-same bits on every run.
+An iteration is a list of kernel launches on `IterationBuffers`: assign → rescore → update of the cluster sums → new
+centers → (ABFT check). The host launches each iteration before it reads the outcome of the previous one. Cluster sums
+are fixed-point, so they have the same bits on every run.
 
-    small d            small_d_step.py    one kernel reads X itself, labels its rows and updates the sums
+    small d            small_d_step.py    one kernel reads X itself, labels the rows and updates the sums
     k <= 64            small_k_step.py    GEMM on the half-precision copy of X; centers in shared memory
     k > 64, on Hopper  large_k_step.py    GEMM on the half-precision copy of X; centers streamed
 """
@@ -34,19 +34,20 @@ from tsapps.kernels.runtime.launch import structure
 
 __all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
-#: Rescoring kernels: threads of a block, and blocks per multiprocessor (more than are resident).
+#: Rescoring kernels: threads per block, and launched blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
 _CENTER_THREADS = 256
-# Iterations in flight: the host launches this many before it waits for the outcome of the first of them.
+# Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
 _AHEAD = 2
-# The inertia is computed from the running sums, which the host reads, if two conditions hold: X has at least
-# `_ROWS_OVER_SUMS` times their bytes, and the relative error is below `_INERTIA_ERROR`, about that of float32
-# differences. `_SQUARES_ERROR` is the relative error of a float64 sum of squares.
+# The host computes the inertia from the running cluster sums, instead of a pass over X, under two conditions: X has at
+# least `_ROWS_OVER_SUMS` times as many bytes as the sums, and the relative error of the inertia is at most
+# `_INERTIA_ERROR`, about the error of float32 differences. `_SQUARES_ERROR` is the relative error of a float64 sum of
+# squares.
 _ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
 
 
 def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
-    """Return the fixed-point format of cluster sums of X − `subtracted`, (d,), by default of X − `data.shift`."""
+    """Return the fixed-point format of the cluster sums of X − `subtracted`, (d,); by default of X − `data.shift`."""
     weights = data.sample_weight
     most_weight = None if weights is None else float(abs(weights).max())
     return integers(data.n_samples, data.dtype, *data.spread(subtracted), most_weight)
@@ -61,21 +62,23 @@ class DeviceStep(Step):
     k : int
     layout : Layout
     bounds : bool
-        Whether to skip rows whose label cannot change, when that saves time.
+        Whether Hamerly bounds may skip rows whose label cannot change. They start when that is likely to
+        save time.
     certifies : bool
         Whether labels are certified.
     """
 
     data: DeviceData
     keeps_sums = True
-    #: Hamerly bounds. Created just before they may start, because their kernels take seconds to compile.
+    #: Hamerly bounds; None until they first start. They are not created earlier, because their kernels take seconds to
+    #: compile.
     bounds: Bounds | None = None
-    # Whether iterations include the launches of bounds.
+    # True if iterations include the kernel launches for bounds.
     _bounded = False
-    #: The check of each iteration of a protected fit.
+    #: The ABFT check of each iteration; None without protection.
     check: StepCheck | None = None
-    #: Whether blocks of the assignment kernel may start before `update_centers` ends. The assignment kernel must then
-    #: have one block per multiprocessor (update/centers.cuh).
+    #: Whether blocks of the assignment kernel may start before `update_centers` of the previous iteration ends. The
+    #: assignment kernel must then have one block per multiprocessor (update/centers.cuh).
     starts_early = False
 
     def __init__(self, data: DeviceData, k: int, layout: Layout, *, bounds: bool, certifies: bool) -> None:
@@ -83,24 +86,27 @@ class DeviceStep(Step):
         self.k, self.layout, self.certifies = k, layout, certifies
         d, dtype = data.n_features, data.dtype
         self._may_have_bounds = bounds and k > 1 and certifies
-        # Staging buffer of centers in pinned memory: copies from and to pageable memory are several times slower.
+        # Pinned staging buffer for copies of centers from and to the host; pageable memory would be several times
+        # slower.
         self._staging = data.machine.pinned((k, d), dtype)
-        # Index of the buffer in `buffers.centers` that the staging buffer holds a copy of, or None.
+        # Index i if the staging buffer holds a copy of `buffers.centers[i]`; otherwise None.
         self._staged: int | None = None
         self._n_columns = layout.columns_of(k)
-        # Outcomes of the iterations in flight. The GPU writes them to pinned memory itself, because a copy of 32 bytes
-        # takes as long as a kernel. An event signals that an outcome is complete.
+        # Outcomes of the iterations in flight. Kernels write them to pinned memory, because a copy of 32 bytes would
+        # take as long as a kernel. An event signals that an outcome is complete.
         self._outcomes = data.machine.pinned(_AHEAD, OUTCOME)
         self._events = [data.machine.event() for _ in range(_AHEAD)]
-        # Expected number of reassigned rows: the number in the last iteration whose outcome the host has read.
+        # Estimate of the number of rows that the next iteration reassigns: the number in the last iteration whose
+        # outcome the host has read.
         self._expected_reassigned = data.n_samples
-        # Bound launches by their key (see `_run`), and the stream that they were bound to.
+        # Launches whose arguments are packed (bound launches), by key (see `_run`); and the stream that they are bound
+        # to.
         self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
         self._bound_stream: int | None = None
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
-        # Two calls, so that these two long compilations run in parallel.
+        # Two calls of `load_kernels`, so that the two long compilations run in parallel.
         (self._prepare,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
         (self._update_centers,) = load_kernels(data.machine, "update/centers.cuh", f"update_centers<{scalar}>")
 
@@ -116,18 +122,18 @@ class DeviceStep(Step):
 
     @abstractmethod
     def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
-        """Return the launches that label all rows and update the running sums.
+        """Return the launches that label all rows and update the running cluster sums.
 
-        `centers` (k, d) are on the GPU. Their float16 copies, biases and statistics are already in the buffers.
+        `centers` (k, d) are on the GPU. The float16 centers, biases and center statistics are already in the buffers.
         """
 
     @property
     def _sorts(self) -> bool:
-        """Whether reassigned rows are sorted before they update the sums; part of the key of bound launches."""
+        """True if reassigned rows are sorted by cluster before they update the sums; part of the key of launches."""
         return False
 
     def _run(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> None:
-        """Run the launches that `bind` returns; they are bound once per key."""
+        """Run the launches that `bind` returns. `bind` is called once per key; later calls reuse its launches."""
         launches = self._launches.get(key)
         if launches is None:
             launches = self._launches[key] = bind()
@@ -154,11 +160,11 @@ class DeviceStep(Step):
         return found
 
     def _new_bounds(self) -> Bounds | None:
-        """Return the bounds for this step's data and k; None if the step does not support them."""
+        """Return new bounds for the data and k of this step; None if the step does not support bounds."""
         return None
 
     def _begin_bounds(self) -> None:
-        """Include the launches of bounds from the next iteration on, if bounds are supported and fit the GPU."""
+        """Start bounds with the next iteration, if the step supports bounds and they fit in GPU memory."""
         if self.bounds is None:
             fits = self.data.fits(BOUNDS_BYTES * self.data.n_samples)
             self.bounds = self._new_bounds() if fits else None
@@ -171,7 +177,7 @@ class DeviceStep(Step):
     def iterate(
         self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
     ) -> IterationResult:
-        """Iterate, launching each iteration before the outcome of the previous one is read; see `Step.iterate`."""
+        """Launch each iteration before reading the outcome of the previous one; see `Step.iterate`."""
         if self.data.spherical:  # update/centers.cuh does not normalise the means
             return super().iterate(centers, before, last, tol, report)
         self._begin(centers)
@@ -191,7 +197,7 @@ class DeviceStep(Step):
                 fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:
                     break
-                # The host launches ahead: this count is from two iterations before the iteration that it launches next.
+                # This number is from two iterations before the iteration that the host launches next.
                 self._expected_reassigned = int(outcome["n_reassigned"])
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
@@ -204,7 +210,8 @@ class DeviceStep(Step):
         stays = fault is not None or bool(outcome["empty"])
         at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
         if self.check is not None and protection is not None:
-            # If `at` differs from the centers that the iteration used, recomputing the run's result reveals it.
+            # `at` itself is not checked here: if it were wrong, recomputing the result of the run would show a
+            # difference.
             at = next_centers if stays else self._centers_on_host(now)
             right = self.check.are_right(next_centers, now if stays else 1 - now)
             lost = self.check.lost(known % _AHEAD) or not right
@@ -218,12 +225,12 @@ class DeviceStep(Step):
         return IterationResult(next_centers, known + 1, strict, float(outcome["shift"]), at=at)
 
     def _assignment(self, n_reassigned: int, potential: float) -> Assignment:
-        """Return the running sums as an assignment. For a protected fit they are copied to the host twice."""
+        """Return the running sums as an `Assignment`. In a protected fit, the sums are copied to the host twice."""
         again = None if self.check is None else Assignment(n_reassigned, *self.sums(), potential)
         return Assignment(n_reassigned, *self.sums(), potential, again)
 
     def _begin(self, centers: np.ndarray) -> None:
-        """Prepare `centers` (k, d) for the first iteration, and the check of a protected fit."""
+        """Copy `centers` (k, d) to the GPU and prepare them for the first iteration; prepare the check if protected."""
         stream = self.data.machine.current_stream()
         if stream.ptr != self._bound_stream:
             self._launches.clear()
@@ -239,24 +246,24 @@ class DeviceStep(Step):
         self._run("prepare", self._bind_prepare)
 
     def _bind_prepare(self) -> Sequence[Callable[[], None]]:
-        """Return the launch that prepares the first centers, from pinned host memory."""
+        """Return the launch that prepares the first centers, which the kernel reads from the pinned staging buffer."""
         arguments = self._staging, self._update_args(1, 0, 0.0)
         return [self.data.machine.bind(self._prepare, (self._n_columns,), (_CENTER_THREADS,), arguments)]
 
     def _stage_centers(self, index: int) -> None:
-        """Copy `buffers.centers[index]` to the staging buffer, asynchronously."""
+        """Start an asynchronous copy of `buffers.centers[index]` to the staging buffer."""
         self.data.machine.copy(self._staging, self.buffers.centers[index])
         self._staged = index
 
     def _centers_on_host(self, index: int) -> np.ndarray:
-        """Return a copy of `buffers.centers[index]` in host memory. No work that changes it may be in flight."""
+        """Return a copy of `buffers.centers[index]` in host memory. No kernel in flight may write that buffer."""
         if self._staged != index:
             self._stage_centers(index)
             self.data.machine.current_stream().synchronize()
         return self._staging.copy()
 
     def _launch(self, count: int, tol: float) -> None:
-        """Launch iteration `count` of this call, from 0, which writes its outcome to pinned memory."""
+        """Launch iteration number `count` of the current `iterate` call, from 0, and its check."""
         now, slot = count % 2, count % _AHEAD
         if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._expected_reassigned):
             self._begin_bounds()
@@ -270,7 +277,7 @@ class DeviceStep(Step):
     def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
         """Return the launches of an iteration: labels and sums, then new centers and the outcome.
 
-        It reads `buffers.centers[now]`, and writes the other centers and outcome `slot`.
+        The iteration reads `buffers.centers[now]`, and writes `buffers.centers[1 - now]` and `_outcomes[slot]`.
         """
         arguments = (self._update_args(now, slot, tol),)
         update_centers = self.data.machine.bind(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
@@ -304,7 +311,7 @@ class DeviceStep(Step):
                 height=layout.columns,
                 second=self._n_columns if layout.parts > 1 else 0,
             ),
-            # A null pointer: without bounds, drift is not tracked.
+            # Without bounds, null pointers: the kernel then computes no center drift.
             drift=np.zeros((), DRIFT)[()] if bounds is None else bounds.drift_args(),
             tolerance=tol,
             k=self.k,
@@ -323,18 +330,18 @@ class DeviceStep(Step):
         return values[:, :-1], values[:, -1]
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
-        """Return the number of samples with each label; see `Step.cluster_sizes`. The sums contain current counts."""
+        """Return the number of samples with each label, from the running sums if possible; see `Step.cluster_sizes`."""
         if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
             return super().cluster_sizes(labels, k)
         return to_host(self.buffers.sums[:, -1]) // np.int64(self.integers.scales[-1])
 
     def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia of a run's result, from the running sums if they are exact enough; see `Step.inertia`."""
+        """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
         found = self._inertia_of_sums(centers)
         return super().inertia(centers) if found is None else found
 
     def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
-        """Return the inertia from the running sums; None if reading X is faster, or float32 is more exact."""
+        """Return the inertia from the running sums; None if a pass over X is faster or more exact."""
         data = self.data
         if data.dtype != np.float32 or data.sample_weight is not None:
             return None
@@ -342,19 +349,20 @@ class DeviceStep(Step):
             return None
         squares = data.n_samples * data.n_features * data.spread()[1] ** 2
         inertia, error = inertia_from_sums(squares, *self.sums(), self.sums_units[:-1], centers)
-        # `squares` is a sum of squares about the origin, less a correction. Its error is relative to the former sum.
+        # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
+        # relative to the sum about the origin, which can be larger.
         about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
         exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
         return inertia / (2 if data.spherical else 1) if exact else None
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return the inertia, and a fault in it or in the running sums, or None; see `Step.checked_inertia`."""
+        """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""
         data = self.data
         check, device_centers = (
             SumsCheck(data.xp, self.buffers, self.integers),
             data.xp.asarray(centers, dtype=data.dtype),
         )
-        # X itself, not centered: the kernel subtracts the shift.
+        # The kernel subtracts `data.shift` from X.
         rows, weights = data.rows_on_gpu, data.sample_weight
         total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)
         of_rows, fault = float(total.item()) / (2 if data.spherical else 1), check.fault()
@@ -364,6 +372,6 @@ class DeviceStep(Step):
         return of_rows if of_sums is None else of_sums, fault
 
     def examined(self) -> tuple[int, int]:
-        """Return the number of iterations in which bounds skipped rows, and the rows that those iterations scored."""
+        """Return the number of iterations in which bounds skipped rows, and the number of rows that these scored."""
         state = None if self.bounds is None else self.bounds.read_state()
         return (0, 0) if state is None else (int(state["screened"]), int(state["examined"]))

@@ -1,4 +1,4 @@
-"""Engine interface: X on its device and a Lloyd step for k clusters; and the engine on the CPU."""
+"""Engine interface: X on its device, and a Lloyd step for k clusters; and its implementation for the CPU."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class Engine(ABC):
     ----------
     data : Data
     blocks : BlockStep
-        Blockwise step for any k.
+        Blockwise Lloyd step, which supports any k.
     over : callable
-        Returns an engine of the same kind and options over other `Rows`.
+        Takes other `Rows`, and returns an engine of the same kind and with the same options for them.
     """
 
     data: Data
@@ -44,20 +44,20 @@ class Engine(ABC):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Restore the previously current device."""
+        """Restore the device that was current before `__enter__`."""
         self.data.__exit__(*exception)
 
     @abstractmethod
     def center(self, mean: np.ndarray, k: int) -> None:
-        """Center X about `mean` (d,), in advance or when it is read, as the step for k clusters requires."""
+        """Center X about `mean` (d,): now or on every read, depending on the step for k clusters."""
 
     @abstractmethod
     def step_for(self, k: int) -> Step:
-        """Return the step for k clusters. It is created at the first call and reused until k changes."""
+        """Return the Lloyd step for k clusters; calls with the same k return the same object."""
 
     @abstractmethod
     def selection(self, k: int) -> tuple[str, str]:
-        """Return the name of the step for k clusters, and the reason for its selection."""
+        """Return the name of the step for k clusters, and why it was selected."""
 
     @abstractmethod
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
@@ -73,23 +73,23 @@ class Engine(ABC):
         Returns
         -------
         numpy.ndarray of shape (k,) or None
-            Sample indices; None if `plusplus.kmeans_plusplus` is to draw them.
+            Indices of the drawn samples. None if the engine cannot draw; `plusplus.kmeans_plusplus` then does.
         """
 
     def place(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
-        """Check X, center it for a single pass, and return the centers relative to the same point.
+        """Check that X is finite, center X for a single pass, and shift the centers by the same point.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Relative to `mean`.
+            Centers minus `mean`.
         mean : numpy.ndarray of shape (d,)
-            The mean that a fit subtracted. The engine may subtract zero instead.
+            The mean that a fit subtracted. The engine may subtract zero from X instead.
 
         Returns
         -------
         numpy.ndarray of shape (k, d)
-            The centers relative to the point that was subtracted from X, in the working dtype.
+            Centers minus the point that the engine subtracts from X, in the working dtype.
 
         Raises
         ------
@@ -108,7 +108,7 @@ class Engine(ABC):
 
 
 class HostEngine(Engine):
-    """CPU engine: X in host memory or read from its source, and the Lloyd step by NumPy and BLAS.
+    """CPU engine: X in host memory or read from its source in every pass, and the Lloyd step by NumPy and BLAS.
 
     Parameters
     ----------
@@ -134,7 +134,7 @@ class HostEngine(Engine):
         return self.blocks
 
     def selection(self, k: int) -> tuple[str, str]:  # noqa: ARG002 (one step serves any k)
-        """Return the name of the step, and the reason for its selection; see `Engine.selection`."""
+        """Return the name of the step, and why it was selected; see `Engine.selection`."""
         return "host", "the device is the CPU"
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:

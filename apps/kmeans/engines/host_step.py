@@ -1,7 +1,7 @@
 """Lloyd step on the CPU, by NumPy and BLAS.
 
 For data in memory, `TSKMeans` runs scikit-learn's compiled Lloyd instead, which is up to twice as fast for small k and
-d. This step is for what scikit-learn does not support, such as data larger than memory and reports of progress.
+d. This step runs where scikit-learn's cannot, for example for data larger than memory, or for progress reports.
 """
 
 from collections.abc import Callable
@@ -15,11 +15,11 @@ from tsapps.apps.kmeans.engines.block_step import BlockStep
 
 __all__ = ["HostStep"]
 
-# The most scores computed at a time: 0.5 MiB of float32 or 1 MiB of float64, so that the arg-min reads them from the L2
+# Maximum number of scores per GEMM: 0.5 MiB of float32 or 1 MiB of float64, so that the arg-min reads them from the L2
 # cache.
 _SCORE_ELEMENTS = 1 << 17
-# Rows per GEMM in scikit-learn. This step uses the same number for small data: its scores, and so its labels in a tie,
-# are then the same.
+# Rows per GEMM in scikit-learn. For small data, this step uses the same number: scores then have scikit-learn's bits,
+# and ties give the same labels.
 _CHUNK_ROWS = 256
 
 
@@ -30,16 +30,17 @@ class HostStep(BlockStep):
 
     def __init__(self, data: HostData) -> None:
         super().__init__(data)
-        # Load SciPy's BLAS here, not in a worker thread: `one_blas_thread` only limits libraries that are loaded.
+        # Load SciPy's BLAS here, not in a worker thread: `one_blas_thread` limits only BLAS libraries loaded before it.
         self._product = _scipy_product(data.dtype) if data.is_small else None
 
     def assign_block(
         self, block: Any, weights: Any | None, minus_2_centers: Any, norms: Any, *, update: bool, potential: bool
     ) -> tuple[Any, Any | None, Any, Any]:
-        """Label a block's rows, and sum them by label; see `BlockStep.assign_block`."""
+        """Label the rows of a block, and sum the rows of each label; see `BlockStep.assign_block`."""
         labels = np.empty(len(block), np.int32)
         lowest = np.empty(len(block), self.data.dtype) if potential else None
-        # `Frame` keeps the rows of a fit in range. Rows of `predict` may overflow, so they are scaled down here.
+        # A fit scales its rows so that scores do not overflow (`Frame`). Rows of `predict` may be larger, so they are
+        # scaled down here.
         exponent = overflow_exponent(block, minus_2_centers) if self.data.may_be_far else 0
         block, minus_2_centers = ldexp(block, -exponent), ldexp(minus_2_centers, -exponent)
         norms, product = ldexp(norms, -2 * exponent), self._product
@@ -61,7 +62,7 @@ class HostStep(BlockStep):
         return labels, lowest, *self.sum_block(block, weights, labels, len(norms))
 
     def sum_block(self, block: Any, weights: Any | None, labels: Any, k: int) -> tuple[Any, Any]:
-        """Return the sums and weights of a block's rows by label; see `BlockStep.sum_block`."""
+        """Return the sum and weight of the rows of each label in a block; see `BlockStep.sum_block`."""
         from scipy.sparse import csr_matrix
 
         # The sums are the transpose of the weighted one-hot label matrix, times the rows.
@@ -80,12 +81,13 @@ def _scipy_product(dtype: np.dtype) -> Callable[..., np.ndarray]:
 def _scores_of_chunk(
     product: Callable[..., np.ndarray], rows: np.ndarray, minus_2_centers: np.ndarray, norms: np.ndarray
 ) -> np.ndarray:
-    """Return the scores ‖c‖² − 2·x·c (m, k) of a chunk's rows (m, d), bit-identical to scikit-learn's.
+    """Return the scores ‖c‖² − 2·x·c (m, k) of rows x (m, d), bit-identical to scikit-learn's.
 
-    This is the same GEMM call to the same library: it adds −2·x·c to the norms. SciPy holds the GIL during the call.
+    The GEMM call and the BLAS library are scikit-learn's; the GEMM adds −2·x·c to the norms. SciPy holds the GIL during
+    the call.
     """
     scores = np.empty((len(rows), len(norms)), rows.dtype)
     scores[:] = norms
-    # BLAS is column-major: it computes the transpose of these row-major arrays.
+    # BLAS arrays are column-major, so the call passes the transposes of the row-major arrays.
     found = product(1.0, minus_2_centers, rows.T, beta=1.0, c=scores.T, trans_a=1, overwrite_c=1)
     return found.T

@@ -1,9 +1,9 @@
-"""Lloyd step for large k (k > 64) on Hopper GPUs: centers stream through a GEMM that is bound by the tensor cores.
+"""Lloyd step for large k (k > 64) on Hopper GPUs: a compute-bound tensor-core GEMM through which centers stream.
 
     assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh
     → assign/rescore_large_k.cuh → update/sort_reassigned.cuh → update/segmented_sum.cuh → update/centers.cuh
 
-The step supports any k. `select_step` selects it for k > 64.
+The step supports smaller k too, but `select_step` selects it only for k > 64.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SOURCE = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmean
 
 
 class LargeKStep(DeviceStep):
-    """Lloyd step for large k on Hopper GPUs, without bounds.
+    """Lloyd step for large k on Hopper GPUs, without Hamerly bounds.
 
     Parameters
     ----------
@@ -51,7 +51,7 @@ class LargeKStep(DeviceStep):
         blocks = self._blocks = plan.blocks(n, gpu.multiprocessors)
         self._capacity = plan.capacity(n, blocks)
         self._changes = data.xp.empty(blocks * self._capacity * REASSIGNMENT_BYTES, np.uint8)
-        # After rescoring, this memory is reused for the sorted row indices of SegmentedSum.
+        # Lists of ambiguous rows. After rescoring, `SegmentedSum` reuses this memory for the sorted row indices.
         self._ambiguous = data.xp.empty(blocks * self._capacity * AMBIGUOUS_LARGE_K_BYTES, np.uint8)
         self._lengths = data.xp.empty((blocks, 2), np.uint32)
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)

@@ -1,4 +1,4 @@
-"""Selection of the Lloyd step for k clusters on a GPU, from facts about the data and the GPU (pure)."""
+"""Selection of the Lloyd step (the kernels of an iteration) for k clusters on a GPU, from facts about data and GPU."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,12 +20,12 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["Facts", "Norms", "Options", "StepPlan", "iteration_bytes", "select_step", "why_cublas"]
 
-# The most samples: row indices have 32 bits, and the last tiles are padded. The most features over which float32 sums
-# give row norms that are accurate enough (half_copy.cuh).
+# Exclusive upper limit of the number of samples: row indices have 32 bits, and the last tiles are padded. Maximum
+# number of features for which float32 sums give accurate row norms (half_copy.cuh).
 _MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
 _LEAST_CAPABILITY = 8.0
-# By default, bounds are used if X has at most _MOST_BOUNDED features and at least _LEAST_BOUNDED elements. For a
-# smaller X, the launches of bounds take as long as the time that they save.
+# By default, Hamerly bounds are used if X has at most _MOST_BOUNDED features and at least _LEAST_BOUNDED elements. For
+# a smaller X, the kernel launches for bounds take as long as the time that bounds save.
 _MOST_BOUNDED, _LEAST_BOUNDED = 256, 1 << 26
 
 
@@ -36,13 +36,13 @@ class Options:
     Attributes
     ----------
     kernels : bool
-        Whether kernels of this package may iterate; otherwise cuBLAS does.
+        Whether kernels of this package may be selected; otherwise always cuBLAS.
     always : bool
         Whether kernels of this package are also used for small float64 data, and for single passes over small data.
     precision : {"exact", "tf32"}
         Whether float32 labels are certified ("exact") or not ("tf32").
     bounds : bool, optional
-        Whether to skip rows whose label cannot change. None means: if that is likely to save time.
+        Whether Hamerly bounds skip rows whose label cannot change. None means: if that is likely to save time.
     """
 
     kernels: bool = True
@@ -53,16 +53,16 @@ class Options:
 
 @dataclass(frozen=True)
 class Norms:
-    """Norms of the data relative to the point that kernels would subtract on read.
+    """Norms of the rows x − s, where s is the point that kernels would subtract from each row when they read it.
 
     Attributes
     ----------
     shift : float
-        Norm of that point.
+        ‖s‖.
     rows : float
-        Upper bound of the row norms after subtraction.
+        Upper bound of ‖x − s‖ over the rows x.
     digits : {2, 3}
-        Limbs of a fixed-point element; see `Integers`.
+        Number of limbs of a fixed-point element; see `Integers`.
     """
 
     shift: float
@@ -72,30 +72,30 @@ class Norms:
 
 @dataclass(frozen=True)
 class Facts:
-    """Facts about the data.
+    """Facts about the data and the memory of its GPU, from which `select_step` selects.
 
     Attributes
     ----------
     n, d : int
-        Samples and features.
+        Numbers of samples and features.
     dtype : {"float32", "float64"}
-        Working dtype.
+        Dtype of the computation and of the centers.
     x_dtype : str, optional
-        Dtype of the row-major X on the GPU; None if X is not there.
+        Dtype of X; None if X is not stored row-major in GPU memory.
     x_address : int
         Device address of X; 0 if X is not on the GPU.
     weighted : bool
         Whether samples have weights.
     weights_alike : bool
-        Whether one fixed-point scale represents all weights well enough.
+        Whether one fixed-point scale represents all nonzero weights accurately.
     small : bool
         Whether X is so small that results follow scikit-learn's rounding; see `SMALL`.
     single_pass : bool
         Whether labels are computed once, as in `predict`.
     free_bytes : int
-        Free GPU memory for the half-precision copy and the buffers of iterations, in bytes.
+        Bytes of GPU memory that the half-precision copy of X and the buffers of iterations may use.
     norms : Norms, optional
-        None until the moments of X are known.
+        None until the moments of X have been computed.
     """
 
     n: int
@@ -113,17 +113,18 @@ class Facts:
 
 @dataclass(frozen=True)
 class StepPlan:
-    """The selected step.
+    """The selected Lloyd step.
 
     Attributes
     ----------
     step : {"cublas", "small_d", "small_k", "large_k"}
+        Name of the step.
     reason : str
-        Why it was selected.
+        Why the step was selected.
     plan : FmaPlan, ProductsPlan, MmaPlan or StreamPlan, optional
-        Plan of its assignment kernel; None for cuBLAS.
+        Plan of the assignment kernel; None for cuBLAS.
     bounds : bool
-        Whether bounds may skip rows.
+        Whether Hamerly bounds may skip rows.
     certifies : bool
         Whether labels are certified.
     """
@@ -136,7 +137,7 @@ class StepPlan:
 
 
 def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
-    """Return why cuBLAS is used for every k, or None if another step is possible. Does not need `facts.norms`."""
+    """Return why only cuBLAS can be selected, for every k; None if another step may be. Does not need `facts.norms`."""
     if not options.kernels:
         return "engine='cublas' was asked for"
     if facts.small and not options.always:
@@ -158,9 +159,9 @@ def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
 
 
 def iteration_bytes(n: int, d: int, k: int, panels: int) -> int:
-    """Return the approximate bytes of the half-precision copy, the row lists of an iteration, and the centers.
+    """Return the approximate size in bytes of the half-precision copy, the row lists of an iteration, and the centers.
 
-    `panels` is the number of 16-column panels of the copy for large k; 0 for small k.
+    `panels` is the number of 16-column panels per row of the half-precision copy for large k; 0 for small k.
     """
     lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES if panels else 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
     width = 16 * panels or padded(d)
@@ -168,12 +169,12 @@ def iteration_bytes(n: int, d: int, k: int, panels: int) -> int:
 
 
 def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPlan:
-    """Select the step for k clusters.
+    """Select the Lloyd step for k clusters.
 
     Parameters
     ----------
     facts : Facts
-        Includes `norms`, unless `why_cublas` returns a reason.
+        Must include `norms`, unless `why_cublas` returns a reason.
     k : int
     gpu : GpuSpec
     options : Options
@@ -218,7 +219,7 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
 
 
 def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int) -> StepPlan:
-    """Return `found`, a step that reads a half-precision copy; cuBLAS if the copy does not fit the GPU."""
+    """Return `found`, which reads a half-precision copy of X, or cuBLAS if that copy does not fit in GPU memory."""
     needed = iteration_bytes(facts.n, facts.d, k, panels)
     if needed <= facts.free_bytes:
         return found

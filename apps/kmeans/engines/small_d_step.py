@@ -1,6 +1,7 @@
-"""Lloyd steps for small d and small k: one launch assigns rows and updates the sums, and reads X itself once.
+"""Lloyd steps for small d and small k: one launch reads X once, labels the rows and updates the cluster sums.
 
-Kernels: small_d/iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh; with bounds iteration_bounded.cuh.
+Kernels: small_d/iteration_fma_d4.cuh, iteration_fma.cuh and iteration_mma.cuh; with Hamerly bounds
+iteration_bounded.cuh.
 """
 
 from __future__ import annotations
@@ -41,16 +42,16 @@ __all__ = ["SmallDFmaStep", "SmallDMmaStep", "norms_of"]
 
 _FOLDER = Path(__file__).parents[1]
 _PLACE_THREADS = 128
-# widen_labels: threads of a block, and resident blocks per multiprocessor.
+# widen_labels of data/labels.cuh: threads per block, and resident blocks per multiprocessor.
 _WIDEN_THREADS, _WIDEN_BLOCKS = 256, 8
-# Factor that keeps an upper bound of a norm valid when it is rounded to float32.
+# Factor by which upper bounds of norms are raised, so that they remain upper bounds after rounding to float32.
 _ROUNDED_UP = 1.000001
 
 
 def norms_of(data: DeviceData, subtracted: np.ndarray | None = None) -> tuple[float, float]:
-    """Return the norm of `subtracted`, and an upper bound of the norms of the rows after its subtraction.
+    """Return ‖s‖, and an upper bound of ‖x − s‖ over the rows x.
 
-    `subtracted` (d,) is the point that kernels subtract from rows on read; by default `data.shift`.
+    s is `subtracted` (d,), the point that kernels subtract from rows on read; by default `data.shift`.
     """
     shift = to_host(data.shift) if subtracted is None else subtracted.astype(data.dtype)
     return float(np.linalg.norm(shift.astype(np.float64))), float(np.linalg.norm(data.spread(subtracted)[0]))
@@ -59,22 +60,23 @@ def norms_of(data: DeviceData, subtracted: np.ndarray | None = None) -> tuple[fl
 class SmallDStep(DeviceStep):
     """Lloyd step for small d and small k, on unweighted samples in float32 or a 16-bit type."""
 
-    # Labels all rows and updates the sums, without bounds.
+    # The kernel that labels all rows and updates the sums, without bounds.
     _assign: Any
 
     def __init__(self, data: DeviceData, plan: FmaPlan | ProductsPlan, k: int, *, bounds: bool) -> None:
         of_mean, norm = norms_of(data)
         warpgroups = isinstance(plan, ProductsPlan) and plan.multiplier is Multiplier.WARPGROUPS
-        if warpgroups:  # scores_wgmma.cuh multiplies rows that are not centered
+        if warpgroups:  # scores_wgmma.cuh multiplies rows of X without subtracting the mean
             norm += of_mean
         self._scale = np.float32(small_d_scale(norm, plan.dtype, warpgroups=warpgroups))
-        # `_norm` bounds the norms of all scaled rows, so it is also used as their norm limit (update/centers.cuh).
+        # `_norm` is an upper bound of the norms of all scaled rows, so it also serves as the norm limit of
+        # update/centers.cuh.
         self._mean_norm, self._norm = (np.float32(_ROUNDED_UP * self._scale * value) for value in (of_mean, norm))
         self._padded = -(-plan.features // 16) * 16
         # iteration_mma.cuh and iteration_bounded.cuh score centers in blocks of 8.
         layout = Layout(Placement(self._padded, 0, self._scale, self._norm), 8, labels="int8")
         super().__init__(data, k, layout, bounds=bounds, certifies=True)
-        # The labels widened to int32, and whether they are up to date.
+        # Copy of the labels as int32, and whether that copy is up to date.
         self._labels_int32: Any = None
         self._labels_are_current = False
         (self._widen,) = load_kernels(data.machine, "data/labels.cuh", "widen_labels")
@@ -102,7 +104,10 @@ class SmallDStep(DeviceStep):
         super()._begin(centers)
 
     def _products_argument(self, tensor_error: float, rounding: float) -> Any:
-        """Return the `PRODUCTS` argument of mma kernels, whose headers call the arguments γ, and ρ or r."""
+        """Return the `PRODUCTS` argument of the kernels that use tensor cores.
+
+        The heads of scores_mma.cuh and scores_wgmma.cuh call `tensor_error` γ, and `rounding` ρ or r.
+        """
         of = self.buffers
         return structure(
             PRODUCTS,
@@ -149,23 +154,26 @@ class SmallDStep(DeviceStep):
 
     @abstractmethod
     def _bind_all_rows(self, centers: Any, stopped: Any) -> Sequence[Callable[[], None]]:
-        """Return the launches that label all rows without bounds; they do nothing if the flag `stopped` is set."""
+        """Return the launches that label all rows without bounds; their kernels do nothing if `stopped` is nonzero."""
 
     def _arguments(self, centers: Any, stopped: Any, *more: Any) -> tuple[Any, ...]:
-        """Return the arguments of an assignment kernel; `more` are arguments that the other kernels do not have."""
+        """Return the arguments of an assignment kernel; `more` are the arguments that only that kernel has."""
         of = self.buffers
         given = self.data.rows_on_gpu, centers, np.int32(self.k), np.int64(self.data.n_samples)
         return *given, *more, of.labels, of.sums, of.n_reassigned, stopped
 
     def _bind_assign(self, centers: Any, stopped: Any, *more: Any, dependent: bool) -> Launch:
-        """Return the launch of `_assign`; arguments as for `_arguments`."""
+        """Return a bound launch of the kernel `_assign`; see `_arguments` for the arguments.
+
+        `dependent` selects programmatic dependent launch.
+        """
         arguments = self._arguments(centers, stopped, *more)
         grid, threads = self._grid, self._threads
         return self.data.machine.bind(self._assign, grid, threads, arguments, self._shared_bytes, dependent=dependent)
 
 
 class SmallDFmaStep(SmallDStep):
-    """Small-d step by fused multiply-adds, centers in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
+    """Small-d Lloyd step by FMA, with centers in constant memory: iteration_fma.cuh and iteration_fma_d4.cuh."""
 
     def __init__(self, data: DeviceData, plan: FmaPlan, k: int, *, bounds: bool) -> None:
         super().__init__(data, plan, k, bounds=bounds)
@@ -193,7 +201,7 @@ class SmallDFmaStep(SmallDStep):
 
 
 class SmallDMmaStep(SmallDStep):
-    """Small-d step by tensor cores: small_d/iteration_mma.cuh."""
+    """Small-d Lloyd step by tensor cores: small_d/iteration_mma.cuh."""
 
     starts_early = True
 

@@ -1,10 +1,10 @@
-"""Lloyd step for k <= 64: a GEMM that is bound by reading the half-precision copy of X; centers in shared memory.
+"""Lloyd step for k <= 64: a memory-bound GEMM on the half-precision copy of X, with centers in shared memory.
 
     assign/small_k.cuh, the epilogue of gemm_mma.cuh
     → assign/rescore.cuh → sums of reassigned rows → update/centers.cuh
 
-Reassigned rows update the sums by update/scatter_add.cuh if they are few (`sorts_rows`). Otherwise
-update/sort_reassigned.cuh sorts them for update/segmented_sum.cuh. The two methods give the same bits.
+If few rows are reassigned (`sorts_rows`), update/scatter_add.cuh adds them to the cluster sums. Otherwise
+update/sort_reassigned.cuh sorts them by cluster for update/segmented_sum.cuh. The two methods give the same bits.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class SmallKStep(DeviceStep):
     plan : MmaPlan
     k : int
     bounds : bool
-        Whether bounds may skip rows.
+        Whether Hamerly bounds may skip rows whose label cannot change.
     certifies : bool
         Whether labels are certified.
     """
@@ -113,7 +113,7 @@ class SmallKStep(DeviceStep):
         lists = self._entries, of.counts, np.int64(self._capacity)
         certified = of.rows, centers, np.int32(self.k), *lists, of.stopped
         launches.append(self.data.machine.bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
-        # Both updates give the same bits.
+        # Scatter-add and segmented sum give the same bits.
         if self._segments is None or not self._sorts:
             return [*launches, self._scatter_add.bind(of, lists)]
         changes = structure(LISTS, items=self._entries, lengths=of.counts, capacity=self._capacity, step=1)

@@ -16,16 +16,16 @@ __all__ = ["Step"]
 
 
 class Step(ABC):
-    """Lloyd's algorithm for k clusters over X on one device.
+    """Lloyd iterations for k clusters over X on one device: assignment, cluster sums and new centers.
 
     Parameters
     ----------
     data : Data
     """
 
-    #: Whether labels are certified; and whether the sums are running sums, updated by reassigned rows only.
+    #: Whether labels are certified. And whether cluster sums are running sums: an iteration only moves reassigned rows.
     certifies, keeps_sums = True, False
-    #: The fixed-point unit to which the elements of each column of the sums are rounded, (d + 1,); [0] for float sums.
+    #: Fixed-point unit of each column of the cluster sums, (d + 1,), to which elements are rounded; [0] for float sums.
     sums_units = np.zeros(1)
     #: The checks of a protected fit; None without protection.
     protection: Protection | None = None
@@ -40,20 +40,21 @@ class Step(ABC):
 
     @abstractmethod
     def reset(self) -> None:
-        """Set every label to −1, so that the next assignment counts every sample as reassigned."""
+        """Set every label to −1 (no cluster), so that the next assignment counts every sample as reassigned."""
 
     @abstractmethod
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
-        """Label every sample with its nearest center, the lowest index on a tie.
+        """Label every sample with its nearest center, on a tie the center of lowest index.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Relative to the point that was subtracted from X, in the working dtype.
+            In the working dtype; the same point is subtracted from the centers as from X.
         update : bool
             Also return the weighted sum and the weight of each cluster.
         potential : bool
-            Also return Σ w·score.
+            Also return Σ w·score over the samples, w being the weight and score = ‖c‖² − 2·x·c for the nearest center
+            c.
 
         Returns
         -------
@@ -68,13 +69,13 @@ class Step(ABC):
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Relative to the point that was subtracted from X, in the working dtype.
+            In the working dtype; the same point is subtracted from the centers as from X.
         before : int
-            Iterations of this run so far.
+            Number of iterations of this run before this call.
         last : int
             Maximum number of iterations of this run, greater than `before`.
         tol : float
-            Convergence threshold of the center shift Σ ‖new c − c‖². A run also converges when no label changes.
+            A run converges when the center shift Σ ‖new c − c‖² is at most `tol`, or when no label changes.
         report : callable, optional
             Called after every iteration; see `results.Report`.
 
@@ -98,7 +99,7 @@ class Step(ABC):
                 new_centers = self.next_centers(found, centers)
                 shift = square_shift(centers, new_centers)
                 if protection is not None:
-                    # `centers` as given, with which the first iteration starts, need not be cluster means.
+                    # The centers that the caller gave for the first iteration need not be cluster means.
                     unchanged = found.n_reassigned == 0 and iteration > before + 1
                     fault = protection.fault_of_next(data, found, new_centers, shift, unchanged=unchanged)
             if protection is not None and fault is not None:
@@ -116,16 +117,16 @@ class Step(ABC):
     def inertia(self, centers: np.ndarray) -> float:
         """Return the inertia of `centers` (k, d) and the current labels.
 
-        The labels must be those of the last assignment. `centers` are its centers, or the means computed from it.
+        `centers` must be those of the last assignment, or the cluster means computed from that assignment.
         """
         return self.data.inertia(centers, self.labels)
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return the inertia, and a description of a fault in it or in the running sums; None if both are right."""
+        """Return the inertia, and a description of a fault in the inertia or the running sums, or None."""
         inertia = self.data.inertia(centers, self.labels)
         same = np.array_equal(inertia, self.data.inertia(centers, self.labels), equal_nan=True)
         return inertia, None if same else "the inertia differed when it was computed twice"
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
-        """Return the number of samples with each label, (k,), int64; `labels` (n,) are current or earlier ones."""
+        """Return the number of samples with each label, (k,), int64, for current or earlier `labels` (n,)."""
         return self.data.count_labels(labels, k)

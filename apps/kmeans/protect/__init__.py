@@ -1,4 +1,4 @@
-"""ABFT of a fit: checks of sums, labels and centers after each iteration. A faulty step is recomputed.
+"""ABFT of a fit: checks of sums, labels and centers after each iteration. A faulty iteration is recomputed.
 
 Checks of matrix products are in apps/abft/product.
 """

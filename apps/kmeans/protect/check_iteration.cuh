@@ -1,19 +1,19 @@
 // ABFT check of an iteration's results, after `update_centers` (update/centers.cuh) and before the next iteration.
 //
-// sums (k × (d + 1))  fixed-point: a column's total over the clusters is constant; column d has the total weight
-// next (k × d)        equals the means of the sums, or the old centers for clusters without samples
-// centers (k × d)     equals what the previous check accepted as `next`, by a hash of each column
-// labels (n)          of rows first, first + stride, …: no center is nearer than the label's, in float64 from X
+// sums (k × (d + 1))  fixed-point cluster sums: a column's total over the clusters is constant; column d holds weights
+// next (k × d)        new centers: equal to the means of the sums, or to the old center of a cluster without samples
+// centers (k × d)     old centers: equal to the `next` that the previous check accepted, by a hash of each column
+// labels (n)          checked for rows `first`, `first` + `stride`, …: no center is nearer than the center of the label
 //
-// Sums are integers modulo 2⁶⁴, so the first check is exact: a wrong addition changes the total of a column
-// permanently. The first iteration, from rows without labels, gives the totals. A fault sets `stopped`:
-// `update_centers` of later launches does nothing, and the iteration's centers remain. (With bounds, later launches may
-// have changed labels and sums; the host recomputes them.) The host reads the faults from `seen`.
+// Sums are integers modulo 2⁶⁴, so column totals are compared exactly: a wrong addition changes a total permanently.
+// The first iteration, in which every row gets its first label, sets the expected totals. A fault sets `stopped`, and
+// then `update_centers` of later launches does nothing, so the centers of the faulty iteration remain. (With bounds,
+// later launches may have changed labels and sums; the host recomputes them.) The host reads the faults from `seen`.
 //
-// Why it is fast: it reads the sums, both centers and few rows, and writes only one hash per column. No block waits for
-// another. A block checks some columns of all sums, or a group of rows against a part of the centers. A thread compares
-// four rows with eight centers: 32 sums from 13 loads, in float32 unless X is float64. A warp rescores uncertified
-// rows, as in rescore.cuh.
+// Why it is fast: it reads the sums, the old and new centers and few rows of X, and writes only one hash per column. No
+// block waits for another. A block checks either some columns of all sums, or a group of rows against a part of the
+// centers. A thread compares four rows with eight centers: 32 sums from 13 loads, in float32 unless X is float64. A
+// warp rescores uncertified rows, as in rescore.cuh.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "kernels/device/vector_load.cuh"
@@ -23,10 +23,10 @@ namespace kmeans {
 // Fault bits; bit i is reported in seen[i].
 constexpr unsigned kWrongSums = 1, kWrongCenters = 2, kWrongLabels = 4, kChangedCenters = 8;
 constexpr int kFaults = 4, kCheckThreads = 128;
-// Columns of the sums that a block checks; rows and centers that a thread compares at a time.
+// Numbers of columns of the sums that a block checks, and of rows and centers that a thread compares at a time.
 constexpr int kCheckColumns = 16, kCheckRows = 4, kCheckCenters = 8, kPairs = kCheckRows * kCheckCenters;
 
-// The checked labels. 2^log2_threads threads (at least 4) share rows; a block compares them with up to `each` centers.
+// The checked labels. A row is split among 2^log2_threads threads, at least 4. A block compares up to `each` centers.
 template <typename Label>
 struct Checked {
   const Label* labels;
@@ -34,8 +34,9 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// A column's hash is Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴, with h one to one. Factors are odd, so one
-// changed element, or an exchange of two float32 elements, always changes the hash. hash_word computes one term.
+// The hash of a column of centers is Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴; h is one to one. Factors
+// are odd, so one changed element, or an exchange of two float32 elements, always changes the hash. hash_word computes
+// one term.
 constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
 __device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
   return (unsigned long long)__float_as_uint(center) * odd;
@@ -45,14 +46,14 @@ __device__ __forceinline__ unsigned long long hash_word(double center, unsigned 
   return (bits ^ bits >> 32) * odd;
 }
 
-// Hashes of the center columns (d): of this iteration's centers, and of the next ones, which are written.
+// Hashes of the columns of the centers (d): those expected of `centers`, and those of `next`, which the kernel writes.
 struct Hashes {
   const unsigned long long* of_centers;
   unsigned long long* of_next;
 };
 
-// Checks a block's columns of the sums and of the centers. `totals` (d + 1) are the expected column totals. If `known`
-// is false, only the last total is known; the others are written.
+// Checks kCheckColumns columns of the sums and centers, from column `begin` on; returns fault bits. `totals` (d + 1)
+// are the expected column totals. Unless `known`, only the last total is valid; the others are written.
 template <typename Work>
 __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long long* sums, const double* units,
                                                   const Work* centers, const Work* next, int k, int d, bool known,
@@ -60,7 +61,7 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
   __shared__ unsigned long long of_warp[3][kCheckThreads / 32][kCheckColumns];
   const int column = begin + threadIdx.x % kCheckColumns;
   unsigned wrong = 0;
-  // Column total of the sums, and hashes of `centers` and `next`.
+  // Total of the column of sums, and the hashes of the columns of `centers` and `next`.
   unsigned long long total[3] = {};
   if (column <= d) {
     const double of_weight = units[d], unit = units[column];
@@ -70,7 +71,7 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
       const unsigned long long sum = of_cluster[column];
       total[0] += sum;
       if (column == d) continue;
-      // Bit for bit as in `update_centers`.
+      // The same operations as in `update_centers`, for the same bits.
       const double in_cluster = (double)(long long)of_cluster[d] * of_weight;
       const double inverse = 1 / (in_cluster != 0 ? in_cluster : 1.0);
       const long long place = (long long)cluster * d + column;
@@ -102,7 +103,7 @@ __device__ __forceinline__ unsigned wrong_columns(int begin, const unsigned long
   return total[0] == totals[column] ? wrong : wrong | kWrongSums;
 }
 
-// Adds up squared differences of some rows and some centers, over this thread's columns.
+// Adds the squared differences of kCheckRows rows and kCheckCenters centers, over this thread's columns, to `sums`.
 template <bool kAligned, typename T, typename Work>
 __device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], const Work* mean, const Work* centers,
                                             const int (&which)[kCheckCenters], int d, int member, int threads,
@@ -134,8 +135,7 @@ __device__ __forceinline__ void add_squares(const T* const (&x)[kCheckRows], con
   }
 }
 
-// Sums each of kPairs values over 4 to 32 lanes. Lane i gets the totals i · kPairs / lanes to (i + 1) · kPairs / lanes
-// − 1.
+// Sums each of kPairs values over 4 to 32 lanes. Lane i ends with kPairs / lanes totals, from i · kPairs / lanes on.
 template <int kCount = kPairs, typename Sum>
 __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int lanes) {
   if constexpr (kCount > 1) {
@@ -145,7 +145,7 @@ __device__ __forceinline__ void share_pairs(Sum (&sums)[kPairs], int member, int
   }
 }
 
-// The kCheckRows rows of X that 2^log2_threads threads of a group of rows share; past the last row, row `first`.
+// The kCheckRows rows of X that are split among the same 2^log2_threads threads. Rows past the end become row `first`.
 template <typename T, typename Work, typename Label>
 class CheckedRows {
  public:
@@ -176,8 +176,8 @@ class CheckedRows {
   long long begin_;
 };
 
-// True if a row of this thread has no valid label, or if one of the centers from `from` up to `to` is nearer than its
-// label's. Centers are compared eight at a time; the first four are those of the four rows' labels.
+// True if one of this thread's rows has an invalid label, or a center in [from, to) that is nearer than the center of
+// its label. Centers are compared eight at a time; the first four are the centers of the labels of the four rows.
 template <bool kAligned, typename T, typename Work, typename Label>
 __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& samples, int from, int to,
                                              const CenteredRows<T, Work>& rows, const Work* centers,
@@ -202,7 +202,7 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     if (r == mine) own = label[r];
   }
 
-  // Squared distances of this lane's row: the least to another center, and (in one of the row's lanes) to its label's.
+  // Squared distances of this lane's row: minimum to other centers, and to its label's center (in one lane per row).
   Work best = kNarrow ? (Work)3.4e38 : (Work)1.7e308, of_own = 0;
   auto center_of = [&](int turn, int c) {
     const int center = from + kCheckCenters * turn + c - kCheckRows;
@@ -240,8 +240,8 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     best = other < best ? other : best;
     of_own += simt::shuffle_xor(of_own, bits);
   }
-  // A float32 distance has a relative error of (d / 32 + 20)·2⁻²⁴; the gap must exceed twice that. The constant 1e-30
-  // covers squares too small for this relative error. NaN certifies nothing.
+  // A float32 squared distance has a relative error of at most (d / 32 + 20)·2⁻²⁴. A label is certified if the gap
+  // between the two distances exceeds twice that. 1e-30 covers squares too small for this bound.
   bool certified;
   if constexpr (kNarrow)
     certified = of_own < best * (1 - (float)(rows.d / 32 + 20) / (1 << 23)) - 1e-30f;
@@ -259,15 +259,15 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     if (nearest == its) continue;
     double squares[2];
     square_distances(rows, centers, row, {its, nearest}, squares);
-    // Either of two centers is right if float64 cannot tell their distances apart.
+    // If float64 cannot order the distances to two centers, both labels are accepted.
     if (!(squares[0] <= squares[1] * (1 + 1.0 / (1 << 30)))) wrong = true;
   }
   return wrong;
 }
 
-// The first blocks check a group of rows against a part of the centers each, the last blocks kCheckColumns columns
-// each. Rows are `first` and every stride-th after it. `number` counts checks from 1. `*over` is the number of the
-// fit's last check, or 0 if unknown. `seen` is initially zero.
+// Each of the first blocks checks a group of rows against a part of the centers; each of the others checks
+// kCheckColumns columns. Rows are `first` and every stride-th after it. `number` counts checks from 1. `*over` is the
+// number of the last check, or 0 while unknown; later checks do nothing. `seen` is initially zero.
 template <bool kAligned, typename T, typename Work, typename Label>
 __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ? 3 : 2)
     check(const CenteredRows<T, Work> rows, const Work* centers, const Work* next, const Checked<Label> of,
@@ -289,7 +289,7 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(Work) == sizeof(float) ?
   }
   if (blockIdx.x == 0 && threadIdx.x == 0 && *stopped) *over = number;
   if (wrong == 0) return;
-  // All writers store the same value.
+  // Several threads may write here, all the same value.
   *stopped = 1;
   *over = number;
   for (int i = 0; i < kFaults; ++i) {

@@ -1,18 +1,18 @@
-"""ABFT checks of a protected fit, for steps that sum all samples in every iteration (NumPy and cuBLAS).
+"""ABFT checks of a protected fit, for Lloyd steps that sum all samples in every iteration (NumPy and cuBLAS).
 
 After every iteration:
 
-- The cluster sums are computed twice and must have the same bits. The cluster weights must add up to the weight of all
-  samples, and the cluster sums to the sum of all samples.
-- A subset of the samples, another subset each time, is compared with every center, independently of the assignment.
-- The centers must equal a separate copy (`Kept`). The new centers are computed from each of the two cluster sums, and
-  must have the same bits.
+- The cluster sums are computed twice, and the two results must have the same bits. The cluster weights must add up to
+  the weight of all samples, and the cluster sums to the sum of all samples.
+- A subset of the samples, different in each iteration, is compared with every center, independently of the assignment.
+- The centers must equal a separate copy (`Kept`). The new centers are computed from each of the two results for the
+  cluster sums, and must have the same bits.
 
-After every run, its result is recomputed with all labels reset, and must have the same bits. If a step has running
-sums, only its labels are recomputed, and a Freivalds check compares the sums with the samples (`SumsCheck`).
+After every run, its labels and centers are recomputed from labels that are reset, and must have the same bits. If a
+step has running sums, its sums are not recomputed: a Freivalds check compares them with the samples (`SumsCheck`).
 docs/notes/abft.md states which faults the checks find, and with which probability.
 
-`protect/launch.py` has the checks of iterations by kernels of this package.
+For iterations by kernels of this package, `protect/launch.py` launches other checks.
 
 Source: K.-H. Huang and J. A. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Trans. Computers 33
 (1984), for sums that a computation preserves.
@@ -33,16 +33,16 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "stride_of"]
 
-#: A step is recomputed at most this many times before the fit fails.
+#: Maximum number of times that an iteration or a result is recomputed in a run before the fit fails.
 MOST_AGAIN = 3
-# An iteration compares about one sample in `_ONE_IN`, but at least `_FEWEST` samples, with all centers.
+# Each check compares about one sample in `_ONE_IN`, but at least `_FEWEST` samples, with all centers.
 _ONE_IN, _FEWEST = 4096, 128
-# The most float64 scores that are computed at a time.
+# Maximum number of float64 scores that are computed at a time.
 _SCORES = 1 << 22
 
 
 class FaultError(RuntimeError):
-    """A step of a protected fit failed its checks every time that it was computed: the hardware is faulty."""
+    """An iteration or a result of a protected fit failed its checks after every recomputation: faulty hardware."""
 
 
 def stride_of(n: int) -> int:
@@ -54,24 +54,24 @@ def stride_of(n: int) -> int:
 
 
 def same_bits(array: Any, other: Any) -> bool:
-    """Tell whether two C-contiguous arrays of the same dtype and array library are equal bit for bit."""
+    """Return True if two C-contiguous arrays of the same dtype and array library are equal bit for bit."""
     bits = f"u{array.dtype.itemsize}"
     return bool((array.view(bits) == other.view(bits)).all())
 
 
 class Kept:
-    """A copy of centers (k, d), with a CRC-32 that shows which is correct if the centers and the copy differ."""
+    """A copy of centers (k, d) and their CRC-32, which shows whether the centers or the copy are correct."""
 
     def __init__(self, centers: np.ndarray) -> None:
         self._digest = crc32(centers.tobytes())
         self.centers = centers.copy()
 
     def differs(self, centers: np.ndarray) -> bool:
-        """Tell whether `centers` differ from the copy in any bit."""
+        """Return True if `centers` differ from the copy in any bit."""
         return not same_bits(centers, self.centers)
 
     def intact(self, centers: np.ndarray) -> np.ndarray:
-        """Return the original centers: a copy of `centers` or of the stored copy, whichever has the right CRC-32.
+        """Return a copy of the original centers: of `centers` if they have the right CRC-32, else of the stored copy.
 
         Raises
         ------
@@ -108,23 +108,23 @@ class Protection:
         self._totals: tuple[np.ndarray, np.ndarray] | None = None
 
     def begin_run(self) -> None:
-        """Reset the failure counts of steps, for a new run."""
+        """Reset the numbers of failures by iteration and result, for a new run."""
         self._times.clear()
 
     def found(self, fault: str, step: str) -> None:
-        """Count a fault. The caller then recomputes the step.
+        """Count a fault in an iteration or a result. The caller then recomputes that iteration or result.
 
         Parameters
         ----------
         fault : str
             Description of the fault.
         step : str
-            Name of the step in messages, such as "iteration 3".
+            Name of the faulty iteration or result in messages, such as "iteration 3".
 
         Raises
         ------
         FaultError
-            If the step has already been recomputed `MOST_AGAIN` times in this run.
+            If `step` has already been recomputed `MOST_AGAIN` times in this run.
         """
         self.faults += 1
         self._times[step] += 1
@@ -139,7 +139,7 @@ class Protection:
         self.kept = Kept(centers)
 
     def intact(self, centers: np.ndarray) -> np.ndarray:
-        """Return the centers as they were when `keep` stored them, and store them anew; see `Kept.intact`."""
+        """Return the centers that `keep` stored, and store a new copy of them; see `Kept.intact`."""
         centers = self.kept.intact(centers)
         self.keep(centers)
         return centers
@@ -155,7 +155,7 @@ class Protection:
         labels : array of shape (n,), int32
             The assigned labels.
         found : Assignment
-            Includes the second sums, `found.again`.
+            Includes the cluster sums that were computed a second time, `found.again`.
         centers : numpy.ndarray of shape (k, d)
             The centers that samples were assigned to.
         iteration : int
@@ -181,13 +181,14 @@ class Protection:
         if self._totals is None:
             self._totals = _totals(data)
         totals, magnitudes = self._totals
-        # In any order of additions, the error of a block's sum is at most γ_m times the sum of magnitudes.
+        # The error of a sum of m terms, in any order, is at most γ_m = m·ε / (1 − m·ε) times the sum of magnitudes (ε:
+        # rounding unit of the dtype).
         most_added = min(data.n_samples, data.block_rows(len(centers))) + 4
         bound = most_added * float(np.finfo(data.dtype).eps) * magnitudes + data.n_samples / 2 * units
         if data.sample_weight is None:
             bound[-1] = 0  # counts are exact
         of_clusters = np.append(found.sums.sum(axis=0), found.weights.sum())
-        # NaN compares as wrong.
+        # A NaN makes the comparison false, which is a fault.
         right = np.abs(of_clusters - totals) <= bound
         if not right[-1]:
             return "the cluster weights did not add up to the weight of all samples"
@@ -226,7 +227,7 @@ class Protection:
 
 
 def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|`` over the samples, each (d + 1,), float64, by one pass over X."""
+    """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|`` over samples x of weight w, each (d + 1,), float64, by one pass over X."""
     d, weights = data.n_features, data.sample_weight
     totals, magnitudes = np.zeros(d + 1), np.zeros(d + 1)
 
@@ -247,10 +248,11 @@ def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _labels_are_nearest(data: Data, labels: Any, centers: np.ndarray, indices: np.ndarray) -> bool:
-    """Tell whether samples `indices` have the nearest center, within the rounding error of scores."""
+    """Return True if each sample in `indices` has the label of its nearest center, within rounding errors of scores."""
     k, wide = len(centers), centers.astype(np.float64)
-    # The error of a score is at most γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖). Four errors add up: of two scores of the assignment,
-    # and of two scores computed here. Underflow adds a multiple of the smallest number of the dtype.
+    # The error of a score ‖c‖² − 2·x·c is at most γ_{d+2}·(‖c‖² + 2·‖x‖·‖c‖), with γ_m ≈ m·ε (ε: rounding unit). Four
+    # errors add up: of two scores of the assignment, and of two scores computed here. Underflow adds a multiple of the
+    # smallest normal number of the dtype.
     operations, numbers = 4 * (data.n_features + 8), np.finfo(data.dtype)
     each = max(1, _SCORES // max(k, data.n_features))
     for begin in range(0, len(indices), each):

@@ -1,35 +1,38 @@
-// Freivalds check: verifies the running cluster sums (update/fixed_point.cuh) against X and the labels with one random
-// projection. Recomputing the sums would sort all rows.
+// Freivalds check: verifies the running cluster sums (update/fixed_point.cuh) against X and the labels by one random
+// projection. This is cheaper than recomputing the sums, which would need all rows sorted by label.
 //
 //   Σ r[c] · s[j] · sums[c, j]  over clusters c and columns j
 //       =  Σ r[label of i] · Σ s[j] · element [i, j]  over rows i
 //
-// r (k) and s (d + 1) are random. The values of r are distinct and in 1 … 2³¹ − 1, those of s in ±1 … ±(2³¹ − 1)
+// element [i, j] is the fixed-point value of w·x[i, j], and w in column d; w is the weight of row i. r (k) and
+// s (d + 1) are random factors. The values of r are distinct and in 1 … 2³¹ − 1; the values of s are in ±1 … ±(2³¹ − 1)
 // (Freivalds, "Probabilistic machines can use less running time", IFIP Congress 1977). Both sides are exact modulo
-// 2¹²⁸. (Modulo 2⁶⁴, elements with many trailing zeros, as of 16-bit types or whole numbers, would leave few bits in
-// which the sides can differ.) If a value e is in the sums of cluster b instead of cluster a, the two sides differ by
+// 2¹²⁸. Modulo 2⁶⁴, they could differ in few bits if elements have many trailing zeros, as from 16-bit types or whole
+// numbers. If an element e is in the sums of cluster b instead of cluster a, the two sides differ by
 //
 //   (r[a] − r[b]) · s[j] · e           e in one column j: never zero
-//   (r[a] − r[b]) · Σ s[j] · e[j]      e in several columns, as of a row: zero for one of 2³² − 2 values of an s[j]
+//   (r[a] − r[b]) · Σ s[j] · e[j]      e in several columns, as from a whole row: zero for at most one of the 2³² − 2
+//                                      values of each s[j]
 //
-// An error in more clusters escapes with a probability below 2⁻³⁰.
+// An error in more than two clusters escapes with a probability below 2⁻³⁰.
 //
-// Why it is fast: it shares the read of X with the inertia (inertia/inertia.cuh). Each element is converted and
-// multiplied once. Partial sums of a row are multiplied by r together.
+// Why it is fast: the pass that computes the inertia (inertia/inertia.cuh) reads X for both. Each element is converted
+// and multiplied once. The products of a row are summed before they are multiplied by r.
 #pragma once
 #include "apps/kmeans/update/fixed_point.cuh"
 
 namespace kmeans {
 
-// Running sums, random factors, and the difference of the two sides. The host has the same structure, byte for byte.
+// Kernel argument: running sums, random factors, and the difference of the two sides. RUNNING_SUMS in inertia/plan.py
+// is the same structure for NumPy.
 template <int kDigits>
 struct RunningSums {
   const unsigned long long* sums;
-  const typename Integer<kDigits>::Scale* scales;  // of the columns
+  const typename Integer<kDigits>::Scale* scales;  // fixed-point scale of each column
   const int *of_clusters, *of_columns;             // r, s
-  // found[0] is 1 if a row has no valid label. The words after it are the rows' side minus the sums' side: four words
-  // per part of an element (Difference::kNumbers). A word counts 32 bits of the difference; its carries are still to be
-  // propagated.
+  // found[0] is 1 if a row has no valid label. The other words hold the rows' side minus the sums' side: four words for
+  // each of the Difference::kNumbers parts of an element. A word is the sum of 32-bit digits of the difference; the
+  // host propagates the carries.
   unsigned long long* found;
 };
 
@@ -41,7 +44,7 @@ struct Exact {
     low += other_low;
     high += other_high + (low < other_low);
   }
-  // `times` is positive.
+  // Adds value · times; `times` must be positive.
   __device__ __forceinline__ void add_product(long long value, int times) {
     const unsigned long long below = (unsigned long long)(unsigned)value * (unsigned)times;
     const long long above = (long long)(int)(value >> 32) * times + (long long)(below >> 32);
@@ -49,8 +52,8 @@ struct Exact {
   }
 };
 
-// Accumulates a thread's part of the difference: its rows, and its share of the sums. Without RunningSums, it does
-// nothing.
+// Accumulates one thread's contribution to the difference of the two sides: from its rows, and from a part of the sums.
+// This primary template, without RunningSums, does nothing: it is for passes that compute only the inertia.
 template <typename Work, typename... Kept>
 struct Difference {
   struct Columns {};
@@ -74,12 +77,12 @@ template <typename Work, int kDigits>
 class Difference<Work, RunningSums<kDigits>> {
  public:
   using Scale = typename Integer<kDigits>::Scale;
-  // An element of three limbs has two parts: its low 24 bits and its other bits. The products of four parts then add up
-  // within 64 bits.
+  // An element of two limbs has one part. An element of three limbs has two parts: its low 24 bits, and its other bits.
+  // Sums of four products of parts then fit in 64 bits.
   static constexpr int kNumbers = kDigits - 1, kLastBits = 24;
 
-  // Per-column data: s (`weight`) and the fixed-point scales. Column 0 also carries s and the scale of column d, the
-  // sample weights.
+  // Data of kVector columns: s (`weight`) and the fixed-point scales. The thread with column 0 also holds s and the
+  // scale of column d, the sample weights; for others that s is 0.
   template <int kVector>
   struct Columns {
     simt::Vector<Scale, kVector> scale;
@@ -88,7 +91,7 @@ class Difference<Work, RunningSums<kDigits>> {
     int weight_of_weight;
   };
 
-  // Σ s · element of some columns of a row.
+  // Σ s · element over some columns of a row, separately for each part of the elements.
   struct Row {
     long long sums[kNumbers] = {};
 
@@ -114,7 +117,7 @@ class Difference<Work, RunningSums<kDigits>> {
   };
 
   __device__ __forceinline__ Difference(int k, int d, const RunningSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
-    // One warp processes one cluster at a time.
+    // Subtracts the sums' side; one warp processes one cluster at a time.
     const int warps = blockDim.x / 32, first = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
     for (long long cluster = first; cluster < k; cluster += (long long)gridDim.x * warps) {
       const int of_cluster = kept.of_clusters[cluster];
@@ -130,7 +133,7 @@ class Difference<Work, RunningSums<kDigits>> {
     }
   }
 
-  // Returns a label that is safe as an index. Reports an invalid label in found[0].
+  // Returns the label if it is valid. Otherwise sets found[0], and returns 0, which is safe as an index.
   __device__ __forceinline__ int readable(int label) const {
     if ((unsigned)label < (unsigned)k_) return label;
     kept_.found[0] = 1;
@@ -152,7 +155,7 @@ class Difference<Work, RunningSums<kDigits>> {
     for (int i = 0; i < kNumbers; ++i) sums_[i].add_product(row.sums[i], weight);
   }
 
-  // Adds the warp's difference to `found`, by all lanes.
+  // Adds the differences of all lanes of a warp to `found`; all lanes must call it.
   __device__ __forceinline__ void tell() const {
 #pragma unroll
     for (int i = 0; i < kNumbers; ++i) {

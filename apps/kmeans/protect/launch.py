@@ -1,7 +1,7 @@
 """ABFT checks of a protected fit by kernels of this package.
 
-check_iteration.cuh checks each iteration without host synchronisation. freivalds.cuh checks the running sums of a run's
-result.
+check_iteration.cuh checks each iteration without host synchronisation. freivalds.cuh checks the running cluster sums
+once, at the end of a run.
 """
 
 from typing import Any
@@ -21,22 +21,22 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
 
-#: Descriptions of the faults that check_iteration.cuh reports, in the order of its flags.
+#: Descriptions of the faults that check_iteration.cuh reports, in the order of its fault bits.
 FAULTS = (
     "the total of the cluster sums changed, or the cluster weights did not add up to the weight of all samples",
     "the new centers were not the means of the cluster sums",
     "some samples had a label whose center was not the nearest",
     "the centers changed after they were computed",
 )
-#: Index of the fault after which no correct centers remain, so that the iteration cannot be repeated.
+#: Index in `FAULTS` of the fault that leaves no correct centers, so that the iteration cannot be repeated.
 LOST = 3
-# Positions of the kernel arguments that change: whether totals are known, the first row, and the number of the check.
+# Positions of the kernel arguments that change with each launch: `known`, `first` and `number` of check_iteration.cuh.
 _KNOWN, _FIRST, _NUMBER = 7, 8, 9
 _LABELS = {"int8": "signed char", "int32": "int"}
 
 
 class StepCheck:
-    """Checks each iteration of a step on the GPU.
+    """Launches the check of each iteration of a Lloyd step on the GPU, and reads the outcomes.
 
     Parameters
     ----------
@@ -46,7 +46,7 @@ class StepCheck:
     weight_scale : float
         Fixed-point scale of the weights in the sums.
     ahead : int
-        Number of iterations in flight, and of places for outcomes of checks.
+        Maximum number of iterations in flight, and number of slots for the outcomes of their checks.
     """
 
     def __init__(self, data: DeviceData, buffers: IterationBuffers, k: int, weight_scale: float, ahead: int) -> None:
@@ -54,12 +54,12 @@ class StepCheck:
         self._machine, self._buffers, self._n, self._k = data.machine, buffers, n, k
         xp, pinned = data.xp, data.machine.pinned
         self._stride, self._turn = stride_of(n), 0
-        # Expected totals of the sums over the clusters. The total weight is known now, the other totals after the first
-        # iteration.
+        # Expected total of each column of the sums over the clusters. The total weight is computed here; the first
+        # check writes the other totals.
         self._totals, self._known = xp.empty(d + 1, np.uint64), False
-        # Hashes of the centers that even and odd iterations start from. Each check writes the hash of the next ones.
+        # Hashes of the centers that even and odd iterations start from. Each check writes those of the next iteration.
         self._hashes, self._expected = xp.empty((2, d), np.uint64), pinned(d, np.uint64)
-        # The number of the check at which the iterations ended; see check_iteration.cuh.
+        # The number of the check of the last iteration, 0 while unknown: `over` of check_iteration.cuh.
         self._over = xp.zeros(1, np.int64)
         self._seen = pinned((ahead, len(FAULTS)), np.uint32)
         self._seen_at = [np.uint64(address(flags)) for flags in self._seen]
@@ -77,11 +77,11 @@ class StepCheck:
         (self._check,) = load_kernels(data.machine, "protect/check_iteration.cuh", kernel)
 
     def forget(self) -> None:
-        """Forget the expected totals, as the next iteration starts with no sample in any cluster."""
+        """Discard the expected totals, because labels and sums were reset; the next check writes new totals."""
         self._known = False
 
     def begin(self) -> None:
-        """Prepare for a new sequence of iterations, of which none has ended."""
+        """Prepare for a new sequence of iterations: the number of the last check is unknown again."""
         self._machine.fill(self._over, 0)
 
     def expect(self, centers: np.ndarray) -> None:
@@ -99,7 +99,7 @@ class StepCheck:
         following : array of shape (k, d)
             The new centers that it computed, on the GPU.
         slot : int
-            Index of the outcome, below `ahead`; see `fault`.
+            Slot for the outcome of the check, below `ahead`; see `fault`.
         parity : {0, 1}
             Number of the iteration since `expect`, modulo 2; the first is 0.
         """
@@ -115,7 +115,7 @@ class StepCheck:
         self._known = True
 
     def _bind(self, now: Any, following: Any, slot: int, parity: int) -> Launch:
-        """Return the launch of a check; `launch` sets the arguments that change."""
+        """Return a bound launch of the check; `launch` sets the arguments that change with each launch."""
         buffers = self._buffers
         checked = structure(
             CHECKED,
@@ -133,22 +133,22 @@ class StepCheck:
         return self._machine.bind(self._check, (self._blocks,), (THREADS,), arguments)
 
     def fault(self, slot: int) -> str | None:
-        """Return the faults that the check with this outcome index found, or None. The check must have ended."""
+        """Return descriptions of the faults in an outcome slot, or None. The check must have ended."""
         return "; ".join(what for what, found in zip(FAULTS, self._seen[slot], strict=True) if found) or None
 
     def lost(self, slot: int) -> bool:
-        """Tell whether the check found that the iteration started from wrong centers. The check must have ended."""
+        """Return True if a check found that its iteration started from wrong centers. The check must have ended."""
         return bool(self._seen[slot][LOST])
 
     def are_right(self, centers: np.ndarray, parity: int) -> bool:
-        """Tell whether centers (k, d) on the host have the latest hash that iterations of this parity start from."""
+        """Return True if centers (k, d) on the host have the latest hash for iterations of this parity."""
         return bool((hash_of(centers) == to_host(self._hashes[parity])).all())
 
 
 class SumsCheck:
-    """Freivalds check of the running sums of a step against X and its labels. Use each instance once.
+    """Freivalds check of the running cluster sums of a Lloyd step against X and the labels. Use each instance once.
 
-    The random weights are drawn at construction. The pass that computes the inertia compares the sums with the rows.
+    The random factors are drawn at construction. The pass that computes the inertia compares the sums with the rows.
 
     Parameters
     ----------
@@ -161,7 +161,7 @@ class SumsCheck:
     Attributes
     ----------
     kept : RunningSums
-        The sums and weights, an argument of `DeviceData.block_inertia`.
+        The cluster sums and the random factors, an argument of `DeviceData.block_inertia`.
     """
 
     def __init__(self, xp: Any, buffers: IterationBuffers, sums: Integers) -> None:
@@ -169,15 +169,15 @@ class SumsCheck:
         of_clusters = 1 + generator.choice(MOST_WEIGHT, k, replace=False)
         of_columns = generator.integers(1, MOST_WEIGHT, d + 1, endpoint=True) * generator.choice((-1, 1), d + 1)
         self._weights = tuple(xp.asarray(weights, np.int32) for weights in (of_clusters, of_columns))
-        # A count of invalid labels, then a 128-bit difference in four words for each part of an element. Elements of
-        # two limbs have one part, elements of three limbs have two parts.
+        # 1 if a label is invalid, then a 128-bit difference in four words for each part of an element. Elements of two
+        # limbs have one part; elements of three limbs have two parts.
         self._found = xp.zeros(1 + 4 * (sums.digits - 1), np.uint64)
         of = {"of_clusters": self._weights[0], "of_columns": self._weights[1], "found": self._found}
         argument = structure(RUNNING_SUMS, sums=buffers.sums, scales=buffers.scales, **of)
         self.kept = RunningSums(sums.digits, argument)
 
     def fault(self) -> str | None:
-        """Return a description of the fault that the pass found, or None."""
+        """Return a description of the fault that the inertia pass found, or None. The pass must have been launched."""
         strays, *words = map(int, to_host(self._found))
         if strays:
             return "some samples had an invalid label"
