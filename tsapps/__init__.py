@@ -23,7 +23,7 @@ __all__ = ["TSKMeans", "abft", "gram", "kmeans_batched", "matmul", "open_matrix"
 
 _HOMES = {
     "TSKMeans": "tsapps.apps.kmeans",
-    "abft": "tsapps.apps.abft",  # the module itself
+    "abft": "tsapps.abft",  # the module itself
     "gram": "tsapps.kernels.matmul",
     "kmeans_batched": "tsapps.apps.kmeans",
     "matmul": "tsapps.kernels.matmul",
@@ -36,7 +36,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tsapps.apps import abft
+    from tsapps import abft
     from tsapps.apps.kmeans import TSKMeans, kmeans_batched
     from tsapps.kernels.matmul import gram, matmul
     from tsapps.matrix import open_matrix
