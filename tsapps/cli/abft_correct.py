@@ -50,8 +50,9 @@ def abft_correct(
 ) -> None:
     """Restore DATA bit by bit to its state when abft-encode wrote its sidecar.
 
-    Repairs up to two corrupted 32-bit words in every block of 512 words. If a block has more, or the sidecar itself is
-    damaged, the command exits with 3 and writes nothing. --in-place writes a copy next to DATA, verifies it, and only
+    The exact code repairs up to two corrupted 32-bit words in every block of 512 words; the float code, elements whose
+    sums determine every bit. If there is more corruption, or the sidecar itself is damaged, the command exits with 3
+    and writes nothing. --in-place writes a copy next to DATA, verifies it, and only
     then renames it: DATA is either unchanged or repaired, whenever the command is stopped. If nothing is corrupted,
     --in-place writes nothing.
     """

@@ -81,8 +81,8 @@ def abft_encode(
 ) -> None:
     """Write the checksums of DATA to a sidecar, from which abft-verify and abft-correct detect and repair corruption.
 
-    Reads DATA once, whatever its size, and takes elements bit by bit (NaN payloads, negative zeros and denormals are
-    kept). The exact code takes 2 % of the size of DATA. The sidecar is written as a whole or not at all.
+    Reads DATA in blocks, whatever its size, and takes elements bit by bit (NaN payloads, negative zeros and denormals
+    are kept). The exact code takes about 2 % of the size of DATA. The sidecar is written as a whole or not at all.
     """
     began = time.perf_counter()
     out = out or sidecar_path(data)

@@ -45,7 +45,7 @@ def abft_verify(
     """Detect and locate the elements of each DATA that changed since abft-encode wrote its sidecar.
 
     Prints their positions, their values and, where that is certain, the original values, which abft-correct restores.
-    Reads each DATA once and writes nothing. With --json, a summary ends the lines of each DATA.
+    Reads each DATA in blocks and writes nothing. With --json, a summary ends the lines of each DATA.
 
     Every DATA is verified, even if others fail. Exits with 3 if an element changed or a sidecar is damaged. Otherwise
     exits with the code of the first DATA that cannot be verified (1 or 2), or with 0.

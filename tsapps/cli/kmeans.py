@@ -60,7 +60,8 @@ def kmeans(
 ) -> None:
     """Cluster the rows of DATA into k clusters by exact K-means (Lloyd's algorithm).
 
-    The same seed gives the same clustering as scikit-learn's KMeans. Writes DIR/labels.npy (int32), DIR/centers.npy and
+    In float64, the same seed gives the same clustering as scikit-learn's KMeans, except for ties between centers. In
+    float32, rounding can also change the initial centers. Writes DIR/labels.npy (int32), DIR/centers.npy and
     DIR/summary.json: all of them or none.
 
     DATA is a matrix of n rows (samples) and d columns (features), and may be larger than memory: .npy .npz .csv .tsv
@@ -107,9 +108,8 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
     """Load the data to its device and cluster it."""
     import numpy as np
 
-    from tsapps.apps.kmeans import lloyd
+    from tsapps.apps.kmeans import FaultError, lloyd
     from tsapps.apps.kmeans.open_engine import open_engine
-    from tsapps.apps.kmeans.protect.checks import FaultError
 
     clock.lap("start")
     matrix = inputs.matrix
