@@ -1,4 +1,4 @@
-"""Error classes of the command line, each with its exit code."""
+"""Error classes of tsapps, and the exit codes of its commands."""
 
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,7 @@ class MatrixUsageError(MatrixError, UsageError):
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FaultError":  # imported on first use, because the import of K-means takes longer than this module's
+    if name == "FaultError":  # imported on first use, because its module imports NumPy
         from tsapps.apps.kmeans import FaultError
 
         return FaultError
