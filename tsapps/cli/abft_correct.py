@@ -66,7 +66,7 @@ def abft_correct(
 
     from tsapps.apps.abft import verify
 
-    # The report reads the corrupted elements again, when DATA may already be replaced.
+    # With --in-place, the report reads the corrupted elements after DATA was replaced: `held` keeps the old file open.
     with matrix.held() if in_place else nullcontext(matrix) as found:
         with byte_bar(quiet=quiet) as show:
 
@@ -153,7 +153,7 @@ def _write(
     out: Path | None,
     report: Callable[[str], Callable[[int], None]],
 ) -> None:
-    """Write the repaired matrix over its own file or to another; verify it before it is renamed."""
+    """Write the repaired matrix to `out`, or over DATA if `out` is None; verify the new file before it is renamed."""
     from tsapps.apps.abft import verify
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file

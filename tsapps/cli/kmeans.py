@@ -27,7 +27,7 @@ __all__ = ["kmeans"]
 
 @dataclass(frozen=True)
 class _Fit:
-    """A clustering, with the dtype and the device it was computed in."""
+    """A clustering, the dtype of the computation, and the device that computed it."""
 
     clustering: "Clustering"
     dtype: str
@@ -92,7 +92,7 @@ def kmeans(
         index=index,
     )
     request.check()
-    choose(device)  # before the imports, which take longer
+    choose(device)  # before slow imports, so that a wrong device fails at once
     inputs = read_inputs(request)
     with live_line(quiet=quiet) as show:
         found = _fit(request, inputs, clock, show, report=not quiet)
@@ -146,7 +146,7 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
 
 
 def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
-    """Write the output directory and return its summary."""
+    """Write the output directory and return the contents of summary.json."""
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import replacing, save_npy
     from tsapps.permissions import mode_of_result

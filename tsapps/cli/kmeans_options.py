@@ -36,7 +36,7 @@ class Dtype(StrEnum):
 
 
 class Algorithm(StrEnum):
-    """Variant of Lloyd's algorithm."""
+    """Use of bounds on a GPU: where they are likely to save time (lloyd), or wherever supported (elkan)."""
 
     lloyd = "lloyd"
     elkan = "elkan"
@@ -50,7 +50,7 @@ class Metric(StrEnum):
 
 
 class Precision(StrEnum):
-    """Certification of labels."""
+    """Whether every label is certified (exact), or float32 labels on a GPU are not (tf32)."""
 
     exact = "exact"
     tf32 = "tf32"
