@@ -10,10 +10,8 @@ from typer.cli import get_docs_for_click
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT)]  # bench is imported, not installed
 
-from tsapps import __version__, abft  # noqa: E402
+from tsapps import __version__  # noqa: E402
 from tsapps.cli import app  # noqa: E402
-
-sys.modules["tsapps.abft"] = abft  # an attribute of tsapps; autosummary imports it as a module
 
 project, author, copyright = "tsapps", "the tsapps developers", "2026, the tsapps developers"  # noqa: A001
 release = version = __version__

@@ -74,7 +74,7 @@ ARROWS = {
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
-        *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "engines", "protect")),
+        *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "engines")),
     },
     "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
     "bench/common": {"kernels/system"},

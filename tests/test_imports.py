@@ -66,13 +66,30 @@ def imported(code, *arguments, cwd):
     ("code", "allowed"),
     [
         ("import tsapps", set()),
+        ("import tsapps.errors", set()),
         ("import tsapps.apps.kmeans", set()),
+        ("import tsapps.abft", {"numpy"}),
         ("from tsapps import abft, gram, matmul, open_matrix", {"numpy"}),
         ("from tsapps.apps.kmeans import lloyd, open_engine", {"numpy"}),
     ],
 )
 def test_imports_of_the_package(code, allowed, tmp_path):
     assert imported(code, cwd=tmp_path) & LARGE <= allowed
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import tsapps.abft; assert tsapps.abft.encode",
+        "from tsapps.abft import Sidecar, encode",
+        "import tsapps.abft as one; from tsapps import abft; assert one is abft",
+        "from tsapps import abft; import tsapps.abft as one; assert one is abft",
+        "from tsapps import abft, apps; assert set(dir(apps.abft)) >= set(abft.__all__) == set(apps.abft.__all__)",
+        "from tsapps import abft; assert abft.__doc__.startswith('Checksums')",
+    ],
+)
+def test_abft_is_a_module_and_an_attribute(code, tmp_path):
+    imported(code, cwd=tmp_path)
 
 
 @pytest.mark.parametrize("arguments", ["--help", "--version", "kmeans --help", "info"])

@@ -11,7 +11,7 @@ abft
 matmul, gram
     Tall-and-skinny products A · B and Aᵀ · A of NumPy, CuPy or torch arrays.
 open_matrix
-    A reader of any supported file or array: shape, dtype and blocks of rows.
+    Opens any supported file or array as a matrix: a shape, a dtype, and blocks of rows.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __all__ = ["TSKMeans", "abft", "gram", "kmeans_batched", "matmul", "open_matrix"
 
 _HOMES = {
     "TSKMeans": "tsapps.apps.kmeans",
-    "abft": "tsapps.apps.abft",  # the module itself
+    "abft": "tsapps.abft",  # a module, not a name in it
     "gram": "tsapps.kernels.matmul",
     "kmeans_batched": "tsapps.apps.kmeans",
     "matmul": "tsapps.kernels.matmul",
     "open_matrix": "tsapps.matrix",
 }
 
-# Instead of typing.TYPE_CHECKING: importing typing takes longer than everything else here and delays the signal
-# handlers.
+# Replaces typing.TYPE_CHECKING: importing typing takes longer than the rest of this module, and would delay the
+# installation of the signal handlers (`signals.install`).
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-    from tsapps.apps import abft
+    from tsapps import abft
     from tsapps.apps.kmeans import TSKMeans, kmeans_batched
     from tsapps.kernels.matmul import gram, matmul
     from tsapps.matrix import open_matrix

@@ -1,10 +1,13 @@
-"""Entry point of ``python -m tsapps`` and the installed ``tsapps``: signal handlers first, then the command line."""
+"""Entry point of ``python -m tsapps`` and of the installed command ``tsapps``.
+
+Signal handlers are installed before the command line is imported, so that Ctrl-C never prints a traceback.
+"""
 
 from tsapps import signals
 
 
 def main() -> None:
-    """Run the command line."""
+    """Install the signal handlers and run the command line."""
     signals.install()
     from tsapps import streams  # imported only after the signal handlers are installed
 

@@ -1,13 +1,18 @@
-"""Error classes of the command line, each with its exit code."""
+"""Error classes of tsapps, and the exit codes of its commands."""
 
 from enum import IntEnum
+from typing import TYPE_CHECKING, Any
 
 from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.system.printable import OneLineError, one_line
 
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans import FaultError
+
 __all__ = [
     "CorruptionError",
     "ExitCode",
+    "FaultError",
     "MatrixError",
     "MatrixUsageError",
     "NoDeviceError",
@@ -40,3 +45,11 @@ class UsageError(OneLineError):
 
 class MatrixUsageError(MatrixError, UsageError):
     """A path does not name a matrix: the file is missing, or its extension or the array's name is unknown."""
+
+
+def __getattr__(name: str) -> Any:
+    if name == "FaultError":  # imported on first use, because its module imports NumPy
+        from tsapps.apps.kmeans import FaultError
+
+        return FaultError
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""``FILE:NAME`` arguments: how to split them, and how to quote them for a shell."""
+"""Arguments ``FILE:NAME``, which select the array NAME of a file: splitting, and quoting for a shell."""
 
 import os
 import shlex
@@ -7,7 +7,7 @@ __all__ = ["shell_spelling", "split_name"]
 
 
 def split_name(path: str) -> tuple[str, str | None]:
-    """Split ``FILE:NAME`` at the last colon before which the path exists.
+    """Split ``FILE:NAME`` at the last colon whose left side is the path of an existing file.
 
     Names and paths may both contain colons and slashes; a path that exists as a whole has no name.
 
@@ -18,7 +18,7 @@ def split_name(path: str) -> tuple[str, str | None]:
     Returns
     -------
     file : str
-        The whole `path` if no part of it that ends before a colon exists.
+        The whole `path` if it exists, or if no part of it that ends before a colon exists.
     name : str or None
         None if `path` has no name; empty for ``FILE:``.
 

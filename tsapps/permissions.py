@@ -6,17 +6,18 @@ from collections.abc import Iterable
 
 __all__ = ["PRIVATE", "directory_mode", "mode_of_result"]
 
-#: Permissions of a file that only its owner may read.
+#: Permissions of a file that only its owner may read and write.
 PRIVATE = 0o600
 
 _ACCESS_LIST = "system.posix_acl_access"
 
 
 def mode_of_result(out: str | os.PathLike[str], inputs: Iterable[str | os.PathLike[str]]) -> int:
-    """Return the permissions of an output before the umask: 0o666 less the user classes that cannot read every input.
+    """Return the permissions of an output before the umask: 0o666 without users who cannot read every input.
 
-    A file that the output replaces counts as an input. The group may access the output only if the output gets the same
-    group as the input, or if everybody may read the input. If an input has an access control list, the group may not.
+    A file that the output replaces counts as an input. Only the owner may access the output in two cases: if an input
+    has an access control list; and if an input has another group than the output will have, and is not readable by
+    everybody.
 
     Parameters
     ----------

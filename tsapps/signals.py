@@ -1,20 +1,21 @@
-"""SIGINT and SIGTERM at the command line: one line on stderr and exit code 130 or 143, at every moment.
+"""Handling of SIGINT and SIGTERM: the command ends with one line on stderr and exit code 130 or 143.
 
 Handlers are installed before any large import. Their action depends on the phase of the command:
 
 starting
-    Nothing is written yet: print the line and end the process.
+    Nothing is written yet: print the line, "interrupted" or "terminated", and end the process.
 working
     Raise `Stopped`, so that temporary files are removed; `finish` then prints the line.
 placing, placed
-    A result is being renamed, or is in place: let the command finish with its own exit code.
+    A result is being renamed to its path, or has been renamed: let the command finish as without the signal.
 ending
     The last line is being printed: do nothing.
 ended
     The exit code is final and all output is printed: end the process with that code.
 
-A second signal within `GRACE_SECONDS` counts as the first signal, because process managers may pass a signal on twice.
-A later signal ends the process at once; the next command that writes to the same path removes leftover files.
+A second signal within `GRACE_SECONDS` of the first is ignored, because process managers may pass a signal on twice. A
+later signal ends the process at once, except in the phase placing; the next command that writes to the same path
+removes leftover temporary files.
 """
 
 from __future__ import annotations
@@ -38,11 +39,11 @@ _LINES = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated"}
 
 
 class Stopped(BaseException):
-    """A signal stops the command. Not a KeyboardInterrupt, which typer handles with its own message."""
+    """Raised by the handlers to stop the command; no KeyboardInterrupt, for which typer prints another message."""
 
 
 class _State:
-    """Phase of the command; `stopped` is the number and the time of the first signal."""
+    """Phase and exit code of the command; `stopped` is the number and the time of the first signal, if any."""
 
     phase = "starting"
     stopped: tuple[int, float] | None = None
@@ -74,16 +75,16 @@ def _handle(number: int, _frame: object) -> None:
 
 
 def _leave(number: int) -> NoReturn:
-    """Print the line and end the process at once."""
+    """Print the line for signal `number` and end the process at once."""
     after = " after the result was written" if _State.phase == "placed" else ""
     _State.phase = "ending"  # a signal that comes now is ignored
-    with suppress(OSError):  # stderr has no reader
+    with suppress(OSError):  # stderr may have no reader
         os.write(2, f"tsapps: {_LINES[signal.Signals(number)]}{after}\n".encode())
     os._exit(128 + number)
 
 
 def _unraisable(found: Any) -> None:
-    """Handle `Stopped` raised where Python cannot propagate exceptions, such as while an object is deleted."""
+    """End the process if `Stopped` was raised where Python cannot propagate it, such as while an object is deleted."""
     if isinstance(found.exc_value, Stopped) and _State.stopped is not None:
         _leave(_State.stopped[0])
     sys.__unraisablehook__(found)
@@ -102,7 +103,7 @@ def begin() -> None:
 
 @contextmanager
 def placing(*, last: bool = True) -> Iterator[None]:
-    """Delay signals while a result is renamed to its path; after the `last` result, the command finishes."""
+    """Delay signals while a result is renamed to its path; after the `last` result, they no longer stop the command."""
     _State.phase = "placing"
     try:
         yield
@@ -120,25 +121,25 @@ def placed() -> None:
 
 
 def check() -> None:
-    """Raise `Stopped` if a signal was delayed, or was lost in code that raised another error."""
+    """Raise `Stopped` if `placing` delayed a signal, or if another error replaced the `Stopped` of a signal."""
     if _State.stopped is not None and _State.phase == "working":
         raise Stopped
 
 
 def end_with(message: str, code: int) -> None:
-    """Print the last line of the command to stderr; the exit code is final."""
+    """Print the last line of the command to stderr and make the exit code final."""
     _State.phase = "ending"
     print(f"tsapps: {message}", file=sys.stderr, flush=True)
     end(code)
 
 
 def end(code: int) -> None:
-    """Make the exit code final, after all output is printed."""
+    """Make the exit code final; to be called after all output is printed."""
     _State.code, _State.phase = code, "ended"
 
 
 def finish() -> None:
-    """Print the line and exit, if a signal stopped the command."""
+    """Print the line for the signal that stopped the command, if any, and exit with its code."""
     if _State.stopped is not None and _State.phase == "working":
         number = _State.stopped[0]
         end_with(_LINES[signal.Signals(number)], 128 + number)

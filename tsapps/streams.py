@@ -40,7 +40,7 @@ def _open_closed() -> None:
 
 
 def _show_warnings() -> None:
-    """Restore Python's default warning filters, for this process and its child processes."""
+    """Restore Python's default warning filters, in this process and its child processes: warnings raise no errors."""
     os.environ.pop("PYTHONWARNINGS", None)
     sys.warnoptions.clear()
     warnings.resetwarnings()
@@ -49,7 +49,7 @@ def _show_warnings() -> None:
 
 
 class _Messages(io.TextIOWrapper):
-    """A stream that ignores write errors: its reader may be gone, or its disk full."""
+    """A text stream that ignores write errors: the reader of a pipe may be gone, or a disk full."""
 
     def write(self, text: str, /) -> int:
         with suppress(OSError):

@@ -216,6 +216,21 @@ def test_help_names_every_format(succeed):
     assert set(EXTENSIONS) <= set(words)
 
 
+@pytest.mark.parametrize(("tol", "iterations"), [(1, 1), (0.999, 2)])
+def test_tolerance(succeed, directory, tol, iterations):
+    """The center moves from 0 to 2 in the first iteration: by 4 in square, which is the variance of the column."""
+    np.save("x.npy", [[0.0], [4.0]])
+    np.save("first.npy", [[0.0]])
+    succeed("kmeans", "x.npy", "--k", 1, "--init", "first.npy", "--tol", tol)
+    assert load(directory / "x-kmeans")[2]["iterations"] == iterations
+
+
+def test_help_promises_what_holds(succeed):
+    words = " ".join(succeed("kmeans", "--help").split())
+    assert "sum of squared center shifts is at most this times the mean variance" in words
+    assert "In float32, rounding can also change the initial centers." in words
+
+
 def test_force_replaces_an_earlier_result(succeed, directory, iris):
     succeed("kmeans", "iris.npy", "--k", 3)
     succeed("kmeans", "iris.npy", "--k", 4, "--force")

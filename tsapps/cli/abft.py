@@ -1,4 +1,4 @@
-"""Shared parts of the checksum commands: options, sidecar paths, and reading a matrix with its sidecar."""
+"""Common parts of the checksum commands: options, paths of sidecars, and reading a matrix with its sidecar."""
 
 import os
 from collections.abc import Iterator
@@ -76,12 +76,12 @@ def sidecar_path(data: str) -> Path:
 
 
 def same_file(one: Path, other: str) -> bool:
-    """Return whether two paths lead to the same file."""
+    """Return whether two paths lead to the same existing file."""
     return one.exists() and os.path.exists(other) and os.path.samefile(one, other)
 
 
 def check_target(data: str, out: Path | None, *, in_place: bool, force: bool) -> None:
-    """Raise `UsageError` unless a copy of DATA may be written to the requested file."""
+    """Raise `UsageError` unless one of --out and --in-place is given, and a copy of DATA may be written there."""
     if (out is not None) == in_place:
         raise UsageError("expected one of --out FILE.npy, to write a copy, and --in-place, to replace DATA")
     if out is None:
@@ -98,21 +98,24 @@ def check_target(data: str, out: Path | None, *, in_place: bool, force: bool) ->
 
 @contextmanager
 def placing_unless_changed(matrix: "Matrix") -> Iterator[None]:
-    """Delay signals while a result is renamed to its path; first raise an error if another program wrote to DATA."""
+    """Raise `MatrixError` if another program wrote to DATA; then delay signals while a result is renamed."""
     matrix.check_unchanged()
     with signals.placing():
         yield
 
 
 def mode_of_copy(data: str, out: Path | None, sidecar: Path | None = None) -> int:
-    """Return the permissions of a new copy of DATA; private for --in-place, until the copy gets those of DATA."""
+    """Return the permissions of a new copy of DATA at `out`.
+
+    For --in-place, `out` is None: the copy is private until `copy_file` gives it the permissions of DATA.
+    """
     from tsapps.permissions import PRIVATE, mode_of_result
 
     return PRIVATE if out is None else mode_of_result(out, [split_name(data)[0], *filter(None, [sidecar])])
 
 
 def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
-    """Raise `UsageError` unless the matrix can be copied: as .npy, or by a copy of its file."""
+    """Raise `UsageError` unless the matrix can be copied: as .npy to `out`, or byte for byte if `out` is None."""
     if out is None and matrix.stored is None:
         raise UsageError(
             f"{data}: does not hold its elements as plain bytes, so --in-place cannot replace single elements: give "
@@ -123,7 +126,7 @@ def check_copy(data: str, matrix: "Matrix", out: Path | None) -> None:
 
 
 def check_copy_space(data: str, matrix: "Matrix", out: Path | None) -> None:
-    """Raise `OSError` unless the disk has space for a copy of the matrix: at `out`, or next to its own file."""
+    """Raise `OSError` unless the disk has space for a copy: at `out`, or next to DATA if `out` is None."""
     target = out or Path(split_name(data)[0])
     check_disk_space(target, os.path.getsize(target) if out is None else matrix.nbytes)
 
@@ -131,7 +134,7 @@ def check_copy_space(data: str, matrix: "Matrix", out: Path | None) -> None:
 def open_protected(
     data: str, path: Path, header: bool | None = None, index: bool | None = None, *, allow_external: bool
 ) -> tuple["Matrix", "Sidecar"]:
-    """Open a matrix and read its sidecar.
+    """Open a matrix and read its sidecar, whose shape decides how to read a text table with an ambiguous form.
 
     Raises
     ------

@@ -46,8 +46,8 @@ def abft_calibrate(
     """Measure rounding errors on this device, for the statistical threshold of protected products.
 
     Computes products of several depths and seven distributions as tsapps.abft.matmul does, and compares them with exact
-    ones. The result replaces an earlier one in your cache directory; threshold="statistical" uses it on every device
-    of this name. It is written after each type: Ctrl-C loses only the type being measured.
+    products. The calibration replaces an earlier one in your cache directory; threshold="statistical" uses it on every
+    device of this name. It is written after each type: Ctrl-C loses only the type being measured.
     """
     from tsapps.apps.abft.product.thresholds import RAREST
 
@@ -63,7 +63,7 @@ def abft_calibrate(
     found: list[tuple[Calibration, str]] = []
     index = choice.index if choice.is_gpu else None
     wanted = list(dtypes or Dtype)
-    for dtype in wanted:  # before the long measurements: their results must be storable
+    for dtype in wanted:  # before the long measurements, so that no result is lost
         check_cache_writable(calibration_path(device_name(index), str(dtype)))
     with live_line(quiet=quiet) as show:
         for number, dtype in enumerate(wanted, 1):

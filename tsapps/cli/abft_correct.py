@@ -50,8 +50,9 @@ def abft_correct(
 ) -> None:
     """Restore DATA bit by bit to its state when abft-encode wrote its sidecar.
 
-    Repairs up to two corrupted 32-bit words in every block of 512 words. If a block has more, or the sidecar itself is
-    damaged, the command exits with 3 and writes nothing. --in-place writes a copy next to DATA, verifies it, and only
+    The exact code repairs up to two corrupted 32-bit words in every block of 512 words; the float code, elements whose
+    sums determine every bit. If there is more corruption, or the sidecar itself is damaged, the command exits with 3
+    and writes nothing. --in-place writes a copy next to DATA, verifies it, and only
     then renames it: DATA is either unchanged or repaired, whenever the command is stopped. If nothing is corrupted,
     --in-place writes nothing.
     """
@@ -65,7 +66,7 @@ def abft_correct(
 
     from tsapps.apps.abft import verify
 
-    # The report reads the corrupted elements again, when DATA may already be replaced.
+    # With --in-place, the report reads the corrupted elements after DATA was replaced: `held` keeps the old file open.
     with matrix.held() if in_place else nullcontext(matrix) as found:
         with byte_bar(quiet=quiet) as show:
 
@@ -152,7 +153,7 @@ def _write(
     out: Path | None,
     report: Callable[[str], Callable[[int], None]],
 ) -> None:
-    """Write the repaired matrix over its own file or to another; verify it before it is renamed."""
+    """Write the repaired matrix to `out`, or over DATA if `out` is None; verify the new file before it is renamed."""
     from tsapps.apps.abft import verify
     from tsapps.matrix import replacing
     from tsapps.matrix.copy import copy_as_npy, copy_file

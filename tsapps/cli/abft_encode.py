@@ -81,8 +81,8 @@ def abft_encode(
 ) -> None:
     """Write the checksums of DATA to a sidecar, from which abft-verify and abft-correct detect and repair corruption.
 
-    Reads DATA once, whatever its size, and takes elements bit by bit (NaN payloads, negative zeros and denormals are
-    kept). The exact code takes 2 % of the size of DATA. The sidecar is written as a whole or not at all.
+    Reads DATA in blocks, whatever its size, and takes elements bit by bit (NaN payloads, negative zeros and denormals
+    are kept). The exact code takes about 2 % of the size of DATA. The sidecar is written as a whole or not at all.
     """
     began = time.perf_counter()
     out = out or sidecar_path(data)
@@ -108,7 +108,7 @@ def abft_encode(
             device=device,
             progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
         )
-    check_output_file(out, force=force)  # again: encoding may have taken hours
+    check_output_file(out, force=force)  # again: encoding may take hours, in which another program may create `out`
     _write(sidecar, matrix, out, file)
     summary = {
         "kind": "tsapps abft-encode",
@@ -132,7 +132,7 @@ def abft_encode(
 
 
 def _write(sidecar: "Sidecar", matrix: "Matrix", out: Path, file: str) -> None:
-    """Write the sidecar of a matrix, unless the matrix's file has changed."""
+    """Write the sidecar to `out`; raise `MatrixError` if `file`, which holds the matrix, has changed."""
     from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
     from tsapps.matrix import replacing
     from tsapps.permissions import mode_of_result

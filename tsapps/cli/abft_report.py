@@ -26,9 +26,9 @@ __all__ = [
     "regions",
 ]
 
-# Maximum number of rows in a printed table; --json prints all.
+# Maximum number of elements or regions in a printed table; --json prints all of them.
 _MOST_SHOWN = 20
-# Bytes per pass when rows with corrupted elements are read again.
+# Maximum bytes of rows that are read at a time, if they are more than one row.
 _ROWS_BYTES = 1 << 24
 
 
@@ -39,15 +39,15 @@ def describe(data: str, matrix: "Matrix") -> str:
 
 @dataclass(frozen=True)
 class Change:
-    """An element that differs from its encoded value.
+    """An element whose present value differs from its original value.
 
     Attributes
     ----------
     row, column : int
     offset : int
-        Byte offset of the element, counted row by row.
+        Byte offset of the element in the row-major matrix.
     found, was : numpy.generic
-        The present value and the encoded one, of the matrix's dtype.
+        The present value and the original value, in the matrix's dtype.
     """
 
     row: int
@@ -71,7 +71,7 @@ class Change:
 
 
 def changes(matrix: "Matrix", verdict: "Verdict", sidecar: "Sidecar") -> Iterator[Change]:
-    """Yield the repairable elements in order; reads their rows again, a few MiB at a time."""
+    """Yield a `Change` for each repairable element, in row-major order; reads their rows again, some MiB at a time."""
     import numpy as np
 
     offsets, was = verdict.patches()
@@ -88,7 +88,10 @@ def changes(matrix: "Matrix", verdict: "Verdict", sidecar: "Sidecar") -> Iterato
 
 
 def differences(places: Iterable[tuple[int, int]], now: "Matrix", then: "Matrix") -> Iterator[Change]:
-    """Yield the elements at `places` that differ between two matrices of one shape, ordered by row."""
+    """Yield a `Change` for each element at `places` that differs between two matrices of the same shape and dtype.
+
+    `places` are ascending pairs (row, column); `now` holds the present values, `then` the original values.
+    """
     size, d = now.dtype.itemsize, now.shape[1]
     by_row = _by_row(places)
     for some in _some_rows(by_row, d * size):
@@ -99,7 +102,7 @@ def differences(places: Iterable[tuple[int, int]], now: "Matrix", then: "Matrix"
 
 
 def _by_row(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
-    """Group the columns of `places` by row."""
+    """Return the columns of `places`, which are pairs (row, column), by row."""
     found: dict[int, list[int]] = {}
     for row, column in places:
         found.setdefault(row, []).append(column)
@@ -107,14 +110,14 @@ def _by_row(places: Iterable[tuple[int, int]]) -> dict[int, list[int]]:
 
 
 def _some_rows(rows: Iterable[int], row_bytes: int) -> Iterator[list[int]]:
-    """Yield rows in groups of a few MiB."""
+    """Yield row indices in groups: as many rows as fit in `_ROWS_BYTES`, and at least one."""
     waiting = iter(rows)
     while some := list(islice(waiting, max(1, _ROWS_BYTES // row_bytes))):
         yield some
 
 
 def regions(verdict: "Verdict") -> list["Region"]:
-    """Return the regions with corruption that cannot be repaired; adjacent ones are merged."""
+    """Return the regions with corruption that cannot be repaired; adjacent regions of the same rows are merged."""
     found: list[Region] = []
     for region in sorted(verdict.refused):
         last = found[-1] if found else None
@@ -142,7 +145,7 @@ def print_line(line: dict[str, Any]) -> None:
 
 
 def print_changes(found: Iterable[Change], count: int, heads: tuple[str, str] = ("found", "was")) -> None:
-    """Print the first of `count` changed elements as a table."""
+    """Print the first of `count` changed elements as a table; `heads` are the titles of the two columns of values."""
     table = [["row", "column", "byte", *heads]]
     for change in islice(found, _MOST_SHOWN):
         values = [f"{_bits(value)}  {value!s}" for value in (change.found, change.was)]
@@ -157,7 +160,7 @@ def print_changes(found: Iterable[Change], count: int, heads: tuple[str, str] = 
 
 
 def print_regions(found: "list[Region]") -> None:
-    """Print the first regions that cannot be repaired as a table."""
+    """Print, as a table, the first regions whose corruption cannot be repaired."""
     table = [["rows", "columns"]]
     for region in found[:_MOST_SHOWN]:
         columns = f"{region.column:,} to {region.column_end - 1:,}"

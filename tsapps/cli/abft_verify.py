@@ -26,7 +26,8 @@ from tsapps.names import split_name
 
 __all__ = ["abft_verify"]
 
-# The message for unchanged data, by code: a sidecar with exact checksums is verified by these alone.
+# Messages for data without a detected change, by the code of the sidecar. If the sidecar has exact checksums, only the
+# exact checksums are compared.
 _CLEAN = dict.fromkeys(["exact", "both"], "clean: every bit is unchanged") | {
     "float": "clean: changes, if any, are within the rounding of the checksums"
 }
@@ -45,7 +46,7 @@ def abft_verify(
     """Detect and locate the elements of each DATA that changed since abft-encode wrote its sidecar.
 
     Prints their positions, their values and, where that is certain, the original values, which abft-correct restores.
-    Reads each DATA once and writes nothing. With --json, a summary ends the lines of each DATA.
+    Reads each DATA in blocks and writes nothing. With --json, a summary ends the lines of each DATA.
 
     Every DATA is verified, even if others fail. Exits with 3 if an element changed or a sidecar is damaged. Otherwise
     exits with the code of the first DATA that cannot be verified (1 or 2), or with 0.
@@ -61,12 +62,15 @@ def abft_verify(
         codes.append(_told(one, sidecar or sidecar_path(one), device, reading, as_json=as_json, quiet=quiet))
     code = ExitCode.CORRUPTION if ExitCode.CORRUPTION in codes else next(filter(None, codes), ExitCode.DONE)
     if code:
-        sys.stdout.flush()  # a closed pipe must end this command as it ends others
+        sys.stdout.flush()  # raises BrokenPipeError for a closed pipe, as other commands do
         raise typer.Exit(code)
 
 
 def _told(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
-    """Verify one DATA, print the result or the error, and return its exit code; `reading` is for `open_protected`."""
+    """Verify one DATA, print the result or the error, and return the exit code.
+
+    `reading` holds the keyword arguments for `open_protected`.
+    """
     try:
         return _verify(data, sidecar, device, reading, as_json=as_json, quiet=quiet)
     except BrokenPipeError:
@@ -87,7 +91,7 @@ def _told(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_
 
 
 def _verify(data: str, sidecar: Path, device: str, reading: dict[str, Any], *, as_json: bool, quiet: bool) -> ExitCode:
-    """Verify one DATA, print the result, and return its exit code."""
+    """Verify one DATA, print the result, and return the exit code; raise the error if that is impossible."""
     began = time.perf_counter()
     matrix, checksums = open_protected(data, sidecar, **reading)
 

@@ -6,18 +6,18 @@ __all__ = ["Clock"]
 
 
 class Clock:
-    """Wall time of each phase, and since the command began."""
+    """Wall time of each phase of a command, and since the command began; `seconds` holds the ended phases by name."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._began = self._lap = time.perf_counter()
 
     def start_lap(self) -> None:
-        """Start a phase now; the time since the end of the last phase is counted for no phase."""
+        """Start a phase now; the time since the end of the previous phase counts for no phase."""
         self._lap = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """End a phase and start the next one."""
+        """Store the seconds since the current phase began under the name `phase`, and start the next phase."""
         self.seconds[phase] = time.perf_counter() - self._lap
         self.start_lap()
 

@@ -37,13 +37,13 @@ def explain(error: BaseException) -> tuple[str, ExitCode] | None:
 
 
 def explain_usage(error: Any, command: str) -> str:
-    """Return the message of one of typer's usage errors.
+    """Return the message of a usage error of typer, in one line that ends with the advice to try --help.
 
     Parameters
     ----------
     error : ParameterError
     command : str
-        The command in question, if the error does not name it.
+        The command to name in the advice if the error has no context, such as ``tsapps kmeans``.
     """
     text = " ".join(error.format_message().split()).rstrip(".")
     command = error.ctx.command_path if error.ctx is not None else command

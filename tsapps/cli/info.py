@@ -12,7 +12,7 @@ __all__ = ["info", "versions"]
 _OPTIONAL = ("h5py", "ml_dtypes", "pyarrow", "safetensors", "pillow", "matplotlib", "pandas", "polars", "torch")
 
 
-# Shapes for which the selected K-means step is shown: samples, and features and clusters.
+# Problems for which the selected K-means step is shown: the number of samples, and pairs (features, clusters).
 _SAMPLES, _SHAPES = 1_000_000, ((16, 16), (128, 64), (128, 1000))
 
 
@@ -41,9 +41,9 @@ def _optional_versions() -> dict[str, str | None]:
 
 
 def _picks(device_name: str) -> dict[str, Any]:
-    """Return the source of a GPU's tuned configurations: the user's table, the shipped one, or neither.
+    """Return the path and the size of the user's tuning table for a GPU, and the size of the shipped table.
 
-    An unreadable table is reported here, where users look for the cause of a problem.
+    If the user's table is unreadable, the error is a part of the result: users look here for the cause of a problem.
     """
     from tsapps.kernels.plan.select import tuned_table
     from tsapps.kernels.plan.user_table import own_table, user_path

@@ -27,7 +27,7 @@ __all__ = ["kmeans"]
 
 @dataclass(frozen=True)
 class _Fit:
-    """A clustering, with the dtype and the device it was computed in."""
+    """A clustering, the dtype of the computation, and the device that computed it."""
 
     clustering: "Clustering"
     dtype: str
@@ -60,7 +60,8 @@ def kmeans(
 ) -> None:
     """Cluster the rows of DATA into k clusters by exact K-means (Lloyd's algorithm).
 
-    The same seed gives the same clustering as scikit-learn's KMeans. Writes DIR/labels.npy (int32), DIR/centers.npy and
+    In float64, the same seed gives the same clustering as scikit-learn's KMeans, except for ties between centers. In
+    float32, rounding can also change the initial centers. Writes DIR/labels.npy (int32), DIR/centers.npy and
     DIR/summary.json: all of them or none.
 
     DATA is a matrix of n rows (samples) and d columns (features), and may be larger than memory: .npy .npz .csv .tsv
@@ -91,7 +92,7 @@ def kmeans(
         index=index,
     )
     request.check()
-    choose(device)  # before the imports, which take longer
+    choose(device)  # before slow imports, so that a wrong device fails at once
     inputs = read_inputs(request)
     with live_line(quiet=quiet) as show:
         found = _fit(request, inputs, clock, show, report=not quiet)
@@ -107,9 +108,8 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
     """Load the data to its device and cluster it."""
     import numpy as np
 
-    from tsapps.apps.kmeans import lloyd
+    from tsapps.apps.kmeans import FaultError, lloyd
     from tsapps.apps.kmeans.open_engine import open_engine
-    from tsapps.apps.kmeans.protect.checks import FaultError
 
     clock.lap("start")
     matrix = inputs.matrix
@@ -146,7 +146,7 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
 
 
 def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
-    """Write the output directory and return its summary."""
+    """Write the output directory and return the contents of summary.json."""
     from tsapps.kernels.arrays import to_host
     from tsapps.matrix import replacing, save_npy
     from tsapps.permissions import mode_of_result

@@ -36,7 +36,7 @@ class Dtype(StrEnum):
 
 
 class Algorithm(StrEnum):
-    """Variant of Lloyd's algorithm."""
+    """Use of bounds on a GPU: where they are likely to save time (lloyd), or wherever supported (elkan)."""
 
     lloyd = "lloyd"
     elkan = "elkan"
@@ -50,7 +50,7 @@ class Metric(StrEnum):
 
 
 class Precision(StrEnum):
-    """Certification of labels."""
+    """Whether every label is certified (exact), or float32 labels on a GPU are not (tf32)."""
 
     exact = "exact"
     tf32 = "tf32"
@@ -77,12 +77,15 @@ Tolerance = Annotated[
     float,
     typer.Option(
         min=0,
-        help="Tolerance: a run ends when the sum of squared center shifts is less than this times the mean "
-        "variance of the columns.",
+        help="Tolerance: a run ends when the sum of squared center shifts is at most this times the mean variance of "
+        "the columns, or when no label changes.",
     ),
 ]
 Seed = Annotated[
-    int, typer.Option(min=0, max=2**32 - 1, help="Seed of the random draws: the same seed, the same result.")
+    int,
+    typer.Option(
+        min=0, max=2**32 - 1, help="Seed of the random draws: on one device, the same seed gives the same result."
+    ),
 ]
 Weights = Annotated[
     str | None, typer.Option(metavar="FILE", help="Weights of the rows, one number ≥ 0 per row.  [default: all are 1]")
@@ -108,8 +111,8 @@ Protect = Annotated[
     bool,
     typer.Option(
         "--protect",
-        help="Check every step, recompute corrupted ones, and compute the result twice; exits with 3 if the same step "
-        "fails repeatedly.",
+        help="Check every iteration and the result for errors of the hardware, and recompute what fails a check; "
+        "exits with 3 if the same step fails repeatedly.",
     ),
 ]
 ComputeType = Annotated[

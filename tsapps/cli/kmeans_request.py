@@ -1,4 +1,4 @@
-"""Arguments of ``tsapps kmeans``: validation, and the files that they name."""
+"""Arguments of ``tsapps kmeans``: validation, and reading of the files that the arguments name."""
 
 import os
 from dataclasses import dataclass
@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["Inputs", "Request", "number_of_runs", "read_inputs"]
 
-# Approximate bytes of an output file without its elements; the most bytes of summary.json per cluster.
+# Estimates of the space that a result needs: bytes of an output file besides its elements or cluster sizes, and maximum
+# bytes of summary.json per cluster.
 _HEADER, _SUMMARY_BYTES = 4096, 24
 _INITS = ("k-means++", "k-means||", "random")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """The arguments of the command, with the defaults of ``n_init`` and ``out`` filled in."""
+    """The arguments of the command, with ``n_init`` parsed and the default of ``out`` filled in."""
 
     command: str
     data: str
@@ -50,11 +51,11 @@ class Request:
 
     @property
     def init_file(self) -> str | None:
-        """Return the file of the initial centers; None if they are drawn."""
+        """Return the file of the initial centers; None if the initial centers are drawn from the rows."""
         return None if self.init in _INITS else self.init
 
     def input_files(self) -> list[str]:
-        """Return the input files of the result."""
+        """Return the paths of all input files, without names of arrays."""
         return [split_name(path)[0] for path in (self.data, self.weights, self.init_file) if path]
 
     def check(self) -> None:
@@ -73,7 +74,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The opened data, its device, and the contents of the other files."""
+    """The opened data, the device to compute on, the initial centers or the method that draws them, and the weights."""
 
     matrix: "Matrix"
     choice: "Choice"

@@ -1,4 +1,4 @@
-"""Shared options of commands, and checks of files and devices that run before any data is read."""
+"""Options that several commands have, and checks of files and devices that run before any data is read."""
 
 import errno
 import os
@@ -86,7 +86,7 @@ def stem(path: str) -> str:
 
 
 def check_input(path: str) -> None:
-    """Raise `UsageError` unless the file exists."""
+    """Raise `UsageError` unless the file of `path`, which may be ``FILE`` or ``FILE:NAME``, exists."""
     if not os.path.exists(split_name(path)[0]):
         raise UsageError(f"{path}: no such file: check the path")
 
@@ -101,7 +101,7 @@ def check_output_file(path: Path, *, force: bool) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Raise `UsageError` unless the parent directory of `path` is writable."""
+    """Raise `UsageError` unless the parent directory of `path` exists and is writable."""
     parent = Path(os.path.realpath(path)).parent
     if not parent.is_dir():
         raise UsageError(f"{path}: there is no directory {parent}: create it first (mkdir -p)")
@@ -112,13 +112,13 @@ def check_writable(path: Path) -> None:
 def check_disk_space(path: Path, *sizes: int) -> None:
     """Raise `OSError` unless the file system of `path` has space for files of these sizes in bytes.
 
-    Commands call this first, because a full disk after hours of work would lose the result. `os.statvfs` does not know
-    quotas; if a quota is exceeded, writing the file raises an error.
+    Commands call this before they compute, because a full disk after hours of work would lose the result. `os.statvfs`
+    does not know quotas; if a quota is exceeded, writing the file raises an error.
     """
     parent = os.path.dirname(os.path.realpath(path))
     system = os.statvfs(parent)
     free = system.f_bavail * system.f_frsize
-    if system.f_blocks and sum(sizes) > free:  # some network file systems report neither
+    if system.f_blocks and sum(sizes) > free:  # some network file systems report a size of 0
         raise OSError(
             errno.ENOSPC,
             f"the output takes {gigabytes(sum(sizes))}, but its disk has {gigabytes(free)} free: free some space, or "
@@ -158,14 +158,14 @@ def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool], *, allow_ex
     ----------
     path : str
     fits : callable
-        Returns True for the expected shape.
+        Takes a shape (n, d), and returns True if it is the expected shape.
     allow_external : bool
         As for `open_matrix`.
 
     Raises
     ------
     MatrixError
-        As `open_matrix`; also if no way to read the table gives the expected shape.
+        As `open_matrix`; also if a table is ambiguous and no choice of header and index gives the expected shape.
     """
     from tsapps.matrix import open_matrix
     from tsapps.matrix.table_form import AmbiguousTableError
@@ -177,7 +177,7 @@ def open_fitting(path: str, fits: Callable[[tuple[int, int]], bool], *, allow_ex
             try:
                 matrix = open_matrix(path, header=header, index=index)
             except MatrixError:
-                continue  # for example, names that are read as numbers
+                continue  # for example, because it parses column names as numbers
             if fits(matrix.shape):
                 return matrix
         raise ambiguous

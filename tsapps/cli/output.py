@@ -20,13 +20,13 @@ __all__ = [
     "seconds_by_phase",
 ]
 
-# Seconds between progress lines if stderr is not a terminal: a log shows activity, and short runs log none.
+# Minimum seconds between progress lines if stderr is not a terminal, so that a short run adds no line to a log.
 _LOG_SECONDS = 10.0
 
 
 @contextmanager
 def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows progress on stderr: one rewritten line, or sparse lines of a log."""
+    """Yield a function that shows a text on stderr: on a terminal as one rewritten line, else as lines of a log."""
     if quiet:
         yield lambda _: None
     elif not sys.stderr.isatty():
@@ -45,7 +45,7 @@ def live_line(*, quiet: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def byte_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield a function that shows progress in bytes on stderr: a bar, or sparse lines of a log."""
+    """Yield a function (what, bytes done, bytes in total) that shows progress on stderr: a bar, or lines of a log."""
     if quiet:
         yield lambda *_: None
     elif not sys.stderr.isatty():
@@ -63,7 +63,7 @@ def byte_bar(*, quiet: bool) -> Iterator[Callable[[str, int, int], None]]:
 
             def update(what: str, done: int, total: int) -> None:
                 what = one_line(what)
-                if progress.tasks[0].description != what:  # each phase has its own rate
+                if progress.tasks[0].description != what:  # a new phase, whose transfer rate starts anew
                     progress.reset(task, description=what, total=total)
                 progress.update(task, completed=done)
 
@@ -100,7 +100,7 @@ def print_table(rows: Mapping[str, str]) -> None:
 
 
 def seconds_by_phase(seconds: Mapping[str, float]) -> str:
-    """Return, for example, ``1.52 (read 0.01, iterate 1.51)``."""
+    """Format the total seconds and those of each phase, for example ``1.52 (read 0.01, iterate 1.51)``."""
     phases = ", ".join(f"{phase} {value:.2f}" for phase, value in seconds.items() if phase != "total")
     return f"{seconds['total']:.2f} ({phases})"
 

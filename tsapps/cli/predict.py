@@ -41,7 +41,7 @@ __all__ = ["predict"]
 
 @dataclass(frozen=True)
 class _Inputs:
-    """The data, its device, and the centers (k, d) with the summary of their fit."""
+    """The opened data, the device to compute on, and the centers (k, d) with the summary of the fit that found them."""
 
     data: str
     matrix: "Matrix"
@@ -53,7 +53,7 @@ class _Inputs:
 
 @dataclass(frozen=True)
 class _Labels:
-    """Labels (n,) int32, the nearest center of every row, and the figures that the summary reports about them."""
+    """Labels (n,), int32, the nearest center of every row; for the summary, cluster sizes, inertia and device."""
 
     labels: "np.ndarray"
     cluster_sizes: list[int]
@@ -91,7 +91,7 @@ def predict(
     check_output_file(out, force=force)
     if out.exists() and os.path.exists(data) and os.path.samefile(out, data):
         raise UsageError(f"{out}: is DATA itself: choose another --out")
-    choose(device)  # before the imports, which take longer
+    choose(device)  # before slow imports, so that a wrong device fails at once
 
     from tsapps.matrix import open_matrix
 
@@ -127,7 +127,7 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
     clock.lap("start")
     matrix, (k, d) = inputs.matrix, inputs.centers.shape
     show(f"reading {inputs.data}: {matrix.shape[0]:,} × {d:,} {matrix.dtype}")
-    # The label of a row does not depend on other rows.
+    # The frame, by which data is centered and scaled, depends on the centers only: no row affects the label of another.
     dtype, metric = np.dtype(inputs.trained["dtype"]), inputs.trained["metric"]
     frame = Frame(np.zeros(d, dtype)) if metric == "cosine" else frame_about(inputs.centers, dtype)
     with open_engine(matrix, dtype=dtype, device=device, metric=metric, exponent=frame.exponent) as engine:

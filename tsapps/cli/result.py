@@ -1,9 +1,11 @@
-"""The output directory of `kmeans`, which `predict` reads; it is written as a whole or not at all.
+"""The output directory of ``tsapps kmeans``, the model that ``tsapps predict`` reads.
+
+All files of the directory are written, or none.
 
 labels.npy
     int32, shape (n,): the cluster of every row.
 centers.npy
-    Shape (k, d), in the dtype of the computation; float64 if float32 would round them too coarsely.
+    Shape (k, d), in the dtype of the computation; float64 if float32 would round the centers too coarsely.
 summary.json
     Parameters of the run, and the quality of the clustering.
 """
@@ -26,7 +28,7 @@ __all__ = ["KIND", "check_place", "new_directory", "read_model"]
 #: Value of "kind" in summary.json.
 KIND = "tsapps kmeans"
 
-# The largest valid size of summary.json in bytes; the file has some ten bytes per cluster.
+# Maximum valid size of summary.json in bytes; the file has some ten bytes per cluster.
 _MOST_SUMMARY = 1 << 26
 
 _FILES = {"labels.npy", "centers.npy", "summary.json"}
@@ -62,7 +64,7 @@ def check_place(directory: Path, *, force: bool) -> None:
 
 
 def _is_result(directory: Path) -> bool:
-    """Return whether a directory is a result, according to its summary."""
+    """Return whether a directory holds a summary.json that ``tsapps kmeans`` wrote."""
     try:
         return _read_summary(directory) is not None
     except MatrixError:
@@ -70,7 +72,13 @@ def _is_result(directory: Path) -> bool:
 
 
 def _read_summary(directory: Path) -> dict[str, Any] | None:
-    """Return the summary of a result, or None; raise `MatrixError` if it is damaged or of another kind."""
+    """Return the contents of summary.json, or None if there is no such file.
+
+    Raises
+    ------
+    MatrixError
+        If summary.json is damaged, or ``tsapps kmeans`` did not write it.
+    """
     path = directory / "summary.json"
     try:
         summary = read_json(path, _MOST_SUMMARY)
@@ -87,13 +95,13 @@ def _read_summary(directory: Path) -> dict[str, Any] | None:
 def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterator[Path]:
     """Create a directory that is renamed to `directory` when the ``with`` block ends without an exception.
 
-    Its permissions are those of a directory for files with permissions `mode`. After any exception, Ctrl-C included,
-    the new directory is removed and `directory` is unchanged.
+    The new directory gets the permissions that suit files with the permissions `mode`. After any exception, Ctrl-C
+    included, the new directory is removed and `directory` is unchanged.
 
     Raises
     ------
     UsageError
-        See `check_place`. It is called again at the end, since hours may have passed.
+        By `check_place`, which is called again before the rename, since hours may have passed.
     OSError
         If the disk is full or fails.
     """

@@ -1,4 +1,4 @@
-"""``tsapps sample``: write a sample data set made by installed packages."""
+"""``tsapps sample``: write a sample data set of scikit-learn, without a download."""
 
 import importlib.util
 from collections.abc import Callable
@@ -21,7 +21,7 @@ __all__ = ["sample"]
 
 @dataclass(frozen=True)
 class _Sample:
-    """A data set: its source, and a function that creates it."""
+    """A data set: a description of its source, and a function that returns the array."""
 
     source: str
     make: Callable[[], "np.ndarray"]

@@ -86,8 +86,8 @@ def tune(
     measures some 190 products of up to 2 GB, which takes minutes; --m, --k and --w give a single product. B has the
     layout of A; for tsmttsm, the other one.
 
-    A tuned configuration applies to every product of its shape, type and layout that is no wider, down to the next
-    narrower configuration. Your table overrides the one shipped with tsapps on every GPU of this name. It is written
+    A tuned configuration applies to products of the same shape, type and layout that are no wider, unless a narrower
+    configuration applies. Your table overrides the one shipped with tsapps on every GPU of this name. It is written
     after each product: Ctrl-C keeps the measurements made so far.
     """
     if reset:
@@ -109,7 +109,7 @@ def _measure(cells: list["Cell"], index: int, name: str, most: int, *, as_json: 
     from tsapps.kernels.system.cache import check_cache_writable
 
     path = user_table.user_path(name)
-    user_table.own_table(name)  # reports errors in the table before any measurement
+    user_table.own_table(name)  # raises an error if the table is damaged, before any measurement
     check_cache_writable(path)
     began = time.perf_counter()
     found: list[dict[str, Any]] = []
@@ -148,7 +148,7 @@ def _cells(
     layouts: list[Order] | None,
     sizes: tuple[int | None, int | None, int | None],
 ) -> list["Cell"]:
-    """Return the requested products."""
+    """Return the products to measure: the default products that match the options, or a product of the given sizes."""
     from tsapps.kernels.tune import CELLS, own_cell
 
     kinds, alongs = list(dtypes or Dtype), [order == Order.row for order in layouts or Order]
@@ -193,7 +193,7 @@ def _reset(device: str, *, as_json: bool, quiet: bool) -> None:
 
 
 def _list(cells: list["Cell"], device: str, most: int, *, as_json: bool) -> None:
-    """List products with the number of plans to measure; without a GPU, list an upper limit of that number."""
+    """Print each product with the number of plans to measure; without a GPU, print the maximum of that number."""
     from tsapps.kernels import tune as tuning
 
     try:

@@ -29,7 +29,7 @@ __all__ = ["ConvertedMatrix", "Matrix"]
 
 T = TypeVar("T")
 
-# The default size of a block of rows in bytes: it fits in the last-level cache of a CPU.
+# Maximum bytes of a block of several rows, if the caller does not choose: it fits in the last-level cache of a CPU.
 _BLOCK_BYTES = 1 << 24
 
 
@@ -45,10 +45,10 @@ class Matrix(ABC):
     dtype : numpy.dtype
         An integer or floating-point type, or bfloat16, in the machine's byte order.
     device : int or None
-        The GPU that holds the elements; None for host memory and files.
+        Index of the GPU that holds the elements; None for host memory and files.
     stored : Stored or None
-        Position of the elements in a file. None for memory, and for files that store them as text, compressed or in
-        chunks.
+        Position of the elements in a file. None for arrays in memory, and for files that store elements as text,
+        compressed or in chunks.
     file_state : FileState or None
         The state of the file when it was opened; None for arrays in memory.
     """
@@ -108,7 +108,7 @@ class Matrix(ABC):
 
     @contextmanager
     def held(self) -> "Iterator[Matrix]":
-        """Yield a matrix that reads the present file, even if another file takes over its path during the context."""
+        """Yield the matrix itself; `StoredMatrix` yields one that is unaffected if its file is replaced meanwhile."""
         yield self
 
     def _unchanged(self, blocks: Iterator[T]) -> Iterator[T]:
@@ -185,7 +185,7 @@ class Matrix(ABC):
         return self._gather(self.blocks(self._default_rows()), numbers)
 
     def _gather(self, blocks: Iterator[tuple[int, np.ndarray]], numbers: np.ndarray) -> np.ndarray:
-        """Select rows from ascending host blocks; stop after the block that holds the last selected row."""
+        """Return the rows `numbers` from `blocks` in host memory, which ascend; stop after the last block needed."""
         out = np.empty((len(numbers), self.shape[1]), self.dtype)
         order = np.argsort(numbers, kind="stable")
         ascending = numbers[order]

@@ -34,14 +34,15 @@ __all__ = [
 BIN_TYPES = {".fbin": "<f4", ".f16bin": "<f2", ".u8bin": "u1", ".i8bin": "i1", ".ibin": "<i4"}
 VECS_TYPES = {".fvecs": "<f4", ".bvecs": "u1", ".ivecs": "<i4"}
 
+# Rows per block while a file of the .fvecs family with an impossible size is searched for a row with another d.
 _VECS_ROWS_AT_ONCE = 1 << 16
 
-# Supported .npy versions: the struct format of the header's length, and the header's parser. The limit on the length is
-# NumPy's, which NumPy applies only after it has read the header.
+# Supported .npy versions: the struct format of the header's length, and the header's parser.
 _NPY_VERSIONS = {
     (1, 0): (struct.Struct("<H"), np.lib.format.read_array_header_1_0),
     (2, 0): (struct.Struct("<I"), np.lib.format.read_array_header_2_0),
 }
+# Maximum bytes of a .npy header. NumPy has the same limit, but applies it only after it has read the header.
 _MOST_NPY_HEADER = 10_000
 
 # Exceptions that ast.literal_eval, tokenize and numpy.dtype raise for damaged headers.
@@ -96,7 +97,7 @@ def open_vecs(path: str) -> StoredMatrix:
     n = size // row_bytes
     matrix = VecsMatrix(Stored(path, 4, (n, d), (row_bytes, element.itemsize), element), path)
     if size % row_bytes:
-        for _ in matrix.blocks(_VECS_ROWS_AT_ONCE):  # raises an error for a row with another d, the better explanation
+        for _ in matrix.blocks(_VECS_ROWS_AT_ONCE):  # raises the better error if a row has another d
             pass
         raise MatrixError(
             f"{path}: is truncated: {size % row_bytes} bytes are left after {n} rows of {d} values: copy it again"
@@ -105,7 +106,7 @@ def open_vecs(path: str) -> StoredMatrix:
 
 
 class VecsMatrix(StoredMatrix):
-    """Rows that each store their own d; every read checks it."""
+    """A matrix whose file stores d in front of every row; every read checks that all rows have the same d."""
 
     def _read_rows(self, file: int, start: int, out: np.ndarray) -> None:
         row_bytes = self.stored.strides[0]
@@ -152,7 +153,7 @@ def read_npy_header(file: IO[bytes], name: str) -> tuple[tuple[int, ...], Litera
     try:
         version = np.lib.format.read_magic(file)
         if version not in _NPY_VERSIONS:
-            # Version 3 differs only in that names of record fields may be any Unicode text.
+            # Version 3 differs from version 2 only in that names of record fields may be any Unicode text.
             raise MatrixError(
                 f"{name}: is .npy version {version[0]}.{version[1]}, used for records; expected plain numbers: "
                 f"save the fields as columns"

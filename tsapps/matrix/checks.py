@@ -26,11 +26,12 @@ __all__ = [
 ]
 
 
+# Maximum number of record fields that a message names.
 _MOST_FIELDS = 10
 
 
 def is_floating(dtype: np.dtype) -> bool:
-    """Return whether `dtype` can hold NaN: NumPy's floating-point types and bfloat16."""
+    """Return whether `dtype` is a floating-point type of NumPy or bfloat16: the types that can hold NaN."""
     return dtype.kind == "f" or dtype.name == "bfloat16"
 
 
@@ -126,14 +127,14 @@ def check_indices(indices: Any, n: int, name: str) -> np.ndarray:
 
 
 def check_memory(name: str, size: int, what: str) -> None:
-    """Raise `MemoryError` if `size` bytes for `what` are not available: the system would kill the process."""
+    """Raise `MemoryError` if `size` bytes for `what` are not available: otherwise the system might kill the process."""
     available = available_host_memory()
     if size > available:
         raise MemoryError(f"{name}: {what} takes {size:,} bytes of memory, and {available:,} are available")
 
 
 def unreadable(name: str, error: Exception) -> MatrixError:
-    """Return the error for a file that the format's library rejects; the library's reason is one line of it."""
+    """Return the error for a file that the format's library rejects; the message quotes the library's reason."""
     reason = " ".join(str(error).split())[:200] or type(error).__name__
     return MatrixError(
         f"{name}: cannot be read ({reason}): it is truncated, damaged or of another format: copy it again"
@@ -142,14 +143,14 @@ def unreadable(name: str, error: Exception) -> MatrixError:
 
 @contextmanager
 def readable(name: str, errors: tuple[type[Exception], ...]) -> Iterator[None]:
-    """Convert exceptions that a format's library raises for damaged bytes by `unreadable`; our own errors are kept.
+    """Convert the exceptions of a format's library to the error of `unreadable`; errors of tsapps pass unchanged.
 
     Parameters
     ----------
     name : str
         Name of the file in the message.
     errors : tuple of exception types
-        Exceptions that the library is known to raise.
+        Exceptions that the library is known to raise for damaged bytes.
     """
     try:
         yield

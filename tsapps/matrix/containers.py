@@ -34,7 +34,8 @@ _ZIP_ERRORS = (
     RuntimeError,
     ValueError,
 )
-# Compression methods that numpy.savez uses, and the maximum ratio of each (1032 for deflate, by zlib's FAQ).
+# Compression methods that numpy.savez uses, with the maximum ratio of original to compressed size. The ratio of deflate
+# is from zlib's FAQ.
 _MOST_COMPRESSED = {zipfile.ZIP_STORED: 1, zipfile.ZIP_DEFLATED: 1032}
 # Element types of safetensors. Unsupported types are listed so that their error message can name them.
 _SAFETENSORS_TYPES = {
@@ -53,17 +54,18 @@ _SAFETENSORS_TYPES = {
     "C64": "<c8",
 }
 
-# The largest valid header in bytes. A header has about a hundred bytes per tensor; parsed, it takes some twenty times
-# as much memory.
+# Maximum bytes of a safetensors header. A header has about a hundred bytes per tensor; the parsed header takes some
+# twenty times as much memory.
 _MOST_SAFETENSORS_HEADER = 1 << 24
 
-# The most bytes decompressed at a time. A matrix in Fortran order may be read in several passes, each for a part of its
-# rows that takes 1 / `_PART_OF_MEMORY` of the available memory.
+# Maximum bytes decompressed at a time. A large matrix in Fortran order is decompressed several times, each time for a
+# group of rows that takes 1 / `_PART_OF_MEMORY` of the available memory.
 _PIECE_BYTES = 1 << 24
 _PART_OF_MEMORY = 4
 
+# Maximum number of array names in a message.
 _MOST_NAMES = 10
-# The most characters of an example in a message; nobody would copy and paste a longer one.
+# Maximum characters of an example in a message; nobody would copy and paste a longer example.
 _LONGEST_EXAMPLE = 400
 
 
@@ -102,7 +104,10 @@ def _check_member(member: zipfile.ZipInfo, name: str) -> None:
 
 
 class NpzMatrix(Matrix):
-    """An array in a .npz archive. Each pass decompresses it from the start; large Fortran arrays several times."""
+    """An array in a .npz archive.
+
+    Each pass decompresses the array from the beginning; large arrays in Fortran order several times.
+    """
 
     def __init__(
         self,
@@ -174,7 +179,7 @@ class NpzMatrix(Matrix):
 
     @contextmanager
     def _opened(self) -> Iterator[IO[bytes]]:
-        """Open the member just after its header; one byte more than it announces can be read, to detect extra bytes."""
+        """Open the member at its first element; one byte past the last element is readable, for `_check_end`."""
         with readable(self.name, _ZIP_ERRORS), zipfile.ZipFile(self._path) as archive:
             member = copy.copy(archive.getinfo(self._member))
             member.file_size = self._size + 1
@@ -203,7 +208,7 @@ class NpzMatrix(Matrix):
 
 
 def _read(file: IO[bytes], size: int) -> bytes:
-    """Read exactly `size` bytes."""
+    """Read exactly `size` bytes; raise `EOFError` if fewer are left."""
     content = file.read(size)
     if len(content) < size:
         raise EOFError(f"{size - len(content)} bytes are missing")
@@ -211,7 +216,7 @@ def _read(file: IO[bytes], size: int) -> bytes:
 
 
 def _check_end(file: IO[bytes]) -> None:
-    """Raise an error unless the member ends at the present position."""
+    """Raise `ValueError` unless the member ends at the present position."""
     if file.read(1):
         raise ValueError("it holds more than its header says")
 

@@ -14,6 +14,7 @@ from tsapps.matrix.layout import Stored
 
 __all__ = ["copy_as_npy", "copy_file"]
 
+# Maximum bytes copied at a time.
 _PIECE_BYTES = 1 << 24
 # Extended attributes in which Linux file systems store access control lists.
 _ACCESS_LISTS = ("system.posix_acl_access", "system.nfs4_acl")

@@ -1,4 +1,4 @@
-"""HDF5 datasets. Data and links in other files are rejected unless the caller allows them."""
+"""HDF5 datasets. Links to other files, and elements in other files, are rejected unless the caller allows them."""
 
 import math
 import os
@@ -18,18 +18,20 @@ from tsapps.matrix.optional import optional_module
 
 __all__ = ["open_hdf5"]
 
-# Exceptions of h5py: the tables in its _errors.pyx map each HDF5 error to one of these. Names that are not text and
-# types that NumPy lacks raise them too.
+# Exceptions of h5py: the tables in h5py's _errors.pyx map each HDF5 error to one of these types. Names that are not
+# text and types that NumPy lacks raise some of these types, too.
 _HDF5_ERRORS = (LookupError, OSError, RuntimeError, TypeError, ValueError)
 
-# Minimum and maximum bytes per read for row selection: a disk reads no less than the minimum, and one chunk of many
-# rows may be as large as the whole dataset.
+# Bytes per read when rows are selected. A contiguous dataset is read in pieces of `_LEAST_PIECE_BYTES`: a disk needs as
+# long for less. A chunked dataset is read chunk by chunk, but at most `_MOST_PIECE_BYTES` at a time: a chunk may be as
+# large as the dataset.
 _LEAST_PIECE_BYTES, _MOST_PIECE_BYTES = 1 << 16, 1 << 26
 # Maximum length of a chain of soft links, equal to HDF5's own limit.
 _MOST_LINKS = 16
-# These variables make HDF5 look for external files in directories other than those checked here.
+# Environment variables that make HDF5 look for external files in directories other than those checked here.
 _PREFIXES = ("HDF5_EXTFILE_PREFIX", "HDF5_VDS_PREFIX")
-# The most by which filters enlarge a chunk, for headers or for incompressible data: a factor, and additional bytes.
+# Maximum stored size of a chunk: `_MOST_EXPANDED` times its size in memory, plus `_FILTER_BYTES`. Filters may enlarge a
+# chunk by headers, or if its data is incompressible.
 _MOST_EXPANDED, _FILTER_BYTES = 1.05, 4096
 
 
@@ -48,7 +50,7 @@ def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) ->
     h5py = optional_module("h5py", path)
     with readable(path, _HDF5_ERRORS), h5py.File(path, "r") as file:
         names: list[str] = []
-        # Follows hard links only, and visits each object once.
+        # visititems follows hard links only, and visits each object once.
         file.visititems(lambda name, thing: names.append(name) if isinstance(thing, h5py.Dataset) else None)
         if wanted is not None:
             wanted = wanted.strip("/")
@@ -56,7 +58,7 @@ def open_hdf5(path: str, wanted: str | None, *, allow_external: bool = False) ->
                 names.append(wanted)
 
         def shape_of(name: str) -> tuple[int, ...]:
-            # HDF5 may open the source files of a virtual dataset to determine its shape.
+            # To determine the shape of a virtual dataset, HDF5 may open other files, which must be allowed first.
             dataset = file[name]
             return (0, 0) if dataset.is_virtual and not allow_external else dataset.shape or ()
 
@@ -107,9 +109,10 @@ def _find(h5py: Any, file: Any, path: str, member: str, *, allow_external: bool)
 
 
 def _check_external(h5py: Any, dataset: Any, name: str, *, allow_external: bool) -> None:
-    """Raise `MatrixError` unless elements in other files are allowed and complete; HDF5 would fill in missing elements.
+    """Raise `MatrixError` unless elements in other files are allowed and complete.
 
-    Paths of external storage are relative to the current directory; sources of a virtual dataset, to its file.
+    For missing elements, HDF5 would return a fill value. Paths of external storage are relative to the current
+    directory; paths of the sources of a virtual dataset are relative to the directory of the dataset's file.
     """
     if not allow_external:
         raise MatrixError(
@@ -161,11 +164,11 @@ def _missing(name: str, file: str, what: str) -> MatrixError:
 
 
 def _expected_and_found(dataset: Any) -> tuple[str, int, int]:
-    """Return the unit of a dataset's storage (bytes, chunks, …), its expected count and the count found in the file."""
+    """Return the unit of a dataset's storage (bytes or chunks), the expected count and the count found in the file."""
     if dataset.chunks:
         expected = math.prod(-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True))
         return "chunks", expected, dataset.id.get_num_chunks()
-    expected = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()  # may be narrower than the dtype
+    expected = math.prod(dataset.shape or ()) * dataset.id.get_type().get_size()  # of the stored type
     return "bytes", expected, dataset.id.get_storage_size()
 
 
@@ -212,7 +215,7 @@ def _check_chunks(dataset: Any, name: str) -> None:
 
 
 class Hdf5Matrix(Matrix):
-    """A dataset of an HDF5 file; the file is open only while it is read."""
+    """A dataset of an HDF5 file; each pass opens the file and closes it."""
 
     def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype, *, allow_external: bool) -> None:
         super().__init__(f"{path}:/{shown(member)}", shape, dtype)

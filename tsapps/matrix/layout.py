@@ -38,7 +38,7 @@ class Stored:
         return self.strides[1] == self.dtype.itemsize or self.shape[1] == 1
 
     def map(self, path: str | PathLike[str]) -> np.ndarray:
-        """Map the elements of another file with the same layout, shape (n, d), for writing.
+        """Map another file with this layout into memory; return its elements, shape (n, d), for reading and writing.
 
         Only for files that no other program writes to.
         """
@@ -46,7 +46,7 @@ class Stored:
         return np.ndarray(self.shape, self.dtype, content, self.offset, self.strides)
 
     def place(self, byte: int) -> int:
-        """Return the file offset of a byte, counted through the elements in row-major, little-endian order."""
+        """Return the file offset of byte number `byte` of the matrix in row-major order and little-endian elements."""
         element, inner = divmod(byte, self.dtype.itemsize)
         row, column = divmod(element, self.shape[1])
         swapped = self.dtype != self.dtype.newbyteorder("<")

@@ -37,7 +37,7 @@ class HostMatrix(Matrix):
 
     def __init__(self, array: np.ndarray, name: str) -> None:
         super().__init__(name, array.shape, array.dtype)
-        self._array = np.asarray(array)  # slices of np.matrix and np.memmap keep their own class
+        self._array = np.asarray(array)  # slices of np.matrix or np.memmap would have these classes
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         for start in range(0, self.shape[0], rows):
@@ -70,7 +70,7 @@ class GpuMatrix(Matrix):
         import cupy
 
         for start in range(0, self.shape[0], rows):
-            with self._array.device:  # not around the yield: the caller's current device must not change there
+            with self._array.device:  # ends before the yield, which must not change the caller's current device
                 block = cupy.ascontiguousarray(self._array[start : start + rows])
             yield start, block
 

@@ -13,12 +13,12 @@ from tsapps.matrix.optional import optional_module
 
 __all__ = ["ParquetMatrix"]
 
-# Bytes read ahead: the least and the most per column, and the most for all columns.
+# Bytes read ahead: minimum per column, maximum per column, and maximum for all columns. The minimum takes precedence.
 _LEAST_BUFFER, _MOST_BUFFER, _MOST_BUFFERS = 1 << 16, 1 << 20, 1 << 26
 
 
 class ParquetMatrix(Matrix):
-    """The numeric columns of a Parquet file, in the narrowest dtype that holds every one of them.
+    """The columns of a Parquet file, which must be numeric, in the dtype to which NumPy promotes their dtypes.
 
     Skips an index that pandas stored with the columns, as ``DataFrame.to_numpy`` does.
     """
@@ -61,7 +61,7 @@ class ParquetMatrix(Matrix):
             parquet.ParquetFile(
                 self._path,
                 page_checksum_verification=True,
-                pre_buffer=False,  # True would read whole row groups
+                pre_buffer=False,  # True would read whole row groups into memory
                 buffer_size=max(_LEAST_BUFFER, min(_MOST_BUFFER, _MOST_BUFFERS // len(self._columns))),
             ) as file,
         ):
@@ -90,7 +90,7 @@ class ParquetMatrix(Matrix):
 
 
 def _index_columns(description: bytes, path: str) -> set[str]:
-    """Return the index columns of a data frame, from the metadata that pandas stored."""
+    """Return the names of the index columns of a data frame, from the metadata that pandas stored."""
     found = parse_json(description)
     columns = found.get("index_columns", []) if isinstance(found, dict) else None
     if not isinstance(columns, list):

@@ -1,4 +1,4 @@
-"""`open_matrix`: selects the reader of a path or an array."""
+"""`open_matrix`: opens a path or an array with the reader for its format."""
 
 import os
 from collections.abc import Callable
@@ -59,8 +59,8 @@ def open_matrix(
         NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers
         and bools (missing values become NaN). Masked arrays are rejected, even if no element is masked.
     dtype : numpy dtype, optional
-        Dtype to convert the elements to; by default their own (float64 for text). It must be floating-point, or able
-        to hold every value of their own dtype.
+        Dtype to convert the elements to; by default the dtype of the source (float64 for text). It must be
+        floating-point, or able to hold every value of the source's dtype.
     allow_external : bool
         If True, read other files that an HDF5 file names in external links or as storage of its datasets. The author
         of the file may name any file on the machine.
@@ -80,10 +80,10 @@ def open_matrix(
     ------
     MatrixUsageError
         If the path does not name a matrix: the file is missing, the extension is unknown, or the array's name is
-        missing or ambiguous. If a text table is ambiguous and neither `header` nor `index` is given. This error is
-        both a `MatrixError` and a `UsageError`.
+        missing or ambiguous. Also if a text table is ambiguous and the `header` or `index` that decides is not given.
+        This error is both a `MatrixError` and a `UsageError`.
     MatrixError
-        If the file does not hold a numeric matrix. Both messages name the file and say what to do.
+        If the file does not hold a numeric matrix. The message names the file and says what to do.
     UsageError
         If the elements cannot be converted to `dtype`, or `header` or `index` is given for a file that is not text.
     TypeError

@@ -18,10 +18,10 @@ from tsapps.matrix.layout import Stored
 
 __all__ = ["StoredMatrix", "matrix_of"]
 
-# Fortran order: columns are read whole if they have at most `_SHORT_COLUMN_BYTES`, or if at least half of their
-# elements are needed. A read has at most `_COLUMNS_BYTES`, or one column.
+# Fortran order: columns are read whole if a column has at most `_SHORT_COLUMN_BYTES`, or if at least half of its
+# elements are needed. One read covers several columns of at most `_COLUMNS_BYTES` together, or a single column.
 _SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
-# The least bytes of a block that is read ahead: passing a smaller block between threads takes longer than it saves.
+# Minimum bytes of a block that a thread reads ahead: passing a smaller block between threads costs more than it saves.
 _LEAST_AHEAD = 1 << 20
 # Selected rows are read one by one if that takes at most `_FEW_READS` reads, or at most one read per `_BYTES_PER_READ`
 # bytes of the matrix. Otherwise one pass reads the whole matrix.
@@ -52,13 +52,13 @@ class StoredMatrix(Matrix):
             yield from zip(range(0, n, rows), blocks, strict=True)
 
     def _block(self, file: int, start: int, rows: int) -> np.ndarray:
-        """Read at most `rows` rows."""
+        """Return the block of at most `rows` rows that begins at row `start`."""
         block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)
         self._read_rows(file, start, block)
         return block
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
-        # Consecutive indices are read at once.
+        # One read covers the rows of consecutive indices.
         ends = np.append(np.flatnonzero(np.diff(numbers) != 1) + 1, len(numbers)).tolist()
         reads = len(ends) * (1 if self.stored.by_rows else self.shape[1])
         if reads > _FEW_READS and reads * _BYTES_PER_READ > self.nbytes:
@@ -71,7 +71,7 @@ class StoredMatrix(Matrix):
         return out
 
     def read_into(self, start: int, out: np.ndarray) -> None:
-        """Read rows from `start` on into a C-contiguous array of this dtype; safe to call from several threads."""
+        """Read len(out) rows from row `start` on into `out`, C-contiguous and of the matrix's dtype; thread-safe."""
         with self._opened() as file:
             self._read_rows(file, start, out)
 
@@ -88,13 +88,13 @@ class StoredMatrix(Matrix):
 
     @contextmanager
     def held(self) -> Iterator[Matrix]:
-        """Yield a matrix that reads the present file, even if another file takes over its path during the context."""
+        """Yield a matrix that reads the present file, even if another file is renamed to the same path meanwhile."""
         with self._opened() as file:
             yield matrix_of(self.stored, f"/dev/fd/{file}", self.name)
 
     @contextmanager
     def _opened(self) -> Iterator[int]:
-        """Yield a descriptor of the file that was opened as the matrix; raise if the file has changed."""
+        """Open the file and yield the descriptor; raise `MatrixError` if the file differs from the matrix's state."""
         file = os.open(self.stored.path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0))
         try:
             if self.file_state is not None:
@@ -104,7 +104,7 @@ class StoredMatrix(Matrix):
             os.close(file)
 
     def _read_rows(self, file: int, start: int, out: np.ndarray) -> None:
-        """Read rows into a C-contiguous array of this matrix's dtype."""
+        """Read len(out) rows from row `start` on into `out`, a C-contiguous array of the matrix's dtype."""
         if not self.stored.by_rows:
             self._gather_columns(file, start, 0, out)
             return
@@ -119,7 +119,7 @@ class StoredMatrix(Matrix):
         self._to_native(out)
 
     def _read_piece(self, file: int, row: int, column: int, out: np.ndarray) -> None:
-        """Read a part of a row into an array of shape (1, columns)."""
+        """Read the elements of a row from `column` on into `out`, of shape (1, columns)."""
         if not self.stored.by_rows:
             self._gather_columns(file, row, column, out)
             return
@@ -128,7 +128,7 @@ class StoredMatrix(Matrix):
         self._to_native(out)
 
     def _gather_columns(self, file: int, start: int, column: int, out: np.ndarray) -> None:
-        """Read a block of a matrix in Fortran order: short columns whole, long columns in part."""
+        """Fill `out` from row `start` and `column` on, in Fortran order; short columns are read whole."""
         n, size = self.shape[0], self.dtype.itemsize
         rows, columns = out.shape
         if 2 * rows >= n or n * size <= _SHORT_COLUMN_BYTES:
@@ -172,15 +172,15 @@ class StoredMatrix(Matrix):
 
 
 def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-    """Yield blocks; a thread reads the next one while the caller uses the current one."""
+    """Yield blocks; a thread reads the next block while the caller uses the current block."""
     with ThreadPoolExecutor(1, "tsapps-reader") as reader:
         following = reader.submit(next, blocks, None)
         while (block := following.result()) is not None:
             following = reader.submit(next, blocks, None)
             yield block
-            del block  # so that its memory is freed as soon as the caller releases it
+            del block  # so that the block's memory is freed as soon as the caller releases the block
 
 
 def matrix_of(layout: Stored, path: str | PathLike[str], name: str) -> StoredMatrix:
-    """Return the matrix of another file with the same layout."""
+    """Return the matrix in the file `path`, which has the layout of another file."""
     return StoredMatrix(replace(layout, path=fspath(path)), name)

@@ -2,8 +2,8 @@
 
 The first line is a header if no cell of it is a number, or if only this line is quoted. A first line 0, 1, 2, …, as
 pandas numbers columns, is also a header under two conditions: some columns hold numbers with a decimal point or an
-exponent, and no column mixes these with integers. The first column is an index if it has no name and counts the rows 0,
-1, 2, …. Ambiguous tables are rejected: the caller must say how to read them.
+exponent, and no column mixes such numbers with integers. The first column is an index if it has no name and counts the
+rows 0, 1, 2, …. Ambiguous tables are rejected: the caller must say how to read them.
 """
 
 import re
@@ -21,8 +21,8 @@ _INTEGER = re.compile(r"[+-]?[0-9]+")
 # An integer in a line, between any delimiters.
 _ANY_INTEGER = re.compile(r'(?<![^,;\t "])[+-]?[0-9]+(?![^,;\t "\n])')
 
-# Names of a column without a name: empty, or the name that pandas gives to it when it reads a table and writes it
-# again.
+# First cells of a header above a column without a name: empty, or the name that pandas gives to such a column when it
+# reads a table.
 _UNNAMED = ("", "Unnamed: 0")
 
 _INDEX = (
@@ -84,7 +84,8 @@ class FirstLine:
         Parameters
         ----------
         below : callable
-            Returns an iterator over the following lines; may be called repeatedly, and is read only as far as needed.
+            Returns an iterator over all lines after the first. It may be called several times, and each iterator is
+            read only as far as needed.
 
         Raises
         ------
@@ -107,7 +108,7 @@ class FirstLine:
         return Form(named=header, indexed=bool(self.index))
 
     def _count(self, lines: Iterator[str], start: int) -> bool:
-        """Return whether the first cells of the lines are `start`, `start` + 1, …."""
+        """Return whether the first cells of `lines` are the consecutive integers from `start` on."""
         mark = self.delimiter
         firsts = (
             line.partition(mark)[0].strip(' "\n') if mark else line.split(None, 1)[0].strip('"') for line in lines
@@ -115,12 +116,12 @@ class FirstLine:
         return all(cell == str(number) for number, cell in enumerate(firsts, start))
 
     def _are_names(self, names: Sequence[str], below: Callable[[], Iterator[str]]) -> bool:
-        """Return whether `names`, the cells of the first line without the one above an index, are column names."""
+        """Return whether the cells `names` of the first line, without a cell above an index, are column names."""
         if self.quoted or not any(map(is_number, names)):
             return True
         if not _increase(names):
             return False
-        # pandas writes all numbers of a column in one form: above decimals, an integer must be a name.
+        # pandas writes all numbers of a column in one form: an integer above numbers with a decimal point is a name.
         numbered = are_numbered(names)
         integers, decimals = [False] * len(names), [False] * len(names)
         for line in below():
@@ -168,6 +169,6 @@ def _increase(cells: Sequence[str]) -> bool:
 
 
 def _may_be_names(cells: Sequence[str]) -> bool:
-    """Return whether cells can be column names: text, or distinct integers."""
+    """Return whether cells can be column names: each is text or an unsigned integer, and no number occurs twice."""
     numbers = [cell for cell in cells if is_number(cell)]
     return all(map(_PLAIN_INTEGER.fullmatch, numbers)) and len(set(numbers)) == len(numbers)

@@ -18,10 +18,11 @@ from tsapps.matrix.table_form import FirstLine, Form, are_numbered, is_number
 
 __all__ = ["TextMatrix"]
 
-# In order of precedence: no number contains a tab, and if semicolons separate cells, cells may contain commas.
+# Delimiters in order of precedence: no number contains a tab, and cells between semicolons may contain decimal commas.
 _DELIMITERS = "\t;,"
 
-# The most characters of a line, and of the lines of a block. A number has about ten characters.
+# Maximum characters of a line. A block ends with the line by which it has at least `_MOST_BLOCK` characters. A number
+# has about ten characters.
 _MOST_LINE, _MOST_BLOCK = 1 << 24, 1 << 26
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
@@ -30,9 +31,9 @@ _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+")
 class TextMatrix(Matrix):
     """A text table of float64 numbers, one row per line.
 
-    Cells are separated by tabs, semicolons, commas or spaces: the first of these that occurs. Empty lines and lines
-    that begin with ``#`` are skipped. `table_form` detects a header line and an index column. Opening the file counts
-    its lines without keeping them; every pass parses them again.
+    Cells are separated by tabs, semicolons, commas or spaces: the first of these in the second line. Empty lines and
+    lines that begin with ``#`` are skipped. `table_form` detects a header line and an index column. Opening the file
+    counts its lines without storing them; every pass parses the lines again.
 
     Parameters
     ----------
@@ -74,7 +75,7 @@ class TextMatrix(Matrix):
             self._check_line(number, line, first_number)
 
     def _form(self, beginning: list[tuple[int, str]], header: bool | None, index: bool | None) -> Form:
-        """Infer the form from the first two lines, and from the others if needed."""
+        """Infer header and index from the first two lines, `beginning`, and from later lines if needed."""
         (number, line), (_, second) = beginning[0], beginning[-1]
         cells = self._cells(line)
         one_less = self._delimiter is None and len(cells) == len(self._cells(second)) - 1
@@ -120,7 +121,7 @@ class TextMatrix(Matrix):
             block, reason = None, str(error)
         if block is not None and block.shape == (rows, self._n_cells):
             return np.ascontiguousarray(block[:, 1:]) if self._index else block
-        with self._lines() as numbered:  # a second, slower pass that finds the line and the cell
+        with self._lines() as numbered:  # a slower pass, to name the line and the cell in the error
             for number, line in islice(numbered, self._names + start, self._names + start + rows):
                 self._check_line(number, line)
         raise MatrixError(
@@ -141,7 +142,7 @@ class TextMatrix(Matrix):
             raise MatrixError(f"{self.name}: is not UTF-8 text ({error.reason}): save it as UTF-8") from error
 
     def _bounded(self, file: TextIO) -> Iterator[str]:
-        """Yield the lines of a file; no more than the maximum length of a line is read at a time."""
+        """Yield the lines of a file; raise `MatrixError` for a line of `_MOST_LINE` or more characters."""
         number = 1
         while line := file.readline(_MOST_LINE):
             if len(line) == _MOST_LINE and not line.endswith("\n"):
@@ -184,7 +185,7 @@ class TextMatrix(Matrix):
 
 
 def _taken(lines: Iterator[str], most: int) -> list[str]:
-    """Return the next lines: at most `most`, and fewer if they are long."""
+    """Return the next lines: `most`, or fewer if the lines end or reach `_MOST_BLOCK` characters together."""
     block, size = [], 0
     for line in islice(lines, most):
         block.append(line)

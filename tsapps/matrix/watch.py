@@ -1,4 +1,4 @@
-"""Detection of changes to an open file, by its identity, size and time of modification."""
+"""Detection of changes to a file since it was opened, by device, inode, size and time of the last write."""
 
 import os
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ class FileState:
         return cls(path, _state(os.stat(path)))
 
     def check(self, name: str) -> None:
-        """Raise `MatrixError` about `name` if the path leads to another file or the file was modified."""
+        """Raise `MatrixError`, which names `name`, if the path now leads to another file or the file was modified."""
         try:
             now = os.stat(self.path)
         except (FileNotFoundError, NotADirectoryError) as error:
@@ -38,7 +38,7 @@ class FileState:
         self._compare(now, name)
 
     def check_open(self, descriptor: int, name: str) -> None:
-        """Raise `MatrixError` about `name` if an open file is another file or was modified."""
+        """Raise `MatrixError`, which names `name`, if the file open as `descriptor` is another file or was modified."""
         self._compare(os.fstat(descriptor), name)
 
     def _compare(self, now: os.stat_result, name: str) -> None:

@@ -95,5 +95,5 @@ def save_npy(
     elements = host if host.flags.c_contiguous else host.T
     with replacing(path, commit=commit, mode=mode) as file:
         np.lib.format.write_array_header_1_0(file, np.lib.format.header_data_from_array_1_0(host))
-        # numpy's write_array raises an error without errno for a full disk, so its message has no name and no reason.
+        # numpy's write_array raises an error without errno for a full disk: it names neither the file nor the reason.
         file.write(elements.reshape(-1).view(np.uint8).data)

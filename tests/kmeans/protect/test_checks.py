@@ -13,8 +13,9 @@ from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.open_engine import open_engine
-from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, FaultError, stride_of
+from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, stride_of
 from tsapps.apps.kmeans.protect.plan import CENTERS, COLUMNS, ROWS, THREADS, check_plan
+from tsapps.errors import FaultError
 
 FOUR = np.array([[0.0], [1.0], [10.0], [11.0]])
 
