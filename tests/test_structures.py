@@ -22,6 +22,7 @@ from tsapps.apps.kmeans.assign.plan import (
     MOST_LARGE_K,
     REASSIGNMENT_BYTES,
     STREAMED_ARGMIN,
+    TILE_BOUND,
 )
 from tsapps.apps.kmeans.batched import plan as batched
 from tsapps.apps.kmeans.batched.plan import BATCH, PLUSPLUS_ARGS
@@ -38,7 +39,7 @@ from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES
 from tsapps.apps.kmeans.small_d import plan as small_d
 from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
 from tsapps.apps.kmeans.update import fixed_point, launch
-from tsapps.apps.kmeans.update.plan import LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
 from tsapps.kernels.gemm import store_epilogue
 from tsapps.kernels.plan.accumulation_order import ORDER
 from tsapps.kernels.plan.mma import MmaPlan
@@ -79,6 +80,8 @@ STRUCTURES = {
     "kmeans::Lists<kmeans::AmbiguousRow>": ("apps/kmeans/update/sort_reassigned.cuh", LISTS),
     "kmeans::Segments": ("apps/kmeans/update/sort_reassigned.cuh", SEGMENTS),
     "kmeans::Outcome": ("apps/kmeans/update/centers.cuh", OUTCOME),
+    "kmeans::ColumnOrder": ("apps/kmeans/update/column_order.cuh", COLUMN_ORDER),
+    "kmeans::TileBound": ("apps/kmeans/assign/error_bound.cuh", TILE_BOUND),
     "kmeans::UpdateCenters<float>": ("apps/kmeans/update/centers.cuh", UPDATE_CENTERS),
     "batched::Batch<float>": ("apps/kmeans/batched/problem.cuh", BATCH),
     "batched::PlusPlusArgs": ("apps/kmeans/batched/init.cuh", PLUSPLUS_ARGS),
@@ -87,8 +90,8 @@ STRUCTURES = {
 
 SIZES = {
     "kmeans::AmbiguousRow": ("apps/kmeans/assign/small_k.cuh", AMBIGUOUS_BYTES),
-    "kmeans::Reassignment": ("apps/kmeans/assign/large_k.cuh", REASSIGNMENT_BYTES),
-    "kmeans::AmbiguousLargeK": ("apps/kmeans/assign/large_k.cuh", AMBIGUOUS_LARGE_K_BYTES),
+    "kmeans::Reassignment": ("apps/kmeans/assign/large_k_lists.cuh", REASSIGNMENT_BYTES),
+    "kmeans::AmbiguousLargeK": ("apps/kmeans/assign/large_k_lists.cuh", AMBIGUOUS_LARGE_K_BYTES),
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }
 

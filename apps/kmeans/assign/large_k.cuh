@@ -1,53 +1,45 @@
 // Labels for large k: the arg-min epilogue of small_k.cuh, for a GEMM that streams the centers, kColumns at a time
 // (gemm_wgmma_streamed.cuh). Symbols: see the head of small_k.cuh.
 //
-// The score error bound E is that of small_k.cuh plus two terms. The tensor cores also add −‖c‖²/2, with an error of γ
-// H (with a level, kLevelled: 2.1 γ H + 1.1 γ C norm). The core-matrix layout adds 2⁻³² (core_matrix_layout.cuh). While
-// centers stream by, those with scores within 2 E of the row's best score so far are *candidates*. Scores are processed
-// in *units* of at most 128 centers, of which a lane holds a quarter. It keeps the kKept latest units with candidates:
-// for each, a 32-bit mask and the best score so far. At the end, the candidates of a unit remain candidates if this
-// score is within 2 E of the final best score.
+// Columns are sorted by the norms that the centers had one iteration before (update/centers.cuh), so the centers of a
+// column tile have similar norms. A row i has a score error bound E for each column tile T:
+//
+//   E = min(norm · b_T + a_T, E_i)   b_T = max_j ((ρ + 2⁻²² + γ) ‖c_j‖ + (1 + γ) δ_j),   a_T = max_j γ' ‖c_j‖²/2
+//
+// over the centers j of the tile, where E_i is the bound of small_k.cuh over all centers within the row's reach. γ' is
+// γ + 2⁻²², because the tensor cores also add −‖c‖²/2. With a level (kLevelled), γ' times the level is added to both
+// bounds. The core-matrix layout adds 2⁻³² (core_matrix_layout.cuh).
+//
+// A *lower score* is a score minus E, and an *upper score* is a score plus E. While centers stream by, those whose
+// upper score is at least the row's best lower score so far are *candidates*. Scores are processed in *units* of at
+// most 128 centers, of which a lane holds a quarter. It keeps the kKept latest units with candidates: for each, a
+// 32-bit mask and the best upper score of its tile. At the end, the candidates of a unit remain candidates if this
+// upper score is at least the final best lower score.
 //
 // Why it is fast: most scores cost half a maximum, since accumulators start at −‖c‖²/2 plus the level. Only a tile with
 // a score near its row's best costs two more instructions per score, which set candidate bits in the mantissa of a
 // float. The more tiles, the rarer this is. Independent chains run in parallel: the tensor cores take half the register
 // bandwidth, so each instruction is slow.
 #pragma once
+#include "apps/kmeans/assign/large_k_lists.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
 
 namespace kmeans {
 
-// A row whose label changes.
-struct alignas(16) Reassignment {
-  unsigned row;
-  int from, to, padding;
-};
-
 // 2⁹⁶, the counterpart of kLarge in small_k.cuh. Scores plus level are below 2³¹, and equal or at least 2⁻⁵⁶ apart.
 constexpr float kSteep = 7.9228163e28f;
 
-// An ambiguous row and its `count` candidates, kCandidates at most. If `count` is 0, all centers are candidates.
-constexpr int kCandidates = 11, kMostCenters = 1 << 16;
-constexpr int kMore = kMostCenters;  // added to a row's number of candidates if some were dropped
-struct alignas(32) AmbiguousLargeK {
-  unsigned row;
-  int label;
-  unsigned short count, candidates[kCandidates];
-};
-
-// Lengths of the two lists of one block.
-struct Lengths {
-  unsigned changes, ambiguous;
-};
-
 // kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
-// kLevelled: adds a level per row, computed from norms, that makes all scores positive. Then scores compare as
-// integers, and one instruction finds the largest of three.
+// kLevelled: adds a level per row, computed from norms, that makes the best score larger than 2 E_i. Then scores compare
+// as integers, and one instruction finds the largest of three. Negative scores may be found instead of larger negative
+// scores, but neither can be candidates.
 template <int kColumns, int kKept, bool kLevelled>
 struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
 
   const CenterStats* center_stats;
+  const TileBound* tile_bounds;  // one per column tile
+  const int* centers;            // the center of each column
   const float* norms;
   const int* labels;
   Reassignment* changes;  // block b's list starts at b · capacity; `ambiguous` likewise
@@ -68,7 +60,7 @@ struct StreamedArgminEpilogue {
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
   // Candidates of a unit: mask bit 2·j + i is column 8·j + 2·(lane % 4) + i. The unit number replaces the last bits of
-  // the best score so far, which is rounded up first.
+  // the best upper score of the tile, which is rounded up first.
   static constexpr unsigned numbers() {
     unsigned numbers = 1;
     while (numbers < (kMostCenters + kColumns - 1) / kColumns * kUnits) numbers *= 2;
@@ -76,16 +68,17 @@ struct StreamedArgminEpilogue {
   }
   static constexpr unsigned kNumbers = numbers();
   struct Found {
-    unsigned best_and_unit, mask;
+    unsigned upper_and_unit, mask;
 
-    __device__ __forceinline__ float best() const { return __uint_as_float(best_and_unit); }
-    __device__ __forceinline__ int unit() const { return best_and_unit % kNumbers; }
+    __device__ __forceinline__ float upper() const { return __uint_as_float(upper_and_unit); }
+    __device__ __forceinline__ int unit() const { return upper_and_unit % kNumbers; }
   };
 
-  // State of rows g = lane / 4 and g + 8 of this warp's 16; the four lanes of a row hold the same `best`.
+  // State of rows g = lane / 4 and g + 8 of this warp's 16; the four lanes of a row hold the same `lower`.
   struct Rows {
-    // `lost`: the largest best score that was kept with candidates since dropped, for lack of space.
-    float best[2], twice_error[2], lost[2];
+    // `lower`: the best lower score so far. `error`: E_i. `lost`: the largest upper score that was kept with candidates
+    // since dropped, for lack of space.
+    float lower[2], norm[2], error[2], lost[2];
     int label[2];
     bool within[2];
     Found found[2][kKept];  // the latest unit first
@@ -112,25 +105,25 @@ struct StreamedArgminEpilogue {
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched, float (&levels)[2]) const {
     const CenterStats most = *center_stats;
-    // Tensor-core error of adding −‖c‖²/2 and the level, which is at most 1.1 (C norm + H).
-    const float of_sums = tensor_error + 1.0f / (1 << 22), of_level = kLevelled ? 1.1f * of_sums : 0.0f;
-    const Bound bound = bound_of(most, tensor_error, rounding, of_sums + of_level);
+    const float of_sums = tensor_error + 1.0f / (1 << 22);  // γ'
+    const RowBound bound(most, tensor_error, rounding, of_sums);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float norm = fetched.norm[r];
-      rows.twice_error[r] = 2.0002f * (norm * (bound.of_norm + of_level * most.norm) + bound.always + 2.5e-10f);
+      const float norm = fetched.norm[r], least = kLevelled ? least_score(norm, most.least) : 0.0f;
+      rows.norm[r] = norm;
+      rows.error[r] = 1.001f * (bound(norm) + of_sums * least) + 2.5e-10f;
       rows.within[r] = norm <= most.norm_limit;
       rows.label[r] = fetched.label[r];
-      rows.best[r] = rows.lost[r] = -kInfinity;
+      rows.lower[r] = rows.lost[r] = -kInfinity;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) rows.found[r][i] = {0, 0};
-      // The level keeps every score above zero.
-      levels[r] = rows.within[r] ? 1.02f * (norm * most.norm + most.half_square) + 2 * rows.twice_error[r] : 0.0f;
+      levels[r] = rows.within[r] ? least + 4 * rows.error[r] : 0.0f;
     }
   }
 
   __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[kFragments][4]) const {
-    float own[2], threshold[2];
+    const TileBound bound = tile_bounds[tile];
+    float own[2], error[2], threshold[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) own[r] = most(scores, r);
     float best[2] = {own[0], own[1]};
@@ -141,15 +134,17 @@ struct StreamedArgminEpilogue {
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      rows.best[r] = fmaxf(rows.best[r], best[r]);
-      threshold[r] = rows.twice_error[r] - rows.best[r];
+      error[r] = fminf(fmaf(rows.norm[r], bound.of_norm, bound.always), rows.error[r]);
+      rows.lower[r] = fmaxf(rows.lower[r], best[r] - error[r]);
+      threshold[r] = error[r] - rows.lower[r];
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       if (!__any_sync(simt::every_lane, own[r] + threshold[r] > 0)) continue;
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
-        add(rows, r, tile * kUnits + unit, candidates(scores, r, unit, threshold[r] * kSteep));
+        const unsigned mask = candidates(scores, r, unit, threshold[r] * kSteep);
+        add(rows, r, tile * kUnits + unit, mask, best[r] + error[r]);
       }
     }
   }
@@ -161,23 +156,24 @@ struct StreamedArgminEpilogue {
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float least = rows.best[r] - rows.twice_error[r];
+      const float least = rows.lower[r];
       int mine = 0, one = 0;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         Found& found = rows.found[r][i];
-        if (!(found.best() > least)) found.mask = 0;
+        if (!(found.upper() >= least)) found.mask = 0;
         mine += __popc(found.mask);
-        one = found.mask ? center(found) : one;
+        one = found.mask ? column(found) : one;
       }
       // The number of candidates in all lanes of the row, plus kMore for each lane that dropped some.
-      int all = mine + (rows.lost[r] > least ? kMore : 0);
+      int all = mine + (rows.lost[r] >= least ? kMore : 0);
       const int neighbour = simt::shuffle_xor(all, 1);
       all += neighbour;
       const int others = simt::shuffle_xor(all, 2);
       at[r] = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
       all = rows.within[r] ? all + others : kMore;
       const bool present = row + 8 * r < n, certified = all == 1;
+      if (present && certified && mine == 1) one = centers[one];
       to[r] = present && certified && mine == 1 && one != rows.label[r] ? one : -1;
       count[r] = present && !certified ? all : 1;
     }
@@ -199,7 +195,7 @@ struct StreamedArgminEpilogue {
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         Found& found = rows.found[r][i];
-        for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = center(found);
+        for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = centers[column(found)];
       }
     }
   }
@@ -215,8 +211,13 @@ struct StreamedArgminEpilogue {
     return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
-  // The first of this lane's candidates.
-  static __device__ __forceinline__ int center(const Found& found) {
+  // At most the least magnitude of a row's best score, whose center has the minimum norm or a better score.
+  static __device__ __forceinline__ float least_score(float norm, float least_norm) {
+    return 1.02f * least_norm * (norm + least_norm / 2);
+  }
+
+  // The column of the first of this lane's candidates.
+  static __device__ __forceinline__ int column(const Found& found) {
     const int bit = __ffs(found.mask) - 1;
     const int fragment = found.unit() % kUnits * kOfUnit + bit / 2;
     return found.unit() / kUnits * kColumns + fragment * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
@@ -270,14 +271,15 @@ struct StreamedArgminEpilogue {
     return __byte_perm(low, high, 0x5410);
   }
 
-  // Keeps a unit's candidates, if any. They replace those of the latest kept unit if these are no longer candidates.
-  static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask) {
+  // Keeps a unit's candidates, if any, with the best upper score of its tile. They replace those of the latest kept unit
+  // if these are no longer candidates.
+  static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask, float upper) {
     Found(&kept)[kKept] = rows.found[r];
-    const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kNumbers);
+    const float above = upper + fabsf(upper) * (2.0f / (1 << 23) * kNumbers);
     const bool any = mask != 0;
-    const bool stays = any && kept[0].mask != 0 && kept[0].best() > rows.best[r] - rows.twice_error[r];
+    const bool stays = any && kept[0].mask != 0 && kept[0].upper() >= rows.lower[r];
     const Found last = kept[kKept - 1];
-    rows.lost[r] = stays && last.mask != 0 ? fmaxf(rows.lost[r], last.best()) : rows.lost[r];
+    rows.lost[r] = stays && last.mask != 0 ? fmaxf(rows.lost[r], last.upper()) : rows.lost[r];
 #pragma unroll
     for (int i = kKept - 1; i > 0; --i) kept[i] = stays ? kept[i - 1] : kept[i];
     if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};

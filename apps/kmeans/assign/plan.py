@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,8 @@ __all__ = [
     "MOST_LARGE_K",
     "REASSIGNMENT_BYTES",
     "STREAMED_ARGMIN",
+    "TILE_BOUND",
+    "TileCoefficients",
     "assign_plan",
     "capacity",
     "center_parts",
@@ -30,19 +33,22 @@ __all__ = [
     "parts_of",
     "product_error",
     "tensor_error",
+    "tile_coefficients",
 ]
 
 #: Largest k of assign/small_k.cuh.
 MOST_CLUSTERS = 64
 #: Largest k of assign/large_k.cuh (kMostCenters).
 MOST_LARGE_K = 1 << 16
-#: The C++ classes `ArgminEpilogue` and `StreamedArgminEpilogue`, as NumPy structures.
+#: The C++ classes `ArgminEpilogue`, `TileBound` and `StreamedArgminEpilogue`, as NumPy structures.
 ARGMIN = np.dtype(
     [(name, "u8") for name in ("offsets", "center_stats", "norms", "labels", "entries", "counts", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("rounding", "f4")]
 )
+TILE_BOUND = np.dtype([("of_norm", "f4"), ("always", "f4")])
 STREAMED_ARGMIN = np.dtype(
-    [(name, "u8") for name in ("center_stats", "norms", "labels", "changes", "ambiguous", "lengths", "stopped")]
+    [(name, "u8") for name in ("center_stats", "tile_bounds", "centers", "norms", "labels")]
+    + [(name, "u8") for name in ("changes", "ambiguous", "lengths", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4"), ("rounding", "f4"), ("padding", "f4")]
 )
 #: Bytes of the C++ classes `AmbiguousRow`, `Reassignment` and `AmbiguousLargeK`.
@@ -54,11 +60,34 @@ _TENSOR_ERROR = 2.0**-20
 _ROUNDED = 2.0**-24
 # Rounding error of a score, relative to the product of the norms of row and center (assign/small_k.cuh).
 _SCORE_ROUNDINGS = 2.0**-22
+# Upper bound of a row's level relative to c₀ norm + c₀²/2, with the minimum center norm c₀ (assign/large_k.cuh).
+_MOST_LEVEL = 1.03
 # The least d at which centers are split into two parts: the second part doubles the columns of the GEMM, but saves more
 # time in rescoring.
 _TWO_PARTS = 2048
 # The largest d for which a pipeline stage holds whole rows; the largest d and the most columns for tiles of 64 rows.
 _MOST_DEPTH, _SMALL_DEPTH, _SMALL_TILE = 256, 16, 16
+
+
+class TileCoefficients(NamedTuple):
+    """Factors in the score error bound of a column tile (update/column_order.cuh).
+
+    Attributes
+    ----------
+    of_norm : float
+        Factor of ‖c‖ · norm, where norm is the row's norm.
+    of_lost : float
+        Factor of ‖c − ĉ‖ · norm.
+    of_half_square : float
+        Factor of ‖c‖²/2.
+    of_level : float
+        Factor of c₀ norm + c₀²/2, where c₀ is the minimum center norm.
+    """
+
+    of_norm: float
+    of_lost: float
+    of_half_square: float
+    of_level: float
 
 
 def tensor_error(d: int, interval: int = 0) -> float:
@@ -96,6 +125,18 @@ def error_coefficients_of(plan: MmaPlan, d: int, k: int, rounding: float) -> tup
     """
     error = product_error(plan, d, k)
     return rounding + error + _SCORE_ROUNDINGS, 1.0 + error
+
+
+def tile_coefficients(d: int, rounding: float, *, levels: bool) -> TileCoefficients:
+    """Return the coefficients of the score error bounds of column tiles for d features (assign/large_k.cuh).
+
+    `rounding` is ρ, the float16 rounding error of a row relative to its norm. `levels` says whether rows have a level.
+    """
+    error = tensor_error(d)
+    of_sums = error + _SCORE_ROUNDINGS
+    return TileCoefficients(
+        rounding + error + _SCORE_ROUNDINGS, 1.0 + error, of_sums, _MOST_LEVEL * of_sums if levels else 0.0
+    )
 
 
 def center_parts(d: int, k: int) -> int:

@@ -11,6 +11,15 @@
 // norm is the norm of the row in the half-precision copy, and ρ the copy's relative rounding error
 // (data/half_copy.cuh). γ is the error of a tensor-core product x̂·ĉ, relative to ‖x̂‖ ‖ĉ‖.
 //
+// One distant center must not widen the bounds of all rows. So the maxima C, δ and H of a row are taken over the
+// centers whose norm is at most the row's *reach* (RowBound in error_bound.cuh):
+//
+//   R = 2.2 norm + 1.05 c₀ + 1,   c₀ = min ‖c‖
+//
+// A center beyond R is not the nearest, even by its computed score. That score is at most (1.001 + γ) norm ‖c‖ −
+// (1 − γ) ‖c‖²/2, which decreases with ‖c‖ from R on. At R it is less than −norm c₀ − c₀²/2, since γ < 0.016. The true
+// score of the center of norm c₀ is at least that.
+//
 // A center can be the nearest only if its score exceeds the best score minus 2 E. Such centers are the *candidates* of
 // the row, one bit each. A row with one candidate is certified. If this candidate is the row's label already, the
 // kernel writes nothing. Every other row is appended to its block's list, which rescore.cuh processes.
@@ -96,9 +105,9 @@ struct ArgminEpilogue {
   template <int kBlocks, int kColumnBlocks>
   __device__ void tile(unsigned char*, long long row, int rows, long long, int,
                        const float (&d)[kBlocks][kColumnBlocks][4]) const {
-    const Bound bound = bound_of(*center_stats, tensor_error, rounding, 1.0f / (1 << 22));
+    const RowBound bound(*center_stats, tensor_error, rounding, 1.0f / (1 << 22));
     label_rows(
-        row, rows, d, [&](float norm) { return 1.0001f * (norm * bound.of_norm + bound.always); },
+        row, rows, d, [&](float norm) { return 1.0001f * bound(norm); },
         [&](const float (&sums)[kColumnBlocks][4], int half, const float (&offset)[kColumnBlocks][2], float error) {
           return candidates(sums, half, offset, error);
         });
@@ -227,9 +236,10 @@ struct ArgminEpilogueLargeD : ArgminEpilogue {
     constexpr int kCenters = kColumnBlocks / kParts;
     float error_coefficient[kCenters][2];
     load_columns(offsets + 8 * kCenters, error_coefficient);
-    const float always = center_stats->half_square / (1 << 21) + 1e-18f;
+    const RowBound bound(*center_stats, tensor_error, rounding, 0);
     auto norm_itself = [](float norm) { return norm; };
     auto find = [&](const float (&sums)[kCenters][4], int half, const float (&offset)[kCenters][2], float norm) {
+      const float most = bound.largest_norm(norm), always = most * most / (1 << 22) + 1e-18f;
       return candidates_of_own(sums, half, offset, error_coefficient, norm, always);
     };
     if constexpr (kParts == 1) {

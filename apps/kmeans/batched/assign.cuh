@@ -154,9 +154,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   ptx::cp_async_commit();
 
   const CenterStats most = batch.center_stats[problem];
-  const float a_norm =
-      most.norm * (1.0f / 4096 + 1.0f / (1 << 21)) + most.lost + batch.tensor_error * (most.norm + most.lost);
-  const float always = most.half_square * (batch.tensor_error + 1.0f / (1 << 21)) + 1e-18f;
+  const RowBound bound(most, batch.tensor_error, 1.0f / 4096 + 1.0f / (1 << 22), batch.tensor_error + 1.0f / (1 << 21));
   // Row r of a lane's four rows is row 16·(r / 2) + 8·(r % 2) + g of the warp's 32.
   Known known[4];
   float error_bound[4];
@@ -164,7 +162,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   for (int r = 0; r < 4; ++r) {
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + g;
     const float norm = row < present ? batch.norms[from + row] : 0.0f;
-    error_bound[r] = norm <= most.norm_limit ? 2.0002f * (norm * a_norm + always) : kInfinity;
+    error_bound[r] = norm <= most.norm_limit ? 2.0002f * bound(norm) : kInfinity;
     known[r] = {-kInfinity, 0, error_bound[r] < kInfinity ? 0 : kTooMany};
   }
   const ptx::Half* mine = rows + (32 * warp + lane % 16) * stride + lane / 16 * 8;

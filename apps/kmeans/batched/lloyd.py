@@ -98,7 +98,7 @@ class BatchedLloyd:
             "centers": xp.empty((b, k, d), np.float32),
             "centers_half": xp.zeros((b, plan.columns, plan.padded), np.float16),
             "half_squares": xp.full((b, plan.columns), np.inf, np.float32),
-            "center_stats": xp.empty((b, 4), np.float32),
+            "center_stats": xp.empty((b, 6), np.float32),
             "sums": xp.zeros((b, k, d + 1), np.int64),
             "changes": xp.empty((b, n, 2), np.int32),
             **{name: xp.zeros(b, np.uint32) for name in ("counts", "n_reassigned", "arrived")},

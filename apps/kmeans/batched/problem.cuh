@@ -16,6 +16,7 @@
 namespace batched {
 
 using kmeans::CenterStats;
+using kmeans::RowBound;
 
 // The status of a problem. The host sets kPlace. The kernels of an iteration process only problems that are kRunning;
 // prepare_centers processes only those that are kPlace.

@@ -164,11 +164,15 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
       found.far.add(of_warp[i].far);
       found.shift += of_warp[i].shift;
     }
+    const float near_norm = (float)(sqrt(least) * 1.000001);
     const bool some = leaves_out && found.far.square > 0;
     if (!leaves_out) found.near.add(found.far);
     batch.center_stats[problem] = {(float)(sqrt(found.near.square) * 1.000001),
-                                   (float)(sqrt(found.near.lost) * 1.000001), (float)(found.near.square / 2 * 1.000001),
-                                   some ? batch.norm_limit : kInfinity};
+                                   (float)(sqrt(found.near.lost) * 1.000001),
+                                   (float)(found.near.square / 2 * 1.000001),
+                                   some ? batch.norm_limit : kInfinity,
+                                   near_norm,
+                                   1.05f * near_norm + 1};
   }
   return found.shift;
 }

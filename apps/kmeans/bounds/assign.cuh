@@ -9,8 +9,9 @@
 //   g = √(u² + D) − u = D / (√(u² + D) + u)
 //
 // since √(d₁² + D) − d₁ decreases with d₁. norm is the row's norm: at least ‖x̂‖, and at least 2¹² times the rounding
-// error of the half-precision copy (data/half_copy.cuh). Excluded centers have no scores, but are more than 4.01 ·
-// norm_limit from the mean (update/centers.cuh); this limits g.
+// error of the half-precision copy (data/half_copy.cuh). Excluded centers have no scores, and E does not bound the
+// errors of centers beyond the row's reach R (small_k.cuh). The former are more than 4.01 · norm_limit from the mean
+// (update/centers.cuh), the latter more than R; this limits g.
 //
 // ArgminEpilogueBounded  GEMM epilogue over all rows
 // assign_active_rows     scores only the rows that `select_active_rows` listed
@@ -32,8 +33,9 @@
 
 namespace kmeans {
 
-// Lower bound of the gap g (head of this file) of a row. `best` and `second` are s₁ and s₂, `error` is E.
-__device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float norm_limit) {
+// Lower bound of the gap g (head of this file) of a row. `best` and `second` are s₁ and s₂, `error` is E. Centers whose
+// scores `error` does not bound are at least `beyond` from the mean.
+__device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float beyond) {
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
   // Without a second center, the difference is infinite; `most` makes it finite. NaN remains NaN, and a NaN row bound
@@ -41,7 +43,7 @@ __device__ __forceinline__ float gap_of(float norm, float best, float second, fl
   const float most = 1e30f, difference = 1.999999f * (best - second) - 4 * error,
               ahead = difference > most ? most : difference;
   const float other = sqrtf(square + fmaxf(ahead, 0.0f));
-  const float between = ahead / (1.000001f * (other + nearest)), left_out = 4.01f * norm_limit - at_most - nearest;
+  const float between = ahead / (1.000001f * (other + nearest)), left_out = beyond - at_most - nearest;
   // Reduced by more than the error of float64 distances (state.cuh).
   return (left_out < between ? left_out : between) - 1e-9f * (other + nearest);
 }
@@ -80,7 +82,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
     float offset[kColumnBlocks][2];
     load_columns(offsets, offset);
     const CenterStats most = *center_stats;
-    const Bound bound = bound_of(most, tensor_error, rounding, 1.0f / (1 << 22));
+    const RowBound bound(most, tensor_error, rounding, 1.0f / (1 << 22));
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {
       const int mine = 16 * first + 8 * t + g;
@@ -88,7 +90,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
       const unsigned row = row_of(mine);
       const int label = present ? labels[row] : 0;
       const float norm = present ? norms[row] : 0.0f;
-      const float error = 1.0001f * (norm * bound.of_norm + bound.always);
+      const float error = 1.0001f * bound(norm);
       unsigned bits[4];
       Two mine_of = {0, 0};
 #pragma unroll
@@ -105,7 +107,8 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
       if (present) {
         float row_bound = -kInfinity;
         if (certified) {
-          const float gap = gap_of(norm, mine_of.best, mine_of.second, error, most.norm_limit);
+          const float beyond = fminf(4.01f * most.norm_limit, bound.beyond(norm));
+          const float gap = gap_of(norm, mine_of.best, mine_of.second, error, beyond);
           row_bound = row_bound_of(gap, limits[nearest]);
         }
         row_bounds[row] = row_bound;

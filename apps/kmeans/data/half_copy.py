@@ -73,7 +73,7 @@ class HalfCopy:
         self, X: Any, shift: Any, dtype: np.dtype, rms: float, panels: int, machine: Machine, *, certifies: bool
     ) -> None:
         n, d = X.shape
-        self._features = d
+        self._norm_limit = norm_limit_of(d, panels=panels > 0)
         self.panels, self.padded = panels, 16 * panels or padded(d)
         self.scale = np.float32(half_copy_scale(rms))
         n_rows = -(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n
@@ -90,7 +90,7 @@ class HalfCopy:
         if not certifies:
             # Norms beyond the limit are not scaled down: distant centers may be missing from the products of
             # such rows, so their labels must be rescored.
-            self.norms[self.norms <= norm_limit_of(d)] *= np.float32(UNCERTIFIED)
+            self.norms[self.norms <= self._norm_limit] *= np.float32(UNCERTIFIED)
 
     @property
     def nbytes(self) -> int:
@@ -100,4 +100,4 @@ class HalfCopy:
     @property
     def placement(self) -> Placement:
         """The layout of float16 centers for products with this copy."""
-        return Placement(self.padded, self.panels, self.scale, np.float32(norm_limit_of(self._features)))
+        return Placement(self.padded, self.panels, self.scale, np.float32(self._norm_limit))

@@ -30,6 +30,8 @@ ROUNDING, EXACT = 2.0**-12, 2.0**-20
 UNCERTIFIED = 2.0**-10
 # Root mean square of the scaled data, up to a factor √2: about 1/4096 of float16's largest number.
 _TARGET_RMS = 16.0
+# A quarter of 2¹⁵, the largest norm of a center in panels: centers are excluded from four times the limit on.
+_PANELS_NORM_LIMIT = 2.0**13
 
 
 def padded(d: int) -> int:
@@ -60,10 +62,13 @@ def half_copy_scales(rms: np.ndarray) -> np.ndarray:
     return np.exp2(np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT)).astype(np.float32)
 
 
-def norm_limit_of(d: int) -> float:
+def norm_limit_of(d: int, *, panels: bool = False) -> float:
     """Return the norm limit of the rows of the half-precision copy, which few rows exceed; see update/centers.cuh.
 
     The limit is twice the norm of a row whose d elements all equal the largest root mean square of scaled data. That
-    root mean square is √2 times `_TARGET_RMS`, because scales are powers of two.
+    root mean square is √2 times `_TARGET_RMS`, because scales are powers of two. In `panels` the limit is at least
+    `_PANELS_NORM_LIMIT`: a distant center costs no accuracy there (assign/large_k.cuh), but a row beyond the limit is
+    rescored with all centers.
     """
-    return 2.0 * _TARGET_RMS * sqrt(2.0 * d)
+    limit = 2.0 * _TARGET_RMS * sqrt(2.0 * d)
+    return max(limit, _PANELS_NORM_LIMIT) if panels else limit

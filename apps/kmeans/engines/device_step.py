@@ -27,7 +27,7 @@ from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers
-from tsapps.apps.kmeans.update.plan import HALF_CENTERS, OUTCOME, UPDATE_CENTERS
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, HALF_CENTERS, OUTCOME, UPDATE_CENTERS
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
@@ -311,6 +311,7 @@ class DeviceStep(Step):
                 height=layout.columns,
                 second=self._n_columns if layout.parts > 1 else 0,
             ),
+            order=self._order_args(now),
             # Without bounds, null pointers: the kernel then computes no center drift.
             drift=np.zeros((), DRIFT)[()] if bounds is None else bounds.drift_args(),
             tolerance=tol,
@@ -322,6 +323,22 @@ class DeviceStep(Step):
             of_norm=of_norm,
             of_lost=of_lost,
             lets_begin=self.starts_early,
+            certifies=self.certifies,
+        )
+
+    def _order_args(self, now: int) -> Any:
+        """Return the `COLUMN_ORDER` argument of an iteration; null pointers if centers are not stored in panels."""
+        order, coefficients = self.buffers.order, self.layout.tile_coefficients
+        if order is None or coefficients is None:
+            return np.zeros((), COLUMN_ORDER)[()]
+        return structure(
+            COLUMN_ORDER,
+            norms=order.norms[now],
+            next_norms=order.norms[1 - now],
+            columns=order.columns,
+            centers=order.centers,
+            tile_bounds=order.tile_bounds,
+            **coefficients._asdict(),
         )
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:

@@ -13,7 +13,13 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
-from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES, REASSIGNMENT_BYTES, STREAMED_ARGMIN, tensor_error
+from tsapps.apps.kmeans.assign.plan import (
+    AMBIGUOUS_LARGE_K_BYTES,
+    REASSIGNMENT_BYTES,
+    STREAMED_ARGMIN,
+    tensor_error,
+    tile_coefficients,
+)
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
@@ -42,7 +48,9 @@ class LargeKStep(DeviceStep):
 
     def __init__(self, data: DeviceData, plan: StreamPlan, k: int, *, certifies: bool) -> None:
         half_copy = data.half_copy(plan.row_panels, certifies=certifies)
-        super().__init__(data, k, Layout(half_copy.placement, plan.columns), bounds=False, certifies=certifies)
+        coefficients = tile_coefficients(data.n_features, float(half_copy.rounding), levels=plan.levels)
+        layout = Layout(half_copy.placement, plan.columns, tile_coefficients=coefficients)
+        super().__init__(data, k, layout, bounds=False, certifies=certifies)
         self.half_copy = half_copy
         n, gpu = data.n_samples, data.gpu
         self._plan = plan
@@ -63,10 +71,15 @@ class LargeKStep(DeviceStep):
         half_copy, plan, k, of = self.half_copy, self._plan, np.int32(self.k), self.buffers
         bind = self.data.machine.bind
         n, d = self.data.source.shape
+        order = self.buffers.order
+        if order is None:
+            raise RuntimeError("centers for large k are stored in panels, whose columns have an order")
         lists = self._changes, self._ambiguous, self._lengths
         nearest = structure(
             STREAMED_ARGMIN,
             center_stats=of.center_stats,
+            tile_bounds=order.tile_bounds,
+            centers=order.centers,
             norms=half_copy.norms,
             labels=of.labels,
             changes=self._changes,

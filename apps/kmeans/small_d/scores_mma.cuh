@@ -115,7 +115,7 @@ class WarpScores {
     // kNextToZero adds subnormal rounding errors to the norm. Subtracting the level may round once more; the error
     // bound includes a rounding that the scores do not need.
     const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
-    return gap_of(norm, own.best - level_, own.other - level_, error, norm_limit_);
+    return gap_of(norm, own.best - level_, own.other - level_, error, 4.01f * norm_limit_);
   }
 
  private:

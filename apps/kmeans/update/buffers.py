@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.assign.plan import TILE_BOUND, TileCoefficients
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.update.fixed_point import NARROW, Integers
 
-__all__ = ["IterationBuffers", "Layout"]
+__all__ = ["ColumnOrder", "IterationBuffers", "Layout"]
 
 
 @dataclass(frozen=True)
@@ -33,6 +34,8 @@ class Layout:
     error_coefficients : tuple of float, optional
         Factors of ‖c‖ and of ‖c − ĉ‖ in the error coefficient of each center c, with ĉ the center in float16. None if
         one error bound is used for all centers.
+    tile_coefficients : TileCoefficients, optional
+        Factors in the error bounds of column tiles; required if centers are stored in panels.
     """
 
     placement: Placement
@@ -41,10 +44,44 @@ class Layout:
     lists: int = 0
     labels: str = "int32"
     error_coefficients: tuple[float, float] | None = None
+    tile_coefficients: TileCoefficients | None = None
 
     def columns_of(self, k: int) -> int:
         """Return the columns of the GEMM for one part of k centers."""
         return -(-k // self.columns) * self.columns
+
+
+@dataclass(frozen=True)
+class ColumnOrder:
+    """Order of the columns of float16 centers in panels, and score error bounds of column tiles.
+
+    Attributes
+    ----------
+    norms : tuple of two arrays of shape (k,), int32
+        Bits of the float32 norms of the centers of the previous and of the current iteration; they alternate.
+    columns : array of shape (k,), int32
+        Column of each center.
+    centers : array of shape (columns,), int32
+        Center of each column.
+    tile_bounds : array of TILE_BOUND
+        One element per column tile.
+    """
+
+    norms: tuple[Any, Any]
+    columns: Any
+    centers: Any
+    tile_bounds: Any
+
+    @classmethod
+    def allocated(cls, xp: Any, k: int, n_columns: int, layout: Layout) -> ColumnOrder:
+        """Allocate the arrays for k centers in `n_columns` columns."""
+        tiles = n_columns // layout.columns
+        return cls(
+            norms=tuple(xp.empty((2, k), np.int32)),
+            columns=xp.empty(k, np.int32),
+            centers=xp.zeros(n_columns, np.int32),
+            tile_bounds=xp.empty(tiles * TILE_BOUND.itemsize, np.uint8),
+        )
 
 
 @dataclass(frozen=True)
@@ -62,10 +99,12 @@ class IterationBuffers:
         The centers as the tensor cores read them.
     offsets : array of shape (columns,), float32
         Bias −‖c‖²/2 of each center. Error coefficients, if there are any, follow in as many further elements.
-    center_stats : array of shape (4,), float32
+    center_stats : array of shape (6,), float32
         A `CenterStats`: maxima over the centers that enter the score error bound.
     found : array of shape (k, 4), float64
-        A `CenterFound` of update/centers.cuh per center.
+        A `CenterFound` of update/column_order.cuh per center.
+    order : ColumnOrder, optional
+        None if centers are not stored in panels.
     sums : array of shape (k, d + 1), int64
         Fixed-point cluster sums; the last column has the weights.
     scales : array of shape (d + 1,)
@@ -89,6 +128,7 @@ class IterationBuffers:
     offsets: Any
     center_stats: Any
     found: Any
+    order: ColumnOrder | None
     sums: Any
     scales: Any
     units: Any
@@ -113,8 +153,9 @@ class IterationBuffers:
             centers_half=xp.zeros((layout.parts * n_columns, width), np.float16),
             # Error coefficients follow the biases.
             offsets=xp.empty(n_columns * (1 if layout.error_coefficients is None else 2), np.float32),
-            center_stats=xp.empty(4, np.float32),
+            center_stats=xp.empty(6, np.float32),
             found=xp.empty((k, 4)),
+            order=ColumnOrder.allocated(xp, k, n_columns, layout) if placement.panels else None,
             sums=xp.empty((k, d + 1), np.int64),
             scales=xp.asarray(scales, np.float32 if sums.digits == NARROW else np.float64),
             units=xp.asarray(1 / scales),

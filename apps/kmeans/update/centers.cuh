@@ -21,6 +21,7 @@
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
+#include "apps/kmeans/update/column_order.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
@@ -31,11 +32,6 @@ struct Outcome {
   unsigned n_reassigned;
   int padding;
   double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), c being the old centers
-};
-
-// Results of one block for its center: ‖c · scale‖², ‖c · scale − ĉ‖², and its terms of Outcome's shift and potential.
-struct CenterFound {
-  double square, lost, shift, potential;
 };
 
 // Sums over a block, in thread 0.
@@ -65,12 +61,12 @@ struct HalfCenters {
   }
 };
 
-// Stores the bias −‖c‖²/2 of a center.
-__device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& centers_half, int center, float value) {
+// Stores the bias −‖c‖²/2 of the center in a column.
+__device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& centers_half, int column, float value) {
   if (centers_half.panels) {
-    tsm2::place_parts(centers_half.to, center, centers_half.panels + 1, centers_half.height, value);
+    tsm2::place_parts(centers_half.to, column, centers_half.panels + 1, centers_half.height, value);
   } else {
-    offsets[center] = value;
+    offsets[column] = value;
   }
 }
 
@@ -112,39 +108,6 @@ __device__ __forceinline__ double place_second(const Work* center, int d, float 
   return all;
 }
 
-// Reduces the statistics of all centers and excludes distant centers. `least` is the least squared norm of all centers.
-// By a block.
-__device__ __forceinline__ void put_together(const CenterFound* found, int k, double least, float norm_limit,
-                                             float* offsets, const HalfCenters& centers_half,
-                                             CenterStats* center_stats) {
-  const double far = 16.1 * norm_limit * norm_limit;  // more than 16, since row norms are those of rounded values
-  double square = 0, lost = 0, some = 0;
-#pragma unroll 4
-  for (int j = threadIdx.x; j < k; j += blockDim.x) {
-    // NaN counts as far.
-    if (!(found[j].square <= far) && least <= far / 4) {
-      set_offset(offsets, centers_half, j, -kInfinity);
-      // Zeros it: if it is infinite in float16, its scores would be NaN.
-      for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(j, i) = {0};
-      some = 1;
-      continue;
-    }
-    square = most_of(0, square, found[j].square);
-    lost = most_of(0, lost, found[j].lost);
-  }
-  const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
-  square = most.at[0], lost = most.at[1], some = most.at[2];
-  if (threadIdx.x != 0) return;
-  // Rounded up; infinity remains infinity.
-  const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
-  // Products beyond 2²⁷ would overflow in the epilogue. A center that is infinite in float16 has no finite products.
-  // Panels cannot hold −‖c‖²/2 of a norm beyond 2¹⁵.
-  const bool holds = of_lost < kInfinity && (centers_half.panels == 0 || norm < (float)(1 << 15));
-  const float within = holds ? (float)(1 << 27) / norm : -1.0f;
-  *center_stats = {norm, of_lost, (float)(square / 2 * 1.000001),
-                   some != 0 && norm_limit < within ? norm_limit : within};
-}
-
 // Centers, sums and results of an iteration, for both kernels. units[j], a power of two, is the value of the integer 1
 // in column j of the sums. `outcome` belongs to this iteration; its `stop` is copied to `stopped`. A center's error
 // coefficient (if error_coefficients is not null) is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
@@ -161,6 +124,7 @@ struct UpdateCenters {
   int* stopped;
   Outcome* outcome;
   HalfCenters centers_half;
+  ColumnOrder order;
   DriftArgs drift;
   double tolerance;
   int k, d, lists;
@@ -168,16 +132,59 @@ struct UpdateCenters {
   // If set, blocks of the next kernel may start before `update_centers` ends; it must have one block per
   // multiprocessor.
   int lets_begin;
+  int certifies;  // whether row norms are bounds that certify the labels
+  int padding;
 
   // Stores the results of center j, or of a column past the last center.
-  __device__ __forceinline__ void keep(int j, const CenterFound& mine) const {
+  __device__ __forceinline__ void keep(int j, int column, const CenterFound& mine) const {
     const bool there = j < k;
     if (there) found[j] = mine;
-    set_offset(offsets, centers_half, j, there ? -(float)(mine.square / 2) : -kInfinity);
+    if (there && centers_half.panels) order.keep(j, column, (float)sqrt(mine.square));
+    set_offset(offsets, centers_half, column, there ? -(float)(mine.square / 2) : -kInfinity);
     if (error_coefficients == nullptr) return;
     error_coefficients[j] = there ? (float)((sqrt(mine.square) * of_norm + sqrt(mine.lost) * of_lost) * 1.0002) : 0.0f;
   }
 };
+
+// Reduces the statistics of all centers and excludes distant centers. `least` is the least squared norm of all centers.
+// By a block.
+template <typename Work>
+__device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, double least) {
+  const CenterFound* found = of.found;
+  const HalfCenters& centers_half = of.centers_half;
+  const double far = 16.1 * of.norm_limit * of.norm_limit;  // more than 16, since row norms are those of rounded values
+  double square = 0, lost = 0, some = 0;
+#pragma unroll 4
+  for (int j = threadIdx.x; j < of.k; j += blockDim.x) {
+    if (found[j].is_excluded(least, far)) {
+      const int column = centers_half.panels ? of.order.columns[j] : j;
+      set_offset(of.offsets, centers_half, column, -kInfinity);
+      // Zeros it: if it is infinite in float16, its scores would be NaN.
+      for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(column, i) = {0};
+      some = 1;
+      continue;
+    }
+    square = most_of(0, square, found[j].square);
+    lost = most_of(0, lost, found[j].lost);
+  }
+  if (centers_half.panels) bound_tiles(found, of.k, least, far, centers_half.height, of.order);
+  const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
+  square = most.at[0], lost = most.at[1], some = most.at[2];
+  if (threadIdx.x != 0) return;
+  // Rounded up; infinity remains infinity. Norms of rows that do not certify labels give no reach (small_k.cuh).
+  const float near_norm = (float)(sqrt(least) * 1.000001), norm = (float)(sqrt(square) * 1.000001),
+              of_lost = (float)(sqrt(lost) * 1.000001);
+  // Products beyond 2²⁷ would overflow in the epilogue. A center that is infinite in float16 has no finite products.
+  // Panels cannot hold −‖c‖²/2 of a norm beyond 2¹⁵.
+  const bool holds = of_lost < kInfinity && (centers_half.panels == 0 || norm < (float)(1 << 15));
+  const float within = holds ? (float)(1 << 27) / norm : -1.0f;
+  *of.center_stats = {norm,
+                      of_lost,
+                      (float)(square / 2 * 1.000001),
+                      some != 0 && of.norm_limit < within ? of.norm_limit : within,
+                      near_norm,
+                      of.certifies ? 1.05f * near_norm + 1 : kInfinity};
+}
 
 // Prepares given centers, which may be in host memory, and copies them to `next`. Resets the count of reassigned rows
 // and the stop flag.
@@ -196,14 +203,14 @@ __global__ void __launch_bounds__(kCenterThreads, 4)
   if (of.centers_half.second != 0 && j < k)
     mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
-  if (threadIdx.x == 0) of.keep(j, mine);
+  if (threadIdx.x == 0) of.keep(j, j, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   const auto least_of = [](int, double a, double b) { return b < a ? b : a; };
   double least = kInfinity;
 #pragma unroll 4
   for (int i = threadIdx.x; i < k; i += blockDim.x) least = least_of(0, least, of.found[i].square);
   least = over_block(Doubles<1>{least}, least_of).at[0];
-  put_together(of.found, k, least, of.norm_limit, of.offsets, of.centers_half, of.center_stats);
+  put_together(of, least);
   if (threadIdx.x == 0) *of.n_reassigned = 0, *of.stopped = 0;
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
@@ -239,6 +246,11 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
   const double weight = (double)(long long)weights * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   CenterFound mine = {};
+  // In shared memory, since registers are few.
+  __shared__ int column;
+  const int rank = of.centers_half.panels ? column_of(of.order, k, j) : j;
+  if (threadIdx.x == 0) column = rank;
+  __syncthreads();
   // Loads kAtOnce columns before it writes any of them.
   constexpr int kAtOnce = 4;
   for (int begin = threadIdx.x; begin < of.centers_half.padded; begin += kAtOnce * kCenterThreads) {
@@ -265,14 +277,14 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
         mine.shift += (c - old) * (c - old);
         mine.potential += old * (weight * old - 2 * sum);
       }
-      place(c, of.scale, of.centers_half.at(j, i), mine);
+      place(c, of.scale, of.centers_half.at(column, i), mine);
     }
   }
   if (stopped) return;
   if (of.centers_half.second != 0)
     mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
-  if (threadIdx.x == 0) of.keep(j, mine);
+  if (threadIdx.x == 0) of.keep(j, column, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   double shift = 0, potential = 0, empty = 0, least = kInfinity;
 #pragma unroll 4
@@ -292,7 +304,7 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
     *of.stopped = stops;
     *of.n_reassigned = 0;
   }
-  put_together(of.found, k, of_all.at[3], of.norm_limit, of.offsets, of.centers_half, of.center_stats);
+  put_together(of, of_all.at[3]);
   if (of.drift.state != nullptr) follow(of.drift, of.found, k, of.scale, n_reassigned, stops);
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }

@@ -9,6 +9,7 @@ from tsapps.apps.kmeans.data.plan import log2_lanes, vector_of
 from tsapps.apps.kmeans.update.fixed_point import NARROW
 
 __all__ = [
+    "COLUMN_ORDER",
     "HALF_CENTERS",
     "LARGE_D",
     "LEAST_SORTED",
@@ -36,18 +37,23 @@ OUTCOME = np.dtype(
 #: The C++ classes `Lists` and `Segments` of update/sort_reassigned.cuh, as NumPy structures.
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
-#: The C++ classes `HalfCenters` and `UpdateCenters` of update/centers.cuh, as NumPy structures.
+#: The C++ classes `HalfCenters` and `UpdateCenters` of update/centers.cuh, and `ColumnOrder` of
+#: update/column_order.cuh, as NumPy structures.
 HALF_CENTERS = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second")]])
+COLUMN_ORDER = np.dtype(
+    [(name, "u8") for name in ("norms", "next_norms", "columns", "centers", "tile_bounds")]
+    + [(name, "f4") for name in ("of_norm", "of_lost", "of_half_square", "of_level")]
+)
 UPDATE_CENTERS = np.dtype(
     [
         (name, "u8")
         for name in ("sums", "units", "centers", "next", "found", "offsets", "error_coefficients", "center_stats")
     ]
     + [(name, "u8") for name in ("arrived", "n_reassigned", "counts", "stopped", "outcome")]
-    + [("centers_half", HALF_CENTERS), ("drift", DRIFT), ("tolerance", "f8")]
+    + [("centers_half", HALF_CENTERS), ("order", COLUMN_ORDER), ("drift", DRIFT), ("tolerance", "f8")]
     + [(name, "i4") for name in ("k", "d", "lists")]
     + [(name, "f4") for name in ("scale", "norm_limit", "of_norm", "of_lost")]
-    + [("lets_begin", "i4")]
+    + [("lets_begin", "i4"), ("certifies", "i4"), ("padding", "i4")]
 )
 #: Bytes of a sorted row index.
 PLACE_BYTES = 4

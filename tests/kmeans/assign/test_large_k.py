@@ -41,7 +41,7 @@ PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
 def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle=None):
     """Return a step with no sample in any cluster."""
     data = data_on_host(X, kind, weights, mean, middle=middle, multiprocessors=BLOCKS)
-    step = LargeKStep(data, plan, k, certifies=certifies)
+    step = LargeKStep(data, replace(plan, levels=plan.levels and certifies), k, certifies=certifies)
     step.reset()
     return step
 

@@ -254,13 +254,14 @@ def test_a_center_far_away_widens_no_bound(away, rng):
     centers[1, 67] = X[1, 5]
     batch.start_at(centers)
     batch._launch("prepare_centers", (1, 2))
-    norm, _, half_square, norm_limit = batch.arrays["center_stats"][1]
+    norm, _, half_square, norm_limit, least, near = batch.arrays["center_stats"][1]
     left_out = np.isinf(batch.arrays["half_squares"][1, :70])
     if away > 10:
         assert left_out.tolist() == [j == 67 for j in range(70)]
         assert norm_limit == batch._batch["norm_limit"]
         assert norm < 4.1 * norm_limit
         assert half_square == pytest.approx(norm**2 / 2, rel=1e-5)
+        assert least <= norm and near == pytest.approx(1.05 * least + 1)
     assert np.isinf(batch.arrays["center_stats"][0, 3])
     batch._assign(3)
     assert_nearest(batch)
