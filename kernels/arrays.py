@@ -255,7 +255,7 @@ class DeviceMatrix(NamedTuple):
 
     @property
     def stand_in(self) -> "DeviceMatrix":
-        """This matrix without its owner, and with its address modulo 16: a cache key for plans and launches."""
+        """A cache key for plans and launches: the same matrix without owner, with the address modulo 16."""
         return self._replace(pointer=self.pointer % 16, owner=None)
 
     def overlaps(self, other: "DeviceMatrix") -> bool:
