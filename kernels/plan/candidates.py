@@ -74,7 +74,7 @@ def fits(plan: MmaPlan, device: GpuSpec) -> bool:
 
 
 def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
-    """Return all plans worth trying, instantiated for the problem; empty if no kernel of tsapps supports the problem."""
+    """Return all plans worth trying, instantiated for the problem; empty if no kernel of tsapps computes it."""
     generators = {"tsm2r": _tsm2r, "tsm2l": _tsm2l, "tsmttsm": _tsmttsm}
     shape = problem.shape
     tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY

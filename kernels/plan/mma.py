@@ -321,7 +321,7 @@ class WgmmaPlan(MmaPlan):
 
     @property
     def has_whole_jobs(self) -> bool:
-        """True if a work unit is a whole number of instructions and, except in float64, of jobs. The kernel requires this."""
+        """True if a work unit is whole instructions and, except in float64, whole jobs. The kernel requires this."""
         pairs, rest = divmod(self._words, 2)
         return rest == 0 and (self.dtype == "float64" or pairs % self.job_pairs == 0)
 

@@ -174,8 +174,8 @@ class SplitPlan(SimtPlan):
 
 # By (bytes per element, width): (unroll, threads, blocks per multiprocessor). For four and eight bytes, these are the
 # fastest of 106 instances on an H200 at m = k = 10,240 and 30,720. Exception: (8, 8), where registers would spill with
-# five blocks. The compiler limits the registers per thread so that this number of blocks fits on a multiprocessor, which
-# tests check. For larger widths, too few registers remain, and tensor cores are faster.
+# five blocks. The compiler limits the registers per thread so that this number of blocks fits on a multiprocessor.
+# Tests check that. For larger widths, too few registers remain, and tensor cores are faster.
 SPLIT_INSTANCES = {
     (2, 1): (8, 128, 5),
     (2, 2): (8, 128, 4),
