@@ -105,7 +105,7 @@ class Bounds:
         return self.state[SKIP_FULL_ASSIGN : SKIP_FULL_ASSIGN + 4].view(np.int32)
 
     def bind_select(self, labels: Any, stopped: Any) -> Launch:
-        """Return the launch that writes the indices of the active rows to `active`; none if `stopped` is set."""
+        """Return the launch that lists the active rows in `active`. On the GPU, it does nothing if `stopped` is set."""
         tested = self.row_bounds, labels, np.int64(len(self.row_bounds)), self.limits
         listed = self.active, np.uint32(len(self.active)), self.state, self._arrived, stopped
         return self._machine.bind(self._select, self._select_grid, (_SELECT_THREADS,), (*tested, *listed))
