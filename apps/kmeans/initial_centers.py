@@ -19,7 +19,7 @@ Init = Any
 def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
     """Draw initial centers, (n_clusters, d), by method `name`: "k-means++", "k-means||" or "random".
 
-    The mean of X is subtracted from the centers, as it is from the samples.
+    The centers are centered and scaled as the engine's samples are (see `Frame`).
     """
     if name == "k-means++":
         return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus)
@@ -31,18 +31,18 @@ def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.ra
 def initial_centers(
     engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, frame: Frame
 ) -> np.ndarray:
-    """Return the initial centers of a fit, with the mean of X subtracted.
+    """Return the initial centers of a fit, centered and scaled as the engine's samples are (see `Frame`).
 
     Parameters
     ----------
     engine : Engine
     n_clusters : int
     init : {"k-means++", "k-means||", "random"}, array of shape (n_clusters, d), or callable
-        A given array is in the coordinates of the caller's X. A callable receives X with the mean subtracted, and
-        returns centers in the same coordinates.
+        A given array is in the coordinates of the caller's X. A callable receives the centered and scaled X, and
+        returns centers in the coordinates of this array.
     random_state : numpy.random.RandomState
     frame : Frame
-        Subtracts the mean of X from given centers.
+        Centers and scales a given array.
 
     Returns
     -------

@@ -10,8 +10,8 @@
 //
 // Why it is fast: most scores cost half a maximum instruction, since accumulators start at −‖c‖²/2 plus the level. Only
 // a tile with a score near the row's best needs two more instructions per score, to set candidate bits in the mantissa
-// of a float. Later tiles rarely do. Independent chains of instructions hide latency, which is long because the tensor
-// cores take half the register bandwidth.
+// of a float. The more tiles, the rarer this is. Independent chains of instructions hide latency, which is long because
+// the tensor cores take half the register bandwidth.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 

@@ -59,7 +59,7 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
     sum[c] += difference * difference;
   };
   int begin = 0;
-  // Uses vector loads if every row and center is aligned and its length is a whole number of vectors.
+  // Uses vector loads if all rows and centers are aligned and d is a whole number of vectors.
   if (rows.d % kWide == 0 && rows.leading % kWide == 0 &&
       reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
     begin = rows.d;

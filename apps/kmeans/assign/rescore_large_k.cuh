@@ -1,8 +1,8 @@
 // Rescoring of the ambiguous rows that large_k.cuh lists: the arg-min over their candidates, by the distances of
 // rescore.cuh. Appends rows with a new label to the block's list of reassigned rows (`changes`).
 //
-// Why it is fast: one warp rescores a row with a list of candidates. For a row that must be compared with all centers,
-// a whole block shares the work and reads the centers at the full bandwidth of its multiprocessor.
+// Why it is fast: one warp rescores a row with a list of candidates. A whole block rescores a row that must be compared
+// with all centers, and reads the centers at the full bandwidth of its multiprocessor.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"

@@ -197,7 +197,7 @@ struct ArgminEpilogue {
     return (unsigned)sum;
   }
 
-  // Appends the `entry` of each lane with `wanted` to the block's list, and adds their number to its length `*count`.
+  // Appends the `entry` of each lane with `wanted` to the block's list. `*count` is the length of this list.
   __device__ __forceinline__ void append(unsigned* count, bool wanted, const AmbiguousRow& entry) const {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (all == 0) return;

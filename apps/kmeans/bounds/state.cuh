@@ -20,9 +20,9 @@
 // other center by more than a relative 2⁻³³. Float64 distances (`assign/rescore.cuh`) could not give another label.
 //
 // The GPU selects the pass of the next iteration, so the host need not synchronize. `select_active_rows` counts and
-// lists the active rows. If they are few, the next kernel scores only these rows (`assign_active_rows` of assign.cuh,
+// lists the active rows. If active rows are few, the next kernel scores only these (`assign_active_rows` of assign.cuh,
 // or small_d/iteration_bounded.cuh). Otherwise a kernel scores all rows. Bounds start only when few rows were
-// reassigned, because many times more rows are active.
+// reassigned, because many times more rows are active than were reassigned.
 //
 // A selection fails if it finds too many active rows, and no selection has succeeded since row bounds were computed.
 // After the n-th consecutive failure, 2ⁿ iterations run without bounds. Then bounds start again only when the largest

@@ -1,9 +1,10 @@
 // Greedy k-means++ step: selects the candidate with the lowest potential Σ w·D², and samples the next candidates.
 //
 //   X (n × d, row-major)     the samples; subtracting the mean would not change the distances
-//   closest (n)              D² of each sample: its squared distance to the nearest center, w is its weight. The center
-//                            of the previous step is included only after evaluate_candidates
-//   sums (kTrials × chunks)  for each candidate and chunk of samples: Σ w·D² if the candidate became a center
+//   closest (n)              D² of each sample: its squared distance to the nearest center. evaluate_candidates takes
+//                            the center of the previous step into account
+//   sums (kTrials × chunks)  for each candidate and chunk of samples: Σ w·D² if the candidate became a center; w is the
+//                            weight of a sample
 //
 // evaluate_candidates reads X once. It computes each row's distances to all candidates and to the center of the
 // previous step, and updates `closest`. sample_candidates adds up the sums and selects the best candidate. For each

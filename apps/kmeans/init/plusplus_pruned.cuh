@@ -7,7 +7,7 @@
 //
 // s is the scale of the copy, and ρ is the relative rounding error of the copy. N and N_c are the norms of a row x and
 // of a candidate c; ĉ is c in the copy. D(x, c) is the distance of x and c. The tensor cores compute q = ‖x̂‖², q_c =
-// ‖ĉ‖² and a = x̂·ĉ, with an error of γ times the product of the two norms multiplied:
+// ‖ĉ‖² and a = x̂·ĉ. The error of each is γ times the product of the norms of its two factors. So
 //
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //

@@ -10,8 +10,8 @@
 //     numbers, high limbs       column 4·v + e at e · kLanes + v        (32 columns: 0, 4, 8 … 28, 1, 5 …)
 //     rows                      one row count per lane of the warp
 //
-// Why it is fast: for any clusters of their rows, the lanes of a warp add to different banks, with only one or two
-// replicas of a cluster's sums. The sums of 64 clusters of 32 features take 24 KiB. A lane reads four columns from the
+// Why it is fast: the lanes of a warp add to different banks, whatever clusters the rows have. This needs only one
+// or two replicas of a cluster's sums: 64 clusters of 32 features take 24 KiB. A lane reads four columns from the
 // tile in shared memory with one instruction, and computes one address for the sums of these columns. No atomic
 // addition returns a value.
 #pragma once

@@ -274,7 +274,7 @@ def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSp
     dtype : {"float32", "float16", "bfloat16"}
         Dtype of X.
     mean : float
-        Norm of the mean of X.
+        Norm of the mean that kernels subtract from rows.
     norm : float
         Upper bound of the centered row norms.
     device : GpuSpec

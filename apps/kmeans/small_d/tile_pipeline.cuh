@@ -128,7 +128,7 @@ class TilePipeline {
   }
 
   // Starts the copies. `of_rows` and `of_labels` return the number of bytes to read at a byte offset of the tile's rows
-  // and labels; the rest of the copy is filled with zeros.
+  // and labels; the other bytes of the copy are filled with zeros.
   template <bool kRowsToo, bool kLabelsToo, typename OfRows, typename OfLabels>
   __device__ __forceinline__ void copy(unsigned first, int stage, OfRows of_rows, OfLabels of_labels) const {
     const unsigned char* from = X_ + (unsigned long long)first * kRow;
