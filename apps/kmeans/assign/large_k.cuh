@@ -2,16 +2,16 @@
 // (gemm_wgmma_streamed.cuh). Symbols: see the head of small_k.cuh.
 //
 // The score error bound E is that of small_k.cuh plus two terms. The tensor cores also add −‖c‖²/2, with an error of γ
-// H (with a level, kLevelled: 2.1 γ H + 1.1 γ C norm). The core-matrix layout adds 2⁻³² (core_matrix_layout.cuh). While
-// centers stream by, those with scores within 2 E of the row's best score so far are *candidates*. Scores are processed
-// in *units* of at most 128 centers, of which a lane holds a quarter. It keeps the kKept latest units with candidates:
-// for each, a 32-bit mask and the best score so far. At the end, the candidates of a unit remain candidates if this
-// score is within 2 E of the final best score.
+// H (with a level, kLevelled: 2.1 γ H + 1.1 γ C norm). The core-matrix layout adds 2⁻³² (core_matrix_layout.cuh). The
+// *candidates* of a row are the centers with scores within 2 E of its best score so far. A *unit* is at most 128
+// consecutive centers; a lane holds a quarter of its scores. For each row, a lane stores the kKept latest units with
+// candidates: a 32-bit mask of candidates, and the best score at that time. After the last unit, a lane drops each unit
+// with a stored best score more than 2 E below the final best score.
 //
-// Why it is fast: most scores cost half a maximum, since accumulators start at −‖c‖²/2 plus the level. Only a tile with
-// a score near its row's best costs two more instructions per score, which set candidate bits in the mantissa of a
-// float. The more tiles, the rarer this is. Independent chains run in parallel: the tensor cores take half the register
-// bandwidth, so each instruction is slow.
+// Why it is fast: most scores cost half a maximum instruction, since accumulators start at −‖c‖²/2 plus the level. Only
+// a tile with a score near the row's best needs two more instructions per score, to set candidate bits in the mantissa
+// of a float. The more tiles, the rarer this is. Independent chains of instructions hide latency, which is long because
+// the tensor cores take half the register bandwidth.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 
@@ -23,26 +23,26 @@ struct alignas(16) Reassignment {
   int from, to, padding;
 };
 
-// 2⁹⁶, the counterpart of kLarge in small_k.cuh. Scores plus level are below 2³¹, and equal or at least 2⁻⁵⁶ apart.
+// 2⁹⁶, the factor that makes score differences saturate to 0 or 1: scores differ by 0 or by 2⁻⁵⁶ to 2³¹.
 constexpr float kSteep = 7.9228163e28f;
 
-// An ambiguous row and its `count` candidates, kCandidates at most. If `count` is 0, all centers are candidates.
-constexpr int kCandidates = 11, kMostCenters = 1 << 16;
-constexpr int kMore = kMostCenters;  // added to a row's number of candidates if some were dropped
+constexpr int kCandidates = 11, kMostCenters = 1 << 16;  // maximum candidates of an AmbiguousLargeK; maximum k
+constexpr int kMore = kMostCenters;  // added to a row's number of candidates for each lane that dropped some
+// An ambiguous row, its label and its `count` candidates. If `count` is 0, all centers are candidates.
 struct alignas(32) AmbiguousLargeK {
   unsigned row;
   int label;
   unsigned short count, candidates[kCandidates];
 };
 
-// Lengths of the two lists of one block.
+// Lengths of the lists that one block writes: reassigned rows (`changes`) and ambiguous rows.
 struct Lengths {
   unsigned changes, ambiguous;
 };
 
-// kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
-// kLevelled: adds a level per row, computed from norms, that makes all scores positive. Then scores compare as
-// integers, and one instruction finds the largest of three.
+// kColumns: number of centers per tile. kKept: maximum number of units whose candidates a lane keeps; registers limit
+// it. kLevelled: if true, a constant per row, the level, is added to the row's scores and makes them positive. Positive
+// scores compare as integers, and one integer instruction finds the largest of three.
 template <int kColumns, int kKept, bool kLevelled>
 struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
@@ -63,12 +63,12 @@ struct StreamedArgminEpilogue {
     int label[2];
   };
 
-  // A tile is kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask holds a lane's bits of 16 fragments.
+  // A tile has kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask has bits for at most 16 fragments.
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
-  // Candidates of a unit: mask bit 2·j + i is column 8·j + 2·(lane % 4) + i. The unit number replaces the last bits of
-  // the best score so far, which is rounded up first.
+  // Candidates of a unit: mask bit 2·j + i is column 8·j + 2·(lane % 4) + i. `best_and_unit` is the best score so far,
+  // rounded up, with the unit number in its lowest bits.
   static constexpr unsigned numbers() {
     unsigned numbers = 1;
     while (numbers < (kMostCenters + kColumns - 1) / kColumns * kUnits) numbers *= 2;
@@ -82,9 +82,9 @@ struct StreamedArgminEpilogue {
     __device__ __forceinline__ int unit() const { return best_and_unit % kNumbers; }
   };
 
-  // State of rows g = lane / 4 and g + 8 of this warp's 16; the four lanes of a row hold the same `best`.
+  // A lane's state of rows g = lane / 4 and g + 8 of its warp's 16 rows. The four lanes of a row hold the same `best`.
   struct Rows {
-    // `lost`: the largest best score that was kept with candidates since dropped, for lack of space.
+    // `lost`: the largest stored best score of the units that the lane dropped for lack of space.
     float best[2], twice_error[2], lost[2];
     int label[2];
     bool within[2];
@@ -157,7 +157,7 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
     const unsigned row = (unsigned)row_of(first, 0);
-    // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in earlier lanes.
+    // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in lower lanes.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -205,7 +205,7 @@ struct StreamedArgminEpilogue {
   }
 
  private:
-  // The lengths of this block's lists.
+  // Returns the lengths of this block's lists in shared memory.
   static __device__ __forceinline__ Lengths* here() {
     __shared__ Lengths lengths;
     return &lengths;
@@ -215,14 +215,14 @@ struct StreamedArgminEpilogue {
     return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
-  // The first of this lane's candidates.
+  // Returns the index of the center of the lowest mask bit of `found`.
   static __device__ __forceinline__ int center(const Found& found) {
     const int bit = __ffs(found.mask) - 1;
     const int fragment = found.unit() % kUnits * kOfUnit + bit / 2;
     return found.unit() / kUnits * kColumns + fragment * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
   }
 
-  // The largest of this lane's scores of a row, by several independent chains.
+  // Returns the largest of this lane's scores of a row, by independent chains of maxima.
   static __device__ __forceinline__ float most(const float (&scores)[kFragments][4], int r) {
     if constexpr (kLevelled) {
       return __int_as_float(largest<int>(scores, r));
@@ -249,8 +249,8 @@ struct StreamedArgminEpilogue {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in small_k.cuh: a bit for each score of a unit that is above a limit; `threshold` is the limit times −kSteep.
-  // Four independent chains of eight bits.
+  // Returns a mask with a bit for each score of a unit that exceeds a limit; `threshold` is the limit times −kSteep.
+  // Four independent chains compute eight bits each.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {
     constexpr float kNoBits = 1 << 23;
@@ -270,7 +270,7 @@ struct StreamedArgminEpilogue {
     return __byte_perm(low, high, 0x5410);
   }
 
-  // Keeps a unit's candidates, if any. They replace those of the latest kept unit if these are no longer candidates.
+  // Stores a unit's candidates, if any. They replace those of the latest stored unit if these are no longer candidates.
   static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask) {
     Found(&kept)[kKept] = rows.found[r];
     const float above = rows.best[r] + fabsf(rows.best[r]) * (2.0f / (1 << 23) * kNumbers);
@@ -283,7 +283,7 @@ struct StreamedArgminEpilogue {
     if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
   }
 
-  // Positions in the list for lanes that append up to two items.
+  // Reserves list positions for a warp. Each lane appends one item if `one`, and another if `other`.
   static __device__ __forceinline__ void places_of(bool one, bool other, unsigned* length, unsigned (&place)[2]) {
     const unsigned ones = __ballot_sync(simt::every_lane, one), others = __ballot_sync(simt::every_lane, other);
     const unsigned before = (1u << threadIdx.x % 32) - 1;

@@ -3,19 +3,19 @@
 //
 //   centers (k × d)  →  centers_half (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, center_stats
 //
-// prepare_centers  converts given centers. Offsets are −infinite past the last center, up to the columns of the
-//                  product. Computes an error coefficient per center, if wanted (ArgminEpilogueLargeD).
+// prepare_centers  converts given centers to float16. For GEMM columns past the last center, offsets are −infinite. If
+//                  wanted, computes an error coefficient per center (ArgminEpilogueLargeD).
 // update_centers   computes the cluster means (fixed_point.cuh), which become the next centers, and the stopping test.
 //                  It sets `stopped` if no label changed, if the squared center shift is at most `tolerance`, or if a
 //                  cluster is empty. Then later launches do nothing; the host fills empty clusters. With bounds
 //                  (bounds/state.cuh), it accumulates the drift of the centers and selects the next pass.
 //
 // A distant center would widen the error bound of every row. If some center is within 2·norm_limit of the mean, a
-// center beyond 4·norm_limit is not the nearest of any row within norm_limit. It is *excluded*: its bias is −infinite,
-// and assign/rescore.cuh labels the few rows beyond norm_limit.
+// center beyond 4·norm_limit is not the nearest of any row within norm_limit. Such a center is *excluded*: its bias is
+// −infinite. assign/rescore.cuh labels the few rows beyond norm_limit.
 //
 // Why it is fast: one block processes one center. The last block to arrive reduces the results of all blocks, in a
-// fixed order: always the same bits.
+// fixed order, so the results always have the same bits.
 #pragma once
 #include "kernels/device/block_reduce.cuh"
 #include "apps/kmeans/bounds/state.cuh"
@@ -33,12 +33,12 @@ struct Outcome {
   double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), c being the old centers
 };
 
-// Results of one block for its center: ‖c · scale‖², ‖c · scale − ĉ‖², and its terms of Outcome's shift and potential.
+// Results for one center c: ‖c · scale‖², ‖c · scale − ĉ‖² (ĉ is c in float16), and its terms of Outcome's sums.
 struct CenterFound {
   double square, lost, shift, potential;
 };
 
-// Sums over a block, in thread 0.
+// Adds up `mine` over the threads of a block. Only thread 0 gets the result.
 __device__ __forceinline__ CenterFound block_sum(CenterFound mine) {
   __shared__ CenterFound of_warp[kCenterThreads / 32];
   double* values = reinterpret_cast<double*>(&mine);
@@ -53,11 +53,11 @@ __device__ __forceinline__ CenterFound block_sum(CenterFound mine) {
   return mine;
 }
 
-// Destination of float16 centers. Either rows of `padded` columns, or panels with one more panel for −‖c‖²/2
-// (core_matrix_layout.cuh). If `second` is not 0, second parts of centers (assign/small_k.cuh) start at that row.
+// Destination of float16 centers: rows of `padded` columns, or panels (core_matrix_layout.cuh) of which the first holds
+// −‖c‖²/2. If `second` is not 0, the second parts of centers (assign/small_k.cuh) start at row `second`.
 struct HalfCenters {
   ptx::Half* to;
-  int padded, panels, height, second;  // panels = 0: rows; height: centers of a tile
+  int padded, panels, height, second;  // panels: panels per center, 0 for rows; height: centers per tile
 
   __device__ __forceinline__ ptx::Half* at(int center, int column) const {
     if (panels == 0) return to + (long long)center * padded + column;
@@ -74,7 +74,7 @@ __device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& ce
   }
 }
 
-// Converts one element of a center to float16.
+// Converts one element of a center to float16, and adds its terms to the squared norm and the squared rounding error.
 __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, CenterFound& found) {
   const double scaled = c * scale;
   *half = ptx::to_half((float)scaled);
@@ -83,8 +83,8 @@ __device__ __forceinline__ void place(double c, float scale, ptx::Half* half, Ce
   found.lost += lost * lost;
 }
 
-// Writes the second part of a center (d,). Returns this thread's share of the squared error that both parts leave. By a
-// block: each thread reads the columns of `center` that it wrote itself.
+// Writes the second part of center j (d,), by a block. Returns this thread's terms of the squared rounding error of the
+// sum of both parts. Each thread reads the columns of `center` that it wrote itself.
 template <typename Work>
 __device__ __forceinline__ double place_second(const Work* center, int d, float scale, const HalfCenters& centers_half,
                                                int j) {
@@ -112,19 +112,19 @@ __device__ __forceinline__ double place_second(const Work* center, int d, float 
   return all;
 }
 
-// Reduces the statistics of all centers and excludes distant centers. `least` is the least squared norm of all centers.
-// By a block.
+// Reduces the results of all centers to `center_stats`, and excludes distant centers. `least` is the smallest squared
+// norm of any center. All threads of a block take part.
 __device__ __forceinline__ void put_together(const CenterFound* found, int k, double least, float norm_limit,
                                              float* offsets, const HalfCenters& centers_half,
                                              CenterStats* center_stats) {
-  const double far = 16.1 * norm_limit * norm_limit;  // more than 16, since row norms are those of rounded values
+  const double far = 16.1 * norm_limit * norm_limit;  // 16.1 instead of 4², since row norms are of rounded values
   double square = 0, lost = 0, some = 0;
 #pragma unroll 4
   for (int j = threadIdx.x; j < k; j += blockDim.x) {
     // NaN counts as far.
     if (!(found[j].square <= far) && least <= far / 4) {
       set_offset(offsets, centers_half, j, -kInfinity);
-      // Zeros it: if it is infinite in float16, its scores would be NaN.
+      // Writes zeros: an excluded center that is infinite in float16 would have NaN scores.
       for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(j, i) = {0};
       some = 1;
       continue;
@@ -135,7 +135,7 @@ __device__ __forceinline__ void put_together(const CenterFound* found, int k, do
   const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
   square = most.at[0], lost = most.at[1], some = most.at[2];
   if (threadIdx.x != 0) return;
-  // Rounded up; infinity remains infinity.
+  // Both are rounded up; infinity remains infinity.
   const float norm = (float)(sqrt(square) * 1.000001), of_lost = (float)(sqrt(lost) * 1.000001);
   // Products beyond 2²⁷ would overflow in the epilogue. A center that is infinite in float16 has no finite products.
   // Panels cannot hold −‖c‖²/2 of a norm beyond 2¹⁵.
@@ -145,9 +145,9 @@ __device__ __forceinline__ void put_together(const CenterFound* found, int k, do
                    some != 0 && norm_limit < within ? norm_limit : within};
 }
 
-// Centers, sums and results of an iteration, for both kernels. units[j], a power of two, is the value of the integer 1
-// in column j of the sums. `outcome` belongs to this iteration; its `stop` is copied to `stopped`. A center's error
-// coefficient (if error_coefficients is not null) is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
+// Arguments of both kernels. units[j], a power of two, is the value of the integer 1 in column j of the sums. `outcome`
+// is the result of this iteration; its `stop` is copied to `stopped`. If `error_coefficients` is not null, it receives
+// of_norm · ‖c‖ + of_lost · ‖c − ĉ‖ for each center c.
 template <typename Work>
 struct UpdateCenters {
   const unsigned long long* sums;
@@ -165,11 +165,10 @@ struct UpdateCenters {
   double tolerance;
   int k, d, lists;
   float scale, norm_limit, of_norm, of_lost;
-  // If set, blocks of the next kernel may start before `update_centers` ends; it must have one block per
-  // multiprocessor.
+  // If set, the next kernel, which has one block per multiprocessor, may start before `update_centers` ends.
   int lets_begin;
 
-  // Stores the results of center j, or of a column past the last center.
+  // Stores the results of center j. If j is a column past the last center, stores its bias, −infinity.
   __device__ __forceinline__ void keep(int j, const CenterFound& mine) const {
     const bool there = j < k;
     if (there) found[j] = mine;
@@ -179,8 +178,8 @@ struct UpdateCenters {
   }
 };
 
-// Prepares given centers, which may be in host memory, and copies them to `next`. Resets the count of reassigned rows
-// and the stop flag.
+// Copies given centers, which may be in host memory, to `next`, and converts them (head of this file). Resets the count
+// of reassigned rows and the stop flag.
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 4)
     prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of) {
@@ -208,8 +207,8 @@ __global__ void __launch_bounds__(kCenterThreads, 4)
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
-// Updates the drift from the shifts of all centers, in the last block of an iteration. `rows` is the number of
-// reassigned rows. `stops` is true if the iteration is the last.
+// Updates the drift (bounds/state.cuh) by the shifts of all centers, in the last block of update_centers. `rows` is the
+// number of reassigned rows. `stops` is true if this iteration is the last.
 __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound* found, int k, double scale,
                                        unsigned rows, bool stops) {
   double movement = 0;
@@ -227,13 +226,14 @@ __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound
   drift.state->plan_next(movement, rows < drift.begin_limit, !stops);
 }
 
+// Computes new centers from the sums, and the stopping test (head of this file).
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const UpdateCenters<Work> of) {
   if (of.lets_begin) ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
   const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
-  // Tested only after the first columns are loaded, so that all these loads are in flight together.
+  // `stopped` is tested only after the first columns are loaded, so that all these loads are in flight together.
   const bool stopped = *of.stopped;
   const unsigned n_reassigned = *of.n_reassigned;
   const double weight = (double)(long long)weights * of.units[d];
