@@ -59,8 +59,8 @@ for axis in axes.flat:
 plt.show()
 
 # %%
-# Four colors show the scene. Small areas lose theirs first: K-means minimizes a sum over all pixels, and few pixels are
-# red. With 64 colors, the red is back.
+# Four colors show the scene, but without red: K-means minimizes a sum over all pixels, and few pixels are red. Sixteen
+# have a dark red, and visible bands in the sky. With 64, few of the differences are visible at this size.
 #
 # On a GPU
 # --------

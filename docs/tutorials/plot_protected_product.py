@@ -88,7 +88,7 @@ residuals = abs(sums.sum(axis=1) - checks[:, 0])
 row_thresholds = bounds.row * abs(checks).max(axis=1)
 errors, element_thresholds = abs(found.C - exact), bounds.magnitude * size
 
-figure, axes = plt.subplots(1, 2, figsize=(10, 4.8), layout="constrained")
+figure, axes = plt.subplots(1, 2, figsize=(10, 6.6), layout="constrained")
 suspected = sorted({row for row, _ in places})
 wrong, unseen = (tuple(np.array(sorted(some), int).reshape(-1, 2).T) for some in (places, missed))
 panels = (

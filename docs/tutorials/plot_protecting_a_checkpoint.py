@@ -9,6 +9,7 @@ original bits: in Python, and at the command line.
 import subprocess
 import sys
 import tempfile
+import textwrap
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -59,14 +60,15 @@ print("repaired bit for bit:", np.array_equal(repaired.view(np.uint32), weights.
 
 # %%
 # The verdict has the words before and after, so it tells which bits were flipped. Bits 0 to 22 are the fraction of a
-# float32 number, 23 to 30 its exponent, and 31 its sign. A flipped exponent is what ruins a model.
+# float32 number, 23 to 30 its exponent, and 31 its sign. A flip in the exponent multiplies or divides the number
+# by up to 2¹²⁸.
 
 elements = [divmod(fault.offset // 4, 512) for fault in verdict.faults]
 differences = [fault.found ^ fault.was for fault in verdict.faults]
 flips = [(at[1], bit) for at, bits in zip(elements, differences, strict=True) for bit in range(32) if bits >> bit & 1]
 rows, columns = np.array(elements).T
 
-figure, axes = plt.subplots(1, 3, figsize=(11, 4.6), layout="constrained")
+figure, axes = plt.subplots(1, 3, figsize=(10, 6.6), layout="constrained")
 for axis, matrix, title in ((axes[0], damaged, "damaged"), (axes[2], repaired, "repaired")):
     shown = np.clip(np.nan_to_num(matrix), -2, 2)
     axis.imshow(shown, aspect="auto", cmap="RdBu", vmin=-1.5, vmax=1.5, interpolation="nearest")
@@ -79,7 +81,7 @@ for begin, end, color, name in (
     (31, 32, "tab:green", "sign"),
 ):
     axes[1].axhspan(begin - 0.5, end - 0.5, color=color, alpha=0.15)
-    axes[1].text(517, (begin + end - 1) / 2, name, color=color, va="center", rotation=0 if name == "sign" else 270)
+    axes[1].text(520, (begin + end - 1) / 2, name, color=color, va="center", rotation=0 if name == "sign" else 270)
 axes[1].scatter(*np.array(flips).T, s=7, color="black")
 axes[1].set(
     title=f"{len(flips)} flipped bits, located", xlabel="column", ylabel="bit", xlim=(0, 512), ylim=(-0.5, 31.5)
@@ -90,8 +92,8 @@ plt.show()
 # What it refuses
 # ---------------
 #
-# The code repairs two words of 32 bits in each block of 512, and refuses more. Nothing is written then, and the verdict
-# names the regions. Here 32 × 32 elements became zeros:
+# The code repairs two words of 32 bits in each block of 512, and refuses more, unless its sums agree by chance. Nothing
+# is written then, and the verdict names the regions. Here 32 × 32 elements became zeros:
 
 lost = weights.copy()
 lost[1000:1032, 200:232] = 0
@@ -99,7 +101,7 @@ print(abft.verify(lost, sidecar))
 try:
     abft.correct(lost, sidecar)
 except abft.AmbiguousError as error:
-    print(f"refused: {error}")
+    print(textwrap.fill(f"refused: {error}", 80))
 
 # %%
 # At the command line
