@@ -245,6 +245,7 @@ def with_figures(page: Path) -> str:
         at = f"commit {next(iter(commits))[:7]}" if len(commits) == 1 else f"{len(commits)} commits"
         line = f"[Records]({source}): measured on an {records[0]['device']}, at {at} {when}."
         wrapped = "\n".join(one if one[:1] in "|!" else fill(one, 118) for one in text_of(records).splitlines())
+        line = fill(line, 118, break_on_hyphens=False)
         return f"<!-- figures: {match['name']} -->\n{wrapped}\n\n{line}\n<!-- end of figures -->"
 
     return _BLOCK.sub(generated, page.read_text(encoding="utf-8"))
