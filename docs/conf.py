@@ -32,6 +32,7 @@ exclude_patterns = ["_templates", "tutorials/*"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
 myst_heading_anchors = 4
 highlight_language = "none"
+smartquotes_action = "qe"  # two hyphens begin an option
 
 autosummary_generate = True
 numpydoc_class_members_toctree = False
