@@ -48,6 +48,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "min_reported_time": 1000,
+    "write_computation_times": False,
 }
 
 # A checkout may lie in a folder with a space; names of examples have none.
