@@ -236,7 +236,7 @@ class ProtectedProduct:
 
 
 def matmul(A: Any, B: Any, ours: ErrorBounds, others: ErrorBounds, index: int, *, correct: bool) -> tuple[Any, Report]:
-    """Return A · B and its report, for arguments that `abft.matmul` has validated.
+    """Return A · B and the report of its check, for arguments that `abft.matmul` has validated.
 
     `ours` are the error bounds of a product whose GEMM checks the rows of C, `others` those of any other product.
     """

@@ -250,8 +250,8 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
     `of_sum` is the relative error of the elements of C.
     """
     u = summed_unit(dtype)
-    # The terms are the errors of the elements of C and of p_i, of the sum over j in d_i, and of Σ_j v_j b_lj: its
-    # rounding to the accumulation type, and its computation in float64.
+    # The terms are, in this order, the errors of the elements of C and of p_i, of the sum over j in d_i, and of
+    # Σ_j v_j b_lj: rounding to the accumulation type, and computation in float64.
     return 1.01 * (2 * of_sum + gamma(w + 8, u) + u + gamma(w + 4, UNIT["float64"]))
 
 

@@ -163,7 +163,8 @@ class Frame:
         Returns
         -------
         numpy.ndarray of shape (k, d)
-            In the frame's dtype; in float64 if rounding to the frame's dtype would lose too much (`_MOST_LOSS`).
+            In the frame's dtype; in float64 if rounding to the frame's dtype changes an element by more than 2⁻¹² of
+            the largest difference between an element and the mean.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)

@@ -27,7 +27,7 @@
 
 namespace kmeans {
 
-// x − mean, rounded to the working type.
+// x − mean, computed in the working type.
 template <typename T, typename Work>
 __device__ __forceinline__ Work centered(T x, Work mean) {
   return (Work)tsm2::Element<T>::value(x) - mean;

@@ -29,7 +29,7 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
     ----------
     machine : Machine
     source : Rows
-        In host memory or in a file.
+        The matrix, in host memory or in a file.
     rows : int
         Maximum number of rows per block; blocks are smaller if a pinned buffer holds fewer rows.
 
@@ -37,7 +37,7 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
     ------
     start : int
     block : array of shape (m, d), m ≤ rows
-        In the source's dtype; valid until the next block is requested.
+        A block of rows in the source's dtype; valid until the next block is requested.
     """
     rows = max(1, min(rows, source.shape[0], _PINNED_BYTES // (source.shape[1] * source.dtype.itemsize)))
     slots = [_Slot(machine, (rows, source.shape[1]), source.dtype) for _ in range(2)]

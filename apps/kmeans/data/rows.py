@@ -128,7 +128,7 @@ def readers(source: Any, rows: int) -> Iterator[tuple[int, int, Reader]]:
     Parameters
     ----------
     source : Rows
-        In host memory or in a file.
+        The matrix, in host memory or in a file.
     rows : int
         Maximum number of rows per block.
     """
