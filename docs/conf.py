@@ -8,7 +8,7 @@ import typer
 from typer.cli import get_docs_for_click
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT)]  # bench is imported, not installed
+sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # bench is imported, not installed
 
 from tsapps import __version__  # noqa: E402
 from tsapps.cli import app  # noqa: E402
@@ -19,6 +19,7 @@ release = version = __version__
 extensions = [
     "myst_parser",
     "numpydoc",
+    "source_pages",
     "sphinx.ext.autosummary",
     "sphinx.ext.mathjax",
     "sphinx_design",
@@ -29,8 +30,7 @@ exclude_patterns = ["_templates", "tutorials/*"]
 myst_enable_extensions = ["colon_fence", "deflist", "dollarmath", "substitution"]
 myst_heading_anchors = 4
 highlight_language = "none"
-# Links to files of the repository that are not pages.
-suppress_warnings = ["myst.xref_missing"]
+smartquotes_action = "qe"  # two hyphens begin an option
 
 autosummary_generate = True
 numpydoc_class_members_toctree = False
@@ -46,6 +46,7 @@ sphinx_gallery_conf = {
     "show_memory": False,
     "show_signature": False,
     "min_reported_time": 1000,
+    "write_computation_times": False,
 }
 
 # A checkout may lie in a folder with a space; names of examples have none.

@@ -1,6 +1,6 @@
 """Array interoperability: zero-copy views of any library's arrays in NumPy or CuPy, and conversion back.
 
-The type of an array identifies its library, which is imported only when such an array occurs (as in einops).
+The type of an array identifies its library. A library is imported only when one of its arrays occurs.
 """
 
 import sys
@@ -31,8 +31,8 @@ _DLPACK_CUDA = 2
 def kind_of(obj: Any) -> str | None:
     """Return the kind of array of `obj`: "numpy", "cupy", "torch", "cuda", "dlpack", "frame", or None.
 
-    "cuda" is any other object with ``__cuda_array_interface__``, "dlpack" any other object with ``__dlpack__``, and
-    "frame" a pandas or polars data frame.
+    "frame" is a pandas or polars data frame. Arrays of other libraries are "cuda" if they have
+    ``__cuda_array_interface__``, else "dlpack" if they have ``__dlpack__``. None means that `obj` is not an array.
 
     Raises
     ------
@@ -52,7 +52,7 @@ def kind_of(obj: Any) -> str | None:
 
 @cache
 def _kind_of_type(kind: Any) -> str | None:
-    """Return the kind of all objects of a type, or None if it depends on the object."""
+    """Return the kind of array of all objects whose type is `kind`, or None if the type does not determine it."""
     library = kind.__module__.partition(".")[0]
     if issubclass(kind, np.ndarray):
         return "numpy"
@@ -68,10 +68,10 @@ def _kind_of_type(kind: Any) -> str | None:
 
 
 def refuse_masked(obj: Any, subject: str = "the array") -> None:
-    """Raise ValueError for a masked array, and for a list or an object array that contains one at any depth.
+    """Raise ValueError for a masked array, and for a list or an object array that contains a masked array at any depth.
 
-    Libraries ignore a mask and compute with the masked numbers. A masked array without masked elements is refused too:
-    the caller's next array may have some.
+    Libraries ignore a mask and compute with the masked numbers. A masked array is refused even if no element is masked,
+    so that a call does not start to fail when the first element is masked.
     """
     if isinstance(obj, np.ma.MaskedArray):
         raise ValueError(f"{subject} is masked; expected a number everywhere: fill the gaps with X.filled(value)")
@@ -97,12 +97,13 @@ def as_array(obj: Any) -> Any:
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        A CuPy array exactly if the data is on a GPU.
+        A CuPy array if the data is on a GPU, else a NumPy array.
 
     Raises
     ------
     TypeError
-        If `obj` has no known kind, or is on a device other than the CPU or an NVIDIA GPU.
+        If `kind_of` does not recognize `obj`, if `obj` is on a device other than the CPU or an NVIDIA GPU, or if it
+        holds big-endian numbers on a GPU.
     ValueError
         If `obj` is a masked array: its mask would be lost.
     """
@@ -111,7 +112,7 @@ def as_array(obj: Any) -> Any:
         return obj
     if kind == "numpy":
         refuse_masked(obj)
-        return np.asarray(obj)  # a plain ndarray: slices of np.matrix or np.memmap have the type of that subclass
+        return np.asarray(obj)  # a plain ndarray, because slices of a subclass such as np.matrix keep that subclass
     if kind == "torch":
         obj = obj.detach()
     if kind == "frame":
@@ -143,10 +144,10 @@ def as_array(obj: Any) -> Any:
 
 
 def _from_frame(frame: Any) -> np.ndarray:
-    """Copy the columns of a frame into one array of their common numeric dtype; bool counts as numeric.
+    """Copy the columns of a frame into one array of their common numeric dtype; bools become 0 and 1.
 
-    The conversion by pandas itself gives an array of Python objects if columns are nullable or Arrow-backed, or if
-    bools and numbers are mixed.
+    Without an explicit dtype, pandas returns an array of Python objects in two cases: if columns are nullable or
+    Arrow-backed, and if bools and numbers are mixed.
     """
     if type(frame).__module__.startswith("polars"):
         import polars as pl
@@ -167,7 +168,7 @@ def _from_frame(frame: Any) -> np.ndarray:
 
 def _from_host_dlpack(obj: Any) -> np.ndarray:
     if "bfloat16" in str(getattr(obj, "dtype", "")) and kind_of(obj) == "torch":
-        # NumPy's DLPack reader does not support bfloat16, so the array is passed as 16-bit integers of the same bits.
+        # NumPy's DLPack reader does not support bfloat16, so the array is passed as 16-bit integers with the same bits.
         import ml_dtypes
         import torch
 
@@ -203,8 +204,8 @@ def to_host(array: Any) -> np.ndarray:
 def like(array: Any, template: Any) -> Any:
     """Convert a NumPy or CuPy `array` to the kind and device of `template`.
 
-    A torch template gives a torch tensor on its device. Any other template on a GPU gives a CuPy array. Any other
-    template in host memory, such as a list or a matrix read in blocks, gives a NumPy array.
+    For a torch template, the result is a torch tensor on the device of the template. For any other template on a GPU,
+    the result is a CuPy array on that GPU. For any other template, such as a list, it is a NumPy array.
     """
     index = gpu_index(template)
     if index is None:
@@ -227,8 +228,9 @@ class DeviceMatrix(NamedTuple):
     Attributes
     ----------
     pointer : int
+        The address of the first element.
     shape, strides : tuple of int
-        Strides in bytes.
+        Numbers of rows and columns; distances in bytes between neighboring rows and columns.
     dtype : str
         The name of the dtype, such as ``"bfloat16"``.
     itemsize : int
@@ -253,11 +255,11 @@ class DeviceMatrix(NamedTuple):
 
     @property
     def stand_in(self) -> "DeviceMatrix":
-        """A key for plans and launches: the same layout and alignment, without the address and the owner."""
+        """A cache key for plans and launches: the same matrix without owner, with the address modulo 16."""
         return self._replace(pointer=self.pointer % 16, owner=None)
 
     def overlaps(self, other: "DeviceMatrix") -> bool:
-        """Return whether the two matrices have an element in the same memory."""
+        """Return True if an element of this matrix and an element of `other` overlap in memory."""
         if self.device != other.device or self._end <= other.pointer or other._end <= self.pointer:
             return False
         return np.shares_memory(self._addresses(), other._addresses())
@@ -269,7 +271,7 @@ class DeviceMatrix(NamedTuple):
         return self.pointer + last + self.itemsize if rows and columns else self.pointer
 
     def _addresses(self) -> np.ndarray:
-        """Return a NumPy array with the same addresses; they are on the GPU, so its elements must not be accessed."""
+        """Return a NumPy array at the addresses of this matrix, whose elements in GPU memory must not be accessed."""
         interface = {
             "version": 3,
             "data": (self.pointer, True),
@@ -281,7 +283,7 @@ class DeviceMatrix(NamedTuple):
 
 
 def gapless(shape: tuple[int, int], dtype: str, itemsize: int, *, by_rows: bool) -> DeviceMatrix:
-    """Describe a row- or column-major matrix without gaps and without memory, to plan a product before it exists."""
+    """Describe a contiguous row- or column-major matrix without allocating it, to plan products of such matrices."""
     rows, columns = shape
     strides = (columns * itemsize, itemsize) if by_rows else (itemsize, rows * itemsize)
     return DeviceMatrix(0, shape, strides, dtype, itemsize, 0, None)
@@ -311,13 +313,13 @@ def device_matrix(name: str, obj: Any) -> DeviceMatrix:
 
 @cache
 def _name(dtype: Any) -> str:
-    """Return the name of a NumPy or torch dtype; cached, because both libraries build it on every access."""
+    """Return the name of a NumPy or torch dtype; cached, because both libraries build the name on every access."""
     return dtype.name if isinstance(dtype, np.dtype) else str(dtype).removeprefix("torch.")
 
 
 def is_sparse(X: Any) -> bool:
-    """Tell whether X is a SciPy or CuPy sparse matrix."""
+    """Return whether X is a SciPy or CuPy sparse matrix."""
     if type(X).__module__.startswith("cupyx.scipy.sparse"):
         return True
-    scipy_sparse = sys.modules.get("scipy.sparse")  # None: no caller can have such a matrix
+    scipy_sparse = sys.modules.get("scipy.sparse")  # None if not imported: X is then no SciPy matrix
     return scipy_sparse is not None and scipy_sparse.issparse(X)

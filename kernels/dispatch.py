@@ -1,4 +1,4 @@
-"""Dispatch by the type of a plan: its launch function, and the compilation of its kernel."""
+"""Dispatch by the type of a plan: launches or compiles the plan's kernel."""
 
 from collections.abc import Callable
 
@@ -29,14 +29,14 @@ _LAUNCHERS: dict[str, Callable[..., ProductLaunch]] = {
 
 
 def prepare(plan: AnyPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:
-    """Return the launch function of a plan's kernel; arguments as for `gemm.storing_gemm`."""
+    """Return the function that launches a plan's kernel; arguments as for `gemm.storing_gemm`."""
     if isinstance(plan, LibraryAlgorithm):
         return cublas.algorithm(plan, problem, C)
     return _LAUNCHERS[plan.kernel_name](plan, problem, C, machine)
 
 
 def compile_any(plan: AnyPlan, arch: str) -> Resources:
-    """Compile the kernel of a plan for an architecture, and return its resources; needs no GPU."""
+    """Compile the kernel of a plan for an architecture, and return the resources of the kernel; needs no GPU."""
     if isinstance(plan, LibraryAlgorithm):
         return Resources(0, 0, 0, 0, 0)
     if isinstance(plan, MmaPlan):

@@ -1,4 +1,4 @@
-"""Epilogues of tensor-core products: the code that a kernel runs on the sums of each tile of C."""
+"""Epilogues of tensor-core products: the code that a kernel runs on the accumulators of each tile of C."""
 
 from dataclasses import dataclass
 
@@ -9,7 +9,7 @@ __all__ = ["Epilogue"]
 
 @dataclass(frozen=True)
 class Epilogue:
-    """A C++ class to which gemm_mma.cuh or gemm_wgmma.cuh passes its sums; tsm2/epilogue.cuh defines the interface.
+    """A C++ class to which gemm_mma.cuh or gemm_wgmma.cuh passes accumulators; see the interface in tsm2/epilogue.cuh.
 
     Attributes
     ----------

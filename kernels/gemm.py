@@ -1,4 +1,4 @@
-"""Tensor-core products with any epilogue: a plan bound to a problem and a machine."""
+"""Launches of tensor-core products: the kernel of a plan with any epilogue, for one problem and one GPU."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -18,12 +18,12 @@ __all__ = ["Gemm", "blocks_of", "compiled_plan", "source_of", "store_epilogue", 
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
-# Positions among the arguments of a kernel: A, B, sizes, partial sums, arrival counts, epilogue.
+# Indices of a kernel's arguments: A, B, (2: sizes), partial sums, arrival counts, epilogue.
 _A, _B, _SUMS, _COUNTS, _EPILOGUE = 0, 1, 3, 4, 5
 
 
 def store_epilogue(plan: MmaPlan) -> Epilogue:
-    """Return the epilogue by which a plan's kernel stores C."""
+    """Return the epilogue with which a plan's kernel stores C (`plan.store`)."""
     fields = [(name, "i8") for name in ("row_stride", "column_stride", "regular")]
     scalars = [(name, np.dtype(plan.sum_dtype)) for name in ("alpha", "beta")]
     return Epilogue(STORE_HEADER, plan.epilogue(), np.dtype([("C", "u8"), *fields, *scalars]))
@@ -45,18 +45,18 @@ def compiled_plan(plan: MmaPlan, arch: str, epilogue: Epilogue | None = None) ->
 
 
 def blocks_of(plan: MmaPlan, problem: Problem, multiprocessors: int) -> int:
-    """Return the number of blocks in the grid of a plan's kernel."""
+    """Return the number of blocks in the grid of a plan's kernel on a GPU with this number of multiprocessors."""
     m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
     return min(-(-plan.units(m, k, w) // plan.teams), multiprocessors * plan.blocks)
 
 
 class Gemm:
-    """A plan's kernel with an epilogue, for products of one layout.
+    """The kernel of a plan with an epilogue, for all products with the sizes and layouts of one problem.
 
     Parameters
     ----------
     plan : MmaPlan
-        Made for `problem`.
+        A plan that `plan.mma.instantiate` returned for `problem`.
     problem : Problem
     machine : Machine
     epilogue : Epilogue
@@ -78,16 +78,19 @@ class Gemm:
         self._kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
 
     def __call__(self, A: int, B: int, epilogue: Any) -> None:
-        """Compute one product on the current stream; `A` and `B` are addresses, `epilogue` is the structure."""
+        """Compute one product on the current stream; `A` and `B` are addresses, `epilogue` is a filled-in structure."""
         arguments = self._arguments(A, B, self._workspace(), epilogue)
         self._kernel(self._grid, self._block, arguments, shared_mem=self._shared_bytes)
 
     def bind(self, A: int, B: int, epilogue: Any) -> Launch:
-        """Return a launch that computes the product at these addresses; call it only on the present current stream."""
+        """Return a launch that computes the product at these addresses.
+
+        Call the launch only on the stream that is current now, because it uses the workspace of that stream.
+        """
         return self._bound(A, B, self._workspace(), epilogue)
 
     def unbound(self, epilogue: Any) -> Launch:
-        """Return a launch for `run`, which sets all addresses; those in the structure `epilogue` are placeholders."""
+        """Return a launch to pass to `run`, which sets all addresses, including those in the structure `epilogue`."""
         return self._bound(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
 
     def run(self, launch: Launch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:
@@ -121,10 +124,10 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Mach
     Parameters
     ----------
     plan : MmaPlan
-        Made for `problem`.
+        A plan that `plan.mma.instantiate` returned for `problem`.
     problem : Problem
     C : DeviceMatrix of shape (m, w)
-        The result, or a matrix with the same strides and alignment.
+        The result, or a matrix with the strides and the alignment of the result.
     machine : Machine
     """
     row_stride, column_stride = (stride // C.itemsize for stride in C.strides)
@@ -143,7 +146,7 @@ def storing_gemm(plan: MmaPlan, problem: Problem, C: DeviceMatrix, machine: Mach
 
 
 def _regular(plan: MmaPlan, problem: Problem) -> bool:
-    """Return whether the layout of C allows the fast path of the plan's epilogue (`regular` in store.cuh)."""
+    """Return True if C has the layout that the fast path of the plan's epilogue requires (`regular` in store.cuh)."""
     if plan.store == "StoreLines":
         return problem.c == "aligned columns"
     return problem.c == "packed" and plan.tile_n == problem.w and plan.warps_n == 1

@@ -1,7 +1,7 @@
 """GPU specifications: sizes, rates and latencies, the input of the performance model and of the plans.
 
-`KNOWN` holds published specifications of a few GPUs, so that models and plans work without them. `live` reads an
-installed GPU through CuPy; if the GPU is known, its rates are the published ones.
+`KNOWN` holds published specifications of a few GPUs, so that models and plans work without an installed GPU. `live`
+reads the specification of an installed GPU through CuPy, but takes the rates from `KNOWN` if that contains the GPU.
 """
 
 import re
@@ -15,7 +15,7 @@ __all__ = ["KNOWN", "GpuSpec", "file_name_of", "find", "from_attributes", "live"
 
 
 def file_name_of(device_name: str) -> str:
-    """Return the file name of a device, without a suffix: nvidia-h200 for "NVIDIA H200"."""
+    """Return the name of files about a device, without suffix: nvidia-h200 for "NVIDIA H200"."""
     return "-".join(device_name.lower().split())
 
 
@@ -30,27 +30,27 @@ class GpuSpec:
         For example ``"9.0"``.
     multiprocessors : int
     registers : int
-        32-bit registers per multiprocessor.
+        Number of 32-bit registers per multiprocessor.
     shared_memory : int
         Bytes of shared memory per multiprocessor.
     shared_memory_per_block : int
-        The most bytes of shared memory that a block can have, with CUDA's opt-in.
+        Maximum bytes of shared memory per block, with CUDA's opt-in to more than 48 KiB.
     max_threads : int
-        The most threads resident on a multiprocessor.
+        Maximum number of threads resident on a multiprocessor.
     clock_hz : float
-        The boost clock; for the K40c the base clock, at which its peaks are published.
+        The boost clock; for the K40c the base clock, because the peaks of the K40c are published for that clock.
     bandwidth : float
         Peak memory bandwidth in bytes/s.
     l2 : int
-        Bytes of level-2 cache.
+        Size of the level-2 cache in bytes.
     peaks : tuple of (str, float)
         Peak flop/s by arithmetic unit; a fused multiply-add counts as two. ``"float64"`` and ``"float32"`` are the
         ordinary units; ``"float64_tensor"``, ``"tf32"``, ``"float16"`` and ``"bfloat16"`` are the tensor cores, without
         sparsity.
     memory_latency : int
-        Cycles from a load to its data, if it misses all caches and the memory is idle.
+        Cycles from a load to the arrival of its data, if the load misses all caches and the memory is idle.
     compute_latency : tuple of (str, int)
-        Cycles from a fused multiply-add to another that uses its result, by dtype.
+        Cycles from a fused multiply-add to the next one that uses its result, by dtype.
     """
 
     name: str
@@ -96,28 +96,29 @@ def _latencies(float32: int, float64: int) -> tuple[tuple[str, int], ...]:
 # (arXiv:2402.13499), rounded. Assumed: the fma latency of A100 and later is Volta's, and the H200's latencies are the
 # H100's.
 _RECORDS = (
-    # 15 SMs of 192 + 64 units. Both peaks are at the base clock of 745 MHz, not at the boost clock of 875 MHz.
+    # 15 multiprocessors with 192 float32 and 64 float64 units each. Both peaks are at the base clock of 745 MHz, not at
+    # the boost clock of 875 MHz.
     GpuSpec(
         "K40c", "3.5", 15, 65_536, 48 << 10, 48 << 10, 2048, 745e6, 288e9, 1536 << 10,
         (("float64", 1.43e12), ("float32", 4.29e12)), 331, _latencies(9, 10),
     ),
-    # The float64 peak is 1/32 of the float32 peak: 24 SMs with 4 units each, at 1114 MHz. The data sheet rounds it to
-    # 0.2 Tflop/s.
+    # 24 multiprocessors with 4 float64 units each, at 1114 MHz: the float64 peak is 1/32 of the float32 peak. The data
+    # sheet rounds it to 0.2 Tflop/s.
     GpuSpec(
         "M40", "5.2", 24, 65_536, 96 << 10, 48 << 10, 2048, 1114e6, 288e9, 3 << 20,
         (("float64", 0.2139e12), ("float32", 6.844e12)), 379, _latencies(6, 48),
     ),
-    # PCIe, 16 GB. Its ordinary units compute float16, so it has no tensor-core peak.
+    # P100 PCIe, 16 GB. It has no tensor cores; a float16 peak would be that of tensor cores.
     GpuSpec(
         "P100", "6.0", 56, 65_536, 64 << 10, 48 << 10, 2048, 1303e6, 732e9, 4 << 20,
         (("float64", 4.7e12), ("float32", 9.3e12)), 482, _latencies(6, 8),
     ),
-    # SXM2.
+    # V100 SXM2.
     GpuSpec(
         "V100", "7.0", 80, 65_536, 96 << 10, 96 << 10, 2048, 1530e6, 900e9, 6 << 20,
         (("float64", 7.8e12), ("float32", 15.7e12), ("float16", 125e12)), 362, _latencies(4, 8),
     ),
-    # SXM4, 80 GB.
+    # A100 SXM4, 80 GB.
     GpuSpec(
         "A100", "8.0", 108, 65_536, 164 << 10, 163 << 10, 2048, 1410e6, 2039e9, 40 << 20,
         (
@@ -125,7 +126,7 @@ _RECORDS = (
             ("tf32", 156e12), ("float16", 312e12), ("bfloat16", 312e12),
         ), 466, _latencies(4, 8),
     ),
-    # SXM5, 80 GB. Tensor peaks are without sparsity: half the numbers of the data sheet.
+    # H100 SXM5, 80 GB. Tensor-core peaks are without sparsity: half the numbers of the data sheet.
     GpuSpec(
         "H100", "9.0", 132, 65_536, 228 << 10, 227 << 10, 2048, 1980e6, 3350e9, 50 << 20,
         (
@@ -135,13 +136,13 @@ _RECORDS = (
     ),
 )  # fmt: skip
 
-#: The published records, by the short name.
+#: The published specifications, by the short name of the GPU.
 KNOWN: Mapping[str, GpuSpec] = MappingProxyType(
-    # The H200 has the H100's processor with other memory. The driver reports this size of its level-2 cache.
+    # The H200 has the multiprocessors of the H100. Its level-2 cache has the size that the driver reports.
     {d.name: d for d in (*_RECORDS, replace(_RECORDS[-1], name="H200", bandwidth=4800e9, l2=60 << 20))}
 )
 
-# What follows the short name in the device name that CUDA reports, as a regular expression. Variants of a GPU with
+# Regular expressions for the text after the short name in the device name that CUDA reports. Variants of a GPU with
 # other clocks or other memory (PCIe, NVL, 40 GB, a MIG slice) are different devices and do not match.
 _CALLED = {
     "K40c": r"",
@@ -155,7 +156,7 @@ _CALLED = {
 
 # Fused multiply-adds per cycle and multiprocessor, by compute capability. Sources: "Arithmetic Instructions" of the
 # CUDA C++ Programming Guide; for tensor cores, the architecture white papers. Tensor rates of consumer GPUs depend on
-# the product and are omitted.
+# the model and are omitted.
 _FMA_UNITS: dict[str, dict[str, int]] = {
     "3.5": {"float64": 64, "float32": 192},
     "3.7": {"float64": 64, "float32": 192},
@@ -175,8 +176,8 @@ _FMA_UNITS: dict[str, dict[str, int]] = {
     "10.0": {"float64": 64, "float32": 128},
     "12.0": {"float64": 2, "float32": 128},
 }
-# The known GPU whose measured latencies are used for each generation; for later generations, those of the H100 are
-# used.
+# By major compute capability: the GPU in KNOWN whose measured latencies are used for all GPUs of that generation. Later
+# generations use the latencies of the H100.
 _GENERATIONS = {3: "K40c", 5: "M40", 6: "P100", 7: "V100", 8: "A100", 9: "H100"}
 
 
@@ -200,7 +201,7 @@ def find(name: str) -> GpuSpec | None:
 
 
 def measured_alike(name: str) -> str | None:
-    """Return a GPU with the same kind of multiprocessors as the GPU `name`, whose tuning table is used for it too.
+    """Return another GPU whose tuning table also applies to the GPU `name`, because their multiprocessors are the same.
 
     Parameters
     ----------

@@ -24,7 +24,7 @@ __all__ = ["gram", "matmul", "on_stream", "oriented", "planned", "prepared", "pr
 
 
 def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
-    """Compute alpha · A · B + beta · out, fast where one side of the product is at most 64 wide.
+    """Compute alpha · A · B + beta · out, optimized for results with at most 64 rows or columns.
 
     Parameters
     ----------
@@ -35,11 +35,11 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
         The same dtype and device as A.
     alpha, beta : float
     out : array of shape (m, w), optional
-        The same dtype and device as A; its memory must not overlap A or B. It is not read if beta is 0. By default a
-        new row-major array of A's library.
+        The same dtype and device as A. `out` must not overlap A or B in memory. It is not read if beta is 0. The
+        default is a new row-major array of A's library.
     stream : optional
-        The CUDA stream: of CuPy or torch, or its address. By default the current stream of A's library. The function
-        does not wait for the GPU.
+        A CUDA stream of CuPy or torch, or the address of a stream. The default is the current stream of A's library.
+        The function does not wait for the GPU.
 
     Returns
     -------
@@ -49,22 +49,23 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
     Raises
     ------
     TypeError
-        If an operand is not an array, or has a dtype other than these four.
+        If an operand is not an array, or has a dtype other than the four above.
     ValueError
-        If shapes, dtypes or devices do not agree, `out` overlaps an operand, beta is not 0 without an `out`, or an
-        operand is neither row- nor column-major; operands are never copied.
+        If shapes, dtypes or devices do not agree, if `out` overlaps an operand, if beta is not 0 and `out` is missing,
+        or if an operand on a GPU is neither row- nor column-major: operands are never copied.
 
     Notes
     -----
-    Let u be the unit roundoff and γ(k) = k·u / (1 − k·u). Element by element, the error ``|C − AB|`` is at most
-    ``γ(k)·|A||B|`` in float64 and ``(γ(k + 4) + 2⁻²¹)·|A||B|`` in float32. A float32 product is the sum of three
-    products of tf32 parts, added in float32. float16 and bfloat16 are multiplied exactly and summed in float32, and
-    the sum is rounded once. Results have the same bits on every run on one device. An infinity in a float32 operand can
-    give NaN where float32 arithmetic gives an infinity.
+    Let C be the result for alpha = 1 and beta = 0, u the unit roundoff and γ(k) = k·u / (1 − k·u). Element by element,
+    the error ``|C − AB|`` is at most ``γ(k)·|A||B|`` in float64 and ``(γ(k + 4) + 2⁻²¹)·|A||B|`` in float32. Tensor
+    cores compute a float32 product as the sum of at least three products of tf32 parts, added in float32. float16 and
+    bfloat16 are multiplied exactly and summed in float32, and the sum is rounded once. Results have
+    the same bits on every run on one device. An infinity in a float32 operand can give NaN where float32 arithmetic
+    gives an infinity.
 
     The kernels are based on TSM2 (Chen et al., "TSM2: optimizing tall-and-skinny matrix-matrix
-    multiplication on GPUs", ICS 2019). cuBLAS computes products for which it was measured faster, and products without
-    a narrow side.
+    multiplication on GPUs", ICS 2019). cuBLAS computes products for which it was measured faster, and products whose
+    result has more than 64 rows and more than 64 columns.
     """
     index, other = gpu_index(A), gpu_index(B)
     if index is None and other is None:
@@ -81,7 +82,7 @@ def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = 
 
 
 def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
-    """Compute alpha · Aᵀ · A + beta · out, reading A once if it has at most 64 columns.
+    """Compute alpha · Aᵀ · A + beta · out; the kernel reads A once if A has at most 64 columns.
 
     Parameters
     ----------
@@ -105,7 +106,8 @@ def gram(A: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stre
 
     Notes
     -----
-    The error bounds are those of `matmul` with m for k: in float64, ``|G − AᵀA| ≤ γ(m)·|A|ᵀ|A|`` for the result G.
+    The error bounds are those of `matmul` with m in place of k, because the sums are over the m rows of A. In float64,
+    the error ``|G − AᵀA|`` of the result G is at most ``γ(m)·|A|ᵀ|A|``.
     """
     index = gpu_index(A)
     if index is None:
@@ -147,7 +149,7 @@ def _where(obj: Any) -> str:
 
 
 def _apart(A: Any, B: Any) -> Exception:
-    """Return the exception for operands that are not on the same GPU."""
+    """Return the exception to raise for operands that are not on the same GPU."""
     for name, X in (("A", A), ("B", B)):
         if kind_of(X) is None:
             return TypeError(f"{name} is a {type(X).__name__}; expected an array {_where(A if X is B else B)}")
@@ -157,7 +159,7 @@ def _apart(A: Any, B: Any) -> Exception:
 def _result(
     A: Any, a: DeviceMatrix, shape: tuple[int, int], beta: float, out: Any, operands: tuple[DeviceMatrix, ...]
 ) -> tuple[Any, DeviceMatrix]:
-    """Return `out`, checked, or a new array of A's library if it is None; and the same array as a `DeviceMatrix`."""
+    """Return the result array and its `DeviceMatrix`: `out` after checks or, if `out` is None, a new array."""
     if out is None:
         if beta != 0:
             raise ValueError(f"beta is {beta}, and there is no `out` to scale by it")
@@ -184,9 +186,9 @@ def _made(A: Any, shape: tuple[int, int]) -> Any:
 
 
 def on_stream(A: Any, index: int, stream: Any = None) -> AbstractContextManager[None]:
-    """Return a context in which A's GPU and a stream are CuPy's current ones.
+    """Return a context in which GPU `index`, which holds A, is CuPy's current device and `stream` its current stream.
 
-    The stream is `stream` or, if that is None, the current stream of A's library.
+    If `stream` is None, the current stream of A's library is used.
     """
     import cupy
 
@@ -206,7 +208,7 @@ def on_stream(A: Any, index: int, stream: Any = None) -> AbstractContextManager[
 
 
 class _Stream:
-    """A stream of another library, in the protocol from which CuPy makes its own stream object."""
+    """A CUDA stream of another library; CuPy makes its own stream object from ``__cuda_stream__``."""
 
     def __init__(self, address: int) -> None:
         self._address = address
@@ -234,12 +236,12 @@ def _compute(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, alpha: float, be
 
 
 def oriented(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, DeviceMatrix, DeviceMatrix]:
-    """Return a, b and c; or bᵀ, aᵀ and cᵀ if c has more columns than rows, because plans need w ≤ m."""
+    """Return a, b and c; or bᵀ, aᵀ and cᵀ if c has more columns than rows, because plans need w ≤ m for an m × w c."""
     return (a, b, c) if a.shape[0] >= b.shape[1] else (b.transposed, a.transposed, c.transposed)
 
 
 def prepared(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool = False) -> ProductLaunch:
-    """Return the launch function of products of `oriented` matrices with these layouts and alignments; cached."""
+    """Return the cached launch function for all products of `oriented` matrices with these layouts and alignments."""
     return _prepared(a.stand_in, b.stand_in, c.stand_in, gram)
 
 
@@ -257,10 +259,10 @@ on_change(_prepared.cache_clear)
 
 
 def planned(problem: Problem, device: GpuSpec) -> AnyPlan | str:
-    """Return the plan of a problem on a device, from the user's tuning table if it has a row for the problem."""
+    """Return the plan of a problem on a device, or `LIBRARY`; a matching row of the user's tuning table decides."""
     table = user_table(device.name)
     found = plan(problem, device, table)
-    # The version of cublasLt matters only for its algorithms, and reading it loads the library.
+    # The version of cublasLt matters only for plans that use cublasLt. Reading the version loads the library.
     if isinstance(found, LibraryAlgorithm):
         found = plan(problem, device, of_version(table, cublaslt.version()))
     return found
@@ -281,7 +283,7 @@ def problem_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, gram: bool 
 def _lies(c: DeviceMatrix) -> Lies:
     (_, columns), (down, right), size = c.shape, c.strides, c.itemsize
     if columns == 1:
-        right = size  # the row stride of a single column is never used
+        right = size  # with a single column, the stride between columns is never used
     if (down, right) == (columns * size, size) and c.pointer % 16 == 0:
         return "packed"
     if right == size and (down | c.pointer) % max(8, 2 * size) == 0:

@@ -10,7 +10,8 @@ ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 #: The memory layout of a result; `Problem` defines the values.
 Lies = Literal["packed", "rows", "aligned columns", "columns", "any"]
-#: TSM2R: m and k large, w small. TSM2L: only m large. TSMTTSM: only k, the dimension of the sum, large.
+#: The shape class of C (m × w) = A (m × k) · B (k × w). tsm2r: m and k are large, w is small. tsm2l: only m is large.
+#: tsmttsm: only k is large. other: w is not small.
 Shape = Literal["tsm2r", "tsm2l", "tsmttsm", "other"]
 
 
@@ -21,9 +22,10 @@ class Layout:
     Attributes
     ----------
     along_depth : bool
-        Whether its contiguous lines run along the depth, the dimension of the sum: a row-major A, a column-major B.
+        True if the contiguous lines of the operand run along the depth, the dimension that the product sums over. So a
+        row-major A and a column-major B have True.
     leading : int
-        Elements from the start of one line to the start of the next.
+        Distance in elements from the start of one line to the start of the next.
     alignment : int
         In bytes: the greatest of 16, 8, 4, 2 that divides the address of every line.
     base_alignment : int
@@ -36,7 +38,7 @@ class Layout:
     base_alignment: int
 
     def size(self, outer: int, depth: int) -> int:
-        """Return the elements from the first to the last, gaps included, of an operand of size `outer` × `depth`."""
+        """Return the number of elements from the first to the last, including gaps, of an `outer` × `depth` operand."""
         lines, length = (outer, depth) if self.along_depth else (depth, outer)
         return (lines - 1) * self.leading + length
 
@@ -51,12 +53,12 @@ class Problem:
     dtype : {"float64", "float32", "float16", "bfloat16"}
     a, b : Layout
     gram : bool
-        Whether B is Aᵀ in the same memory.
+        True if B is Aᵀ, the same matrix in the same memory.
     c : {"packed", "rows", "aligned columns", "columns", "any"}
         The memory layout of C:
 
         - packed: row-major without gaps, aligned to 16 bytes;
-        - rows: row-major, each row aligned to 8 bytes or to two elements, whichever is more;
+        - rows: row-major, each row aligned to 8 bytes and to two elements;
         - aligned columns: contiguous columns, each aligned to 16 bytes;
         - columns: contiguous columns of any alignment;
         - any: any strides.
@@ -78,7 +80,7 @@ class Problem:
 
     @property
     def shape(self) -> Shape:
-        """The shape class; a narrow dimension is at most `NARROW`."""
+        """The shape class of the product; a dimension is small if it is at most `NARROW`."""
         if self.w > NARROW:
             return "other"
         if self.m <= NARROW:
@@ -87,12 +89,12 @@ class Problem:
 
     @property
     def c_by_rows(self) -> bool:
-        """Whether C has no contiguous columns: it is row-major or has other strides."""
+        """True if the columns of C are not contiguous: C is row-major or has arbitrary strides."""
         return self.c not in ("aligned columns", "columns")
 
     @property
     def bytes(self) -> int:
-        """Bytes of all operands and the result, each counted once."""
+        """Number of bytes of the operands and the result, each counted once."""
         operands = self.m * self.k + (0 if self.gram else self.k * self.w)
         return (operands + self.m * self.w) * self.itemsize
 
@@ -102,5 +104,5 @@ class Problem:
         return 2 * self.m * self.k * self.w
 
 
-#: The largest dimension that counts as narrow.
+#: The largest dimension that counts as small.
 NARROW = 64

@@ -1,4 +1,4 @@
-"""Products without tensor cores: the kernels of tsm2/simt, launched on the current stream."""
+"""Launches of products without tensor cores: the kernels of tsm2/simt on the current stream."""
 
 from typing import Any
 
@@ -14,8 +14,8 @@ __all__ = ["tsm2l_columns", "tsm2l_rows", "tsm2r_columns", "tsmttsm_small"]
 
 # --- tsm2l_rows.cuh, tsm2l_wide.cuh and tsm2l_columns.cuh ----------------------------------------------------------
 
-# The most blocks in a grid, per multiprocessor. They are more than a multiprocessor holds at once: the hardware
-# balances the load by starting further blocks where earlier ones end.
+# Maximum number of blocks in a grid, per multiprocessor. It exceeds the number of blocks that a multiprocessor holds at
+# once: the hardware balances the load, because a new block starts wherever an earlier block ends.
 _ROWS_BLOCKS, _COLUMNS_BLOCKS = 64, 16
 
 
@@ -32,7 +32,7 @@ def _b_strides(problem: Problem) -> tuple[np.int64, np.int64]:
 def tsm2l_rows(
     plan: RowsPlan | WidePlan,
     problem: Problem,
-    C: DeviceMatrix,  # noqa: ARG001 (C is without gaps)
+    C: DeviceMatrix,  # noqa: ARG001 (C has no gaps, so its strides are not needed)
     machine: Machine,
 ) -> ProductLaunch:
     """Return the launch function of simt/tsm2l_rows.cuh or tsm2l_wide.cuh; arguments as for `gemm.storing_gemm`."""
@@ -98,7 +98,7 @@ def tsm2r_columns(plan: SplitPlan, problem: Problem, C: DeviceMatrix, machine: M
 
 # --- tsmttsm_small.cuh -----------------------------------------------------------------------------------------------
 
-_SMALL_BLOCKS = 4  # the most blocks in a grid, per multiprocessor
+_SMALL_BLOCKS = 4  # maximum number of blocks in a grid, per multiprocessor
 
 
 def tsmttsm_small(plan: SmallTsmttsmPlan, problem: Problem, C: DeviceMatrix, machine: Machine) -> ProductLaunch:

@@ -44,7 +44,8 @@ from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["CELLS", "Cell", "own_cell", "promising", "tune", "user_path", "user_table", "write_table"]
 
-#: The least speedup at which cuBLAS replaces the best plan, and at which a cublasLt algorithm replaces both.
+#: Minimum speedup over the best plan at which a row names cuBLAS instead, and minimum speedup over both the best plan
+#: and cuBLAS at which a row names a cublasLt algorithm.
 LEAST_GAIN = 1.02
 
 
@@ -58,7 +59,7 @@ class Cell:
     dtype : str
     m, k, w : int
     along : bool
-        Whether A is row-major: its lines run along the dimension of the sum.
+        True if A is row-major, False if A is column-major.
     """
 
     shape: str
@@ -73,18 +74,18 @@ class Cell:
         return f"{self.shape} {self.dtype} {self.m:,} × {self.k:,} × {self.w}, A {order}-major"
 
     def _by_rows(self) -> tuple[bool, bool, bool]:
-        """Return whether A, B and C are row-major; C has A's order, except that a "tsmttsm" C is always row-major."""
+        """Return (A is row-major, B is row-major, C is row-major); C of a TSMTTSM is always row-major."""
         small = self.shape == "tsmttsm"
         return self.along, not self.along if small else self.along, self.along or small
 
     def problem(self) -> Problem:
-        """Return the problem; its operands are aligned and have no gaps."""
+        """Return the cell as a `Problem` whose operands are aligned and have no gaps."""
         shapes = (self.m, self.k), (self.k, self.w), (self.m, self.w)
         orders = zip(shapes, self._by_rows(), strict=True)
         return problem_of(*(gapless(shape, self.dtype, ITEMSIZE[self.dtype], by_rows=one) for shape, one in orders))
 
     def operands(self) -> tuple[Any, Any, Any]:
-        """Return A, B and C on the current GPU, with normally distributed elements."""
+        """Return A and B with normally distributed elements and an uninitialized C, on the current GPU."""
         import cupy
 
         random = cupy.random.default_rng(1)
@@ -100,7 +101,7 @@ class Cell:
 
 
 def _cells() -> Iterable[Cell]:
-    """Yield the products of a full table, up to about 2 GB each."""
+    """Yield the cells of a full tuning table; the matrices of a cell occupy at most about 3.4 GB."""
     pairs = ((2, 2), (4, 4), (8, 8), (16, 16), (32, 32), (33, 33), (64, 64), (4, 16), (16, 4), (32, 4), (64, 16))
     for dtype, size in (("float64", 8), ("float32", 4), ("float16", 2)):
         for along in (True, False):
@@ -120,7 +121,7 @@ CELLS = tuple(_cells())
 
 
 def own_cell(m: int, k: int, w: int, dtype: str, *, along: bool) -> Cell:
-    """Return the cell of one product of the user; raise ValueError if w is more than m or `NARROW`."""
+    """Return the cell of one product that the user gives; raise ValueError if w is more than m or `NARROW`."""
     if w > m:
         raise ValueError(f"C is {m:,} × {w:,}; expected w ≤ m: give Cᵀ = Bᵀ · Aᵀ, with m and w exchanged")
     if w > NARROW:
@@ -142,7 +143,8 @@ def tune(
     ----------
     cells : iterable of Cell
     most : int
-        The most plans to measure per cell: those that `predict` finds fastest. cublasLt algorithms come in addition.
+        Maximum number of plans to measure per cell, the fastest by `predict`. Plans that `predict` does not support and
+        cublasLt algorithms are measured in addition.
     index : int
         Number of the GPU.
     architectures : sequence of str
@@ -153,8 +155,8 @@ def tune(
     Yields
     ------
     dict
-        The key of the cell; the fastest plan, or cuBLAS if that was faster; and the milliseconds of both. If an
-        algorithm of cublasLt was faster than both, the row names it.
+        A table row: the key of the cell; the fastest plan, or cuBLAS if that was faster; and the milliseconds of the
+        plan and of cuBLAS. If an algorithm of cublasLt was faster than both, the row also names that algorithm.
 
     Warns
     -----
@@ -218,7 +220,7 @@ def _begin_compiling() -> None:
 
 
 def _is_sound(architectures: Sequence[str], plan: AnyPlan) -> bool:
-    """Return whether a plan compiles without register spills for all architectures."""
+    """Return True if a plan compiles without register spills for all architectures."""
     return all(compile_any(plan, arch).spill_stores == 0 for arch in architectures)
 
 
@@ -234,7 +236,7 @@ def _measured(
 
 
 def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[[str], None]) -> dict[str, Any]:
-    """Measure one cell on the current GPU, and return its table row."""
+    """Measure one cell on the current GPU, and return its table row; `flush` is as for `_milliseconds`."""
     A, B, C = cell.operands()
     a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
     problem = cell.problem()
@@ -251,7 +253,7 @@ def _fastest(cell: Cell, plans: Sequence[AnyPlan], flush: Any, report: Callable[
         try:
             call = partial(prepare(plan, problem, c, cuda_machine(c.device)), *operands)
             call()
-        except LibraryError:  # some algorithms that cublasLt offers fail to run, or it offers none for these orders
+        except LibraryError:  # cublasLt offers no algorithm for these orders, or an offered one fails to run
             continue
         if not float(abs(C.astype("f8") - expected).max()) <= allowed:
             raise RuntimeError(f"{plan} gives a wrong result for {cell}")

@@ -53,6 +53,25 @@ def test_blocks_run(page, shell):
     run_document(page, *shell)
 
 
+def words(text):
+    """Return the number of words of a page outside tables."""
+    return sum(len(line.split()) for line in text.splitlines() if not line.startswith("|"))
+
+
+@pytest.mark.parametrize(
+    "page",
+    # References and the lab book are looked up, not read through.
+    [
+        page
+        for page in (*pages(), *sorted((ROOT / "docs/tutorials").glob("*.py")))
+        if not {"reference", "notes"} & set(page.relative_to(ROOT).parts)
+    ],
+    ids=name_of,
+)
+def test_pages_are_short(page):
+    assert words(page.read_text(encoding="utf-8")) <= 1500
+
+
 def test_the_page_of_errors_is_complete():
     text = (ROOT / "docs/reference/errors.md").read_text(encoding="utf-8")
     objects = [getattr(errors, name) for name in errors.__all__]

@@ -17,7 +17,10 @@ Init = Any
 
 
 def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
-    """Draw initial centers, (n_clusters, d), by "k-means++", "k-means||" or "random"; they are centered as X is."""
+    """Draw initial centers, (n_clusters, d), by method `name`: "k-means++", "k-means||" or "random".
+
+    The centers are centered and scaled as the engine's samples are (see `Frame`).
+    """
     if name == "k-means++":
         return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus)
     if name == "k-means||":
@@ -28,23 +31,23 @@ def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.ra
 def initial_centers(
     engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, frame: Frame
 ) -> np.ndarray:
-    """Return the initial centers of a fit, centered as X is.
+    """Return the initial centers of a fit, centered and scaled as the engine's samples are (see `Frame`).
 
     Parameters
     ----------
     engine : Engine
     n_clusters : int
     init : {"k-means++", "k-means||", "random"}, array of shape (n_clusters, d), or callable
-        A given array is in the units of the caller's X. A callable receives the centered X, and returns centered
-        centers.
+        A given array is in the coordinates of the caller's X. A callable receives the centered and scaled X, and
+        returns centers in the coordinates of this array.
     random_state : numpy.random.RandomState
     frame : Frame
-        Converts given centers.
+        Centers and scales a given array.
 
     Returns
     -------
     numpy.ndarray of shape (n_clusters, d)
-        In the dtype of the computation; of norm 1 for the cosine metric.
+        In the dtype of the computation. For the cosine metric, each center has norm 1.
 
     Raises
     ------

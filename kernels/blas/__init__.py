@@ -1,4 +1,4 @@
-"""Vendor libraries: cuBLAS and cublasLt on a GPU, NumPy's BLAS and its threads on the CPU.
+"""Matrix products by vendor libraries: cuBLAS and cublasLt on a GPU, NumPy's BLAS on the CPU; BLAS thread counts.
 
 The kernels of tsapps itself are in other packages.
 """

@@ -18,12 +18,13 @@ __all__ = ["algorithm", "gemm"]
 
 _TRANSPOSED, _PLAIN = 1, 0
 _DEFAULT_ALGORITHM = -1
-# cublasMath_t: no TF32, and no 16-bit accumulation of 16-bit products.
+# CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION: 16-bit matrices are accumulated in float32. Without the TF32 flag,
+# float32 matrices are not rounded to TF32.
 _MATH = 16
 
 
 def _column_major(X: DeviceMatrix) -> tuple[bool, int]:
-    """Return whether a row- or column-major matrix is column-major, and its leading dimension."""
+    """Return (True if X is column-major, False if it is row-major; leading dimension of X in elements)."""
     (rows, columns), size = X.shape, X.itemsize
     if X.strides[0] == size and (columns == 1 or X.strides[1] >= rows * size):
         return True, X.strides[1] // size if columns > 1 else rows
@@ -36,17 +37,18 @@ def gemm(A: DeviceMatrix, B: DeviceMatrix, out: DeviceMatrix) -> ProductLaunch:
     Parameters
     ----------
     A, B, out : DeviceMatrix of shapes (m, k), (k, n), (m, n)
-        Each row- or column-major, of one dtype: float64, float32, float16 or bfloat16. Only their layouts are used.
+        Each matrix is row- or column-major. All have one dtype: float64, float32, float16 or bfloat16. The addresses
+        of the matrices are not used.
 
     Returns
     -------
     callable
-        It takes the addresses of A, B and out, alpha and beta, and computes out ← alpha · A · B + beta · out.
+        Computes out ← alpha · A · B + beta · out. Its arguments are the addresses of A, B and out, then alpha and beta.
     """
     cublas = _cublas()
     from cupy.cuda import device
 
-    # A row-major result is the column-major result of the transposed product.
+    # cuBLAS writes column-major results. A row-major `out` is a column-major outᵀ = Bᵀ · Aᵀ in the same memory.
     swapped = not _column_major(out)[0]
     first, second, result = (B.transposed, A.transposed, out.transposed) if swapped else (A, B, out)
     (plain, lda), (second_plain, ldb), ldc = _column_major(first), _column_major(second), _column_major(result)[1]
@@ -78,7 +80,7 @@ def _cublas() -> Any:
     return cublas
 
 
-# cublasLtReductionScheme_t: partial sums are reduced in the compute type, so in float32 for 16-bit matrices.
+# CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE: partial sums are added in the compute type, float32 for 16-bit matrices.
 _IN_COMPUTE_TYPE = 2
 
 
@@ -90,7 +92,7 @@ def algorithm(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> Prod
     plan : LibraryAlgorithm
     problem : Problem
     C : DeviceMatrix of shape (m, w)
-        The result, or a matrix with its layout.
+        The result, or a matrix with the layout and the alignment of the result.
 
     Raises
     ------
@@ -119,7 +121,7 @@ def algorithm(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> Prod
 
 
 def _described(plan: LibraryAlgorithm, problem: Problem, C: DeviceMatrix) -> Product:
-    """Return the description of a product for cublasLt."""
+    """Return the product for cublasLt, with the alignment of each matrix in place of its address."""
     m, k, w = problem.m, problem.k, problem.w
     by_columns, leading = _column_major(C)
     own = Product(

@@ -1,4 +1,4 @@
-"""cublasLt by ctypes: descriptions of products, and algorithms by their heuristic rank.
+"""cublasLt through ctypes: descriptors of a product, and the ranked algorithms of the library's heuristics.
 
 Constants are those of `cublasLt.h`, `cublas_api.h` and `library_types.h`; they are the same in CUDA 12 and 13.
 """
@@ -17,11 +17,12 @@ from typing import Any
 __all__ = ["ALIGNMENT", "COL", "ROW", "WORKSPACE", "HeuristicResult", "LibraryError", "LtProduct", "Matrix", "Product"]
 __all__ += ["TYPES", "call", "find", "of_device", "version"]
 
-#: The most bytes of workspace of an algorithm, the alignment of the workspace, and the most algorithms to request.
+#: WORKSPACE: maximum workspace of an algorithm, in bytes. ALIGNMENT: alignment of the workspace, and the alignment that
+#: cublasLt assumes for matrices by default, in bytes. MOST_ALGOS: maximum number of algorithms to request.
 WORKSPACE, ALIGNMENT, MOST_ALGOS = 64 << 20, 256, 64
 
-#: cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta, by dtype. float64 computes
-#: in float64, all other types in float32, never in TF32.
+#: By dtype: cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta. The compute type
+#: is float64 for float64 matrices and float32 without TF32 for all others.
 TYPES = {"float64": (1, 70, 1), "float32": (0, 68, 0), "float16": (2, 68, 0), "bfloat16": (14, 68, 0)}
 COL, ROW = 0, 1  # cublasLtOrder_t
 LAYOUT_ORDER, DESC_TRANSA, DESC_TRANSB = 1, 3, 4
@@ -45,7 +46,7 @@ class HeuristicResult(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Matrix:
-    """A matrix in memory; `ld` is the distance in elements between columns (order COL) or rows (order ROW)."""
+    """A matrix at address `ptr`; `ld` is the distance in elements between columns (order COL) or rows (order ROW)."""
 
     ptr: int
     rows: int
@@ -62,7 +63,7 @@ class Matrix:
 
 @dataclass(frozen=True)
 class Product:
-    """The product out = op(first) · op(second); op transposes if `trans_first` or `trans_second` is set."""
+    """The product out = op(first) · op(second); op transposes `first` if `trans_first`, `second` if `trans_second`."""
 
     first: Matrix
     trans_first: bool
@@ -71,7 +72,7 @@ class Product:
     out: Matrix
 
     def column_major(self) -> "Product":
-        """Return the same product with column-major matrices; a row-major matrix becomes its transpose."""
+        """Return the same product with column-major matrices; a row-major matrix is replaced by its transpose."""
         first, second, out = (self.first, self.trans_first), (self.second, self.trans_second), self.out
         if out.order == ROW:
             first, second, out = (second[0], not second[1]), (first[0], not first[1]), out.transposed
@@ -80,7 +81,7 @@ class Product:
 
 
 def find(stem: str) -> ctypes.CDLL:
-    """Load lib<stem>: the copy that this process has loaded, else that of a wheel, else that of the system's linker."""
+    """Load the library lib<stem>: the copy loaded in this process, else one in a wheel, else the system's copy."""
     maps = Path("/proc/self/maps")
     mapped = re.findall(rf"/.*/lib{stem}\.so[.\d]*$", maps.read_text() if maps.exists() else "", re.MULTILINE)
     folders = [Path(entry) / "nvidia" / name / "lib" for entry in sys.path for name in ("cu13", "cublas")]
@@ -104,7 +105,7 @@ def call(library: Any, name: str, *arguments: Any) -> None:
 def version() -> int | None:
     """Return the version of cublasLt from cublasLtGetVersion, or None if there is no cublasLt."""
     with suppress(ImportError):
-        import cupy.cuda.cublas  # noqa: F401, because CuPy also finds copies of the library that `find` does not
+        import cupy.cuda.cublas  # noqa: F401, because CuPy loads copies that `find` cannot locate itself
     try:
         get = find("cublasLt").cublasLtGetVersion
     except OSError:
@@ -115,14 +116,17 @@ def version() -> int | None:
 
 @cache
 def of_device(_device: int) -> tuple[ctypes.CDLL, c_void_p]:
-    """Return cublasLt and its handle for the current device; cached for the life of the process."""
+    """Return (cublasLt, its handle for the current device); `_device`, the number of that device, is the cache key."""
     library, handle = find("cublasLt"), c_void_p()
     call(library, "cublasLtCreate", ctypes.byref(handle))
     return library, handle
 
 
 def _descriptor(library: Any, what: str, arguments: tuple[Any, ...], attributes: dict[int, Any]) -> c_void_p:
-    """Create a cublasLt descriptor with these attributes; it is destroyed when no reference to it remains."""
+    """Create a cublasLt descriptor of type `what`, and set its attributes.
+
+    The descriptor is destroyed when no reference to it remains.
+    """
     made = c_void_p()
     call(library, f"cublasLt{what}Create", ctypes.byref(made), *arguments)
     weakref.finalize(made, getattr(library, f"cublasLt{what}Destroy"), c_void_p(made.value))
@@ -143,7 +147,7 @@ class LtProduct:
     data, compute, scale : int
         cudaDataType_t of the matrices, cublasComputeType_t, and cudaDataType_t of alpha and beta.
     reductions : int
-        Mask of allowed reductions of partial sums (cublasLtReductionScheme_t); all if not given.
+        Mask of the allowed ways to add partial sums (cublasLtReductionScheme_t). By default, all are allowed.
     """
 
     def __init__(
@@ -156,17 +160,20 @@ class LtProduct:
         preferences: dict[int, Any] = {PREF_WORKSPACE: c_uint64(WORKSPACE)}
         if reductions is not None:
             preferences[PREF_REDUCTIONS] = c_uint32(reductions)
-        # The matrix C that cublasLt adds, scaled by beta, is `out` as well.
+        # cublasLt computes D ← alpha · A · B + beta · C; `out` is both C and D.
         matrices = product.first, product.second, product.out, product.out
         for preference, one in zip(PREF_ALIGNMENTS, matrices, strict=True):
             sizes = c_int(data), c_uint64(one.rows), c_uint64(one.cols), c_int64(one.ld)
             self.layouts.append(_descriptor(library, "MatrixLayout", sizes, {LAYOUT_ORDER: c_int32(one.order)}))
-            # The true alignment of the address, up to 256 bytes; the default would claim 256 bytes for any address.
+            # cublasLt assumes addresses aligned to 256 bytes unless it is given the true alignment.
             preferences[preference] = c_uint32(min(one.ptr & -one.ptr, ALIGNMENT))
         self.preference = _descriptor(library, "MatmulPreference", (), preferences)
 
     def algorithms(self, handle: c_void_p) -> list[tuple[int, Any, int]]:
-        """Return the heuristics' algorithms without duplicates, as (rank, algorithm, bytes of workspace)."""
+        """Return the algorithms that cublasLt's heuristics rank, without duplicates, the best first.
+
+        Each item is (rank counted from 0, algorithm, bytes of workspace).
+        """
         results, count = (HeuristicResult * MOST_ALGOS)(), c_int()
         given = self.operation, *self.layouts, self.preference, c_int(MOST_ALGOS), results, ctypes.byref(count)
         call(self.library, "cublasLtMatmulAlgoGetHeuristic", handle, *given)
@@ -187,8 +194,8 @@ class LtProduct:
     ) -> None:
         """Enqueue out ← alpha · op(first) · op(second) + beta · out.
 
-        `pointers` are the addresses of first, second and out, `scalars` are alpha and beta, and `workspace` is an
-        address and a number of bytes.
+        `pointers` are the addresses of first, second and out; `scalars` are alpha and beta; `workspace` is the address
+        and the number of bytes of the workspace.
         """
         (a, b, c, d), (first, second, out) = self.layouts, map(c_void_p, pointers)
         alpha, beta = map(ctypes.byref, scalars)

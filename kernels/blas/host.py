@@ -4,7 +4,7 @@ import numpy as np
 
 __all__ = ["gram", "matmul"]
 
-# 16-bit matrices are converted to float32 in blocks of at most this many bytes.
+# Maximum bytes of float32 to which rows of a 16-bit matrix are converted at a time.
 _BLOCK_BYTES = 64 << 20
 
 

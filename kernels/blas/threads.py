@@ -1,7 +1,7 @@
 """Thread counts of BLAS: temporary limits that are safe when several threads set them at once.
 
 If each call restored the thread count that it found, concurrent calls could restore each other's limit. Instead, the
-first of the concurrent calls saves the counts, and the last to end restores them.
+first of several concurrent calls saves the thread counts, and the last call to end restores them.
 """
 
 import os
@@ -19,7 +19,7 @@ __all__ = ["is_forked", "one_blas_thread", "threads_kept"]
 
 @lru_cache(maxsize=1)
 def _libraries(modules: int) -> list[Any]:  # noqa: ARG001
-    """Return the BLAS libraries of this process; a new number of imported `modules` triggers a new search."""
+    """Return the BLAS libraries of this process; cached by the number of imported modules, which can load libraries."""
     return ThreadpoolController().select(user_api="blas").lib_controllers
 
 
@@ -35,7 +35,7 @@ class _Keeper:
     def enter(self, limit: int | None) -> None:
         with self._lock:
             libraries = _libraries(len(sys.modules))
-            for library in libraries:  # libraries may have been loaded since the first call
+            for library in libraries:  # some may have been loaded since the first call
                 self._kept.setdefault(library.filepath, (library, library.num_threads))
             self._calls += 1
             if limit is not None:
@@ -49,7 +49,7 @@ class _Keeper:
                 self._put_back()
 
     def begin_forked(self) -> None:
-        """Restore the counts in a forked process, which lacks the threads whose calls changed them."""
+        """Restore the thread counts in a forked process: only its parent has the threads whose calls would do so."""
         self.forked = True
         self._lock = threading.Lock()
         if self._calls:
@@ -70,7 +70,7 @@ if hasattr(os, "register_at_fork"):
 
 
 def is_forked() -> bool:
-    """Return whether this process was forked after the import of this module.
+    """Return True if this process was forked after its parent imported this module.
 
     In such a process GNU OpenMP can wait forever for threads that exist only in the parent.
     """

@@ -30,9 +30,9 @@ class Resources:
     shared : int
         Static shared memory per block, in bytes.
     stack, spill_stores, spill_loads : int
-        Local memory per thread, in bytes.
+        Bytes per thread of the stack, of registers spilled to local memory, and of spilled registers loaded back.
     waits : bool
-        Whether the compiler inserted waits for wgmma products that the source leaves in flight.
+        True if the compiler inserted waits for wgmma instructions where the source does not wait.
     """
 
     registers: int
@@ -50,13 +50,13 @@ class Cubin:
     Attributes
     ----------
     path : pathlib.Path
-        Its file in the cache.
+        The file of the machine code, in the cache or in a temporary directory.
     names : dict of str to str
-        Mangled names, by name expression.
+        Mangled names of the kernels, by C++ name expression.
     resources : dict of str to Resources
-        Resources, by name expression.
+        Resources of the kernels, by C++ name expression.
     seconds : float
-        The duration of the compilation.
+        The duration of the compilation in seconds.
     """
 
     path: Path
@@ -65,23 +65,23 @@ class Cubin:
     seconds: float
 
 
-#: Compiled kernels that could not be written to the cache, by entry.
+#: Compiled kernels that could not be written to the cache, by the path of their cache entry.
 _not_kept: dict[Path, Cubin] = {}
 
 
 def entry_of(parts: Iterable[str]) -> Path:
-    """Return the path of the cache entry for these inputs of a compilation; the entry need not exist."""
+    """Return the path of the cache entry of a compilation with the inputs `parts`; the entry need not exist."""
     digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
     return _folder() / f"{digest}.json"
 
 
 def load(entry: Path) -> Cubin | None:
-    """Return the machine code of an entry, or None if the entry does not exist, is damaged, or is not trusted."""
+    """Return the machine code of an entry; None if it is missing, damaged, or may be from another user."""
     return _read(entry) or _not_kept.get(entry)
 
 
 def store(entry: Path, cubin: Cubin, code: bytes, flags: Sequence[str]) -> Cubin:
-    """Write an entry to the cache or, if that fails, to a temporary directory; return the entry with its path."""
+    """Write an entry to the cache or, if that fails, to a temporary directory; return `cubin` with the path written."""
     try:
         _write(entry, cubin, code, flags)
         return cubin
@@ -103,7 +103,7 @@ def _folder() -> Path:
 
 
 def _read(entry: Path) -> Cubin | None:
-    """Return an entry of the cache, or None if it does not exist, is damaged, or is not trusted."""
+    """Return the machine code of an entry on disk; None if it is missing, damaged, or may be from another user."""
     path = entry.with_suffix(".cubin")
     try:
         found, code = parse_json(read_cached(entry)), read_cached(path)
@@ -115,7 +115,7 @@ def _read(entry: Path) -> Cubin | None:
         resources = {kernel: Resources(**one) for kernel, one in found["resources"].items()}
         return Cubin(path, found["names"], resources, found["seconds"])
     except (AttributeError, LookupError, TypeError):
-        return None  # another version wrote it
+        return None  # another version of tsapps wrote the entry
 
 
 def _digest(description: dict[str, Any], code: bytes) -> str:

@@ -1,7 +1,7 @@
 """NVRTC compilation of kernel source to machine code, through the disk cache.
 
-Compilation needs CuPy and NVRTC (extras cuda12 and cuda13) but no GPU and no driver. So tests can compile every kernel
-for every architecture on any machine.
+Compilation needs CuPy and NVRTC, which the extras cuda12 and cuda13 install, but no GPU and no driver. So tests can
+compile every kernel for every architecture on any machine.
 
 The cache key covers the source, all headers that it includes directly or indirectly, the flags, the compiler version
 and the architecture. A changed header therefore never yields a stale kernel.
@@ -22,16 +22,17 @@ __all__ = ["architecture", "build", "headers_of"]
 #: The root of `#include "…"` paths: the directory that holds kernels/ and apps/.
 INCLUDE_ROOT = Path(__file__).resolve().parents[2]
 
-# Flags of every kernel. -v writes registers and spills to the log, from which `_usage` reads them.
+# Flags of every compilation. With -v, ptxas reports registers and spills in the log, which `_usage` parses.
 _FLAGS = ("--std=c++17", "-default-device", "--ptxas-options=-v")
 _INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.MULTILINE)
 # Lines of the report of ptxas -v on one kernel, in this order: mangled name, spills, registers and shared memory.
 _ENTRY = re.compile(r"Compiling entry function '(\w+)'")
 _SPILLS = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 _USED = re.compile(r"Used (\d+) registers(?:.*?(\d+) bytes smem)?")
-# Warnings on wgmma, which precede all reports: "are serialized due to", "wait_group is injected".
+# Warnings that ptxas serializes wgmma instructions ("are serialized due to") or inserts waits for them ("wait_group is
+# injected"). In the log they precede the reports on all kernels.
 _WAITS = re.compile(r"\(C75\d\d\)[^\n]*wgmma[^\n]* function '(\w+)'")
-# A compilation that takes longer is announced, so that the user knows why the first call is slow.
+# Compilations that take longer than this are reported to the user, who then knows why the first call is slow.
 PATIENCE_SECONDS = 1.0
 
 
@@ -152,7 +153,7 @@ def _usage(log: str) -> dict[str, Resources]:
 
 @cache
 def architecture(device: int) -> str:
-    """Return the compile architecture of a GPU, including architecture-specific instructions: ``"sm_90a"``."""
+    """Return a GPU's architecture for NVRTC, such as ``"sm_90a"``; "a" allows architecture-specific instructions."""
     import cupy
 
     capability = cupy.cuda.Device(device).compute_capability

@@ -14,7 +14,7 @@ __all__ = ["Kernel", "compile_header", "kernel_of"]
 
 
 class Kernel:
-    """A kernel on a GPU. The constructor starts the compilation in another thread; the first use waits and loads it.
+    """A kernel on a GPU: the constructor starts the compilation in another thread, and the first use waits for it.
 
     Parameters
     ----------
@@ -33,7 +33,7 @@ class Kernel:
 
     @cached_property
     def loaded(self) -> Any:
-        """The `cupy.RawKernel`.
+        """The kernel as a `cupy.RawKernel`; the first access waits for the compilation and loads the kernel.
 
         Raises
         ------
@@ -52,7 +52,7 @@ class Kernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most bytes of dynamic shared memory of a launch; 0 if never set, which means CUDA's default limit."""
+        """Maximum bytes of dynamic shared memory of a launch; 0 if never set, which means CUDA's default limit."""
         return self._most_shared
 
     @max_dynamic_shared_size_bytes.setter
@@ -75,13 +75,13 @@ class Kernel:
 
 @cache
 def _begun(source: str, kernels: tuple[str, ...], arch: str) -> Future[Cubin]:
-    """Start the compilation of a source in the background; the `Kernel` objects of that source use the same result."""
+    """Start the compilation of a source in the background, once for all `Kernel` objects of that source."""
     return _compilers().submit(build, source, kernels, arch)
 
 
 @cache
 def _compilers() -> ThreadPoolExecutor:
-    """Return the pool of compiler threads; they run in parallel, because NVRTC releases Python's interpreter lock."""
+    """Return the pool of compiler threads, which run in parallel because NVRTC releases Python's interpreter lock."""
     return ThreadPoolExecutor(os.cpu_count(), "tsapps-compiler")
 
 

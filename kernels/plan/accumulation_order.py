@@ -9,12 +9,12 @@ from tsapps.kernels.problem import Problem
 
 __all__ = ["ORDER", "UNKNOWN", "one_after_another", "order_of"]
 
-#: The C++ class `Order` as a NumPy structure.
+#: The C++ class `Order` of emulated_gemm.cuh as a NumPy structure.
 ORDER = np.dtype(
     [(name, "i8") for name in ("units", "tile_units", "tile_rows", "depth", "k")]
     + [(name, "i4") for name in ("blocks", "splits", "stride", "interval", "products", "by_steps")]
 )
-#: An unknown order.
+#: The value of `ORDER` for an unknown order: `blocks` is 0.
 UNKNOWN = np.zeros((), ORDER)[()]
 
 
@@ -24,12 +24,13 @@ def order_of(plan: MmaPlan, problem: Problem, blocks: int) -> Any:
     Raises
     ------
     ValueError
-        If the emulation does not support the plan: a tile lacks some columns of C, or the plan folds lines.
+        If a tile has fewer columns than C, or if the plan folds lines: the emulation supports neither.
     """
     if plan.tile_n < problem.w or plan.fold > 1:
         raise ValueError(f"the plan has tiles of {plan.tile_n} columns and a fold of {plan.fold}; expected all, and 1")
     by_steps = isinstance(plan, WgmmaPlan)
-    # A float32 wgmma plan rounds after every job, which is `job_pairs` pairs of words. Others never round in between.
+    # In a float32 WgmmaPlan, an interval is one job, which has `job_pairs` pairs of words. Other WgmmaPlans accumulate
+    # all words without intervals.
     interval = plan.interval
     if isinstance(plan, WgmmaPlan):
         interval = 2 * plan.job_pairs if plan.dtype == "float32" else 0
@@ -43,7 +44,7 @@ def order_of(plan: MmaPlan, problem: Problem, blocks: int) -> Any:
 
 
 def one_after_another(k: int) -> Any:
-    """Return the order, as the C++ class `Order`, of k products summed by one warp, one instruction after another."""
+    """Return the order, as the C++ class `Order`, of a sum over k that one warp computes instruction by instruction."""
     order, depth = np.zeros((), ORDER), 16
     order["units"] = order["tile_units"] = -(-k // depth)
     order["tile_rows"], order["depth"], order["k"] = 2**62, depth, k

@@ -1,7 +1,7 @@
 """Shared-memory bank conflicts of an operand layout: the cost of a warp's reads in operand.cuh. Pure.
 
-Shared memory has 32 banks, each 4 bytes wide, and a bank delivers one word per *turn*. So a warp's read takes as many
-turns as there are different words in the bank with the most of them. Operand.cuh defines lines, outer and depth.
+Shared memory has 32 banks. A bank delivers one 4-byte word per *turn*. So the number of turns of a warp's read is the
+largest number of different words that the read needs from one bank. operand.cuh defines lines, outer and depth.
 """
 
 from collections import defaultdict
@@ -9,32 +9,32 @@ from functools import cache
 
 __all__ = ["STRIDES", "turns"]
 
-#: The allowed strides between the depths of neighboring lanes (kStride in operand.cuh).
+#: The allowed values of kStride in operand.cuh: the distance in words between the words of neighboring lanes.
 STRIDES = (1, 2, 4, 8)
 _BANKS, _BANK_BYTES = 32, 4
 
 
 @cache
 def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, stride: int) -> float:
-    """Return the mean cost of one fragment read of a warp: 16 outer indices × 8 words of depth.
+    """Return the mean cost in turns of a warp's read of one fragment: 8 words of depth at each of 16 outer indices.
 
     Parameters
     ----------
     size : int
         Bytes per element.
     along_depth : bool
-        Whether the operand's lines run along the depth.
+        True if the lines of the operand run along the depth.
     outer, depth : int
-        Sizes of the tile.
+        Number of outer indices and number of depths in a tile.
     packed : bool
-        Whether the lines have no gaps, so that the tile is not permuted.
+        True if a tile is one contiguous piece of memory (kPacked in operand.cuh), whose lines are not permuted.
     stride : int
-        The stride between the depths of neighboring lanes.
+        One of `STRIDES`.
 
     Returns
     -------
     float
-        Turns of shared memory, plus a quarter for each load instruction.
+        Number of turns, plus a quarter of a turn for each load instruction.
     """
     per_word, line = 2 if size == 2 else 1, (depth if along_depth else outer) * size
     whole = line % 16 == 0 and (along_depth or (size == 2 and depth % 8 == 0))
@@ -45,7 +45,7 @@ def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, st
     rest = -(-(words - 4 * in_blocks) // 4)
     firsts = [4 * (in_blocks + i) * per_word for i in range(rest)]
     found = [_turns_of_a_word(size, along_depth, line, (at, per_word, depth), packed, stride) for at in firsts]
-    if in_blocks:  # all these words cost the same
+    if in_blocks:  # all words with this stride cost the same
         found += [_turns_of_a_word(size, along_depth, line, (0, per_word * stride, depth), packed, stride)] * in_blocks
     return 4 * sum(found) / len(found)
 
@@ -53,13 +53,13 @@ def turns(size: int, along_depth: bool, outer: int, depth: int, packed: bool, st
 def _turns_of_a_word(
     size: int, along_depth: bool, line: int, depths: tuple[int, int, int], packed: bool, stride: int
 ) -> float:
-    """Return the turns of a read of one word per lane, plus a quarter for each load instruction.
+    """Return the number of turns in which a warp reads one word per lane, plus 0.25 for each load instruction.
 
     `depths` is (first, step, depth of the tile). The word of lane (g = lane / 4, t = lane % 4) is at outer index g and
     begins at depth first + t · step.
     """
     first, step, depth = depths
-    # Two 16-bit elements need two reads, unless they are adjacent and aligned to four bytes.
+    # A word of two 16-bit elements needs two reads, unless the elements are adjacent and aligned to four bytes.
     reads = 2 if size == 2 and (not along_depth or line % 4) else 1
     found = 0.0
     for half in range(reads):
@@ -74,12 +74,12 @@ def _turns_of_a_word(
             for one in range(word, word + max(1, size // _BANK_BYTES)):
                 banks[one % _BANKS].add(one)
         found += max(map(len, banks.values()), default=0) + 0.25
-    # 32 lanes of eight bytes take at least two turns.
+    # If 32 lanes read eight bytes each, the read takes at least two turns.
     return max(found, 2.25 if size == 8 else 0)
 
 
 def _rotation(size: int, along_depth: bool, line: int, row: int, stride: int) -> int:
-    """Return the byte offset that permutes a line by exclusive or, as Operand::rotation does."""
+    """Return the value that permutes line `row` by exclusive or with its byte offsets, as Operand::rotation does."""
     eight = size == 2 or (along_depth and size == 4)
     apart = 1 if eight or along_depth else stride
     period = 1

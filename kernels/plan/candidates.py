@@ -1,4 +1,4 @@
-"""Candidate plans: the plans worth trying for a problem, of those that a device can run. Pure."""
+"""Candidate plans of a problem: all plans worth trying that a device can run. Pure."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -11,50 +11,51 @@ from tsapps.kernels.problem import ITEMSIZE, Problem
 
 __all__ = ["RESERVED", "candidates", "fits", "foldable", "most_registers", "registers", "stage_bytes"]
 
-#: Bytes of shared memory per block that CUDA reserves.
+#: Bytes of shared memory that CUDA reserves per block.
 RESERVED = 1024
-# Bytes of static shared memory: the flag of simt::last_to_arrive, with its alignment.
+# Bytes of static shared memory per block: the flag of simt::last_to_arrive, with padding for alignment.
 _STATIC = 128
 # The tensor-core instructions of gemm_mma.cuh need compute capability 8.0 or later; wgmma needs exactly 9.0.
 _LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
 # The largest k at which a float32 product is computed as six tf32 products instead of three.
 _SMALL = 4
-# gemm_wgmma.cuh gains nothing if w is at most the first number, m of a TSMTTSM the second, or k of a TSM2L the third.
+# Maximum w of all products, m of a TSMTTSM, and k of a TSM2L for which gemm_wgmma.cuh is not tried: it is not faster.
 _NARROW_FOR_WARPGROUPS, _SMALL_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
-# Estimated registers of a consumer thread of gemm_wgmma.cuh, apart from its sums and words of A.
+# Estimated registers per consumer thread of gemm_wgmma.cuh that hold neither sums nor words of A.
 _CONSUMERS_OTHER = 24
-# Estimated registers of a thread of gemm_mma.cuh apart from its sums, by bytes per element; the registers of a
-# multiprocessor; the most registers of a thread.
+# _OTHER_REGISTERS: estimated registers per thread of gemm_mma.cuh that hold no sums, by bytes per element. _REGISTERS:
+# registers per multiprocessor. _MOST_REGISTERS: maximum registers per thread.
 _OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
 
 
 def stage_bytes(plan: MmaPlan) -> int:
-    """Return the bytes of A per stage."""
+    """Return the number of bytes of A in a stage of the pipeline."""
     return plan.tile_m * plan.depth * ITEMSIZE[plan.dtype]
 
 
 def registers(plan: MmaPlan) -> int:
-    """Estimate the registers per thread: its sums, the sums of the current accumulation interval, and a constant."""
+    """Estimate the registers per thread: sums, separate sums of the current accumulation interval, and a constant."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
     sums = 4 * -(-rows // 16) * (-(-columns // 8) + plan.row_sums)
     if isinstance(plan, WgmmaPlan):
-        # A float64 thread has two registers per number, and holds two words of A. Other types hold the words of two
-        # jobs. float32 holds each word in two parts, and has separate sums for the current job.
+        # A float64 number occupies two registers. A float64 thread holds two words of A, other threads the words of two
+        # jobs. A float32 thread holds each word as two tf32 parts, and has separate sums for the current job.
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
         return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
-    # A float64 sum occupies two registers. With an accumulation interval, each sum has a second one for the interval.
+    # A float64 sum occupies two registers. With an accumulation interval, a second sum of
+    # each element accumulates the current interval.
     times = 2 if plan.dtype == "float64" or plan.interval else 1
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 
 def most_registers(plan: MmaPlan) -> int:
-    """Return the most registers per thread with which a multiprocessor can hold the plan's blocks."""
+    """Return the maximum number of registers per thread at which `plan.blocks` blocks fit on a multiprocessor."""
     return min(_MOST_REGISTERS, _REGISTERS // (plan.blocks * plan.threads))
 
 
 def fits(plan: MmaPlan, device: GpuSpec) -> bool:
-    """Return whether a multiprocessor of the device can hold the plan's blocks."""
+    """Return True if a multiprocessor of the device has the resources to hold `plan.blocks` blocks at once."""
     shared = plan.shared_bytes + _STATIC
     kept = plan.tile_n * plan.depth * ITEMSIZE[plan.dtype] if plan.keep_b else 0
     most = most_registers(plan)
@@ -63,7 +64,7 @@ def fits(plan: MmaPlan, device: GpuSpec) -> bool:
         if not (of_producer <= at_launch <= most and plan.has_whole_jobs):
             return False
     return (
-        # With keep_b, B is first copied to the memory of the pipeline.
+        # With keep_b, the kernel first copies B to the shared memory of the pipeline, so B must fit there.
         kept <= plan.teams * plan.stages * stage_bytes(plan)
         and shared <= device.shared_memory_per_block
         and plan.blocks * (shared + RESERVED) <= device.shared_memory
@@ -73,7 +74,7 @@ def fits(plan: MmaPlan, device: GpuSpec) -> bool:
 
 
 def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
-    """Return all plans worth trying, instantiated for the problem's layouts; empty if tsapps has no kernel for it."""
+    """Return all plans worth trying, instantiated for the problem; empty if no kernel of tsapps computes it."""
     generators = {"tsm2r": _tsm2r, "tsm2l": _tsm2l, "tsmttsm": _tsmttsm}
     shape = problem.shape
     tensor_cores = float(device.compute_capability) >= _LEAST_CAPABILITY
@@ -93,9 +94,10 @@ def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
 
 
 def _interval(problem: Problem) -> int:
-    """Return the accumulation interval: the words that tensor cores accumulate before a rounded addition; 0: all words.
+    """Return `MmaPlan.interval`: the number of words that tensor cores accumulate before a rounded addition.
 
-    Tensor cores truncate their sums. The error is visible in float32, but far below the rounding of a 16-bit result.
+    0 means all words. Tensor cores truncate their sums. The truncation error is visible in a float32 result. In a
+    16-bit result it is far below the rounding error of the result.
     """
     return 8 if problem.dtype == "float32" else 0
 
@@ -103,15 +105,15 @@ def _interval(problem: Problem) -> int:
 def _products(problem: Problem) -> int:
     """Return the number of tf32 products per float32 product.
 
-    Three tf32 products leave an error of up to 4·2⁻²⁴ per float32 product. If k is small, ordinary float32 arithmetic
-    has less than twice that error, so six tf32 products are computed.
+    Three tf32 products leave an error of up to 4·2⁻²⁴ per float32 product. For k up to `_SMALL`, ordinary float32
+    arithmetic has an error of less than 8·2⁻²⁴, beside which this error would be visible. So six products are computed.
     """
     return 6 if problem.dtype == "float32" and problem.k <= _SMALL else 3
 
 
 def _tsm2r(problem: Problem) -> Iterator[MmaPlan]:
     """Yield plans for TSM2R: tiles of many rows, with A and B in every stage."""
-    # Shapes are (bytes of depth per stage, (rows of a tile, warps_m, warps_n, warps_k)).
+    # A shape is (bytes of one row of A in a stage, (rows of a tile, warps_m, warps_n, warps_k)).
     wide = ((128, 4, 1, 1), (256, 8, 1, 1), (64, 4, 1, 1), (128, 8, 1, 1), (256, 16, 1, 1))
     wider = ((128, 4, 2, 1), (256, 8, 2, 1), (256, 4, 2, 1), (64, 2, 2, 1), (128, 2, 2, 1), (128, 2, 4, 1))
     if problem.a.along_depth:
@@ -130,18 +132,19 @@ def _tsm2r(problem: Problem) -> Iterator[MmaPlan]:
 
 
 def _of_tile(problem: Problem, tile_m: int, w: int, depth: int, warps: tuple[int, int, int]) -> MmaPlan:
-    """Return a plan of tiles of w columns; `warps` is (warps_m, warps_n, warps_k)."""
+    """Return a plan whose tiles have `tile_m` rows and at least `w` columns; `warps` is (warps_m, warps_n, warps_k)."""
     warps_m, warps_n, warps_k = warps
     tile_n = -(-w // (8 * warps_n)) * 8 * warps_n if warps_n > 1 else w
     return MmaPlan(problem.dtype, tile_m, tile_n, depth, warps_m, warps_n, warps_k, interval=_interval(problem))
 
 
 def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
-    """Yield plans of gemm_wgmma.cuh; none for products with too little arithmetic to gain from it."""
+    """Yield plans of gemm_wgmma.cuh; none if the product has too little arithmetic for that kernel to be faster."""
     if problem.w <= _NARROW_FOR_WARPGROUPS:
         return
     if problem.shape == "tsm2r":
-        # Tall tiles, whose rows are split between two consumer warpgroups. For float64, one producer may suffice.
+        # Tall tiles, whose rows are split between two consumer warpgroups. For float64, one producer
+        # warpgroup may suffice.
         every_producers = (1, 2) if problem.dtype == "float64" else (2,)
         for tile_m, line_bytes, stages, loaders in product((128, 256), (256, 128, 64), (3, 4, 6), every_producers):
             yield WgmmaPlan(
@@ -154,7 +157,7 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
                 loaders=loaders,
             )
     if problem.shape == "tsm2l" and problem.k > _SHALLOW_FOR_WARPGROUPS:
-        # A tile has whole rows of A; B remains in shared memory.
+        # A tile has whole rows of A; each block keeps B in shared memory.
         for (multiplying, blocks), rows, stages, job_pairs in product(_GROUPS, (64, 128), (3, 4), (2, 4)):
             yield WgmmaPlan(
                 problem.dtype,
@@ -170,7 +173,7 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
                 job_pairs=job_pairs,
             )
     if problem.shape == "tsmttsm" and problem.m > _SMALL_FOR_WARPGROUPS:
-        # C is one tile; its depth is split among blocks and warpgroups.
+        # C is one tile; the sum over k is split among blocks and warpgroups.
         depths, groups = (16, 32, 64, 128), ((1, 1, 2), (2, 2, 1))
         jobs = (2,) if problem.dtype == "float64" else (2, 4)
         for depth, stages, (splits, loaders, blocks), job_pairs in product(depths, (3, 4, 6, 8), groups, jobs):
@@ -189,10 +192,10 @@ def _warpgroups(problem: Problem) -> Iterator[WgmmaPlan]:
             )
 
 
-# gemm_wgmma.cuh with keep_b: (consumer warpgroups, blocks per multiprocessor).
+# gemm_wgmma.cuh with keep_b: (consumer warpgroups per block, blocks per multiprocessor).
 _GROUPS = ((1, 2), (2, 1), (3, 1))
-# gemm_mma.cuh with keep_b: (teams per block, blocks per multiprocessor) for teams of one warp, and (warps, blocks per
-# multiprocessor) for blocks with a single team.
+# gemm_mma.cuh with keep_b. _TEAMS: (one-warp teams per block, blocks per multiprocessor). _WARPS: (warps per block, all
+# of them one team; blocks per multiprocessor).
 _TEAMS = ((8, 1), (12, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 3))
 _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
 
@@ -200,11 +203,11 @@ _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
 def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
     """Yield plans for TSM2L: tiles of whole rows, with B in shared memory.
 
-    A tile is computed by one warp. If lines of A run across the depth, some plans have tiles for a whole block: several
-    warps read long lines faster.
+    One warp computes a tile. If lines of A run across the depth (column-major A), further plans let all warps of a
+    block compute one tile, because several warps read long lines faster.
     """
     row = problem.k * problem.itemsize
-    # The least bytes of A in flight per multiprocessor: fewer if writes of C are a larger part of the traffic.
+    # Minimum bytes of A in flight per multiprocessor; smaller if writes of C are a larger part of the memory traffic.
     least = 24_576 * problem.k / (problem.k + problem.w)
     shapes = [
         (rows, 1, teams, blocks, stages)
@@ -229,13 +232,14 @@ def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
             blocks=blocks,
             keep_b=True,
             products=_products(problem),
-            # A short interval: an ordinary sum of few products has few roundings, so truncation would be visible.
+            # An ordinary float32 sum of few products has small rounding errors. The shorter interval keeps the error of
+            # truncation as small.
             interval=_interval(problem) // 2,
         )
 
 
 def _tsmttsm(problem: Problem) -> Iterator[MmaPlan]:
-    """Yield plans for TSMTTSM: C is one tile, whose depth is split among blocks and warps."""
+    """Yield plans for TSMTTSM: C is one tile, and the sum over k is split among blocks and warps."""
     fold = foldable(problem)
     m, w = problem.m * fold, problem.w * fold
     line = (m + (0 if problem.gram else w)) * problem.itemsize
@@ -253,9 +257,10 @@ def _tsmttsm(problem: Problem) -> Iterator[MmaPlan]:
 
 
 def foldable(problem: Problem) -> int:
-    """Return the fold of a TSMTTSM: the number of lines of A and B to treat as one, to fill 16 × 8 tensor-core blocks.
+    """Return the fold of a TSMTTSM: the number of lines of each operand that the kernel treats as one line.
 
-    Folded operands have fold times the columns. The result is the sum of the diagonal blocks of their product.
+    Longer lines fill more of the 16 × 8 blocks of the tensor cores. The product of the folded operands has fold × fold
+    blocks of the size of C. C is the sum of its diagonal blocks.
     """
     across = not problem.a.along_depth and not problem.b.along_depth
     packed = problem.a.leading == problem.m and problem.b.leading == problem.w

@@ -1,4 +1,4 @@
-"""The plan of a product by cublasLt: the algorithm that computes it. Pure."""
+"""Plan of a product that cublasLt computes: which of its algorithms to use. Pure."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -13,11 +13,11 @@ class LibraryAlgorithm:
     Attributes
     ----------
     rank : int
-        Rank of the algorithm in the list from cublasLt's heuristics, counted from 1. If the list has fewer algorithms,
-        the last of them runs.
+        Rank of the algorithm in the list from cublasLt's heuristics, counted from 1. If the list has fewer than `rank`
+        algorithms, its last algorithm is used.
     own_orders : bool
-        Whether row-major matrices are passed to cublasLt as row-major. Otherwise it computes the equivalent product of
-        column-major matrices.
+        True if row-major matrices are passed to cublasLt as row-major. If False, cublasLt computes the equivalent
+        product of column-major matrices.
     """
 
     kernel_name: ClassVar[str] = "cublaslt"

@@ -22,17 +22,19 @@ __all__ = [
 #: The C++ types of an element and of its accumulator, by dtype.
 ELEMENT = {"float64": "double", "float32": "float", "float16": "ptx::Half", "bfloat16": "ptx::Bfloat16"}
 SUM = {"float64": "double", "float32": "float", "float16": "float", "bfloat16": "float"}
-#: The header of the epilogues that store C; the value of `store` in a plan whose application has its own epilogue.
+#: STORE_HEADER: the header of the epilogues that store C. OWN_EPILOGUE: the value of `MmaPlan.store` if an application
+#: supplies the epilogue.
 STORE_HEADER, OWN_EPILOGUE = "kernels/tsm2/store.cuh", "own"
-# Bytes that the level-2 cache prefetches at a time; the most bytes of a B that is marked to be evicted last.
+# _PREFETCHED: bytes that the level-2 cache prefetches at a time. _STAYING: maximum bytes of B for which loads carry the
+# hint that the level-2 cache evicts B last.
 _PREFETCHED, _STAYING = 256, 16 << 20
-# Registers per thread of a producer in gemm_wgmma.cuh, by the number of producer warpgroups.
+# Registers per thread of a producer warpgroup in gemm_wgmma.cuh, by the number of producer warpgroups.
 _PRODUCER_REGISTERS = {1: 88, 2: 64}
 
 
 @dataclass(frozen=True)
 class KernelPlan:
-    """Template parameters of a kernel; the C++ function has the name of its file.
+    """Template parameters of a kernel; the C++ function has the name of its header.
 
     Attributes
     ----------
@@ -66,36 +68,37 @@ class MmaPlan(KernelPlan):
     Attributes
     ----------
     tile_m, tile_n, depth : int
-        Rows and columns of C in a tile; the depth of a stage, which is its part of the sum over k.
+        Number of rows and of columns of C in a tile; number of k indices that one stage holds.
     warps_m, warps_n, warps_k : int
         The numbers of warps among which the rows, the columns and the depth of a tile are split.
     teams : int
-        Teams per block: groups of `warps` warps, each with its own tiles and pipeline.
+        Teams per block. A team is a group of `warps` warps that computes separate tiles with a separate pipeline.
     stages : int
         Stages of the pipeline.
     blocks : int
         Blocks per multiprocessor.
     keep_b : bool
-        Whether all of B is loaded once and remains in shared memory.
+        True if a block loads all of B once and keeps it in shared memory.
     prepare_b : bool
-        Whether the warps of a team split the B of each stage into tf32 parts once; otherwise each warp splits it.
+        True if the warps of a team together split the B of each stage into tf32 parts. If False, each warp splits the
+        elements of B that it reads.
     gram : bool
-        Whether B is Aᵀ, so that a stage holds only A.
+        True if B is Aᵀ, so that a stage holds only A.
     products : {3, 6}
         tf32 products per float32 product.
     interval : int
-        Words per lane that the tensor cores accumulate before a rounded addition; 0: all words.
+        Number of words per lane that the tensor cores accumulate before a rounded addition; 0 means all words.
     fold : int
-        Lines of packed operands that are treated as one line.
+        Number of lines of packed operands that the kernel treats as one line (`candidates.foldable`).
     stride : int
-        The stride between the depths of neighboring lanes, chosen against bank conflicts.
+        kStride in operand.cuh: distance in words between the words of neighboring lanes, chosen against bank conflicts.
     a_along, b_along, a_unit, b_unit, a_packed, b_packed, a_prefetches, b_prefetches, b_stays
         Template parameters of the class `Operand` in operand.cuh.
     store : {"Store", "StorePairs", "StoreColumns", "StoreLines", "StoreFolded", OWN_EPILOGUE}
         The epilogue that stores C; store.cuh describes the layout of C for each epilogue. `OWN_EPILOGUE` is an epilogue
         of an application, which uses no shared memory.
     row_sums : bool
-        Whether the kernel passes weighted sums of A's rows to the application's epilogue (weighted_row_sums.cuh). This
+        True if the kernel passes weighted sums of A's rows to the application's epilogue (weighted_row_sums.cuh). This
         requires that `warps_n` is 1.
     """
 
@@ -132,7 +135,7 @@ class MmaPlan(KernelPlan):
 
     @property
     def shares_parts(self) -> bool:
-        """Whether B is split into tf32 parts once for all warps."""
+        """True if B is split into tf32 parts once for all warps."""
         return self.keep_b or self.prepare_b
 
     @property
@@ -146,7 +149,7 @@ class MmaPlan(KernelPlan):
         return 32 * self.warps * self.teams
 
     def struct(self) -> str:
-        """Return the plan as the C++ class that instantiates the kernel."""
+        """Return the definition of the C++ class `Plan`, the template argument of the kernel."""
         element = ELEMENT[self.dtype]
 
         def operand(along: bool, outer: int, unit: int, *properties: bool) -> str:
@@ -189,7 +192,7 @@ class MmaPlan(KernelPlan):
         }
 
     def epilogue(self) -> str:
-        """Return the epilogue that stores C."""
+        """Return the C++ name of the epilogue that stores C, with template arguments."""
         element, total = ELEMENT[self.dtype], SUM[self.dtype]
         sizes: tuple[int, ...] = ()
         if self.store == "StoreFolded":
@@ -237,12 +240,12 @@ class MmaPlan(KernelPlan):
 
     @property
     def _parts(self) -> int:
-        """Bytes of the tf32 parts of the B of one work unit."""
+        """Bytes of the parts (fragments.cuh) into which the B of one work unit is split."""
         part = {"float64": 8, "float32": 4 * (self.products // 3 + 1)}.get(self.dtype, 4)
         return -(-self._words // 2) * -(-self.tile_n // 8) * 32 * 2 * part
 
     def _staging_bytes(self, row_blocks: int) -> int:
-        """Return the bytes of epilogue scratch of a warp with `row_blocks` blocks of 16 rows (EpilogueStaging)."""
+        """Return the bytes per warp in which EpilogueStaging passes `row_blocks` blocks of 16 rows to the epilogue."""
         if self.store == "StoreLines":
             size = ITEMSIZE[self.dtype]
             return 16 * (16 * min(row_blocks, 8 // size) * size + 16)
@@ -257,7 +260,7 @@ class MmaPlan(KernelPlan):
 
     @property
     def _words(self) -> int:
-        """Fragment words per lane and stage."""
+        """Number of fragment words that a lane reads per stage and outer index (kWords in operand.cuh)."""
         total = -(-self.depth // self.warps_k // (2 if ITEMSIZE[self.dtype] == 2 else 1))
         in_blocks = total // (4 * self.stride) * self.stride
         return in_blocks + -(-(total - 4 * in_blocks) // 4)
@@ -280,9 +283,9 @@ class WgmmaPlan(MmaPlan):
     Attributes
     ----------
     loaders : {1, 2}
-        Producer warpgroups.
+        Number of producer warpgroups.
     job_pairs : {1, 2, 4}
-        Pairs of words per job.
+        Number of pairs of fragment words per job.
     """
 
     loaders: int = 2
@@ -306,7 +309,7 @@ class WgmmaPlan(MmaPlan):
 
     @property
     def registers(self) -> tuple[int, int, int]:
-        """Registers per thread at launch, of a producer and of a consumer, computed as in the kernel."""
+        """Registers per thread (at launch, of a producer, of a consumer), computed as in the kernel."""
         groups, of_producer = self.warps // 4, _PRODUCER_REGISTERS[self.loaders]
         at_launch = 512 // self.blocks // (groups + self.loaders) // 8 * 8
         of_consumer = ((groups + self.loaders) * at_launch - self.loaders * of_producer) // groups // 8 * 8
@@ -318,7 +321,7 @@ class WgmmaPlan(MmaPlan):
 
     @property
     def has_whole_jobs(self) -> bool:
-        """Whether a work unit is whole instructions and (except for float64) whole jobs, which the kernel requires."""
+        """True if a work unit is whole instructions and, except in float64, whole jobs. The kernel requires this."""
         pairs, rest = divmod(self._words, 2)
         return rest == 0 and (self.dtype == "float64" or pairs % self.job_pairs == 0)
 
@@ -327,12 +330,12 @@ _AnyPlan = TypeVar("_AnyPlan", bound=MmaPlan)
 
 
 def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
-    """Return the plan with the parameters that follow from the problem's layouts: copies, caching, stride, epilogue.
+    """Return the plan with all parameters that follow from the problem's layouts, from `stride` to `store`.
 
     Raises
     ------
     ValueError
-        If an operand's lines are not aligned to its elements.
+        If a line of an operand does not begin at a multiple of the element size.
     """
     size, fold = problem.itemsize, plan.fold
     sides = ((problem.a, plan.tile_m, problem.m * fold), (problem.b, plan.tile_n, problem.w * fold))
@@ -343,7 +346,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
         line_bytes, leading = length * size, layout.leading * fold
         alignment = layout.alignment if fold == 1 else gcd(layout.base_alignment, leading * size)
         unit = gcd(alignment, line_bytes, 16)
-        # If the tile has whole lines without gaps, it is one contiguous piece, and lines need not be aligned.
+        # A tile of whole lines without gaps is one contiguous piece of memory, so its lines need not be aligned.
         packed = unit < 16 and leading == length == whole and lines * line_bytes % 16 == 0
         if packed:
             unit = layout.base_alignment
@@ -354,7 +357,8 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
     (a_along, a_unit, a_packed, a_prefetches), (b_along, b_unit, b_packed, b_prefetches) = filled
     streamed = not (plan.keep_b or plan.gram)
     b_stays = streamed and problem.m > plan.tile_m and problem.k * problem.w * size <= _STAYING
-    # The warps of all `warps_m` groups of rows read B, unless B is split into parts once for all warps.
+    # Each of the `warps_m` groups of warps reads B, unless B is split into parts once for all warps. With keep_b, B is
+    # read too rarely to count.
     reads_of_b = 0 if plan.keep_b else plan.tile_n * (1 if plan.shares_parts else plan.warps_m)
 
     def cost(stride: int) -> float:
@@ -378,7 +382,7 @@ def instantiate(plan: _AnyPlan, problem: Problem) -> _AnyPlan:
 
 
 def _store(plan: MmaPlan, problem: Problem) -> str:
-    """Return the epilogue for the layout of C."""
+    """Return the value of `MmaPlan.store` for the layout of C."""
     if plan.fold > 1:
         return "StoreFolded"
     if problem.c in ("aligned columns", "columns"):

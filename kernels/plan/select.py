@@ -2,7 +2,7 @@
 
 candidates.py lists the plans that a device can run for a problem; `plan` selects one plan. If a row of a tuning
 table applies, that row decides, and may select cuBLAS. Shipped tables are in kernels/plan/tuned/; ``tsapps tune``
-writes the user's table. Without a row, the fastest plan by `predict` is selected. This model derives the memory time
+writes the user's table. Without a row, the fastest plan by `predict` is selected. `predict` derives the memory time
 from the bytes in flight (Little's law), and the compute time from the instructions and tensor-core products of a stage.
 """
 
@@ -52,7 +52,7 @@ _SIMPLE = 128
 
 
 def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
-    """Predict the seconds of a plan, as bounded by memory, instruction issue or tensor cores.
+    """Predict the time of a plan in seconds, as bounded by memory, instruction issue or tensor cores.
 
     Parameters
     ----------
@@ -70,14 +70,14 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     Per stage, every warp issues copies, fragment reads, splits into tf32 parts, products and rounded additions. All
     stages except one are in flight; Little's law gives the bytes in flight that keep the memory busy. After the barrier
     of a stage, warps wait for one latency of shared memory and tensor cores; other blocks and teams hide part of that
-    time. Constants other than rates were fitted to 600 plans on an H200.
+    time. Constants other than rates were fitted to the times of 600 plans on an H200.
     """
     size = problem.itemsize
     m, w, k = problem.m * plan.fold, problem.w * plan.fold, -(-problem.k // plan.fold)
     units = plan.units(m, k, w)
     together = plan.blocks * plan.teams  # tiles in progress per multiprocessor
     resident = device.multiprocessors * together
-    rounds = -(-units // min(units, resident))  # stages of the busiest team
+    rounds = -(-units // min(units, resident))  # number of stages that the busiest team processes
     stage = plan.depth * (plan.tile_m + (0 if plan.keep_b or plan.gram else plan.tile_n)) * size
     out = plan.tile_m * plan.tile_n * size * plan.depth / max(k, plan.depth)
     need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
@@ -107,7 +107,7 @@ def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     tensor = together * warps * pairs * products * flops / rate
     waiting = 2500 / together
     busiest = max(issue, tensor)
-    # Loads overlap with instruction issue and tensor cores, except for about a fifth of the latter.
+    # Loads overlap with the longer of instruction issue and tensor-core time, except for about a fifth of that time.
     return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
@@ -119,7 +119,7 @@ def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] |
     problem : Problem
     device : GpuSpec
     table : sequence of mappings, optional
-        A tuning table; the shipped table of this device if not given.
+        A tuning table. The default is the shipped table of the device.
 
     Returns
     -------
@@ -148,7 +148,7 @@ def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] |
 
 
 def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
-    """Return the plans worth measuring: the fastest `most` by `predict`, of which few have the same tile and warps.
+    """Return the plans worth measuring: the `most` fastest by `predict`, at most `_ALIKE` with the same tile and warps.
 
     Plans that `predict` does not support are always included.
     """
@@ -176,10 +176,10 @@ def _seconds(plan: AnyPlan, problem: Problem, device: GpuSpec) -> float:
     return predict(plan, problem, device) if type(plan) is MmaPlan else inf
 
 
-#: The key of a table row. A row applies to products whose k and w are at most its `k` and `w`. `m` and `depth` are the
-#: m and k of the measured product.
+#: The key of a table row. `m`, `depth` and `w` are the m, k and w of the measured product. `k` is its second small
+#: dimension (`key_of`). A row applies to products for which `key_of` gives a `k` and `w` of at most those of the row.
 KEY = ("shape", "dtype", "along", "k", "w", "m", "depth", "c_by_rows")
-#: The plan parameters in a row, by kernel name; `stage` is the bytes of A per stage.
+#: The plan parameters in a row, by kernel name; `stage` is the number of bytes of A in a stage.
 PICKED: Mapping[str, tuple[str, ...]] = {
     MmaPlan.kernel_name: ("tile_m", "warps_m", "warps_n", "warps_k", "teams", "stages", "blocks", "prepare_b", "stage"),
     WgmmaPlan.kernel_name: ("tile_m", "warps_m", "warps_k", "loaders", "job_pairs", "stages", "blocks", "stage"),
@@ -190,16 +190,20 @@ PICKED: Mapping[str, tuple[str, ...]] = {
     SmallTsmttsmPlan.kernel_name: (),
     LIBRARY: (),
 }
-#: The field of a row with a cublasLt algorithm that was faster than the plan, and the fields of that algorithm. It
-#: applies only to the measured dtype and sizes, because cublasLt ranks algorithms per size. A row may lack a plan.
+#: ALGORITHM: the field of a row for a cublasLt algorithm that was faster than the plan of the row. RANKED: the fields
+#: of that algorithm. It applies only to the measured dtype and sizes, because cublasLt ranks algorithms per size. A row
+#: may have an algorithm and no plan.
 ALGORITHM = "algorithm"
 RANKED = ("rank", "own_orders")
-#: The field of an algorithm with the version of cublasLt that ranked it (`cublaslt.version`).
+#: The field of an algorithm for the version of cublasLt that ranked the algorithm (`cublaslt.version`).
 VERSION = "version"
 
 
 def key_of(problem: Problem) -> dict[str, Any]:
-    """Return the key of the table row for a problem."""
+    """Return the key of a table row that is measured for this problem.
+
+    `k` is the second small dimension: m of a TSMTTSM, k of a TSM2L. A TSM2R has none, and `k` is `NARROW`.
+    """
     shape = problem.shape
     short = {"tsmttsm": problem.m, "tsm2l": problem.k}.get(shape, NARROW)
     sizes = {"k": short, "w": problem.w, "m": problem.m, "depth": problem.k}
@@ -221,9 +225,10 @@ def _parameter(plan: AnyPlan, name: str) -> int | bool:
 
 
 def _unlike(plan: AnyPlan, configuration: Mapping[str, Any]) -> tuple[int, float]:
-    """Return the distance of a plan from the configuration of a row: differing parameters, then the stage's size.
+    """Return how far a plan is from the configuration of a row, for comparison with other plans.
 
-    No plan may match the row exactly, because the row may come from a product with larger k and w.
+    The result is the number of different parameters, then the absolute log2 of the ratio of stage sizes. Possibly no
+    plan matches the row exactly, because the row may come from a product with larger k and w.
     """
     names = PICKED[plan.kernel_name]
     different = sum(_parameter(plan, name) != configuration[name] for name in names if name != "stage")
@@ -240,7 +245,7 @@ def _algorithm(table: Sequence[Mapping[str, Any]], problem: Problem) -> LibraryA
 
 
 def _lies_as_measured(problem: Problem) -> bool:
-    """Return whether the operands are aligned, without gaps, and in the orders that tune.py measures."""
+    """Return True if A, B and C are aligned, have no gaps, and are row- or column-major as in tune.py."""
     a, b = problem.a, problem.b
     across = problem.w == 1 or (a.along_depth == b.along_depth) == (problem.shape == "tsmttsm")
     lengths = ((a, problem.m), (b, problem.w))
@@ -252,10 +257,11 @@ def _lies_as_measured(problem: Problem) -> bool:
 def _look_up(
     table: Sequence[Mapping[str, Any]], problem: Problem, *, by_warpgroups: bool = True
 ) -> Mapping[str, Any] | None:
-    """Return the row with the smallest k and w not below the problem's and, among those, the nearest m and depth.
+    """Return the row that applies with the smallest k + w; among equals, the row with the nearest m and depth.
 
-    A row for cuBLAS applies only to the same k, w and order of C: with others, cuBLAS may take five times as long. A
-    row for gemm_wgmma.cuh applies only if `by_warpgroups`, which says whether that kernel supports the problem.
+    The k and w of the row must be at least those of the problem. A row for cuBLAS needs the same k, w and order of C,
+    because cuBLAS may take five times as long for others. `by_warpgroups` is True if gemm_wgmma.cuh supports the
+    problem; otherwise rows for that kernel do not apply.
     """
     own = key_of(problem)
     if problem.dtype == "bfloat16":
@@ -281,9 +287,9 @@ def _look_up(
 
 @cache
 def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, Any], ...]:
-    """Return the shipped tuning table of a device, completed by that of a `measured_alike` device.
+    """Return the shipped tuning table of a device, completed by rows of the device from `measured_alike`.
 
-    Rows of the other device contribute their plans, but not their cublasLt algorithms, which are ranked per device.
+    Rows of the second device contribute their plans, but not their cublasLt algorithms, which are ranked per device.
     """
     path = folder / f"{file_name_of(device_name)}.json"
     own = tuple(read_json(path)) if path.exists() else ()
@@ -296,7 +302,7 @@ def tuned_table(device_name: str, folder: Path = _TUNED) -> tuple[Mapping[str, A
 
 
 def completed(rows: Sequence[Mapping[str, Any]], others: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Return the rows of a table, and those of another table whose keys the first does not have."""
+    """Return the rows of a table, followed by the rows of `others` whose keys the table does not have."""
     keys = {key_of_row(row) for row in rows}
     return [*rows, *(row for row in others if key_of_row(row) not in keys)]
 

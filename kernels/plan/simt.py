@@ -53,9 +53,9 @@ class RowsPlan(_Tsm2lPlan):
     dtype : str
     k, w : int
     rows : int
-        Rows of A in a piece, the contiguous rows that a thread loads together.
+        Number of rows of A in a piece. A piece is the contiguous rows that a thread loads together.
     ahead : int
-        Pieces that a thread has in flight before it multiplies the first.
+        Number of pieces that a thread loads before it multiplies the first of them.
     threads : int
         Threads per block.
     """
@@ -81,7 +81,8 @@ class WidePlan(_Tsm2lPlan):
     dtype : str
     k, w : int
     ahead : int
-        Rows of A that a thread loads before it multiplies the first.
+        Number of rows of A that a thread loads before it multiplies the first of them; twice as many if a 16-byte
+        vector can span two rows of C.
     """
 
     kernel_name: ClassVar[str] = "tsm2l_wide"
@@ -91,13 +92,13 @@ class WidePlan(_Tsm2lPlan):
 
     @property
     def threads(self) -> int:
-        """Threads per block: at most 256, such that one vector of each thread makes whole rows of C."""
+        """Threads per block: the most, up to 256, whose 16-byte vectors of C (one per thread) are whole rows of C."""
         vectors = self.w // gcd(self.w, 16 // ITEMSIZE[self.dtype])
         return 256 // vectors * vectors
 
     @property
     def rows(self) -> int:
-        """Rows of C that a block computes at a time: one vector per thread."""
+        """Number of rows of C that a block computes at a time, one 16-byte vector per thread."""
         return self.threads * (16 // ITEMSIZE[self.dtype]) // self.w
 
     @property
@@ -114,11 +115,11 @@ class ColumnsPlan(_Tsm2lPlan):
     dtype : str
     k, w : int
     ahead : int
-        Columns of A that a thread loads at a time, if k > w; the thread then keeps its rows of C in registers.
+        Number of columns of A that a thread loads at a time if k > w. (If k ≤ w, a thread loads all columns at once.)
     threads : int
         Threads per block.
     streams : bool
-        Whether stores of C carry the hint that C is not read soon, so that it does not displace cached data.
+        True if stores of C carry the hint that C is not read soon, so that C does not displace other cached data.
     """
 
     kernel_name: ClassVar[str] = "tsm2l_columns"
@@ -141,17 +142,17 @@ class SplitPlan(SimtPlan):
     ----------
     dtype : str
     width : int
-        Columns of C per block.
+        Number of columns of C that a block computes.
     unroll : int
-        Columns of A that a thread loads at a time.
+        Number of columns of A that a thread loads at a time.
     threads : int
         Threads per block.
     blocks : int
-        Blocks that a multiprocessor should hold at once.
+        Number of blocks that a multiprocessor should hold at once; limits the registers per thread.
     vector : bool
-        Whether A is read 16 bytes at a time.
+        True if a thread loads 16 bytes of A at a time, False if it loads single elements.
     splits, per_split : int
-        The number of splits of k, and the columns of A in each.
+        Number of parts into which the sum over k is split; number of columns of A in each part.
     """
 
     kernel_name: ClassVar[str] = "tsm2r_columns"
@@ -171,10 +172,10 @@ class SplitPlan(SimtPlan):
         return self.width, self.unroll, self.threads, self.blocks, self.vector, store
 
 
-# (unroll, threads, blocks per multiprocessor) by (bytes per element, width). For four and eight bytes, these are the
-# fastest of 106 instances on an H200 at m = k = 10,240 and 30,720. Exception: (8, 8), where a fifth block would spill.
-# The compiler limits the registers so that this number of blocks fits, which tests check. Wider products leave too few
-# registers; tensor cores are faster there.
+# By (bytes per element, width): (unroll, threads, blocks per multiprocessor). For four and eight bytes, these are the
+# fastest of 106 instances on an H200 at m = k = 10,240 and 30,720. Exception: (8, 8), where registers would spill with
+# five blocks. The compiler limits the registers per thread so that this number of blocks fits on a multiprocessor.
+# Tests check that. For larger widths, too few registers remain, and tensor cores are faster.
 SPLIT_INSTANCES = {
     (2, 1): (8, 128, 5),
     (2, 2): (8, 128, 4),
@@ -187,17 +188,18 @@ SPLIT_INSTANCES = {
     (8, 4): (4, 128, 6),
     (8, 8): (4, 128, 4),
 }
+# The largest width in SPLIT_INSTANCES, by bytes per element.
 _WIDEST_SPLIT = {2: 4, 4: 4, 8: 8}
-# Rows of B in a tile, and the least tiles in a split: a split is whole tiles, and each split writes and reads its
-# partial sums once.
+# _TILE: number of rows of B in a tile; a split consists of whole tiles. _LEAST_TILES: minimum number of tiles per
+# split, because each split costs one write and one read of its partial sums.
 _TILE, _LEAST_TILES = 64, 4
 
 
 def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
-    """Return the plan of simt/tsm2r_columns.cuh for a product whose A has lines across the depth.
+    """Return the plan of simt/tsm2r_columns.cuh for a product with a column-major A.
 
-    The number of splits of k lets the blocks fill the GPU at most once. A second, partly filled wave of blocks cost up
-    to 10 % at m = k = 10,240.
+    The number of splits is limited so that the GPU holds all blocks at once. A second, partly filled wave of blocks
+    cost up to 10 % at m = k = 10,240.
     """
     size = problem.itemsize
     width = min(one for itemsize, one in SPLIT_INSTANCES if itemsize == size and problem.w <= one)
@@ -206,8 +208,8 @@ def split_plan(problem: Problem, multiprocessors: int) -> SplitPlan:
     splits = max(1, min(multiprocessors * blocks // tiles, problem.k // (_TILE * _LEAST_TILES), 65_535))
     per_split = -(-problem.k // splits // _TILE) * _TILE
     vector = problem.a.alignment == 16
-    # Loads of single elements need more registers. With `resident` 1, the compiler can use as many as it needs, which
-    # is faster than a higher occupancy.
+    # Loads of single elements need more registers. With `resident` 1, the compiler can use as many registers as it
+    # needs, which is faster than a higher occupancy.
     resident = blocks if vector else 1
     return SplitPlan(problem.dtype, width, unroll, threads, resident, vector, -(-problem.k // per_split), per_split)
 
@@ -221,9 +223,9 @@ class SmallTsmttsmPlan(SimtPlan):
     dtype : str
     m, w : int
     along : bool
-        Whether the lines of both operands run along the depth.
+        True if the lines of A and B run along the depth, False if they run across it.
     depth : int
-        Indices of the sum over k in a piece, the data of both operands that a thread loads together.
+        Number of k indices that one piece sums over. A piece is the data of A and B that a thread loads together.
     threads : int
         Threads per block.
     """
@@ -274,7 +276,7 @@ def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
         return [split_plan(problem, multiprocessors)]
     if problem.shape != "tsm2l":
         return []
-    kept = 16 // size * (2 if size == 8 else 1)  # registers of a 16-byte vector, converted to the accumulation type
+    kept = 16 // size * (2 if size == 8 else 1)  # registers of a 16-byte vector converted to the accumulator type
     if a.along_depth and a.leading == k and a.base_alignment == 16 and problem.c == "packed":
         if k * w > _MOST_OF_B:
             wide = k <= _MOST_OF_WIDE and w * size >= 16 and k * kept <= _MOST_OF_B
@@ -288,9 +290,11 @@ def simt_plans(problem: Problem, multiprocessors: int) -> list[AnyPlan]:
     return []
 
 
-# tsm2l_rows: the largest k · w. tsm2l_wide: the most registers per thread for B, and the largest k.
+# _MOST_OF_B: maximum k · w of tsm2l_rows, and maximum registers per thread for B in tsm2l_wide. _MOST_OF_WIDE: maximum
+# k of tsm2l_wide.
 _MOST_OF_B, _MOST_OF_WIDE = 64, 8
-# tsm2l_columns: the most registers per thread for A or C, with 128 and with 512 threads per block.
+# Maximum registers per thread of tsm2l_columns for its rows of A or C, with 128 and with 512 threads per block.
 _MOST_KEPT, _KEPT_BY_MANY = 132, 64
-# tsmttsm_small: the most sums per thread (m · w), by bytes per element, and the most 16-byte vectors in a piece.
+# Limits of tsmttsm_small: maximum m · w, the number of sums per thread, by bytes per element; maximum number of 16-byte
+# vectors in a piece.
 _MOST_SUMS, _MOST_VECTORS = {8: 32, 4: 64, 2: 64}, 20

@@ -3,8 +3,9 @@
 C (m × w) = A (m × k) · B (k × w), A large and w small. In TSM2 a thread computes one row of C, t2 columns at a time,
 and loads t3 elements of A at a time. A block of t1 threads holds t1 × t2 elements of B in shared memory. So A is read
 ⌈w/t2⌉ times. The model finds the (t1, t2, t3) that keep enough loads or operations in flight to saturate the unit that
-bounds the product. With s the bytes per element, P the peak, BW the bandwidth, SMs the number of multiprocessors, and
-c = `SETUP_REGISTERS`::
+bounds the product. Symbols: s bytes per element, P peak flop/s, BW bandwidth in bytes/s, SMs the number of
+multiprocessors, latency that of memory or of arithmetic, c = `SETUP_REGISTERS`; threads, registers and shared memory
+without a letter are those of a multiprocessor::
 
     registers             R = c + (3·t2 + 2·t3) · s/4      per thread: next and current B, sums; next and current A
     shared memory         S = t2·s                         bytes per thread
@@ -67,12 +68,12 @@ __all__ = [
 #: value is calibrated, for all devices: only with c = 12 to 16 does `block_threads` return the paper's t1 for its (t2,
 #: t3) at w = 16 on all three GPUs. c = 15 and 16 also give the paper's t1 on the K40c at w = 2 and 4, not at w = 8.
 SETUP_REGISTERS = 16
-#: The most registers per thread: instructions encode a register in eight bits, and one code is the constant zero.
+#: Maximum registers per thread: instructions encode a register in eight bits, and one code is the constant zero.
 MAX_REGISTERS = 255
-#: The values of t1 considered. Blocks of fewer than 128 threads cannot fill the 2048 threads of a K40c's
-#: multiprocessor, which holds at most 16 blocks. A block has at most 1024 threads.
+#: The values of t1 from which `block_threads` chooses. Blocks of fewer than 128 threads cannot fill the 2048 threads of
+#: a K40c's multiprocessor, which holds at most 16 blocks. A block has at most 1024 threads.
 BLOCKS = (128, 256, 512, 1024)
-#: The largest t3 considered: further registers are of more use for sums of C.
+#: The largest t3 that `choose` and `descend` consider: with more registers, sums of more columns of C are better.
 T3_MAX = 8
 _WARP = 32
 _ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
@@ -80,14 +81,14 @@ _ITEMSIZES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 
 @dataclass(frozen=True)
 class Prediction:
-    """A predicted time in seconds, and the unit that bounds it: ``"memory"`` or ``"compute"``."""
+    """A predicted time in seconds, and the resource that bounds the time: ``"memory"`` or ``"compute"``."""
 
     seconds: float
     bound: str
 
 
 def _itemsize(dtype: Any, *, arithmetic: bool = True) -> tuple[str, int]:
-    """Return the name and the bytes of a dtype; with `arithmetic`, only dtypes of the performance model are valid."""
+    """Return the name and the bytes per element of a dtype; with `arithmetic`, only float64 and float32 are valid."""
     known = ("float64", "float32") if arithmetic else tuple(_ITEMSIZES)
     try:
         name = dtype if isinstance(dtype, str) and dtype in _ITEMSIZES else np.dtype(dtype).name
@@ -111,7 +112,7 @@ def _check_convention(flops_per_fma: int) -> None:
         raise ValueError(f"flops_per_fma is {flops_per_fma!r}; expected 1 (the paper's count) or 2 (the peak's)")
 
 
-# Forms in which t2 and t3 may be any positive numbers, for gradient descent.
+# The formulas of the model for real numbers t2 and t3, which gradient descent needs.
 
 
 def _registers(itemsize: int, t2: float, t3: float) -> float:
@@ -137,19 +138,19 @@ def _compute_utilisation(device: GpuSpec, name: str, threads: float, t2: float, 
 
 
 def registers(dtype: Any, t2: int, t3: int) -> int:
-    """Return R, the 32-bit registers per thread (see the module). More than 255 would spill."""
+    """Return R (head of this file), the number of 32-bit registers per thread; with more than 255, registers spill."""
     _check_sizes(t2=t2, t3=t3)
     return round(_registers(_itemsize(dtype)[1], t2, t3))
 
 
 def shared_memory(dtype: Any, t2: int) -> int:
-    """Return S, the bytes of shared memory per thread; a block has t1·S."""
+    """Return S, the bytes of shared memory per thread; a block of t1 threads uses t1·S bytes."""
     _check_sizes(t2=t2)
     return t2 * _itemsize(dtype)[1]
 
 
 def occupancy(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int) -> int:
-    """Return the occupancy: threads that a multiprocessor holds at once.
+    """Return the occupancy: the number of threads that a multiprocessor holds at once.
 
     Parameters
     ----------
@@ -189,7 +190,7 @@ def compute_utilisation(device: GpuSpec, dtype: Any, t1: int, t2: int, t3: int, 
 
 
 def threshold(device: GpuSpec, dtype: Any, *, flops_per_fma: int = 1) -> float:
-    """Return t2*, the number of columns at a time above which arithmetic takes longer than reading A.
+    """Return t2*, the largest t2 at which reading A takes at least as long as the arithmetic.
 
     Parameters
     ----------
@@ -271,7 +272,7 @@ def block_threads(device: GpuSpec, dtype: Any, t2: int, t3: int) -> int:
     """Choose t1 for given t2 and t3.
 
     The paper times every t1 that divides the occupancy. This function selects the t1 of `BLOCKS` with the most resident
-    threads and, among equals, the largest, which reads B the fewest times.
+    threads. Among equals it selects the largest t1, with which B is read the fewest times.
     """
     return max(BLOCKS, key=lambda t1: (occupancy(device, dtype, t1, t2, t3), t1))
 
@@ -280,9 +281,9 @@ def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma
     """Choose t1, t2 and t3 by the objective of Algorithm 5, with an exhaustive search.
 
     If w ≤ t2*, the product is memory-bound: minimize f_mem over 1 ≤ t2 ≤ w. Otherwise take the faster of the smallest
-    f_comp over t2* ≤ t2 ≤ w and the smallest f_mem over t2 < t2*. Many tiles saturate the unit and tie, which the paper
-    does not discuss. Among equals, the tile with the smallest time by `predict` wins, because arithmetic at its peak
-    may still wait for many passes over A; then the tile with the fewest registers. `block_threads` finally gives t1.
+    f_comp over t2* ≤ t2 ≤ w and the smallest f_mem over t2 < t2*. A *tile* is a pair (t2, t3). Many tiles have equal
+    times, which the paper does not discuss. Among equals, the smallest time by `predict` wins, because arithmetic at
+    its peak may still wait for many passes over A; then the fewest registers. `block_threads` finally gives t1.
 
     Returns
     -------
@@ -299,7 +300,7 @@ def choose(device: GpuSpec, m: int, k: int, w: int, dtype: Any, *, flops_per_fma
             used = registers(dtype, t2, t3)
             if used > MAX_REGISTERS or not occupancy(device, dtype, BLOCKS[0], t2, t3):
                 continue
-            # t1 is not known yet, so count threads in whole warps.
+            # t1 is not known yet, so the occupancy is a multiple of a warp instead of t1.
             memory = memory_seconds(device, m, k, w, dtype, _WARP, t2, t3)
             compute = compute_seconds(device, m, k, w, dtype, _WARP, t2, t3, flops_per_fma=flops_per_fma)
             objective = compute if w > limit and t2 >= limit else memory

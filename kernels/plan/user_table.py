@@ -1,8 +1,8 @@
 """The user's tuning tables, written by ``tsapps tune``: one JSON file per GPU model, one row per line.
 
-A row holds the products to which it applies (`select.KEY`) and the main parameters of their plan (`select.PICKED`). The
-candidate plan nearest to these parameters is used, so a row remains valid when kernels change. Products without a row
-use the shipped table (kernels/plan/tuned/), or else the performance model.
+A row names the products to which it applies (`select.KEY`) and the main parameters of a plan (`select.PICKED`). These
+products use the candidate plan nearest to the parameters, so a row remains valid when kernels change. Products without
+a row use the shipped table (kernels/plan/tuned/), or else the performance model.
 """
 
 import json
@@ -19,7 +19,7 @@ from tsapps.kernels.system.strict_json import JsonError, parse_json
 
 __all__ = ["keep", "of_version", "on_change", "own_table", "reset", "user_path", "user_table", "write_table"]
 
-# Valid values of a row's fields: the allowed words, or the type. Fields in neither of the two tables are positive
+# Valid values of the fields of a row: _WORDS lists the allowed strings, _TYPES the type. All other fields are positive
 # integers.
 _WORDS = {
     "shape": ("tsm2r", "tsm2l", "tsmttsm"),
@@ -60,7 +60,10 @@ def user_table(device_name: str) -> Sequence[Mapping[str, Any]]:
 
 
 def of_version(rows: Iterable[Mapping[str, Any]], version: int | None) -> list[Mapping[str, Any]]:
-    """Return a table without the algorithms that another version of cublasLt ranked."""
+    """Return `rows` without the cublasLt algorithms that a version other than `version` ranked.
+
+    A row with such an algorithm and without a plan is omitted.
+    """
     found = []
     for row in rows:
         if ALGORITHM in row and row[ALGORITHM][VERSION] != version:
@@ -124,7 +127,7 @@ def _what_is_wrong(row: Any) -> str:
 
 
 def keep(device_name: str, row: dict[str, Any]) -> int:
-    """Write a row to the user's table, replacing a row with the same key, and return the number of rows.
+    """Write a row to the user's table, replacing a row with the same key; return the number of rows in the table.
 
     The next product uses the new table. Errors as for `own_table`.
     """
@@ -135,7 +138,7 @@ def keep(device_name: str, row: dict[str, Any]) -> int:
 
 
 def reset(device_name: str) -> bool:
-    """Remove the user's table for a device, and return whether there was one."""
+    """Remove the user's table for a device; return True if the table existed."""
     try:
         user_path(device_name).unlink()
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Launches and scratch memory on a GPU."""
+"""Kernel launches on a GPU, with scratch memory and the interface to memory, streams and events."""

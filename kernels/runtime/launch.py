@@ -1,8 +1,8 @@
 """Kernel launches whose grid and arguments are packed once, for kernels that are launched many times.
 
 CuPy inspects every argument at every launch, which takes the host about 10 µs for fifteen arguments. An iteration of
-Lloyd's algorithm on small data launches four or five kernels in 30 µs. On GPUs that support it, a kernel can also start
-while the last blocks of the previous kernel still run (`DependentLaunch`).
+Lloyd's algorithm on small data launches four or five kernels in 30 µs. From compute capability 9.0 on, a kernel can
+start while the last blocks of the previous kernel still run (`DependentLaunch`).
 """
 
 import ctypes
@@ -25,7 +25,7 @@ ProductLaunch = Callable[[int, int, int, float, float], None]
 
 # Every argument begins at a multiple of this many bytes: the largest alignment of any type that kernels take.
 _ALIGNMENT = 16
-# The least compute capability with programmatic dependent launch.
+# Minimum compute capability for programmatic dependent launch.
 _OVERLAPPING = 9.0
 
 
@@ -40,7 +40,7 @@ def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     Returns
     -------
     values : numpy.ndarray of bytes
-        The buffer.
+        The buffer with all arguments.
     addresses : numpy.ndarray of uintp
         The address of each argument in `values`; the arguments begin 16 bytes or more apart.
     """
@@ -54,7 +54,7 @@ def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def structure(dtype: np.dtype, **fields: Any) -> Any:
-    """Return the argument of a kernel that takes a C++ class by value.
+    """Return a kernel argument for a parameter that is a C++ class, passed by value.
 
     Parameters
     ----------
@@ -136,7 +136,7 @@ class BoundLaunch:
 
     @staticmethod
     def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:
-        """Return a function that launches the kernel on the stream at a given address."""
+        """Return a function that takes the address of a stream and launches the kernel on that stream."""
         import cupy
 
         launch = partial(cupy.cuda.driver.launchKernel, function, *sizes)

@@ -49,13 +49,13 @@ class Machine(Protocol):
     gpu: GpuSpec
 
     def __hash__(self) -> int:
-        """Return the hash, which never changes: machines are keys of caches."""
+        """Return the hash, which never changes, because machines are keys of caches."""
 
     def current(self) -> AbstractContextManager[Any]:
         """Return a context within which the GPU is the current one."""
 
     def free_bytes(self) -> int:
-        """Return the bytes of GPU memory that new arrays can occupy."""
+        """Return the number of bytes of GPU memory that new arrays can occupy."""
 
     def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
         """Return page-locked host memory, which kernels can write to and asynchronous copies can use."""
@@ -71,7 +71,7 @@ class Machine(Protocol):
         """
 
     def private_kernels(self, source: Path | str, names: Sequence[str], variable: str) -> tuple[list[Any], int]:
-        """Return kernels of a source and the address of its global variable, from a module that nobody else uses."""
+        """Return kernels of a source and the address of its global `variable`, from a module loaded for this call."""
 
     def bind(
         self,
@@ -89,26 +89,26 @@ class Machine(Protocol):
         """
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
-        """Copy an array to another of the same number of bytes, on `stream` or the current stream, without waiting."""
+        """Enqueue a copy of an array to another of as many bytes, on `stream` or, if it is None, the current stream."""
 
     def bind_copy(self, to: int, source: int, size: int) -> Callable[[], None]:
-        """Return a function that copies `size` bytes between two GPU addresses, on the present current stream."""
+        """Return a function that copies `size` bytes between two GPU addresses, on the stream that is current now."""
 
     def fill(self, array: Any, byte: int) -> None:
-        """Set every byte of an array, on the current stream, without waiting."""
+        """Enqueue on the current stream that every byte of an array is set to `byte`."""
 
     def stream(self) -> Any:
-        """Return a new stream, which does not wait for the default one."""
+        """Return a new stream, which does not wait for the default stream."""
 
     def current_stream(self) -> Any:
-        """Return the current stream: ``ptr``, ``synchronize()``, ``wait_event(event)``."""
+        """Return the current stream, with ``ptr``, ``synchronize()`` and ``wait_event(event)``."""
 
     def event(self) -> Any:
-        """Return a new event: ``record(stream)``, ``synchronize()``."""
+        """Return a new event, with ``record(stream)`` and ``synchronize()``."""
 
 
 class CudaMachine:
-    """A GPU, through CuPy; see `Machine`. Make it by `cuda_machine`, which returns one object per GPU."""
+    """`Machine` for a GPU, through CuPy; `cuda_machine` returns the only object for each GPU."""
 
     def __init__(self, index: int) -> None:
         import cupy
@@ -126,7 +126,7 @@ class CudaMachine:
         return context
 
     def free_bytes(self) -> int:
-        """Return the bytes that new arrays can occupy: those free on the GPU and those free in CuPy's memory pool."""
+        """Return the number of bytes free on the current GPU plus those free in CuPy's memory pool."""
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return int(free + self.xp.get_default_memory_pool().free_bytes())
 
@@ -137,7 +137,7 @@ class CudaMachine:
     def private_kernels(self, source: Path | str, names: Sequence[str], variable: str) -> tuple[list[Any], int]:
         """Return kernels in a module of their own; see `Machine.private_kernels`.
 
-        The module is loaded anew, because CuPy loads a file only once: all its users would have the same variable.
+        Each call loads a new module. CuPy itself loads each file only once, so all its users would share the variable.
         """
         text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
         cubin = build(text, names, architecture(self.index))
@@ -161,7 +161,7 @@ class CudaMachine:
         return (DependentLaunch if dependent else BoundLaunch)(kernel, grid, block, arguments, shared_mem)
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
-        """Copy an array to another of the same number of bytes, without waiting; see `Machine.copy`."""
+        """Enqueue a copy of an array to another of as many bytes; see `Machine.copy`."""
         on = self.current_stream() if stream is None else stream
         runtime = self.xp.cuda.runtime
         runtime.memcpyAsync(address(to), address(source), source.nbytes, runtime.memcpyDefault, on.ptr)
@@ -172,7 +172,7 @@ class CudaMachine:
         return partial(runtime.memcpyAsync, to, source, size, runtime.memcpyDeviceToDevice, self.current_stream().ptr)
 
     def fill(self, array: Any, byte: int) -> None:
-        """Set every byte of an array, without waiting; see `Machine.fill`."""
+        """Enqueue that every byte of an array is set to `byte`; see `Machine.fill`."""
         array.data.memset_async(byte, array.nbytes)
 
 
@@ -183,7 +183,7 @@ def cuda_machine(index: int) -> CudaMachine:
 
 
 class _PrivateKernel:
-    """A kernel of a module that was loaded for one caller."""
+    """A kernel of a module that `CudaMachine.private_kernels` loaded for one caller."""
 
     def __init__(self, function: Any) -> None:
         self._function, self.ptr = function, function.ptr
@@ -191,7 +191,7 @@ class _PrivateKernel:
 
     @property
     def max_dynamic_shared_size_bytes(self) -> int:
-        """The most bytes of dynamic shared memory of a launch; 0 if never set, which means CUDA's default limit."""
+        """Maximum bytes of dynamic shared memory of a launch; 0 if never set, which means CUDA's default limit."""
         return self._most_shared
 
     @max_dynamic_shared_size_bytes.setter

@@ -9,9 +9,9 @@ _counts: dict[tuple[int, int], Any] = {}
 
 
 def scratch(device: int, stream: int, size: int) -> Any:
-    """Return a buffer of at least `size` bytes for a launch on the current stream, aligned to 256 bytes.
+    """Return a buffer of at least `size` bytes, aligned to 256 bytes, for a launch on the stream at address `stream`.
 
-    Keep a reference to the buffer until the launch is enqueued: another thread may replace it by a larger one.
+    Keep a reference to the buffer until the launch is enqueued: another thread may replace the buffer by a larger one.
     """
     import cupy
 
@@ -22,7 +22,7 @@ def scratch(device: int, stream: int, size: int) -> Any:
 
 
 def zeroed_counts(device: int, stream: int, size: int) -> Any:
-    """Return at least `size` 32-bit zeros for a launch on the current stream; the kernel must reset them to zero.
+    """Return at least `size` 32-bit zeros for a launch on the stream `stream`; the kernel must reset them to zero.
 
     Keep a reference to the array until the launch is enqueued, as for `scratch`.
     """
@@ -35,7 +35,7 @@ def zeroed_counts(device: int, stream: int, size: int) -> Any:
 
 
 def workspace(device: int, size: int, counts: int) -> tuple[Any, Any]:
-    """Return `scratch` of `size` bytes and `counts` `zeroed_counts`, for a launch on the current stream."""
+    """Return (`scratch` of `size` bytes, `counts` elements of `zeroed_counts`) for a launch on the current stream."""
     import cupy
 
     stream = cupy.cuda.get_current_stream().ptr

@@ -2,8 +2,9 @@
 
 The content is written to a temporary in the same directory, synchronized to disk, and then renamed in one step. If the
 file system supports O_TMPFILE, the temporary file has no name, so a killed process leaves nothing. Any other temporary
-is named ``.NAME.<16 hex digits>.tmp``, and its writer holds a lock on it (flock) as long as it lives. The next writer
-to the same path removes temporaries whose lock is free. On file systems without locks they remain.
+is named ``.NAME.<16 hex digits>.tmp``, and its writer holds a lock on it (flock) until the writer's process ends. The
+next writer to the same path removes temporaries whose lock is free. On file systems without locks, such temporaries
+remain.
 """
 
 import errno
@@ -20,7 +21,8 @@ from typing import Any, BinaryIO
 
 __all__ = ["Commit", "remove_leftovers", "replacing", "replacing_directory", "write_bytes"]
 
-#: Returns a context manager that surrounds the rename. If it exits without an exception, the rename has happened.
+#: A function that returns a context manager, which is active during the rename. If the context manager exits without an
+#: exception, the rename has happened.
 Commit = Callable[[], AbstractContextManager[Any]]
 
 # Constants of renameat2, from <fcntl.h> and <linux/fs.h>.
@@ -38,15 +40,15 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mod
     path : path-like
         For a symbolic link, the target of the link is replaced.
     commit : callable
-        Returns a context manager that is entered when the content is on the disk, and exited when the file has its
-        name.
+        A function that returns a context manager. `replacing` enters it when the content is on the disk, and exits it
+        after the rename.
     mode : int
-        Permissions of the new file from its creation on, less the umask.
+        Permissions of the new file from its creation on, minus those that the umask removes.
 
     Yields
     ------
     file : binary file
-        Its `name` can be opened as a second file object while this one is open.
+        While it is open, its attribute `name` is a path that can be opened as a second file object.
 
     Raises
     ------
@@ -94,13 +96,13 @@ def replacing_directory(
     Parameters
     ----------
     path : path-like
-        A path that does not exist, or a directory that contains files of the same names.
+        A path that does not exist, or the directory to replace, whose files should all be in `names`.
     names : collection of str
         The files that the directory may contain. Other files in the old directory are not deleted.
     commit : callable
         As for `replacing`.
     mode : int
-        Permissions of the new directory, less the umask.
+        Permissions of the new directory, minus those that the umask removes.
 
     Yields
     ------
@@ -154,7 +156,7 @@ def remove_leftovers(path: str | os.PathLike[str], names: Collection[str] = ()) 
         with os.scandir(directory) as entries:
             found = sorted(entry.name for entry in entries if pattern.fullmatch(entry.name))
     except OSError:
-        return  # writing reports what is wrong with the directory
+        return  # the later write to this directory reports the error
     removed = []
     for name in found:
         leftover = os.path.join(directory, name)
@@ -208,7 +210,7 @@ def _open_unnamed(directory: str, mode: int = 0o666) -> int | None:
     except OSError:
         return None  # if the directory is the cause, opening by name reports it
     with suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that no other writer removes it under its temporary name
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # so that no other writer removes the file once it has a name
     return descriptor
 
 
@@ -230,7 +232,7 @@ def _create(name: str, make: Callable[[str], int]) -> int:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)  # waits only if another writer is removing this temporary
         except OSError:
-            return descriptor  # without locks, no writer removes it
+            return descriptor  # without locks, no other writer removes the temporary
         if _has_name(descriptor, name):
             return descriptor
         os.close(descriptor)
@@ -244,7 +246,7 @@ def _has_name(descriptor: int, name: str) -> bool:
 
 
 def _lock_leftover(name: str, is_kind: Callable[[int], bool]) -> int | None:
-    """Open and lock a leftover; return None if its writer lives, another user owns it, or there are no locks."""
+    """Open and lock a leftover; return None if its writer runs, another user owns it, or locks are not supported."""
     for access in (os.O_RDWR, os.O_RDONLY):  # NFS locks only writable files; the leftover may be read-only
         try:
             descriptor = os.open(name, access | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -265,7 +267,8 @@ def _lock_leftover(name: str, is_kind: Callable[[int], bool]) -> int | None:
 
 def _rename_file(file: BinaryIO, temporary: str, target: str) -> None:
     if file.name != temporary:  # the temporary has no name yet
-        # A directory argument makes Python call linkat, which follows the link in /proc; the path is absolute anyway.
+        # With src_dir_fd, Python calls linkat, which follows the symbolic link in /proc. The descriptor has no other
+        # effect, because the path is absolute.
         link = partial(os.link, file.name, src_dir_fd=file.fileno(), follow_symlinks=True)
         try:
             link(target)
@@ -284,7 +287,7 @@ def _exchange(new: str, place: str) -> str:
     descriptor = os.open(place, os.O_RDONLY)
     try:
         with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that no other writer restores it
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)  # so that no other writer restores `old`
         os.rename(place, old)
         os.rename(new, place)
     except BaseException:
@@ -298,7 +301,7 @@ def _exchange(new: str, place: str) -> str:
 
 def _swap(one: str, other: str) -> bool:
     """Exchange two names atomically; return False if the system or the file system does not support that."""
-    import ctypes  # only where a directory is replaced
+    import ctypes  # imported here, because only replacing a directory needs it
 
     call = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if call is None:
@@ -312,7 +315,7 @@ def _swap(one: str, other: str) -> bool:
 
 
 def _remove_directory(directory: str, names: Collection[str]) -> bool:
-    """Remove the files in `names` and their temporaries, then the directory if empty; return whether it is gone."""
+    """Remove the files in `names` and their temporaries, then the directory; return True if the directory is gone."""
     try:
         for entry in os.listdir(directory):
             if entry in names or any(_temporaries_of(name, "tmp").fullmatch(entry) for name in names):
@@ -337,7 +340,7 @@ def _sync_files(directory: str) -> None:
 
 def _sync_directory(directory: str) -> None:
     """Synchronize the entries of a directory to the disk, if the file system supports that."""
-    with suppress(OSError):  # unreadable directories and some network file systems fail; the files are on the disk
+    with suppress(OSError):  # fails for unreadable directories and some network file systems; the files are on the disk
         descriptor = os.open(directory, os.O_RDONLY)
         try:
             os.fsync(descriptor)

@@ -51,7 +51,8 @@ def read_cached(path: Path) -> bytes:
     FileNotFoundError
         If the file does not exist.
     PermissionError
-        If the file or one of its cache directories belongs to another user, or others may write to it.
+        If the file or one of its cache directories belongs to another user, or if
+        other users may write to one of these.
     OSError
         If the file cannot be read.
     """
@@ -71,7 +72,7 @@ def write_cached(path: Path, content: bytes) -> None:
     Raises
     ------
     PermissionError
-        If one of its cache directories belongs to another user.
+        If one of the cache directories above the file belongs to another user.
     OSError
         If the file cannot be written.
     """
@@ -97,7 +98,7 @@ def process_directory() -> Path:
     """Return a private directory that exists as long as this process, for use when the cache cannot be written."""
     with _lock:
         if not _process_directories:
-            # Removed when this object is finalized.
+            # The directory is removed when this object is finalized, at the latest when the process exits.
             _process_directories.append(tempfile.TemporaryDirectory(prefix="tsapps-"))
     return Path(_process_directories[0].name)
 

@@ -12,25 +12,26 @@ from pathlib import Path
 
 __all__ = ["available_host_memory"]
 
-# Assumed if the system gives no information.
+# Bytes of available memory that are assumed if the system reports none.
 _UNKNOWN = 4 << 30
-# By cgroup version: files of limits and of usage, and the key in memory.stat for file pages that are reclaimed first.
+# By cgroup version: the files with limits, the file with the usage, and the key in memory.stat for the bytes of file
+# pages that the kernel reclaims first.
 _CGROUP_FILES = {
     1: (("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_inactive_file"),
     2: (("memory.max", "memory.high"), "memory.current", "inactive_file"),
 }
 # Fields of a line of mountinfo, see proc(5): the mounted group, the mount point, and the controllers of version 1.
 _CGROUP_MOUNT = re.compile(r"(\S+ ){3}(?P<root>\S+) (?P<point>\S+) .*- (?P<kind>cgroup2?) \S+ (?P<options>\S+)")
-# Resource limits, and the line of /proc/self/status with the usage that counts towards each.
+# By resource limit: the field of /proc/self/status with the usage that counts towards the limit.
 _RLIMITS = {"RLIMIT_AS": "VmSize", "RLIMIT_DATA": "VmData"}
 
 
 def available_host_memory(root: str | os.PathLike[str] = "/") -> int:
     """Return the bytes of memory that this process can still allocate without swapping.
 
-    The result is the smallest of Linux's MemAvailable, the remainders of all memory limits of the process's control
-    group and its ancestors, and the remainders of RLIMIT_AS and RLIMIT_DATA. Without /proc/meminfo, half of the
-    machine's memory replaces MemAvailable, or 4 GiB if the machine's memory is unknown.
+    The result is the smallest of Linux's MemAvailable and the unused part of each memory limit: those of the process's
+    control group and its ancestors, RLIMIT_AS and RLIMIT_DATA. Without /proc/meminfo, half of the machine's memory
+    replaces MemAvailable, or 4 GiB if the machine's memory is unknown.
 
     Parameters
     ----------
@@ -52,7 +53,7 @@ def _machine_memory(root: Path) -> int:
 
 
 def _cgroup_memory(root: Path) -> Iterator[int]:
-    """Yield the remaining bytes under each memory limit of the process's control groups."""
+    """Yield the unused bytes of the memory limits of each control group of the process and of its ancestors."""
     for version, mount, group in _cgroups(root):
         limits, usage, reclaimable = _CGROUP_FILES[version]
         while True:
@@ -81,14 +82,14 @@ def _cgroups(root: Path) -> Iterator[tuple[int, Path, Path]]:
         version = 2 if found["kind"] == "cgroup2" else 1
         if version not in paths or (version == 1 and "memory" not in found["options"].split(",")):
             continue
-        # In a container, the path may be that on the host although only the container's group is mounted.
+        # In a container, `paths` may hold the path on the host, although only the container's group is mounted.
         inside = os.path.relpath(f"/{paths[version]}", _unescaped(found["root"]))
         mount = root / _unescaped(found["point"]).lstrip("/")
         yield version, mount, mount if inside.startswith("..") else mount / inside
 
 
 def _rlimit_memory(root: Path) -> Iterator[int]:
-    """Yield the remaining bytes under each resource limit of this process."""
+    """Yield the unused bytes of each resource limit of this process."""
     if sys.platform == "win32":
         return
     import resource
@@ -108,7 +109,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _number(path: Path) -> int | None:
-    """Return the number in a file, or None if there is none, for example if a limit is "max"."""
+    """Return the number in a file, or None if the file has no number, for example if a limit is "max"."""
     lines = _lines(path)
     return int(lines[0]) if lines and lines[0].isdecimal() else None
 

@@ -4,7 +4,7 @@ from unicodedata import category
 
 __all__ = ["OneLineError", "one_line", "shown"]
 
-# The most characters of an array's or column's name in a message; longer names are shortened.
+# Maximum number of characters of a name in a message; longer names are shortened.
 _MOST_SHOWN = 120
 
 
@@ -21,7 +21,7 @@ def one_line(text: object) -> str:
 
 
 def shown(name: object) -> str:
-    """Return a name for a message: by `one_line`, with an ellipsis in the middle if it is long."""
+    """Return a name for a message, by `one_line`; an ellipsis replaces the middle of a long name."""
     text = one_line(name)
     if len(text) <= _MOST_SHOWN:
         return text

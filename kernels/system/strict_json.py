@@ -13,13 +13,14 @@ from tsapps.kernels.system.printable import OneLineError
 
 __all__ = ["JsonError", "parse_json", "read_json"]
 
-# The most levels of nesting; files of tsapps have only a few. The limit is far below Python's recursion limit, so that
-# callers can print, compare and copy the result.
+# Maximum number of nested levels; files of tsapps have only a few. The limit is far below Python's recursion limit, so
+# that callers can print, compare and copy the result.
 _MOST_NESTED = 64
-# Integers are below this in magnitude, so that callers can convert them to floats and NumPy accepts them.
+# Integers must be below this in magnitude, so that callers can convert them to floats and NumPy accepts them.
 _MOST = 1 << 64
+# Maximum number of characters of the reason in a message.
 _MOST_REASON = 200
-# The largest file in bytes; the parsed result may take about twenty times as much memory.
+# Maximum bytes of a file; the parsed result may take about twenty times as much memory.
 _MOST_BYTES = 1 << 24
 
 
@@ -59,7 +60,7 @@ def read_json(path: Path, most: int = _MOST_BYTES) -> Any:
     Raises
     ------
     JsonError
-        As for `parse_json`, or if the file is larger; the message names the file.
+        As for `parse_json`, or if the file has more than `most` bytes. The message names the file.
     OSError
         If the file cannot be read.
     """

@@ -1,13 +1,13 @@
-"""Nearly exact elements of a product: double-double dot products, for factors of any exponents.
+"""Nearly exact elements of a product A · B: double-double dot products, for factors of any exponents.
 
-The rounding errors of float64 products and sums are computed and added; sums are pairwise (T. Ogita, S. Rump and S.
-Oishi, Accurate sum and dot product, 2005). Products of the other dtypes are exact in float64, and far from the ends of
-its range.
+For float64 factors, sums are pairwise, and the rounding errors of all products and additions are computed and added to
+the result (T. Ogita, S. Rump and S. Oishi, Accurate sum and dot product, 2005). For factors of the other dtypes,
+products are exact in float64, and far from the ends of its range.
 
-Near the ends of float64's range, Σ|ab| may overflow although Σab does not, and the error of a product may underflow.
-There mantissas are multiplied, exponents are added as integers, and each element is scaled by the power of two of its
-largest product. An element is value = scaled · 2^exponent, and Σ|ab| is magnitude · 2^exponent. Nothing overflows, and
-only terms below 2⁻¹⁰⁰⁰ of the largest product underflow.
+Near the ends of float64's range, Σ|ab| may overflow although Σab does not, and the error of a product may underflow. In
+that case, mantissas are multiplied and exponents are added as integers. Each element is divided by 2^exponent, the
+power of two of its largest product: value = scaled · 2^exponent, and Σ|ab| = magnitude · 2^exponent. Nothing overflows,
+and only terms below 2⁻¹⁰⁰⁰ of the largest product underflow.
 """
 
 from collections.abc import Iterator
@@ -17,27 +17,29 @@ import numpy as np
 
 __all__ = ["ExactProduct", "exact_product", "exact_rows", "exponents_of"]
 
-# The most bytes of products that are computed and summed at a time, so that they fit in the cache.
+# Maximum bytes of the products that one part computes and sums, so that they fit in the cache. A single element may
+# need more.
 _EXACT_BYTES = 1 << 20
-# 2²⁷ + 1: Veltkamp's splitting with this factor yields halves of a float64 whose products are exact.
+# 2²⁷ + 1: with this factor, Veltkamp's splitting divides a float64 into two parts. Products of such parts are exact.
 _SPLITTER = 134217729.0
-# The largest exponent of a factor, and the largest and the least exponent of a product, without overflow or underflow.
+# Maximum exponent of a factor, and maximum and minimum exponents of a product, for which nothing overflows or
+# underflows.
 _LARGEST_FACTOR, _LARGEST_PRODUCT, _LEAST_PRODUCT = 990, 990, -900
-# An exponent far below that of any product; half the smallest positive number is 2^_HALF_QUANTUM.
+# The exponent assigned to zeros, far below that of any product. Half the smallest positive float64 is 2^_HALF_QUANTUM.
 _NO_EXPONENT, _HALF_QUANTUM = -10_000, -1075
 
 
 class ExactProduct(NamedTuple):
-    """A product of a few rows, each (rows, w).
+    """The nearly exact product of a few rows of A with B; all arrays have shape (rows, w).
 
     Attributes
     ----------
     value : numpy.ndarray
-        The elements, rounded to float64; infinite if beyond its range.
+        The elements, rounded to float64; infinite if beyond the range of float64.
     scaled, magnitude : numpy.ndarray
         The elements and Σ|ab|, both divided by 2^exponent.
     exponent : numpy.ndarray of int or None
-        The exponent of each element's scale; None if no element is scaled.
+        The exponent of each element's scale; None if no element is scaled, which means 0.
     """
 
     value: np.ndarray
@@ -47,7 +49,7 @@ class ExactProduct(NamedTuple):
 
 
 def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the nearly exact product of a few rows, rounded to float64, and Σ|ab|, each (rows, w)."""
+    """Return the nearly exact product of a few rows of A with B, in float64, and Σ|ab|; both of shape (rows, w)."""
     product = exact_product(A, B)
     if product.exponent is None:
         return product.value, product.magnitude
@@ -56,7 +58,7 @@ def exact_rows(A: np.ndarray, B: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def exact_product(A: np.ndarray, B: np.ndarray) -> ExactProduct:
-    """Return the nearly exact product of a few rows; B may be given as float64."""
+    """Return the nearly exact product of a few rows of A with B. B has A's dtype, or is B converted to float64."""
     a, b = A.astype(np.float64, copy=False), B.astype(np.float64, copy=False)
     with np.errstate(all="ignore"):
         if A.dtype == np.float64 and not _is_ordinary(a, b):
@@ -72,19 +74,19 @@ def exact_product(A: np.ndarray, B: np.ndarray) -> ExactProduct:
 
 
 def exponents_of(x: np.ndarray, none: int = _NO_EXPONENT) -> np.ndarray:
-    """Return e with ``2^(e−1) ≤ |x| < 2^e``; `none` for zeros and non-finite numbers."""
+    """Return the integer e with ``2^(e−1) ≤ |x| < 2^e`` for each element x; `none` if x is zero or not finite."""
     return np.where(np.isfinite(x) & (x != 0), np.frexp(x)[1], none)
 
 
 def _is_ordinary(a: np.ndarray, b: np.ndarray) -> bool:
-    """Return whether no product, sum or rounding error overflows or underflows."""
+    """Return True if no product, partial sum or rounding error of a · b overflows or underflows."""
     (least_a, most_a), (least_b, most_b) = _range_of(a), _range_of(b)
     most = most_a + most_b + a.shape[1].bit_length()
     return max(most_a, most_b) <= _LARGEST_FACTOR and most <= _LARGEST_PRODUCT and least_a + least_b >= _LEAST_PRODUCT
 
 
 def _range_of(x: np.ndarray) -> tuple[int, int]:
-    """Return the least and the largest exponent of finite non-zero numbers; 0 if there are none."""
+    """Return the minimum and maximum exponent of the finite non-zero elements of x; (0, 0) if there are none."""
     size = abs(x)
     size = size[(size > 0) & (size < np.inf)]
     if not size.size:
@@ -94,7 +96,10 @@ def _range_of(x: np.ndarray) -> tuple[int, int]:
 
 
 def _parts(a: np.ndarray, b: np.ndarray) -> Iterator[tuple[tuple[slice, slice], np.ndarray, np.ndarray]]:
-    """Yield parts of the product: slices of rows and columns, and the factors (k, rows, 1) and (k, 1, columns)."""
+    """Yield parts of a · b that fit in the cache: (slices of rows and columns, factor of a, factor of b).
+
+    The factors have shapes (k, rows, 1) and (k, 1, columns), so that they broadcast to the products of each element.
+    """
     k, w = b.shape
     columns = max(1, min(w, _EXACT_BYTES // (8 * max(1, k))))
     rows = max(1, _EXACT_BYTES // (8 * max(1, k * columns)))
@@ -121,12 +126,12 @@ def _scaled_product(a: np.ndarray, b: np.ndarray) -> ExactProduct:
 
 
 def _unscaled(head: np.ndarray, tail: np.ndarray, exponent: np.ndarray) -> np.ndarray:
-    """Return (head + tail) · 2^exponent, rounded once, also to a denormal."""
+    """Return (head + tail) · 2^exponent, rounded only once even if the result is denormal."""
     total = head + tail
     rest = tail - (total - head)
     value = np.ldexp(total, exponent)
-    # `cut` is what rounding to a denormal lost. If it is exactly half the smallest number, ldexp rounds to even; but
-    # with `rest` it is more or less than half.
+    # `cut` is the part of `total` that rounding to a denormal lost. If `cut` is exactly half the smallest positive
+    # number, ldexp has rounded to even. If `rest` has the sign of `cut`, the exact loss cut + rest is more than half.
     cut = total - np.ldexp(value, -exponent)
     half = np.ldexp(1.0, _HALF_QUANTUM - exponent)
     other = (cut != 0) & (abs(cut) == half) & (np.sign(rest) == np.sign(cut)) & np.isfinite(value)
@@ -134,14 +139,18 @@ def _unscaled(head: np.ndarray, tail: np.ndarray, exponent: np.ndarray) -> np.nd
 
 
 def _products(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return products and their rounding errors; the error of a non-finite product is 0."""
+    """Return left · right and the rounding error of each product; the error of a non-finite product is 0."""
     products = left * right
     lost = _lost_of_product(left, right, products)
     return products, np.where(np.isfinite(lost), lost, 0.0)
 
 
 def _twofold(sums: np.ndarray, lost_of_each: np.ndarray, shape: tuple[int, ...]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the sums along the first axis and their rounding errors; the error of a non-finite sum is 0."""
+    """Return the pairwise sums of `sums` along the first axis, and the errors of these sums.
+
+    An error contains the rounding errors of the additions and the sum of `lost_of_each`, the errors of the terms. The
+    error of a non-finite sum is 0.
+    """
     lost = lost_of_each.sum(axis=0)
     if not len(sums):
         return np.zeros(shape), lost
@@ -156,7 +165,7 @@ def _twofold(sums: np.ndarray, lost_of_each: np.ndarray, shape: tuple[int, ...])
 
 
 def _lost_of_product(x: np.ndarray, y: np.ndarray, product: np.ndarray) -> np.ndarray:
-    """Return x·y − fl(x·y) (T. Dekker, 1971)."""
+    """Return x·y − fl(x·y), the rounding error of `product` = fl(x·y) (T. Dekker, 1971)."""
 
     def split(z: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         high = _SPLITTER * z - (_SPLITTER * z - z)

@@ -1,10 +1,10 @@
-"""Protected products on a GPU: kernel launches, and the report of the wrong elements that they find.
+"""Protected products C = A · B on a GPU: kernel launches, and the report of wrong elements.
 
-    tall and narrow   row_checksums → the product, with product/detect.cuh as its epilogue → locate
-    any other         the product → row_checksums → checksums of A's rows → check_rows → locate
+    C tall and narrow   row_checksums → GEMM with the epilogue of product/detect.cuh → locate
+    any other C         GEMM → row_checksums → GEMM for the checksums of A's rows → check_rows → locate
 
-The second sequence also checks a finished product. All launches go to the current stream of A's library. The host waits
-for the GPU only when the caller calls the report.
+A finished product is checked by the second sequence without its first GEMM. All kernels are launched on the current
+stream of A's library. Launching returns a report function; only a call of that function waits for the GPU.
 """
 
 from collections.abc import Callable
@@ -60,30 +60,31 @@ __all__ = [
     "protecting_plan",
 ]
 
-#: Waits for the GPU. Returns the number of confirmed rows, the number of wrong elements, and a list of the first
-#: `MOST_LISTED` of them.
+#: A function that waits for the GPU. It returns the number of confirmed rows, the number of wrong elements, and a list
+#: of the first `MOST_LISTED` wrong elements.
 Report = Callable[[], tuple[int, int, list[WrongElement]]]
 
 _FOLDER = Path(__file__).resolve().parent
 _THREADS = 256
-# Blocks per multiprocessor of check_rows and of locate.
+# Number of thread blocks per multiprocessor in the grids of check_rows and of locate.
 _CHECK_BLOCKS, _LOCATE_BLOCKS = 8, 2
-# The least capacity of the list of flagged rows; the capacity is a 64th of C's rows if that is more.
+# Minimum capacity of the list of flagged rows. A larger C has a list for a 64th of C's rows. A smaller C has a list for
+# all of its rows.
 _LEAST_CAPACITY = 1 << 14
-# Lanes among which a row is split: for a row-major matrix, and for a matrix with contiguous columns.
+# Number of lanes among which each row of a matrix is split: if the matrix is row-major, and if columns are contiguous.
 _ROW_MAJOR_LANES, _COLUMN_MAJOR_LANES = 8, 1
 
 
 class RowCheck:
-    """The row check of all products with one layout: kernels, sizes, and arguments except addresses.
+    """The row check of all products whose operands have one layout: kernels, sizes, and arguments except addresses.
 
-    Each product has its own buffer with counts, wrong elements, flagged rows, and the two checksum vectors of B.
-    Launches are packed once; the addresses of a product are set before each launch.
+    Each product has its own buffer with counts, wrong elements, flagged rows, and the checksum vectors x and y of B
+    (row_checksums.cuh). Kernel arguments are packed once; the addresses of a product are set before each launch.
 
     Attributes
     ----------
     lock : threading.Lock
-        Held from the change of a launch's addresses until the kernel is launched.
+        Held while the addresses of a launch are set and its kernel is launched.
     """
 
     def __init__(
@@ -132,11 +133,11 @@ class RowCheck:
         return self._machine.bind(self._locate, grid, (_THREADS,), (*structures, np.bool_(False), *listed))
 
     def _flagged_rows(self, rows: int, counts: int) -> Any:
-        """Return the C++ class `FlaggedRows` for the addresses of its rows and counts."""
+        """Return an instance of the C++ class `FlaggedRows` with these addresses in its members `rows` and `counts`."""
         return structure(FLAGGED_ROWS, rows=rows, counts=counts, capacity=self.capacity)
 
     def begin(self, b: DeviceMatrix) -> Any:
-        """Return a new buffer for one product, after launching the kernel that writes B's checksum vectors to it."""
+        """Return a new buffer for one product; launches the kernel that writes B's checksum vectors to the buffer."""
         memory = self._machine.xp.empty(self._bytes, np.uint8)
         with self.lock:
             self._checksum_launch.change(0, b.pointer)
@@ -146,11 +147,11 @@ class RowCheck:
         return memory
 
     def address(self, memory: Any, name: str) -> int:
-        """Return the address of a named part of the buffer."""
+        """Return the address of the part `name` of `memory`, a buffer that `begin` returned."""
         return address(memory) + self._at[name]
 
     def check_rows(self, memory: Any, c: DeviceMatrix, sums: Any) -> None:
-        """Flag the rows of a finished C that disagree with the checksums of A's rows."""
+        """Launch check_rows, which flags the rows of a finished C that disagree with `sums`, the checksums p of A."""
         flagged = self._flagged_rows(self.address(memory, "rows"), self.address(memory, "counts"))
         m, _, w = self._sizes
         name = f"check_rows<{ELEMENT[c.dtype]}, {SUM[c.dtype]}, {_lanes(c)}>"
@@ -159,7 +160,7 @@ class RowCheck:
         kernel(grid, (_THREADS,), (_matrix(c), m, w, sums, self._step, self._bounds, flagged))
 
     def locate(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, *, correct: bool) -> Report:
-        """Launch the re-check of flagged rows, which locates (and with `correct` repairs) wrong elements."""
+        """Launch locate, which re-checks flagged rows and lists wrong elements; `correct` also repairs them."""
         parts = (1, RECHECK_ARGS, ("x", "y")), (2, FLAGGED_ROWS, ("rows", "counts"))
         with self.lock:
             for word, of in zip(_words(OPERANDS, "A.data", "B.data", "C.data"), (a, b, c), strict=True):
@@ -187,14 +188,14 @@ class RowCheck:
 
 
 class ProtectedProduct:
-    """Products of matrices with one layout, by a plan whose epilogue checks the rows.
+    """The GEMM of all products whose operands have one layout; its epilogue checks the rows of C.
 
     Attributes
     ----------
     check : RowCheck
-        The row check before and after the product.
+        The row check, whose kernels run before and after the GEMM.
     epilogue : numpy.ndarray
-        The arguments of the epilogue, without addresses.
+        The arguments of the epilogue, except the addresses, which are set before each launch.
     """
 
     def __init__(
@@ -225,16 +226,19 @@ class ProtectedProduct:
         return self._multiply.unbound(self.epilogue[()])
 
     def multiply(self, memory: Any, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> None:
-        """Compute C and flag rows that fail the check; `memory` is the buffer that `RowCheck.begin` returned."""
+        """Launch the GEMM, which stores C and flags the rows that fail the check.
+
+        `memory` is the buffer that `RowCheck.begin` returned.
+        """
         addresses = c.pointer, *(self.check.address(memory, name) for name in ("x", "rows", "counts"))
         with self.check.lock:
             self._multiply.run(self._launch, a.pointer, b.pointer, zip(self._words, addresses, strict=True))
 
 
 def matmul(A: Any, B: Any, ours: ErrorBounds, others: ErrorBounds, index: int, *, correct: bool) -> tuple[Any, Report]:
-    """Return A · B and its report, for arguments that `abft.matmul` has validated.
+    """Return A · B and the report of its check, for arguments that `abft.matmul` has validated.
 
-    `ours` are the error bounds of a product by our kernels, `others` those of a product by cuBLAS.
+    `ours` are the error bounds of a product whose GEMM checks the rows of C, `others` those of any other product.
     """
     machine = cuda_machine(index)
     with product.on_stream(A, index):
@@ -258,13 +262,13 @@ def matmul(A: Any, B: Any, ours: ErrorBounds, others: ErrorBounds, index: int, *
 def _protected(
     machine: Machine, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds
 ) -> ProtectedProduct | None:
-    """Return the protected product of matrices of these layouts; None if no plan supports it."""
+    """Return the protected product of matrices with these layouts; None if no plan supports these layouts."""
     plan = protecting_plan(machine, product.problem_of(a, b, c))
     return None if plan is None else ProtectedProduct(machine, plan, a, b, c, bounds)
 
 
 def check(A: Any, B: Any, C: Any, bounds: ErrorBounds, index: int, *, correct: bool) -> Report:
-    """Return the report of a finished product, for arguments that `check_product` has validated."""
+    """Launch the check of a finished product, and return its report. `check_product` has validated the arguments."""
     with product.on_stream(A, index):
         a, b, c = device_matrix("A", A), device_matrix("B", B), device_matrix("C", C)
         return check_matrices(cuda_machine(index), a, b, c, bounds, correct=correct)
@@ -293,9 +297,9 @@ def check_matrices(
 def _check_of(
     machine: Machine, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix, bounds: ErrorBounds
 ) -> tuple[RowCheck, Problem, MmaPlan]:
-    """Return the row check of finished products with these layouts, and the problem and plan that sum A's rows.
+    """Return the row check of finished products with these layouts, and the problem and plan of an auxiliary GEMM.
 
-    The sums of A's rows come from the epilogue of a product of A and the first column of B.
+    That GEMM multiplies A by the first column of B. Its epilogue stores only the checksums of A's rows.
     """
     column = b._replace(shape=(b.shape[0], 1))
     problem = product.problem_of(a, column, gapless((a.shape[0], 1), a.dtype, a.itemsize, by_rows=True))
@@ -309,19 +313,19 @@ def _check_of(
 
 
 def protecting_plan(machine: Machine, problem: Problem) -> MmaPlan | None:
-    """Return the plan of a protected product; None if no kernel supports it."""
+    """Return the plan of a GEMM that also computes the checksums of A's rows; None if no kernel supports it."""
     return checked_plan(problem, machine.gpu, user_table(machine.gpu.name))
 
 
 def kernel_of(machine: Machine, file: str, name: str) -> Any:
-    """Return a kernel of a file of this folder, by its name expression in namespace abft."""
+    """Return a kernel of a file of this folder; `name` is its C++ name expression without the namespace abft."""
     (kernel,) = machine.kernels(_FOLDER / file, f"abft::{name}")
     return kernel
 
 
 @lru_cache
 def _words(of: np.dtype, *paths: str) -> list[int]:
-    """Return the offsets of members of a structure, such as "A.data", in 8-byte words."""
+    """Return the offsets of members of the structure `of` in 8-byte words. A path such as "A.data" names a member."""
 
     def offset(dtype: np.dtype, path: str) -> int:
         name, _, rest = path.partition(".")
@@ -338,7 +342,7 @@ def _lanes(x: DeviceMatrix) -> int:
 
 
 def _vector(x: DeviceMatrix) -> int:
-    """Return the elements of a row per load: 16 bytes if all rows are aligned, otherwise one element."""
+    """Return the number of elements per load: 16 bytes if each row consists of aligned 16-byte vectors, else one."""
     (down, right), size = x.strides, x.itemsize
     whole = right == size and (x.pointer | down | x.shape[1] * size) % 16 == 0
     return 16 // size if whole else 1
@@ -352,19 +356,19 @@ def _new(machine: Machine, A: Any, shape: tuple[int, int], how: str) -> Any:
 
 
 def matrix_on(machine: Machine, X: np.ndarray, dtype: str) -> DeviceMatrix:
-    """Copy a host array of type `dtype` to a machine, and return it as a matrix."""
+    """Copy a host array with elements of type `dtype` to the GPU, and return the copy as a `DeviceMatrix`."""
     # The bits are copied as integers, because CuPy does not support bfloat16.
     array = machine.xp.asarray(X.view(f"u{X.itemsize}"))
     return DeviceMatrix(address(array), array.shape, array.strides, dtype, X.itemsize, machine.index, array)
 
 
 def operands_of(a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> Any:
-    """Return the C++ class `Operands`."""
+    """Return an instance of the C++ class `Operands` for the matrices of a product."""
     (m, k), w = a.shape, b.shape[1]
     return structure(OPERANDS, A=_matrix(a), B=_matrix(b), C=_matrix(c), m=m, k=k, w=w)
 
 
 def _matrix(x: DeviceMatrix) -> Any:
-    """Return the C++ class `Matrix`."""
+    """Return an instance of the C++ class `Matrix`; its strides count elements."""
     row_stride, column_stride = (stride // x.itemsize for stride in x.strides)
     return structure(MATRIX, data=x.pointer, row_stride=row_stride, column_stride=column_stride)

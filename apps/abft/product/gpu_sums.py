@@ -1,4 +1,4 @@
-"""Sums of a product on a GPU before rounding to 16 bits, and their bit-exact emulation: the data of a calibration."""
+"""Elements of a GPU product before rounding to 16 bits, and their bit-exact emulation: the input of a calibration."""
 
 from dataclasses import replace
 from typing import Any
@@ -18,7 +18,7 @@ from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["emulate", "emulated", "emulated_by", "sequential_sums", "sums", "sums_by"]
 
-# Blocks per multiprocessor, and threads per block, of emulate (kLocateThreads).
+# Number of blocks per multiprocessor, and of threads per block (kLocateThreads), of the kernel `emulate`.
 _BLOCKS, _THREADS = 4, 256
 
 
@@ -33,20 +33,23 @@ def sums(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarr
 
 
 def emulated(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
-    """Return the emulation of `sums` by emulated_gemm.cuh; NaN for elements that the emulation does not support."""
+    """Return `sums` as emulated_gemm.cuh emulates them; NaN for elements that the emulation does not support."""
     with machine.current():
         a, b = _operands_on(machine, A, B, dtype)
         return emulated_by(machine, *_product_of_sums(machine, a, b), a, b)
 
 
 def sequential_sums(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> np.ndarray:
-    """Return A · B as tensor cores accumulate it without split sums; NaN as in `emulated`."""
+    """Return an emulation of A · B in which one warp's tensor-core instructions sum all products of an element in turn.
+
+    Elements that the emulation does not support are NaN.
+    """
     with machine.current():
         return emulate(machine, accumulation_order.one_after_another(len(B)), *_operands_on(machine, A, B, dtype))
 
 
 def sums_by(machine: Machine, plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
-    """Return `sums` by a plan's kernel."""
+    """Return A · B as the kernel of `plan` accumulates it, before rounding to 16 bits, for matrices on the GPU."""
     total, found = SUM[a.dtype], machine.xp.empty((problem.m, problem.w), summed(a.dtype))
     epilogue = replace(store_epilogue(plan), name=f"tsm2::StorePairs<{total}, {total}>")
     strides = {"row_stride": found.shape[1], "column_stride": 1}
@@ -56,13 +59,13 @@ def sums_by(machine: Machine, plan: MmaPlan, problem: Problem, a: DeviceMatrix, 
 
 
 def emulated_by(machine: Machine, plan: MmaPlan, problem: Problem, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
-    """Return the emulation of `sums_by`."""
+    """Return the bit-exact emulation of the result of `sums_by`; NaN for elements that it does not support."""
     blocks = blocks_of(plan, problem, machine.gpu.multiprocessors)
     return emulate(machine, accumulation_order.order_of(plan, problem, blocks), a, b)
 
 
 def emulate(machine: Machine, order: Any, a: DeviceMatrix, b: DeviceMatrix) -> np.ndarray:
-    """Return A · B by emulated_gemm.cuh in an accumulation order."""
+    """Return A · B as emulated_gemm.cuh emulates it in the accumulation order `order`."""
     to = machine.xp.empty((a.shape[0], b.shape[1]))
     grid = (_BLOCKS * machine.gpu.multiprocessors,)
     kernel_of(machine, "locate.cuh", f"emulate<{ELEMENT[a.dtype]}>")(
@@ -77,7 +80,7 @@ def _operands_on(machine: Machine, A: np.ndarray, B: np.ndarray, dtype: str) -> 
 
 
 def _product_of_sums(machine: Machine, a: DeviceMatrix, b: DeviceMatrix) -> tuple[MmaPlan, Problem]:
-    """Return the plan and the problem of `sums`: those of a protected product, without the checksums of A's rows."""
+    """Return the plan and problem of the GEMM of `sums`: those of a protected product, but without checksums of A."""
     shape = a.shape[0], b.shape[1]
     problem = product.problem_of(a, b, gapless(shape, a.dtype, a.itemsize, by_rows=True))
     plan = protecting_plan(machine, problem)

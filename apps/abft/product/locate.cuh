@@ -2,20 +2,22 @@
 //
 //   A (m × k), B (k × w), C (m × w), flagged rows   →   the wrong elements of C, and their correct values
 //
-// The re-check confirms a row i if its residual exceeds row · q_i + row_absolute (q_i: row_checksums.cuh; row,
-// row_absolute: thresholds.py). An element of a confirmed row is tested in one of two ways:
+// thresholds.py defines the residual d_i of row i and the coefficients row and row_absolute; row_checksums.cuh defines
+// q_i. The re-check confirms row i if |d_i| > row · q_i + row_absolute. An element of a confirmed row is tested in one
+// of two ways:
 //
 // - If the accumulation order of C is known, the sum of the element is emulated bit for bit (emulated_gemm.cuh). The
-//   element is wrong if its bits differ.
-// - Otherwise the element is computed nearly exactly (exact_products.cuh), with Σ|ab| and, for the statistical
-//   threshold, the deviation of its rounding error. It is wrong if its error exceeds the bound of thresholds.py.
+//   element is wrong if its bits differ from the emulated bits.
+// - Otherwise the element is recomputed nearly exactly (exact_products.cuh), together with Σ|ab|. The statistical
+//   threshold also needs the deviation of the rounding error (rounding_model.py). The element is wrong if it differs
+//   from the recomputed value by more than the bound of thresholds.py.
 //
-// Wrong elements are repaired on request. If more rows are flagged than the list holds, all rows are re-checked, with
-// residuals computed from the stored C.
+// Wrong elements are repaired on request. If more rows are flagged than the list holds, all rows of C are re-checked,
+// with residuals computed from the stored C.
 //
-// Why it is fast enough: few rows are flagged, usually none. One warp tests a row, or, with fewer rows than warps, a
-// *team* of several warps, among which the columns of the row are split. Each warp of a team repeats the re-check, so
-// that no warp waits for another.
+// Why it is fast enough: usually no row is flagged. One warp tests a row. If fewer rows are flagged than there are
+// warps, a *team* of several warps tests a row, and the columns of the row are split among these warps. Each warp of a
+// team repeats the re-check, so that no warp waits for another.
 #pragma once
 #include "apps/abft/product/exact_products.cuh"
 #include "kernels/tsm2/emulated_gemm.cuh"
@@ -30,8 +32,8 @@ constexpr int kLocateThreads = 256;
 struct ElementBounds {
   double magnitude, spread, absolute, lost, products, rounding, rounding_absolute, largest_sum, largest;
 
-  // Whether rounding cannot explain the difference between `found` and `exact`. All values that are compared below are
-  // divided by 2^exact.exponent.
+  // True if rounding cannot explain the difference between `found`, the element of C, and `exact`. `deviation` is that
+  // of the element's rounding error. All values that are compared below are divided by 2^exact.exponent.
   __device__ __forceinline__ bool exclude(double found, const ExactElement& exact, double deviation) const {
     const int by = exact.exponent;
     double allowed = magnitude * exact.magnitude + lost * exact.small + spread * deviation + scaled(absolute, -by);
@@ -61,8 +63,8 @@ __device__ __forceinline__ T rounded(double x) {
   }
 }
 
-// Σ ab of an element, as the product's kernel computes it; NaN if the emulation does not support a factor. One thread
-// computes it.
+// Σ ab of an element as the kernel of the product computes it, emulated bit for bit by one thread. NaN if the emulation
+// does not support a factor.
 template <typename T>
 __device__ __forceinline__ double emulated_sum(const Operands<T>& of, const tsm2::Order& order, long long row,
                                                long long column) {
@@ -80,7 +82,7 @@ __global__ void __launch_bounds__(kLocateThreads, 2) emulate(Operands<T> of, tsm
     sums[i] = emulated_sum(of, order, i / of.w, i % of.w);
 }
 
-// Unit in the first place: the greatest power of two no larger than |x|; 0 for 0.
+// Unit in the first place: the greatest power of two no larger than |x|; 0 for 0 and for denormals.
 __device__ __forceinline__ double first_place(double x) {
   return __longlong_as_double(__double_as_longlong(x) & 0x7ff0000000000000ll);
 }
@@ -93,8 +95,8 @@ __device__ __forceinline__ double last_place(double x) {
 
 __device__ __forceinline__ double smaller(double x, double y) { return x < y ? x : y; }
 
-// The effect of an addition on g, the power of two of which a sum is a multiple: g → max(floor, min(g, place)). `floor`
-// is the unit in the last place of the new sum, and `place` is the last significant place of the added product. The
+// A partial sum is a multiple of a power of two, g. The addition of a product changes g to max(floor, min(g, place)).
+// `floor` is the unit in the last place of the new sum, and `place` is the last significant place of the product. The
 // composition of two such updates has the same form.
 struct PlaceUpdate {
   double floor = 0, place = __longlong_as_double(0x7ff0000000000000LL);
@@ -108,18 +110,20 @@ __device__ __forceinline__ PlaceUpdate shuffle_up(const PlaceUpdate& update, int
   return {simt::shuffle_up(update.floor, lanes), simt::shuffle_up(update.place, lanes)};
 }
 
-// Upper bound of the deviation (rounding_model.py): no partial sum is larger than Σ|ab|.
+// Upper bound of the deviation of an element (rounding_model.py), from Σ|ab| (`magnitude`) and ρ (`products`). It holds
+// because no partial sum is larger than Σ|ab|.
 __device__ __forceinline__ double max_deviation(long long k, double magnitude, double products) {
   return sqrt((1 + products) * k) * magnitude;
 }
 
-// Deviation of an element's rounding error, valid in the warp's first lane. rounding_model.py defines it, and ρ, which
-// is `products`. `magnitude` is Σ|ab|.
+// Deviation of an element's rounding error for an unknown summation order, computed by a warp and valid in its first
+// lane. rounding_model.py defines the deviation and ρ, which is `products`. `magnitude` is Σ|ab|.
 template <typename T>
 __device__ __forceinline__ double rounding_deviation(const Operands<T>& of, long long row, long long column,
                                                      double magnitude, double products) {
-  // Each of kRuns sums restarts after so many products; the last sum never restarts. Per sum: its value before the
-  // current 32 products, and its lowest and highest partial sums since it restarted.
+  // kRuns sums of the same products: sum i restarts after kRestart[i] products, and the last sum never restarts. Each
+  // sum has its value before the current 32 products, its lowest and highest partial sums since the restart, and the
+  // power of two of which it is a multiple (`places`).
   constexpr long long kRestart[] = {32, 512};
   constexpr int kRuns = 3;
   constexpr bool kHalf = sizeof(T) == 2;
@@ -178,14 +182,14 @@ __device__ __forceinline__ double rounding_deviation(const Operands<T>& of, long
     finest = other < finest ? other : finest;
     square += simt::shuffle_xor(square, bits);
   }
-  // Products of 16-bit elements are exact in float32, and so are sums whose bits fit in 24 bits.
+  // Products of 16-bit elements are exact in float32. Sums are exact too if 24 bits represent every partial sum.
   if (kHalf && magnitude < 0x1p24 * finest) return 0;
-  // Squares overflow or underflow outside this range.
+  // Outside this range of Σ|ab|, squares overflow or underflow, so the upper bound replaces the deviation.
   return magnitude > 0x1p-480 && magnitude < 0x1p480 ? sqrt(square) : max_deviation(of.k, magnitude, products);
 }
 
-// Arguments of the re-check: the checksum vectors x and y of B, 1 / 2N of the weights (row_checksums.cuh), and the
-// bounds of a row.
+// Arguments of the re-check: the checksum vectors x and y of B, the constant 1 / 2N in the weights (`half_step`), and
+// the error bounds of a row. row_checksums.cuh defines x, y and N.
 template <typename Sum>
 struct RecheckArgs {
   const Sum *x, *y;
@@ -193,8 +197,9 @@ struct RecheckArgs {
   RowBounds bounds;
 };
 
-// Whether the re-check confirms a row, returned to all lanes of a warp. With `recompute`, the residual is computed from
-// the stored C, and `residual` is ignored.
+// True if |d_i| > row · q_i + row_absolute for this row (symbols: see the head of this file). A warp computes it and
+// returns it to all lanes. With `recompute`, |d_i| is computed from the stored C, less the possible effect of C's
+// rounding. Otherwise d_i is `residual`.
 template <typename T, typename Sum>
 __device__ __forceinline__ bool is_confirmed(const Operands<T>& of, const RecheckArgs<Sum>& recheck, long long row,
                                              double residual, bool recompute) {
@@ -220,8 +225,9 @@ __device__ __forceinline__ bool is_confirmed(const Operands<T>& of, const Rechec
   return disagrees(residual, fma(recheck.bounds.row, sqrt(square), recheck.bounds.row_absolute));
 }
 
-// Tests the flagged rows, and lists at most `room` wrong elements; others are only counted. With `correct`, repairs all
-// wrong elements. Two blocks per multiprocessor: with more, the compiler would spill registers.
+// Tests the flagged rows, counts their wrong elements, and writes up to `room` wrong elements to `wrong`. With
+// `correct`, it repairs all wrong elements. The launch bounds request two blocks per multiprocessor; with more blocks,
+// the compiler would spill registers.
 template <typename T, typename Sum>
 __global__ void __launch_bounds__(kLocateThreads, 2)
     locate(Operands<T> of, RecheckArgs<Sum> recheck, FlaggedRows flagged_rows, ElementBounds bounds, tsm2::Order order,
@@ -232,8 +238,8 @@ __global__ void __launch_bounds__(kLocateThreads, 2)
   const int lane = threadIdx.x % 32;
   const bool every = count > (unsigned long long)flagged_rows.capacity;
   const long long n = every ? of.m : (long long)count;
-  // If all rows are re-checked, a row has one warp, because other warps would compute its residual while the row is
-  // repaired.
+  // If all rows are re-checked, only one warp tests a row. A second warp could compute the residual of the row while
+  // the first warp repairs elements of the row.
   const int warps = gridDim.x * (kLocateThreads / 32), most = every || n > warps ? 1 : warps / (int)n;
   const int parts = most < of.w ? most : (int)of.w, teams = warps / parts;
   const int warp = blockIdx.x * (kLocateThreads / 32) + threadIdx.x / 32, team = warp / parts,

@@ -17,7 +17,7 @@ from tsapps.kernels.arrays import as_array, gpu_index, kind_of, like
 
 __all__ = ["Checked", "ProductFault", "check_product", "matmul"]
 
-# Number of flagged rows, number of wrong elements, and a list of the first wrong elements.
+# Number of recomputed rows, number of wrong elements, and a list of the first `MOST_LISTED` wrong elements.
 Findings = tuple[int, int, list[product_cpu.WrongElement]]
 
 
@@ -32,7 +32,7 @@ class ProductFault:
         The value found; may be infinite or NaN.
     value : float
         The correct value: the exact element, rounded to C's dtype. If elements are compared bit for bit, it is the
-        value that the product has without faults.
+        value that the same kernel computes without faults.
     """
 
     row: int
@@ -44,20 +44,21 @@ class ProductFault:
 class Checked:
     """A product and the result of its check.
 
-    On a GPU the product and its check are launched asynchronously, and C is repaired in stream order. The first access
-    to the result waits for it.
+    On a GPU, the product, its check and the repair of C are launched asynchronously, in stream order. The first access
+    to the result of the check, such as `faults` or `clean`, waits for the GPU.
 
     Parameters
     ----------
     C : array of shape (m, w)
     threshold : str or float
     report : callable
-        Returns the number of flagged rows, the number of wrong elements, and a list of the first 65,536 of them.
+        Returns the number of recomputed rows, the number of wrong elements, and a list of the first 65,536 wrong
+        elements.
 
     Attributes
     ----------
     C : array of shape (m, w)
-        The product; repaired, if that was requested.
+        The product. Wrong elements are repaired if the caller requested it.
     threshold : str or float
         The given threshold; "statistical" for a calibration.
     """
@@ -71,7 +72,7 @@ class Checked:
 
     @cached_property
     def faults(self) -> list[ProductFault]:
-        """The wrong elements, by row and column; at most 65,536, the first ones found."""
+        """The wrong elements, sorted by row and column; only the 65,536 found first if there are more."""
         return sorted(ProductFault(*one) for one in self._findings[2])
 
     @property
@@ -81,12 +82,12 @@ class Checked:
 
     @property
     def suspected(self) -> int:
-        """Number of rows whose checks disagreed, so that they were recomputed."""
+        """Number of rows that were recomputed, because they disagreed with their checksums."""
         return self._findings[0]
 
     @property
     def clean(self) -> bool:
-        """Whether no wrong element was found."""
+        """True if no wrong element was found."""
         return self.n_faults == 0
 
     def __repr__(self) -> str:
@@ -98,7 +99,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
 
     Every row of the product is compared with a checksum before the row is rounded and stored. Rows that disagree with
     their checksums are recomputed from A and B in twice the precision, and each of their elements is tested separately.
-    So checksums only select rows, and an element reported as wrong is known to be wrong.
+    So checksums only select rows. An element is reported as wrong only if it differs from its recomputed value.
 
     Parameters
     ----------
@@ -108,26 +109,26 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     B : array of shape (k, w)
         Same dtype and device as A. A is read once if w is at most 64, otherwise twice.
     correct : bool
-        Whether wrong elements are repaired in C, or only reported.
+        If True, wrong elements are repaired in C; otherwise they are only reported.
     threshold : {"proven", "statistical"}, float or Calibration
         The error bound of an element.
 
         "proven"
             The largest error that rounding can explain (Higham's bound, ``|C − AB| ≤ γ·|A||B|``): no false positives.
         "statistical" or a calibration
-            Some hundred times tighter. Random rounding errors exceed it with at most the calibration's false positive
-            rate per element. ``tsapps abft-calibrate`` or `calibrate` makes a calibration. If the calibration found
-            that the emulation of a GPU's sums is bit-exact, elements of tall and narrow products are compared bit for
-            bit: every element with other bits is reported as wrong.
+            A bound some hundred times smaller. The random rounding error of an element exceeds it with a probability of
+            at most the calibration's false positive rate. ``tsapps abft-calibrate`` or `calibrate` makes a calibration.
+            If the calibration found that the emulation of a GPU's sums is bit-exact, elements of tall and narrow
+            products are compared bit for bit: an element is wrong if its bits differ from the emulated bits.
         a number
             An absolute error.
 
-        If the dtype has 16 bits, the error of rounding to it is added to the bound.
+        If the dtype has 16 bits, the bound also includes the error of rounding an element to that dtype.
 
     Returns
     -------
     Checked
-        Its C is a row-major array of A's library.
+        The product, as a row-major array `C` of A's library, and the result of its check.
 
     Raises
     ------
@@ -138,12 +139,13 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
 
     Notes
     -----
-    An element is certainly found if its error is more than a small multiple of its row's bound (`thresholds.proven`);
-    in practice much smaller errors are found. A non-finite element is certainly found if its exact value fits in C's
-    dtype and no partial sum can overflow. Elements with non-finite factors are not tested. All this holds from the
-    largest numbers down to denormals, where each product loses up to half the smallest number. On a GPU, float32 and
-    bfloat16 below the normal numbers may count as zero. Errors in one row that cancel in its checksums are not
-    detected. An element of A that was read wrongly is equally wrong in the checksums; `check_product` reads A again.
+    A wrong element is certainly found if its error is more than a small multiple of its row's bound
+    (`thresholds.proven`); in practice much smaller errors are found. A non-finite element is certainly found if its
+    exact value fits in C's dtype and no partial sum can overflow. Elements with non-finite factors are not tested.
+    These statements hold from the largest numbers down to denormals. There, each product may lose up to half the
+    smallest positive number. On a GPU, float32 and bfloat16 denormals may count as zero. Errors in one row that cancel
+    in its checksums are not detected. An element of A that was read wrongly has the same error in the checksums, so the
+    error is not detected; `check_product` reads A again.
 
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
     Computers (1984). Testing flagged rows with exact elements is our addition (docs/notes/abft.md).
@@ -176,15 +178,15 @@ def check_product(
     A, B, C : arrays of shapes (m, k), (k, w), (m, w)
         As for `matmul`; C has their dtype and device.
     correct : bool
-        Whether wrong elements are repaired, in C itself.
+        If True, wrong elements are repaired in the given C; otherwise they are only reported.
     threshold : {"proven", "statistical"}, float or Calibration
-        As for `matmul`; "statistical" is wider, because the accumulation order of C is unknown. A product that was
-        computed in lower precision than its dtype (tf32) needs a number.
+        As for `matmul`. The statistical bound is larger here, because the accumulation order of C is unknown. A product
+        that was computed in lower precision than its dtype, such as tf32, needs a number.
 
     Returns
     -------
     Checked
-        Its C is the given C.
+        The given C, and the result of its check.
 
     Raises
     ------
@@ -220,7 +222,10 @@ def check_product(
 def _locate(
     a: np.ndarray, b: np.ndarray, c: np.ndarray, blocks: list[np.ndarray], bounds: ErrorBounds, *, correct: bool
 ) -> Findings:
-    """Return the wrong elements of flagged rows, after repairing them if `correct`."""
+    """Locate the wrong elements of the flagged rows, repair them in `c` if `correct`, and return the findings.
+
+    `blocks` is a list of arrays with the indices of flagged rows.
+    """
     flagged = np.concatenate([np.empty(0, np.int64), *blocks])
     listed: list[product_cpu.WrongElement] = []
     n_wrong = 0
@@ -238,7 +243,7 @@ def _locate(
 
 
 def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
-    """Return validated operands as arrays of NumPy, CuPy or torch, and the index of their GPU, or None."""
+    """Validate operands. Return them as arrays of NumPy, CuPy or torch, and the index of their GPU (None: the host)."""
     operands, dtypes = dict(given), {}
     for name, X in given.items():
         if kind_of(X) in ("numpy", "cuda", "dlpack"):
@@ -275,7 +280,7 @@ def _dtype(X: Any) -> str:
 
 @cache
 def _written(dtype: Any) -> str:
-    """Return a dtype of NumPy or torch as text; unlike its name, the text includes a foreign byte order."""
+    """Return a dtype of NumPy or torch as text. Unlike ``dtype.name``, the text shows a non-native byte order."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -289,7 +294,7 @@ def _host(X: Any) -> np.ndarray:
 
 
 def _resolved(threshold: str | float | Calibration, dtype: str, index: int | None) -> str | float | Calibration:
-    """Return a validated threshold; for "statistical", the user's calibration."""
+    """Validate a threshold and return it; for "statistical", return the user's calibration for dtype and device."""
     if isinstance(threshold, str) and threshold == "statistical":
         threshold = load_calibration(dtype, index)
     if isinstance(threshold, Calibration):
@@ -313,7 +318,8 @@ def _bounds_of(
 ) -> ErrorBounds:
     """Return the error bounds of a product for a validated threshold.
 
-    `own` as for `Calibration.error`; `flushes` as for `thresholds.proven`, on a GPU.
+    `own` is True for the bounds of our own kernels (`Calibration.error`). `flushes` is True for a GPU, which may flush
+    denormals to zero (`thresholds.proven`).
     """
     if isinstance(threshold, Calibration):
         return threshold.bounds(k, w, own=own)

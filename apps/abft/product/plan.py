@@ -1,4 +1,4 @@
-"""Plans of protected products on a GPU, from sizes and layouts alone; and structures shared with C++."""
+"""Plans of protected products on a GPU, from sizes and layouts alone; and NumPy structures that mirror C++ classes."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -46,7 +46,7 @@ __all__ = [
     "with_row_sums",
 ]
 
-#: Tuned configurations of protected products, by the device.
+#: The folder with the tuned configurations of protected products, one file per GPU model.
 TUNED = Path(__file__).with_name("tuned")
 #: The C++ classes of kernel arguments and results, as NumPy structures: `Matrix`, `Operands`, `Counts` and so on.
 MATRIX = np.dtype([("data", "u8"), ("row_stride", "i8"), ("column_stride", "i8")])
@@ -61,63 +61,65 @@ ELEMENT_BOUNDS = np.dtype(
     + [(name, "f8") for name in ("rounding", "rounding_absolute", "largest_sum", "largest")]
 )
 RECHECK_ARGS = np.dtype([("x", "u8"), ("y", "u8"), ("half_step", "f8"), ("bounds", ROW_BOUNDS)])
-#: Rows of B per lane (kRowsPerLane).
+#: Number of rows of B that a lane of the kernel row_checksums reads (kRowsPerLane).
 ROWS_PER_LANE = 4
-#: The most bytes that a thread of a protected product may spill, once per tile, for its plan to be selected.
+#: Maximum number of bytes that a thread of a protected product may spill to local memory, once per tile. Tuning rejects
+#: plans that spill more.
 MOST_SPILLED = 32
-# The header of the epilogues.
+# The header that defines the epilogues `DetectEpilogue` and `StoreRowSums`.
 _DETECT = "apps/abft/product/detect.cuh"
-# The least ratio of the registers available to an unmeasured plan to its estimated need, by bytes per element: a
-# smaller ratio risks spills.
+# Minimum ratio of available registers to the estimated need of a plan that was not measured, by bytes per element. At a
+# smaller ratio, the compiler may spill registers.
 _ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
-# Weights that a kernel may read beyond those of the last tile (epilogue.cuh); the least N (product/row_checksums.cuh).
+# Maximum number of entries of x that a kernel reads beyond the last tile (epilogue.cuh), and minimum value of N.
+# product/row_checksums.cuh defines x and N.
 _BEYOND, _LEAST_N = 16, 16
 
 
 def summed(dtype: str) -> np.dtype:
-    """Return the type in which products of a dtype are accumulated."""
+    """Return the dtype in which products of elements of `dtype` are accumulated."""
     return np.dtype(np.float64 if SUM[dtype] == "double" else np.float32)
 
 
 def half_step(w: int) -> float:
-    """Return 1 / 2N, the step of the weights of w columns (product/row_checksums.cuh)."""
+    """Return 1 / 2N for w columns; product/row_checksums.cuh defines N, which determines the weights of the columns."""
     return 0.5 / max(_LEAST_N, 2 ** ceil(log2(max(1, -(-w // 8) * 2))))
 
 
 def padded_depth(k: int, one: MmaPlan) -> int:
-    """Return the number of weights that a plan's kernel may read for a depth of k."""
+    """Return the length of the checksum vector x of B (k × w), including zeros at the end that a kernel may read."""
     return -(-k // one.depth) * one.depth + _BEYOND
 
 
 def row_size(bounds: ErrorBounds, w: int) -> float:
-    """Return the bound of a row's residual relative to ``Σ_j |c_ij|``, for w columns: the first test of a row.
+    """Return the coefficient of ``Σ_j |c_ij|`` in the bound of a row's residual, for w columns.
 
-    The re-check of a row uses its magnitude q instead (`ErrorBounds.row`; symbols: see thresholds.py). If
-    ``s_l = Σ_j |b_lj|``, ``Σ_j |c_ij|`` is about q. If s_l = √(Σ_j b_lj² + (Σ_j b_lj)²), ``Σ_j |c_ij| / √w`` is about
-    q, and never above √(Σ_j c_ij²).
+    The first test of a row uses ``Σ_j |c_ij|``, the re-check uses q_i instead (`ErrorBounds.row`; symbols: see
+    thresholds.py). If ``s_l = Σ_j |b_lj|``, ``Σ_j |c_ij|`` is about q_i. If s_l = √(Σ_j b_lj² + (Σ_j b_lj)²),
+    ``Σ_j |c_ij| / √w`` is about q_i, and never above √(Σ_j c_ij²).
     """
     return bounds.row / sqrt(w) if bounds.by_spread else bounds.row
 
 
 def row_bounds(bounds: ErrorBounds, w: int) -> Any:
-    """Return the C++ class `RowBounds` for w columns, a `ROW_BOUNDS`."""
+    """Return a `ROW_BOUNDS`, which mirrors the C++ class `RowBounds`, for w columns."""
     return _from_fields(ROW_BOUNDS, vars(bounds) | {"row_size": row_size(bounds, w)})
 
 
 def recheck_args(bounds: ErrorBounds, w: int) -> np.ndarray:
-    """Return the C++ class `RecheckArgs` for w columns, a `RECHECK_ARGS`; the caller sets x and y."""
+    """Return a `RECHECK_ARGS`, which mirrors the C++ class `RecheckArgs`, for w columns; the caller sets x and y."""
     args = np.zeros((), RECHECK_ARGS)
     args["half_step"], args["bounds"] = half_step(w), row_bounds(bounds, w)
     return args
 
 
 def element_bounds(bounds: ErrorBounds) -> Any:
-    """Return the C++ class `ElementBounds`, an `ELEMENT_BOUNDS`."""
+    """Return an `ELEMENT_BOUNDS`, which mirrors the C++ class `ElementBounds`."""
     return _from_fields(ELEMENT_BOUNDS, vars(bounds) | {"products": bounds.model.products})
 
 
 def _from_fields(dtype: np.dtype, values: Mapping[str, float]) -> Any:
-    """Return a structure whose fields have the values of the same names."""
+    """Return a structure of type `dtype`, each field of which has the value of the same name."""
     one = np.zeros((), dtype)
     for name in one.dtype.names:
         one[name] = values[name]
@@ -125,16 +127,20 @@ def _from_fields(dtype: np.dtype, values: Mapping[str, float]) -> Any:
 
 
 def is_fused(m: int, k: int, w: int) -> bool:
-    """Return whether the kernel of a product also checks its rows: C is tall and narrow. Others are checked after."""
+    """Return True if C (m × w) is tall and narrow, so that the GEMM kernel also checks the rows of C.
+
+    The rows of any other C are checked after the GEMM.
+    """
     return m > NARROW and k > 0 and 0 < w <= NARROW
 
 
 def checked_plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> MmaPlan | None:
-    """Select the plan of a product with checksums of A's rows; None if no kernel of the core supports it.
+    """Select the plan of a GEMM that also computes the checksums of A's rows; None if no kernel supports the problem.
 
-    The first choice is the device's table of tuned configurations with checks (bench/abft/tune_plans.py), the second is
-    the plan of the unprotected product. Either is used only if each warp has all columns of its rows. Otherwise the
-    candidate with the shortest predicted time is selected.
+    The first choice is a configuration that was tuned with checks on this device (bench/abft/tune_plans.py). The second
+    choice is the plan of the unprotected product; `table` replaces its shipped tuning table. A choice is used only if
+    each warp computes all columns of its rows (`with_row_sums`). Otherwise the candidate with the shortest predicted
+    time is selected.
     """
     for rows in (measured(device.name), of_version(tuned_table(device.name) if table is None else table, None)):
         tuned = plan(problem, device, rows) if rows else None
@@ -150,7 +156,10 @@ def measured(device_name: str) -> tuple[Mapping[str, Any], ...]:
 
 
 def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaPlan | None:
-    """Return a plan with weighted sums of A's rows; None if it does not fit. `roomy` requires spare registers."""
+    """Return the plan `one` with the checksums of A's rows added; None if such a plan does not fit the device.
+
+    Each warp must compute all columns of its rows. `roomy` also requires spare registers (`_ROOM`).
+    """
     if one.warps_n > 1 or one.fold > 1:
         return None
     made = replace(one, store=OWN_EPILOGUE, row_sums=True)
@@ -175,7 +184,7 @@ def store_of(dtype: str, w: int, c: Lies) -> str:
 
 
 def detect_epilogue(dtype: str, w: int, c: Lies) -> Epilogue:
-    """Return the epilogue `DetectEpilogue`, which stores a product and flags rows."""
+    """Return the epilogue `DetectEpilogue`, which stores C and flags the rows that disagree with their checksums."""
     total = summed(dtype)
     store = [("C", "u8"), *((name, "i8") for name in ("row_stride", "column_stride", "regular"))]
     limits = [(name, total) for name in ("row", "row_size", "row_absolute")]
@@ -185,5 +194,5 @@ def detect_epilogue(dtype: str, w: int, c: Lies) -> Epilogue:
 
 
 def row_sums_epilogue(dtype: str) -> Epilogue:
-    """Return the epilogue `StoreRowSums`, which stores the checksums of A's rows alone."""
+    """Return the epilogue `StoreRowSums`, which stores only the checksums of A's rows, and not the product."""
     return Epilogue(_DETECT, f"abft::StoreRowSums<{SUM[dtype]}>", np.dtype([("row_weights", "u8"), ("to", "u8")]))

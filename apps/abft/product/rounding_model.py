@@ -6,14 +6,15 @@ in the first place of x. For the element Σ_l a_il b_lj of C = A · B, in units 
     deviation² = Σ_l (⌊s_l⌋₂² + ρ ⌊a_il b_lj⌋₂²),    over the products that are not zero.
 
 u⌊s⌋₂ is half a unit in the last place of s, the largest error of an addition rounded to nearest. s_l is a partial sum
-that ends with product l. It may begin with any earlier product, because several blocks may each sum a part of the
-products. So s_l is the partial sum of largest magnitude, over all beginnings since the last restart of the sum. If the
-summation order is unknown, ⌊s_l⌋₂² is the mean of three values: for sums that restart after 32 products, after 512
-products, and never.
+whose last product is product l. Its first product may be any earlier one, because several blocks may each sum a part of
+the products. So s_l is the largest in magnitude of the partial sums that end with product l and begin after the last
+restart of the sum. If the summation order is unknown, ⌊s_l⌋₂² is the mean of three values: for sums that restart after
+32 products, after 512 products, and never.
 
-On a CPU, sums of runs of products are added to a total (product/cpu.py), and these additions count. A BLAS may
-distribute the products over q accumulators in turn: accumulator i sums every q-th product, and the accumulators are
-added at the end of a run. If q differs between elements, the deviation is the maximum over the values of q.
+On a CPU, products are summed in runs, and the sum of each run is added to a total (product/cpu.py). The model counts
+the additions to the total too. A BLAS may distribute the products over q accumulators in turn: accumulator i sums every
+q-th product, and the accumulators are added at the end of a run. If q differs between elements, the deviation is the
+maximum over the values of q.
 
 ρ is 2 by default, because a few adjacent products may be added in any order. It may be 0 for a BLAS with a known order
 whose products are not rounded. It exceeds 2 where tensor cores multiply float32 as three products of truncated parts.
@@ -34,24 +35,25 @@ import numpy as np
 
 __all__ = ["PRODUCT_VARIANCE", "SQUARABLE", "UNKNOWN_ORDER", "RoundingModel", "max_deviation", "rounding_deviations"]
 
-#: ρ of rounded products.
+#: Default value of ρ; the head of this file defines ρ.
 PRODUCT_VARIANCE = 2.0
-#: The range of Σ|ab| whose squares neither overflow nor underflow.
+#: Lower and upper limit of Σ|ab|. Between these limits, the squares in deviation² neither overflow nor underflow.
 SQUARABLE = (2.0**-480, 2.0**480)
-# Sums in unknown order are modelled as the mean of sums that restart after these numbers of products, and never.
+# Numbers of products after which a sum restarts. The model of an unknown summation order is the mean of these sums and
+# of a sum that never restarts.
 _UNKNOWN_RUNS = (32, 512)
-# Elements per block, few enough to fit in the cache; 2^(bits of float32's significand).
+# Number of elements of C per block, few enough to fit in the cache; 2^(number of bits of float32's significand).
 _BLOCK_ELEMENTS, _PLACES = 1 << 13, 2.0**24
 
 
 @dataclass(frozen=True)
 class RoundingModel:
-    """The summation order of a product.
+    """The rounding-error model of a product: its summation order, and ρ. The head of this file defines the symbols.
 
     Attributes
     ----------
     products : float
-        ρ: the variance of a product's rounding error, in units of the square of its unit in the first place.
+        ρ: the variance of the rounding error of a product ab, divided by (u ⌊ab⌋₂)².
     accumulators : tuple of int
         The possible values of q, the number of accumulators over which products are distributed in turn; 1 on a GPU.
     run : int or None
@@ -78,7 +80,7 @@ class RoundingModel:
         return (run / min(self.accumulators) + k / run + self.products) / 2
 
 
-#: The model of sums in unknown order.
+#: The model of a product whose summation order is unknown.
 UNKNOWN_ORDER = RoundingModel()
 
 
@@ -93,7 +95,7 @@ def max_deviation(model: RoundingModel, k: int) -> float:
 
 
 def rounding_deviations(A: np.ndarray, B: np.ndarray, model: RoundingModel = UNKNOWN_ORDER) -> np.ndarray:
-    """Return the deviations of the elements' rounding errors for a few rows, in units of u, (rows, w) float64."""
+    """Return the deviation of each element's rounding error in A · B: (rows, w) float64, in units of u."""
     a, b = A.astype(np.float64), B.astype(np.float64)
     step, exact = max(1, _BLOCK_ELEMENTS // max(1, b.shape[1])), A.itemsize == 2
     with np.errstate(all="ignore"):
@@ -108,11 +110,15 @@ def rounding_deviations(A: np.ndarray, B: np.ndarray, model: RoundingModel = UNK
 
 
 def _deviations(a: np.ndarray, b: np.ndarray, model: RoundingModel, q: int, *, exact: bool) -> np.ndarray:
-    """Return the deviations of a block for q accumulators; `exact`: products are exact in the accumulation type."""
+    """Return the deviations of a block of rows for q accumulators.
+
+    `exact` is True if products are exact in the accumulation type.
+    """
     shape, k, products = (len(a), b.shape[1]), a.shape[1], model.products
     runs = (*_UNKNOWN_RUNS, k) if model.run is None else (model.run,)
-    # For each accumulator and run length: the partial sum, its minimum and maximum since the restart, and (in
-    # all_places) the power of two of which the partial sum is a multiple. `total` sums the completed runs.
+    # `accumulators` has, for each accumulator and run length, the partial sum, and the minimum and maximum of partial
+    # sums since the restart. `all_places` has the power of two of which the partial sum is a multiple. `total` is the
+    # sum of the completed runs.
     accumulators = np.zeros((q, 3, len(runs), *shape))
     all_places = np.full((q, len(runs), *shape), np.inf)
     total, total_place = np.zeros(shape), np.full(shape, np.inf)
@@ -120,7 +126,7 @@ def _deviations(a: np.ndarray, b: np.ndarray, model: RoundingModel, q: int, *, e
     left, right = _last_place(a), _last_place(b)
 
     def lost(sums: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """Return ⌊sums⌋₂ where the addition can lose bits, 0 elsewhere; update the places of the sums."""
+        """Return ⌊sums⌋₂ where the addition can lose bits, 0 elsewhere; raise `places` to the last place of `sums`."""
         largest = _first_place(sums)
         if not exact:
             return largest
@@ -147,7 +153,7 @@ def _deviations(a: np.ndarray, b: np.ndarray, model: RoundingModel, q: int, *, e
         largest = lost(np.maximum(sums - lowest, highest - sums), places)
         of_step = (largest**2).sum(axis=0) / len(runs) + products * _first_place(product) ** 2
         square += np.where(product != 0, of_step, 0.0)
-        # The accumulators are added at the end of the longest run, and their sum to the total.
+        # At the end of the longest run, the accumulators are added together, and their sum is added to the total.
         if (step + 1) % runs[-1] == 0 or step + 1 == k:
             run_sum, run_place = accumulators[0, 0, -1].copy(), all_places[0, -1].copy()
             for one, other in zip(accumulators[1:, 0, -1], all_places[1:, -1], strict=True):
@@ -158,7 +164,7 @@ def _deviations(a: np.ndarray, b: np.ndarray, model: RoundingModel, q: int, *, e
             if step >= runs[-1]:
                 square += lost(total, total_place) ** 2
             accumulators[:, :, -1], all_places[:, -1] = 0, np.inf
-    # Outside this range squares overflow or underflow, so the upper bound of the deviation replaces it.
+    # Outside the range `SQUARABLE` of Σ|ab|, squares overflow or underflow, so the upper bound replaces the deviation.
     squarable = (magnitude > SQUARABLE[0]) & (magnitude < SQUARABLE[1])
     most = max_deviation(replace(model, accumulators=(q,)), k) * magnitude
     return np.where(exact & (magnitude < _PLACES * finest), 0.0, np.where(squarable, np.sqrt(square), most))

@@ -5,17 +5,17 @@
 //   x_l = Σ_j v_j b_lj            with the weights below
 //   y_l = Σ_j |b_lj|              or √(Σ_j b_lj² + x_l²)
 //
-// For row i of C = A · B, the checksum p_i = Σ_l a_il x_l equals Σ_j v_j c_ij up to rounding. q_i = √(Σ_l (a_il y_l)²)
-// is a measure of this rounding error (thresholds.py).
+// For row i of C = A · B, the checksum p_i = Σ_l a_il x_l equals Σ_j v_j c_ij up to a rounding error. The bound of this
+// error is a multiple of q_i = √(Σ_l (a_il y_l)²) (thresholds.py).
 //
-// The weights v_j are distinct and between 0.48 and 1, so that errors +δ and −δ in one row do not cancel. With j = 8b +
-// 2t + i and n = 2b + i, v_j = (1 − n / 2N) · (1 − t / 8N). N is a power of two: at least 16, and at least the number
-// of values of n. The weights are exact in float32 up to w = 64. In a fragment (ptx/mma.cuh), the first factor of v_j
-// depends only on the index of the accumulator, and the second only on the lane.
+// The weights v_j are distinct and between 0.48 and 1, so that errors +δ and −δ in one row do not cancel. Write j as
+// 8b + 2t + h with t < 4 and h < 2, and let n = 2b + h. Then v_j = (1 − n / 2N) · (1 − t / 8N). N is a power of two: at
+// least 16, and at least the number of values of n. The weights are exact in float32 up to w = 64. In a fragment
+// (ptx/mma.cuh), the factor with n depends only on the index of the accumulator, the factor with t only on the lane.
 //
 // Why it is fast: B is small. Eight lanes read a row of a row-major B, 16 bytes at a time; if columns are contiguous,
-// one lane reads a row. Each lane reads four rows and computes each weight once for all four: a weight needs
-// conversions, whose throughput is low.
+// one lane reads a row. Each lane reads four rows and computes each weight once for all four rows, because a weight
+// needs type conversions, which have a low throughput.
 #pragma once
 #include "apps/abft/product/detect.cuh"
 
@@ -23,7 +23,7 @@ namespace abft {
 
 constexpr int kRowThreads = 256;
 
-// A matrix of any strides, in elements.
+// A matrix with any strides; the strides count elements.
 template <typename T>
 struct Matrix {
   T* data;
@@ -39,12 +39,12 @@ __device__ __forceinline__ double wide(T x) {
 }
 __device__ __forceinline__ double wide(double x) { return x; }
 
-// v_j; `half_step` is 1 / 2N.
+// The weight v_j of column j; `half_step` is 1 / 2N (symbols: see the head of this file).
 __device__ __forceinline__ double weight(long long j, double half_step) {
   return (1 - (double)(j / 8 * 2 + j % 2) * half_step) * (1 - (double)(j % 8 / 2) * (half_step / 4));
 }
 
-// The sum over the kLanes lanes that read the same row.
+// Adds the partial sums of the kLanes lanes that read the same row, and returns the total to all of these lanes.
 template <int kLanes>
 __device__ __forceinline__ double sum_of_lanes(double sum) {
 #pragma unroll
@@ -52,12 +52,12 @@ __device__ __forceinline__ double sum_of_lanes(double sum) {
   return sum;
 }
 
-// Rows of B per lane.
+// Number of rows of B that a lane reads.
 constexpr int kRowsPerLane = 4;
 
-// Computes x and y, and sets the counts to zero. `padded` is the length of x with its zeros; a load reads kVector
-// columns. `by_spread` selects the second form of y. Two blocks per multiprocessor: with more, the compiler would spill
-// registers.
+// Computes the vectors x and y of B, and sets `counts` to zero. `padded` is the length of x, including the zeros at its
+// end. A row is split among kLanes lanes, and a load reads kVector columns. `by_spread` selects the second formula of
+// y. The launch bounds request two blocks per multiprocessor; with more blocks, the compiler would spill registers.
 template <typename T, typename Sum, int kLanes, int kVector>
 __global__ void __launch_bounds__(kRowThreads, 2)
     row_checksums(Matrix<const T> B, long long k, long long w, long long padded, bool by_spread, double half_step,
@@ -98,13 +98,13 @@ __global__ void __launch_bounds__(kRowThreads, 2)
   }
 }
 
-// Error bounds of a row's residual (thresholds.py).
+// Error bounds of a row's residual: fields of `ErrorBounds` (thresholds.py), and `row_size` of plan.py.
 struct RowBounds {
   double row, row_size, row_absolute, rounding, rounding_absolute;
 };
 
-// Flags the rows of a finished C that disagree with their checksums p, which are `sums`. kLanes lanes read a row: 8 if
-// C is row-major, 1 if its columns are contiguous.
+// Flags the rows of a finished C that disagree with their checksums p_i = sums[i]. A row is split among kLanes lanes: 8
+// if C is row-major, 1 if the columns of C are contiguous.
 template <typename T, typename Sum, int kLanes>
 __global__ void __launch_bounds__(kRowThreads)
     check_rows(Matrix<const T> C, long long m, long long w, const Sum* sums, double half_step, RowBounds bounds,

@@ -1,17 +1,18 @@
 """Error bounds of a product: limits of row residuals, and of the error of an element.
 
-C (m × w) = A (m × k) · B (k × w). With ``S_i = Σ_l |a_il| s_l`` and ``s_l = Σ_j |b_lj|``, the residual of row i is::
+The product is C (m × w) = A (m × k) · B (k × w). The residual of row i of C is::
 
     d_i = Σ_j v_j c_ij − p_i,      p_i = Σ_l a_il (Σ_j v_j b_lj)      for weights v_j in (0, 1].
 
-The residual of a correct row is zero up to rounding. Its rounding error is compared with the row's magnitude
-q_i = √(Σ_l (a_il s_l)²) (detect.cuh). The CPU uses ``|y_i|`` instead of q_i: y_i = Σ_l a_il z_l s_l with random z,
-``½ ≤ |z| ≤ 1`` (product/cpu.py). ``|p_i|``, q_i and ``|y_i|`` are at most S_i. A row is *flagged* if::
+The residual of a correct row is zero up to rounding. It is compared with a multiple of the row's magnitude
+q_i = √(Σ_l (a_il s_l)²), where ``s_l = Σ_j |b_lj|``. The CPU uses ``|y_i|`` instead of q_i: y_i = Σ_l a_il z_l s_l with
+random z, ``½ ≤ |z| ≤ 1`` (product/cpu.py). ``|p_i|``, q_i and ``|y_i|`` are at most ``S_i = Σ_l |a_il| s_l``. Row i is
+*flagged* if::
 
     |d_i| > row · max(|p_i|, q_i) + row_absolute + rounding · Σ_j |c_ij|
 
-A GPU first tests with ``Σ_j |c_ij|`` instead of q_i, which is also at most S_i. With the statistical bound, it uses
-``Σ_j |c_ij| / √w``.
+The first test on a GPU replaces q_i by ``Σ_j |c_ij|`` (detect.cuh), which is at most S_i up to rounding. With the
+statistical bound, it replaces q_i by ``Σ_j |c_ij| / √w``.
 
 The elements r_ij of a flagged row are recomputed in float64 or better, with ``Σ|ab| = Σ_l |a_il b_lj|``. An element is
 *wrong* if::
@@ -22,9 +23,9 @@ The elements r_ij of a flagged row are recomputed in float64 or better, with ``�
 The coefficients `row`, `magnitude`, `spread` and so on are those of `ErrorBounds`. `deviation` is the deviation of the
 probabilistic rounding-error model, in units of the unit roundoff u (product/rounding_model.py).
 
-For our own kernels on a GPU whose arithmetic is known (calibrate.py), T is not needed. There the sum of an element is
-emulated bit for bit, in the same order (emulated_gemm.cuh), and an element with other bits is wrong (`bit_exact`). If
-factors are too large or small for the emulation, T is the proven bound.
+T is not needed for products by our own kernels on a GPU whose arithmetic is known (calibrate.py). There the sum of an
+element is emulated bit for bit, in the same order (emulated_gemm.cuh), and the element is wrong if its bits differ from
+the emulated bits (`bit_exact`). If a factor is too large or too small for the emulation, T is the proven bound.
 
 The test of rows determines speed and which errors are detected. The test of elements determines correctness: with the
 proven bound, no element is reported as wrong if rounding explains its error.
@@ -76,15 +77,15 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "float16": 2.0**-11, "bfloat16
 DTYPES = tuple(UNIT)
 #: The lowest false positive rate supported. A calibration measures some 10⁵ elements; far lower rates are extrapolated.
 RAREST = 1e-12
-#: The smallest normal and the smallest positive number of the accumulation type, by its bytes.
+#: The smallest normal and the smallest positive number of an accumulation type, by the size of the type in bytes.
 LEAST_NORMAL, QUANTUM = {8: 2.0**-1022, 4: 2.0**-126}, {8: 2.0**-1074, 4: 2.0**-149}
-# The largest number of the accumulation types; the least float32 sum that rounds to infinity in the 16-bit types.
+# The largest number of each accumulation type; the smallest float32 sum that rounds to infinity in each 16-bit type.
 _LARGEST = {"float64": 1.7976931348623157e308, "float32": 3.4028234663852886e38}
 _ROUNDED_TO_INFINITY = {"float16": 65520.0, "bfloat16": 2.0**128 * (1 - 2.0**-9)}
-# Partial sums cannot overflow if Σ|ab| is at most (1 − this) times the largest number. This includes sums of the tf32
-# parts of float32 factors, which may be larger by a factor of 1 + 2⁻¹⁰.
+# Partial sums cannot overflow if Σ|ab| is at most (1 − _ROOM) times the largest number. For float32, this margin covers
+# sums over the tf32 parts of the factors, which may be larger than Σ|ab| by a factor of 1 + 2⁻¹⁰.
 _ROOM = {"float64": 2.0**-40, "float32": 2.0**-8}
-# Largest error of rounding to a denormal of the 16-bit types.
+# Maximum error of rounding to a denormal of the 16-bit types.
 _HALF_SUBNORMAL = {"float16": 2.0**-25, "bfloat16": 2.0**-134}
 # Relative error of a float32 product as three tf32 products; relative truncation error of tensor cores for 16-bit
 # types. Both are added to γ.
@@ -92,27 +93,27 @@ _PARTS, _TRUNCATED = 2.0**-21, 2.0**-18
 # ρ of a float32 product as three tf32 products. With this value, the error scales measured on an H200 are the same at
 # all depths (docs/notes/abft.md).
 _OF_PARTS = 25.0
-# Mean ratio of the magnitudes that random probes estimate to the actual magnitudes.
+# Typical ratio of a row's magnitude as estimated by random probes to the actual magnitude of the row.
 _PROBED = 1.3
 
 
 def gamma(q: float, u: float) -> float:
-    """Return γ_q = q·u / (1 − q·u), the error bound of q successive roundings; infinite if q·u ≥ 1."""
+    """Return γ_q = q·u / (1 − q·u), the relative error bound of q successive roundings; infinite if q·u ≥ 1."""
     return q * u / (1 - q * u) if q * u < 1 else inf
 
 
 def _summed(dtype: str) -> str:
-    """Return the accumulation type."""
+    """Return the accumulation type of products of a dtype."""
     return "float64" if dtype == "float64" else "float32"
 
 
 def summed_unit(dtype: str) -> float:
-    """Return the unit roundoff of the accumulation type."""
+    """Return the unit roundoff u of the accumulation type of products of a dtype."""
     return UNIT[_summed(dtype)]
 
 
 def element_error(k: int, dtype: str) -> float:
-    """Return e with ``|sum − Σ ab| ≤ e · Σ|ab|`` for a sum of k products before rounding to its dtype.
+    """Return e with ``|sum − Σ ab| ≤ e · Σ|ab|`` for a computed sum of k products, before it is rounded to `dtype`.
 
     Valid for `tsapps.matmul` on the CPU and on GPUs, including truncation by tensor cores for 16-bit types. The bound
     does not cover underflow of products (`ErrorBounds.absolute`). On a GPU, it does not cover float32 factors below
@@ -158,20 +159,20 @@ class ErrorBounds:
     magnitude, spread, absolute : float
         Coefficients of T, the bound of an element's error.
     model : RoundingModel
-        The model of the deviation that `spread` multiplies.
+        The rounding-error model that defines the deviation, the factor of `spread` in T.
     rounding, rounding_absolute : float
-        Relative and absolute error of rounding to C's dtype; 0 if that is the accumulation type.
+        Relative and absolute error of rounding an element to C's dtype; 0 if C's dtype is the accumulation type.
     bit_exact : bool
-        Whether elements are compared with their emulation. These bounds apply only to elements that it does not
-        support.
+        Whether elements are compared with their bit-exact emulation. If so, T applies only to elements that the
+        emulation does not support.
     by_spread : bool
-        Whether rows are probed with s_l = √(Σ_j b_lj² + (Σ_j b_lj)²) instead of ``Σ_j |b_lj|``.
+        Whether s_l in the magnitude of a row is √(Σ_j b_lj² + (Σ_j b_lj)²) instead of ``Σ_j |b_lj|``.
     lost : float
-        On a GPU, the relative error bound for factors so small that tensor cores lose parts of them (`exclude` of
-        product/locate.cuh).
+        On a GPU, the relative error bound of products with a factor so small that tensor cores lose parts of the factor
+        (`exclude` of product/locate.cuh).
     largest_sum, largest : float
-        A non-finite element is not tested if Σ|ab| is at least `largest_sum`, because a partial sum may overflow, or if
-        ``|r_ij| + T`` is at least `largest`, because the element may round to infinity.
+        A non-finite element is not tested if Σ|ab| is at least `largest_sum`, because a partial sum may overflow. Nor
+        is it tested if ``|r_ij| + T`` is at least `largest`, because the element may round to infinity.
     """
 
     row: float
@@ -204,7 +205,7 @@ def _bounds(
     summed = _summed(dtype)
     is_half = dtype in _HALF_SUBNORMAL
     given = {"magnitude": 0.0, "spread": 0.0, "absolute": 0.0, "lost": element_error(k, dtype)} | of_element
-    # Underflow of products, and the error of the exact element itself.
+    # The bounds also cover the underflow of products, and the rounding error of the recomputed element.
     given["absolute"] += k * _lost_of_product(dtype, flushes=flushes)
     given["magnitude"] += gamma(k + 4, UNIT["float64"]) if summed == "float32" else 0.0
     return ErrorBounds(
@@ -222,16 +223,16 @@ def _bounds(
 
 
 def _lost_of_product(dtype: str, *, flushes: bool) -> float:
-    """Return the largest error of a product that is below the normal numbers of the accumulation type."""
+    """Return the maximum absolute error of a product below the normal numbers of the accumulation type."""
     size = 8 if dtype == "float64" else 4
     # Four flushed numbers: tensor cores multiply float32 as three products, and may also flush the partial sum.
     return 4 * LEAST_NORMAL[size] if flushes and dtype in ("float32", "bfloat16") else QUANTUM[size]
 
 
 def _lost_of_row(k: int, w: int, dtype: str) -> float:
-    """Return the error of d_i from underflow of the products in c_ij, in Σ_j v_j c_ij and in p_i.
+    """Return the maximum error of d_i from underflow of the products in c_ij, in Σ_j v_j c_ij and in p_i.
 
-    It assumes gradual underflow. If products are flushed to zero instead, some correct rows are flagged as well.
+    The value assumes gradual underflow. If products are flushed to zero instead, some correct rows are flagged as well.
     """
     return (k * w + k + w) * _lost_of_product(dtype, flushes=False)
 
@@ -244,10 +245,13 @@ def _check(k: int, w: int, dtype: str) -> None:
 
 
 def _row_error(w: int, dtype: str, of_sum: float) -> float:
-    """Return the error of d_i relative to its magnitude, for sums with the relative error `of_sum`."""
+    """Return the bound of the rounding error of d_i relative to S_i; both are defined at the head of this file.
+
+    `of_sum` is the relative error of the elements of C.
+    """
     u = summed_unit(dtype)
-    # Errors of C's sums and of p_i, of the sum over the row, and of the weighted sums of B (rounding, and computation
-    # in float64).
+    # The terms are, in this order, the errors of the elements of C and of p_i, of the sum over j in d_i, and of
+    # Σ_j v_j b_lj: rounding to the accumulation type, and computation in float64.
     return 1.01 * (2 * of_sum + gamma(w + 8, u) + u + gamma(w + 4, UNIT["float64"]))
 
 
@@ -255,9 +259,10 @@ def _row_error(w: int, dtype: str, of_sum: float) -> float:
 def proven(k: int, w: int, dtype: str, *, flushes: bool = False) -> ErrorBounds:
     """Return the proven bounds: rounding never exceeds them, so there are no false positives.
 
-    A row with an element whose error exceeds 4.3 (`row` · S_i + `row_absolute`) is certainly flagged: weights are 0.48
-    or more, so d_i exceeds the sum of the bound and of its own rounding error. In practice a much smaller error
-    suffices, because q_i is usually far below S_i. `row_absolute` covers the underflow of k w + k + w products.
+    Let E = `row` · S_i + `row_absolute`. Row i is certainly flagged if one of its elements has an error above 4.3 E.
+    Weights are 0.48 or more, so this error changes d_i by more than 2 E, of which rounding hides at most E. In practice
+    a much smaller error suffices, because q_i is usually far below S_i. `row_absolute` covers the underflow of
+    k w + k + w products.
 
     Parameters
     ----------
@@ -265,8 +270,8 @@ def proven(k: int, w: int, dtype: str, *, flushes: bool = False) -> ErrorBounds:
         The product is (m × k) · (k × w).
     dtype : {"float64", "float32", "float16", "bfloat16"}
     flushes : bool
-        Whether float32 below the normal numbers may be flushed to zero. Set it for a GPU, because the behavior of
-        tensor cores is undocumented. A CPU underflows gradually, and so does float64 on every device.
+        Whether float32 numbers below the normal numbers may be flushed to zero. It must be True for a GPU, because the
+        behavior of tensor cores is undocumented. A CPU underflows gradually, and so does float64 on every device.
 
     Raises
     ------
@@ -294,9 +299,9 @@ def statistical(
     """Return the statistical bounds: in the calibrated model, rounding of an element exceeds them with probability ≤ p.
 
     The rounding error of a sum is modelled as sub-Gaussian with scale e · deviation, and e is measured (calibrate.py).
-    Sequential additions with errors uniform up to half a last place have e = u/√3. The model does not cover rounding
-    errors that are not random, such as those of equal products. Nor does it cover partial sums over products that are
-    not adjacent, if these sums are larger. `proven` covers both.
+    Sequential additions whose errors are uniform up to half a unit in the last place have e = u/√3. The model does not
+    cover rounding errors that are not random, such as those of equal products. Nor does it cover partial sums over
+    products that are not adjacent, if these sums exceed those over adjacent products. `proven` covers both cases.
 
     Parameters
     ----------
@@ -309,7 +314,7 @@ def statistical(
     model : RoundingModel
         The model of the deviation.
     bit_exact : bool
-        Whether elements are emulated bit for bit, as for our own kernels; then e only bounds the residuals of rows.
+        Whether elements are emulated bit for bit, as for our own kernels. If so, e only bounds the residuals of rows.
 
     Raises
     ------
@@ -320,8 +325,8 @@ def statistical(
     if not 0 < error < 1:
         raise ValueError(f"the calibrated error is {error}; expected one between 0 and 1")
     u, c = summed_unit(dtype), confidence(p)
-    # The bound of a row relative to √(r² + Σ(ab)²), which the probes estimate. It covers the errors of the sums, of w
-    # additions over the row (which grow as √w), and of the stored weighted sums of B.
+    # The scale of d_i relative to q_i, with the s_l of `by_spread`; random probes estimate q_i on a CPU. It covers the
+    # rounding errors of the elements, of w additions over the row (which grow as √w), and of the stored Σ_j v_j b_lj.
     of_row = _PROBED * (error * sqrt(model.random_variance(k)) + u * sqrt(w + 8)) + u
     magnitude, spread = (element_error(k, dtype), 0.0) if bit_exact else (0.0, c * error)
     return _bounds(
@@ -341,9 +346,10 @@ def statistical(
 def absolute(k: int, w: int, dtype: str, threshold: float, *, flushes: bool = False) -> ErrorBounds:
     """Return the bounds of an absolute threshold on an element's error.
 
-    A row is flagged if its residual exceeds half the threshold. So an element with an error above the threshold is
-    certainly found if the rounding error of d_i is at most half the threshold. Raises the errors of `proven`, and
-    ValueError for a threshold that is negative or not finite.
+    A row is flagged if its residual d_i exceeds half the threshold. Suppose that the rounding error of d_i is at most
+    half the threshold. Then an element is certainly found if its error exceeds the threshold on a CPU, where one
+    checksum has weights of 1, or 2.1 times the threshold on a GPU, where weights are 0.48 or more. Raises the errors of
+    `proven`, and ValueError for a threshold that is negative or not finite.
     """
     _check(k, w, dtype)
     if not 0 <= threshold < inf:

@@ -1,24 +1,25 @@
-// The error bound of a score: how far the computed x̂·ĉ may be from x·c (derived in small_k.cuh).
+// The error bound E of a score: the maximum of |x̂·ĉ − x·c|. Derivation and symbols: see the head of small_k.cuh.
 #pragma once
 
 namespace kmeans {
 
 #define kInfinity __uint_as_float(0x7f800000u)
 
-// Statistics of the centers that are not excluded (update/centers.cuh). In the symbols of small_k.cuh, `norm` is C,
-// `lost` is δ, `half_square` is H, `least` is c₀, and `near` is R − 2.2 norm. Rows with a norm beyond norm_limit are
-// ambiguous.
+// Statistics of all centers, except those that update/centers.cuh excludes because of their large norm. `norm` is C =
+// max ‖c‖, `lost` is δ = max ‖c − ĉ‖, `half_square` is H = max ‖c‖²/2, and `least` is c₀ = min ‖c‖. Here ĉ is center c
+// in float16. `near` is the part of the reach R (small_k.cuh) that does not depend on the row. Rows with a norm above
+// `norm_limit` have no error bound, so they are ambiguous.
 struct CenterStats {
   float norm, lost, half_square, norm_limit, least, near;
 };
 
-// A score error bound that is linear in the row's norm: E = of_norm · norm + always.
+// The coefficients of a row's score error bound E, which is linear in the row's norm: E = of_norm · norm + always.
 struct Bound {
   float of_norm, always;
 };
 
-// Computes the two coefficients of E for the maxima over all centers. `tensor_error` is γ and `rounding` is ρ
-// (small_k.cuh). `of_half_square` is the coefficient of H.
+// Computes the coefficients of the score error bound E. `tensor_error` is γ, the relative error of the tensor cores.
+// `rounding` is ρ, the relative rounding error of the half-precision copy. `of_half_square` is the factor of H in E.
 __device__ __forceinline__ Bound bound_of(const CenterStats& most, float tensor_error, float rounding,
                                           float of_half_square) {
   return {most.norm * (rounding + 1.0f / (1 << 22)) + most.lost + tensor_error * (most.norm + most.lost),

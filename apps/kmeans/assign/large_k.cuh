@@ -16,17 +16,17 @@
 // 32-bit mask and the best upper score of its tile. At the end, the candidates of a unit remain candidates if this
 // upper score is at least the final best lower score.
 //
-// Why it is fast: most scores cost half a maximum, since accumulators start at −‖c‖²/2 plus the level. Only a tile with
-// a score near its row's best costs two more instructions per score, which set candidate bits in the mantissa of a
-// float. The more tiles, the rarer this is. Independent chains run in parallel: the tensor cores take half the register
-// bandwidth, so each instruction is slow.
+// Why it is fast: most scores cost half a maximum instruction, since accumulators start at −‖c‖²/2 plus the level. Only
+// a tile with a score near the row's best needs two more instructions per score, to set candidate bits in the mantissa
+// of a float. The more tiles, the rarer this is. Independent chains of instructions hide latency, which is long because
+// the tensor cores take half the register bandwidth.
 #pragma once
 #include "apps/kmeans/assign/large_k_lists.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
 
 namespace kmeans {
 
-// 2⁹⁶, the counterpart of kLarge in small_k.cuh. Scores plus level are below 2³¹, and equal or at least 2⁻⁵⁶ apart.
+// 2⁹⁶, the factor that makes score differences saturate to 0 or 1: scores differ by 0 or by 2⁻⁵⁶ to 2³¹.
 constexpr float kSteep = 7.9228163e28f;
 
 // kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
@@ -55,7 +55,7 @@ struct StreamedArgminEpilogue {
     int label[2];
   };
 
-  // A tile is kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask holds a lane's bits of 16 fragments.
+  // A tile has kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask has bits for at most 16 fragments.
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
 
@@ -152,7 +152,7 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
     const unsigned row = (unsigned)row_of(first, 0);
-    // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in earlier lanes.
+    // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in lower lanes.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
@@ -201,7 +201,7 @@ struct StreamedArgminEpilogue {
   }
 
  private:
-  // The lengths of this block's lists.
+  // Returns the lengths of this block's lists in shared memory.
   static __device__ __forceinline__ Lengths* here() {
     __shared__ Lengths lengths;
     return &lengths;
@@ -223,7 +223,7 @@ struct StreamedArgminEpilogue {
     return found.unit() / kUnits * kColumns + fragment * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
   }
 
-  // The largest of this lane's scores of a row, by several independent chains.
+  // Returns the largest of this lane's scores of a row, by independent chains of maxima.
   static __device__ __forceinline__ float most(const float (&scores)[kFragments][4], int r) {
     if constexpr (kLevelled) {
       return __int_as_float(largest<int>(scores, r));
@@ -250,8 +250,8 @@ struct StreamedArgminEpilogue {
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
-  // As in small_k.cuh: a bit for each score of a unit that is above a limit; `threshold` is the limit times −kSteep.
-  // Four independent chains of eight bits.
+  // Returns a mask with a bit for each score of a unit that exceeds a limit; `threshold` is the limit times −kSteep.
+  // Four independent chains compute eight bits each.
   static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
                                                         float threshold) {
     constexpr float kNoBits = 1 << 23;
@@ -285,7 +285,7 @@ struct StreamedArgminEpilogue {
     if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
   }
 
-  // Positions in the list for lanes that append up to two items.
+  // Reserves list positions for a warp. Each lane appends one item if `one`, and another if `other`.
   static __device__ __forceinline__ void places_of(bool one, bool other, unsigned* length, unsigned (&place)[2]) {
     const unsigned ones = __ballot_sync(simt::every_lane, one), others = __ballot_sync(simt::every_lane, other);
     const unsigned before = (1u << threadIdx.x % 32) - 1;

@@ -9,16 +9,16 @@ struct alignas(16) Reassignment {
   int from, to, padding;
 };
 
-// An ambiguous row and its `count` candidates, kCandidates at most. If `count` is 0, all centers are candidates.
-constexpr int kCandidates = 11, kMostCenters = 1 << 16;
-constexpr int kMore = kMostCenters;  // added to a row's number of candidates if some were dropped
+constexpr int kCandidates = 11, kMostCenters = 1 << 16;  // maximum candidates of an AmbiguousLargeK; maximum k
+constexpr int kMore = kMostCenters;  // added to a row's number of candidates for each lane that dropped some
+// An ambiguous row, its label and its `count` candidates. If `count` is 0, all centers are candidates.
 struct alignas(32) AmbiguousLargeK {
   unsigned row;
   int label;
   unsigned short count, candidates[kCandidates];
 };
 
-// Lengths of the two lists of one block.
+// Lengths of the lists that one block writes: reassigned rows (`changes`) and ambiguous rows.
 struct Lengths {
   unsigned changes, ambiguous;
 };

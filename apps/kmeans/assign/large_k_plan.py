@@ -6,33 +6,37 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["StreamPlan", "stream_plan"]
 
-# If rows stream: possible numbers of centers per column tile, and the cost of reading the rows, as a number of centers.
+# For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
+# the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 
 
 @dataclass(frozen=True)
 class StreamPlan:
-    """Template arguments of gemm_wgmma_streamed.cuh: A has the rows, B the centers.
+    """Template arguments of gemm_wgmma_streamed.cuh. Operand A is the rows of X; operand B is the centers.
+
+    Rows and centers are in the core-matrix layout, in panels of 16 columns. A chunk is several adjacent panels.
 
     Attributes
     ----------
     panels : int
-        Panels of 16 columns per chunk.
+        Number of panels per chunk.
     chunks : int
-        Chunks per row.
+        Number of chunks per row.
     groups : int
-        Consumer warpgroups; each has 64 rows.
+        Number of consumer warpgroups; each computes a tile of 64 rows.
     stages_a : int
-        Pipeline stages of A: row tiles if `stays`; otherwise chunks of the row tiles of all warpgroups.
+        Number of pipeline stages of A. A stage holds one row tile if `stays`; otherwise, one chunk of the row tiles of
+        all warpgroups.
     stages_b : int
-        Pipeline stages of B: chunks of centers.
+        Number of pipeline stages of B. A stage holds one chunk of a column tile.
     columns : int
-        Centers of a column tile.
+        Number of centers per column tile.
     stays : bool
-        Whether rows stay in shared memory while centers stream; otherwise both stream.
+        Whether row tiles remain in shared memory while the centers stream. Otherwise rows and centers stream.
     levels : bool
-        Whether each row adds a level that makes its scores positive, which requires row norms to be bounds. It takes
-        a panel per warpgroup.
+        Whether a constant is added to all scores of a row to make them positive. This requires row norms that bound
+        the rounding error. It takes shared memory for one more panel per warpgroup.
     """
 
     panels: int
@@ -44,17 +48,17 @@ class StreamPlan:
     stays: bool = True
     levels: bool = True
 
-    #: Rows of a row tile.
+    #: Number of rows per row tile.
     ROWS = 64
 
     @property
     def row_panels(self) -> int:
-        """Panels per row of the half-precision copy."""
+        """Number of panels per row of the half-precision copy."""
         return self.panels * self.chunks
 
     @property
     def threads(self) -> int:
-        """Threads of a block."""
+        """Number of threads per block: the consumer warpgroups and one producer warpgroup."""
         return 128 * self.groups + 128
 
     @property
@@ -75,16 +79,16 @@ class StreamPlan:
 
     @property
     def epilogue(self) -> str:
-        """C++ class of the epilogue. With four warpgroups it has fewer registers, so it keeps fewer candidates."""
+        """C++ class of the epilogue. With four warpgroups, registers limit it to three units with candidates."""
         kept = 3 if self.groups > 3 else 5
         return f"kmeans::StreamedArgminEpilogue<{self.columns}, {kept}, {str(self.levels).lower()}>"
 
     def blocks(self, n: int, multiprocessors: int) -> int:
-        """Return the blocks of a launch over n rows: one per multiprocessor, or fewer if n has fewer row tiles."""
+        """Return the number of blocks for n rows: one per multiprocessor, or fewer if n rows are too few for them."""
         return min(multiprocessors, -(-n // (self.ROWS * self.groups)))
 
     def capacity(self, n: int, blocks: int) -> int:
-        """Return an upper bound of the rows that one of `blocks` blocks labels, of n rows."""
+        """Return the maximum number of rows that one block labels if `blocks` blocks label n rows."""
         return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
 
 
@@ -96,17 +100,17 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     d, k : int
     device : GpuSpec
     certifies : bool
-        Whether row norms are bounds that certify the labels.
+        Whether row norms bound the rounding error of rows, so that scores can certify labels.
 
     Returns
     -------
     StreamPlan or None
-        None without wgmma (compute capability other than 9.0).
+        None if the GPU has no wgmma instructions: its compute capability is not 9.0.
 
     Notes
     -----
-    Chunks are as large as shared memory allows for the rows of a block and several chunks of centers. If the rows of a
-    block do not fit, rows stream too. Measurements are in docs/notes/lloyd.md.
+    Shared memory holds the rows of a block and several chunks of centers; chunks are as large as this allows. If the
+    rows of a block do not fit, they stream as the centers do. Measurements are in docs/notes/lloyd.md.
     """
     if device.compute_capability != "9.0":
         return None
@@ -120,6 +124,7 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
                 return plan
     # Larger column tiles read the rows less often, but multiply more padding after the last center.
     columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
-    # For such large d the GEMM outweighs its epilogue, so three warpgroups suffice and levels would save little.
+    # For such large d the GEMM takes much longer than its epilogue. So three warpgroups suffice, and levels, which
+    # shorten the epilogue, would save little.
     plans = (StreamPlan(4, -(-panels_of_row // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
     return next(plan for plan in plans if plan.shared_bytes <= shared_memory)

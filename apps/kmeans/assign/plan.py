@@ -36,9 +36,9 @@ __all__ = [
     "tile_coefficients",
 ]
 
-#: Largest k of assign/small_k.cuh.
+#: The largest k that assign/small_k.cuh supports.
 MOST_CLUSTERS = 64
-#: Largest k of assign/large_k.cuh (kMostCenters).
+#: The largest k that assign/large_k.cuh supports (kMostCenters).
 MOST_LARGE_K = 1 << 16
 #: The C++ classes `ArgminEpilogue`, `TileBound` and `StreamedArgminEpilogue`, as NumPy structures.
 ARGMIN = np.dtype(
@@ -51,21 +51,23 @@ STREAMED_ARGMIN = np.dtype(
     + [(name, "u8") for name in ("changes", "ambiguous", "lengths", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4"), ("rounding", "f4"), ("padding", "f4")]
 )
-#: Bytes of the C++ classes `AmbiguousRow`, `Reassignment` and `AmbiguousLargeK`.
+#: Sizes in bytes of the C++ classes `AmbiguousRow`, `Reassignment` and `AmbiguousLargeK`.
 AMBIGUOUS_BYTES, REASSIGNMENT_BYTES, AMBIGUOUS_LARGE_K_BYTES = 16, 16, 32
-# Error bound of the tensor cores per 16 products, relative to the sum of all magnitudes. Tensor cores add 4, 8 or 16
-# terms at a time, and truncate each term about 24 bits below the largest.
+# Error bound of the tensor cores per 16 products that they add, relative to the sum of the products' magnitudes. Tensor
+# cores add 4, 8 or 16 terms at a time. They truncate each term about 24 bits below the largest term.
 _TENSOR_ERROR = 2.0**-20
-# Relative error of a rounded float32 addition.
+# Maximum relative rounding error of one float32 addition.
 _ROUNDED = 2.0**-24
-# Rounding error of a score, relative to the product of the norms of row and center (assign/small_k.cuh).
+# Maximum rounding error of the float32 operations that compute a score in the epilogue (assign/small_k.cuh). It is
+# relative to the product of the norms of row and center.
 _SCORE_ROUNDINGS = 2.0**-22
 # Upper bound of a row's level relative to c₀ norm + c₀²/2, with the minimum center norm c₀ (assign/large_k.cuh).
 _MOST_LEVEL = 1.03
-# The least d at which centers are split into two parts: the second part doubles the columns of the GEMM, but saves more
-# time in rescoring.
+# The minimum d at which each center is split into two float16 parts. The second part doubles the columns of the GEMM,
+# but rescoring then saves more time than this costs.
 _TWO_PARTS = 2048
-# The largest d for which a pipeline stage holds whole rows; the largest d and the most columns for tiles of 64 rows.
+# _MOST_DEPTH: the largest d for which a pipeline stage holds whole rows. _SMALL_DEPTH, _SMALL_TILE: the largest d and
+# the largest number of columns of the GEMM for which row tiles of 64 rows are tried.
 _MOST_DEPTH, _SMALL_DEPTH, _SMALL_TILE = 256, 16, 16
 
 
@@ -91,23 +93,24 @@ class TileCoefficients(NamedTuple):
 
 
 def tensor_error(d: int, interval: int = 0) -> float:
-    """Return γ, the error bound of an inner product of d elements by tensor cores, relative to the product of norms.
+    """Return γ, the error bound of an inner product on tensor cores, relative to the product of the vectors' norms.
 
-    If `interval` is not 0, the tensor cores sum `interval` products at a time, and float32 additions add these sums.
+    The vectors have d elements. If `interval` is not 0, the tensor cores sum `interval` products at a time, and
+    float32 additions add these sums.
     """
     together = min(d, interval) or d
     return (together / 16 + 2) * _TENSOR_ERROR + (ceil(d / together) - 1) * _ROUNDED
 
 
 def parts_of(plan: MmaPlan, k: int) -> int:
-    """Return the number of parts that the GEMM of a plan splits each of k centers into."""
+    """Return the number of parts, 1 or 2, into which each of k centers is split for the GEMM of a plan."""
     return plan.tile_n // columns_of(k)
 
 
 def product_error(plan: MmaPlan, d: int, k: int) -> float:
-    """Return γ of the scores that a plan's GEMM computes for assign/small_k.cuh; see `tensor_error`."""
-    # `plan.interval` counts words per lane. One word is 8 features: four lanes with two features each. A second part of
-    # the centers adds roundings.
+    """Return γ, the relative error bound of the products that a plan's GEMM computes; see `tensor_error`."""
+    # `plan.interval` counts words per lane. One word per lane is 8 features: four lanes with two features each. Adding
+    # the products of the second part of the centers causes further roundings.
     return tensor_error(d, 8 * plan.interval) + (parts_of(plan, k) - 1) * 4 * _ROUNDED
 
 
@@ -119,9 +122,10 @@ def epilogue_of(plan: MmaPlan, k: int) -> Epilogue:
 
 
 def error_coefficients_of(plan: MmaPlan, d: int, k: int, rounding: float) -> tuple[float, float]:
-    """Return the error coefficients of a score: factors of norm · ‖c‖ and of norm · ‖c − ĉ‖ (assign/small_k.cuh).
+    """Return the coefficients a and b of a score's error bound, norm · (a ‖c‖ + b ‖c − ĉ‖); see assign/small_k.cuh.
 
-    `rounding` is ρ, the float16 rounding error of a row relative to its norm. ĉ is the center in float16.
+    `norm` is the norm of a row, c is a center, and ĉ is this center in float16. `rounding` is ρ, the float16 rounding
+    error of a row relative to its norm.
     """
     error = product_error(plan, d, k)
     return rounding + error + _SCORE_ROUNDINGS, 1.0 + error
@@ -145,12 +149,12 @@ def center_parts(d: int, k: int) -> int:
 
 
 def columns_of(k: int) -> int:
-    """Return the columns of the GEMM for k centers in one part: k rounded up to a multiple of 8."""
+    """Return the number of GEMM columns for k centers that are not split: k rounded up to a multiple of 8."""
     return -(-k // 8) * 8
 
 
 def half_copy_problem(n: int, d: int, k: int, parts: int = 1) -> Problem:
-    """Return the GEMM of an iteration: n rows of the half-precision copy by k centers in one or two parts."""
+    """Return the GEMM of an iteration: the half-precision copy of n rows times k centers in `parts` parts (1 or 2)."""
     layout, columns = Layout(True, padded(d), 16, 16), k if parts == 1 else parts * columns_of(k)
     return Problem(n, padded(d), columns, "float16", layout, layout, False, "rows")
 
@@ -163,18 +167,20 @@ def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False
     n, d, k : int
     device : GpuSpec
     bounds : bool
-        Whether bounds may skip rows.
+        Whether Hamerly bounds may skip rows, so that some iterations score only the active rows.
 
     Returns
     -------
     MmaPlan or None
         None if no kernel fits the device.
 
-    Notes ----- For d up to 256, each warp has a pipeline of whole rows, and the centers are loaded once and remain in
-    shared memory. For larger d, the warps of a block have a common pipeline of 256-byte pieces of rows. The tensor
-    cores then sum only short intervals, which float32 additions add, because the error of the tensor cores grows with
-    the length of a sum. Plans with `bounds` have neither intervals nor centers in two parts: the kernel that scores
-    active rows (bounds/assign.cuh) supports neither. Measurements are in docs/notes/lloyd.md.
+    Notes
+    -----
+    For d up to 256, each warp has a pipeline of whole rows. Each block loads the centers once and keeps them in shared
+    memory. For larger d, the warps of a block have a common pipeline of 256-byte pieces of rows. There, the tensor
+    cores sum only short intervals of products, because their error grows with the length of a sum; float32 additions
+    add the interval sums. Plans with `bounds` use neither intervals nor centers in two parts, because the kernel that
+    scores active rows (bounds/assign.cuh) supports neither. Measurements are in docs/notes/lloyd.md.
     """
     parts = 1 if bounds else center_parts(d, k)
     problem = half_copy_problem(n, d, k, parts)
@@ -198,8 +204,8 @@ def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False
 
 
 def capacity(plan: MmaPlan, n: int, blocks: int) -> int:
-    """Return an upper bound of the rows that one block labels, if `blocks` blocks of a plan's GEMM label n rows."""
+    """Return the maximum number of rows that one block labels, if `blocks` blocks of a plan's GEMM label n rows."""
     tiles = -(-n // plan.tile_m)
-    if plan.keep_b:  # tiles are assigned in turn: to the first team of every block, then to the second, …
+    if plan.keep_b:  # tiles go in turn to the first team of warps of every block, then to the second, …
         return plan.teams * -(-tiles // (blocks * plan.teams)) * plan.tile_m
     return (-(-tiles // blocks) + 2) * plan.tile_m

@@ -1,17 +1,18 @@
-// Rescoring of ambiguous rows (small_k.cuh): the arg-min over their candidates, by exact distances.
+// Rescoring of ambiguous rows (small_k.cuh): the arg-min over their candidate centers, by float64 distances.
 //
 // entries  one list per block of the GEMM; an entry has a row, its label, and its candidate centers
 // X        the rows (n × d, any dtype); only ambiguous rows are read
 //
-// The nearest candidate becomes the label; of equally near ones, the first. Distances are float64 sums of squared
-// differences, so a label is the float64 arg-min. A row without candidates (its scores were NaN, or its norm is beyond
-// norm_limit) is compared with every center.
+// The candidate with the smallest distance becomes the label; of equally near candidates, the one with the lowest
+// index. Distances are float64 sums of squared differences, so a label is the float64 arg-min. A row has no candidates
+// if its scores are NaN or its norm is above norm_limit. Such a row is compared with every center.
 //
-// Why it is fast: for float32, distances are summed in float32 first. Their relative error is at most (d / 32 +
-// 12)·2⁻²⁴, a thousandth of the score error bound that made the row ambiguous. (For large d and 16-bit types, it is
-// about as large as this bound, but few of these rows are ambiguous.) So float32 certifies nearly all rows. Float64
-// sums would be bound by conversions, of which a multiprocessor makes only 16 a clock. While a warp rescores one row,
-// it prefetches its next ambiguous row to L2. It loads list entries two batches ahead.
+// Why it is fast: if the working type is float32, a warp first sums distances in float32. Their relative error is at
+// most (d / 32 + 12)·2⁻²⁴, about a thousandth of the score error bound that made the row ambiguous. So float32
+// certifies nearly all labels. (For large d and 16-bit types, the float32 error is about as large as the score error
+// bound, but few rows are ambiguous.) Conversions to float64 would limit the speed: a multiprocessor makes only 16 per
+// clock. While a warp rescores one row, it prefetches its next ambiguous row to L2. It loads list entries two batches
+// ahead.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
@@ -20,7 +21,8 @@
 
 namespace kmeans {
 
-// The rows of X, `leading` elements apart, the mean that is subtracted from them, and their weights.
+// The rows of X, their weights, and the mean to subtract from each row. `leading` is the distance between the starts of
+// adjacent rows in elements.
 template <typename T, typename Work>
 struct CenteredRows {
   const T* X;
@@ -30,10 +32,10 @@ struct CenteredRows {
   const Work* weights;  // null: all 1
 };
 
-// Maximum number of list entries that a warp processes at a time, as a batch.
+// Maximum number of list entries in a batch: a warp processes one batch at a time.
 constexpr int kMostEntries = 32;
 
-// Removes the first candidate and returns it; returns k if there is none.
+// Removes the lowest candidate bit and returns its center; returns k if no bit is set.
 __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int k) {
   if ((low | high) == 0) return k;
   const int center = first_center(low, high);
@@ -44,7 +46,8 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return center;
 }
 
-// ‖x − c‖² of one row and some centers in type Sum, by a warp. All lanes get the same bits.
+// Computes ‖x − c‖² of one row x and each center c listed in `which`. A warp sums in type Sum. All lanes get the same
+// bits.
 template <typename Sum, int kCenters, typename T, typename Work>
 __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
                                                  const int (&which)[kCenters], Sum (&squares)[kCenters]) {
@@ -56,7 +59,7 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
     sum[c] += difference * difference;
   };
   int begin = 0;
-  // Vector loads, if every row and center is aligned and consists of whole vectors.
+  // Uses vector loads if all rows and centers are aligned and d is a whole number of vectors.
   if (rows.d % kWide == 0 && rows.leading % kWide == 0 &&
       reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
     begin = rows.d;
@@ -87,7 +90,8 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
   for (int c = 0; c < kCenters; ++c) squares[c] = simt::warp_sum(sum[c]);
 }
 
-// A center and its squared distance. `take` keeps the nearer of two centers; of equally near ones, the first.
+// A center and its squared distance to a row. `take` replaces it by `other` if `other` is nearer, or if it is equally
+// near and has a lower index.
 struct Distant {
   double square;
   int center;
@@ -97,8 +101,7 @@ struct Distant {
   }
 };
 
-// The center with the least float32 distance (`best`), and the second least distance (`next`). `is_so` certifies that
-// this center is the nearest.
+// The center with the smallest float32 squared distance to a row (`best`), and the second smallest distance (`next`).
 struct Surely {
   float best = kInfinity, next = kInfinity;
   int center = 0;
@@ -107,15 +110,15 @@ struct Surely {
     next = fminf(next, fmaxf(best, square));
     if (square < best) best = square, center = other;
   }
-  // True if the two distances differ by more than twice the error of either. The constant 1e-30 covers squares that are
-  // too small for this relative error.
+  // True if `center` is certainly the nearest: `best` and `next` differ by more than twice the error of either. The
+  // constant 1e-30 covers squares that are too small for this relative error.
   __device__ __forceinline__ bool is_so(int d) const {
     return next - best > next * ((float)(d / 32 + 16) / (1 << 23)) + 1e-30f;
   }
 };
 
-// The nearest of a row's candidates, by a warp. `pairs` calls its argument with two candidates at a time; the second
-// may repeat the first. If there are no candidates, returns `otherwise`.
+// Returns the nearest of a row's candidates, computed by a warp; without candidates, returns `otherwise`. `pairs` calls
+// its argument with two candidates at a time. The second candidate may repeat the first.
 template <typename T, typename Work, typename Pairs>
 __device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
                                           int otherwise, const Pairs& pairs) {
@@ -139,7 +142,8 @@ __device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, con
   return nearest.center;
 }
 
-// Block (x, y) processes part y of list x. It leaves one candidate, the new label, in every entry.
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x. In each entry, it replaces the candidates by
+// one candidate, the new label.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(256, 3)
     rescore(const CenteredRows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
@@ -149,14 +153,15 @@ __global__ void __launch_bounds__(256, 3)
   AmbiguousRow* list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;
-  // This lane's entry of the batch at `begin`; past the end, an entry with one candidate.
+  // Returns this lane's entry of the batch that starts at `begin`. Past the end of the list, returns an entry with one
+  // candidate, which needs no rescoring.
   auto entry_of = [&](unsigned begin) {
     return lane < each && begin < count && begin + lane < count ? list[begin + lane] : AmbiguousRow{0, 0, 1, 0};
   };
   auto ambiguous = [&](const AmbiguousRow& entry) {
     return __ballot_sync(simt::every_lane, __popc(entry.low) + __popc(entry.high) != 1);
   };
-  // Prefetches the first ambiguous row of a batch to L2.
+  // Prefetches to L2 the first row of a batch that is still to be rescored. `waiting` has a bit for each such entry.
   auto ask_for = [&](const AmbiguousRow& entry, unsigned waiting) {
     if (waiting == 0) return;
     const long long row = simt::shuffle(entry.row, __ffs(waiting) - 1);

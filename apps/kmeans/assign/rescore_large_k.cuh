@@ -1,7 +1,8 @@
-// Rescoring of the ambiguous rows of `large_k.cuh`, as in rescore.cuh. Appends reassigned rows to the list of changes.
+// Rescoring of the ambiguous rows that large_k.cuh lists: the arg-min over their candidates, by the distances of
+// rescore.cuh. Appends rows with a new label to the block's list of reassigned rows (`changes`).
 //
-// Why it is fast: a warp rescores a row with candidates. A whole block rescores a row without candidates, as fast as
-// its multiprocessor can read all centers.
+// Why it is fast: one warp rescores a row with a list of candidates. A whole block rescores a row that must be compared
+// with all centers, and reads the centers at the full bandwidth of its multiprocessor.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -11,7 +12,8 @@ namespace kmeans {
 
 constexpr int kRescoreThreads = 256;
 
-// Reduces one value per warp over the block. All threads get the result.
+// Reduces one value per warp over the kWarps warps of a block. `take(a, b)` combines b into a. All threads get the
+// result.
 template <int kWarps, typename Found, typename Take>
 __device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
   __shared__ Found of_warp[kWarps];
@@ -23,7 +25,7 @@ __device__ __forceinline__ Found of_all_warps(const Found& mine, Take take) {
   return all;
 }
 
-// The nearest of all centers, by a block of kWarps warps.
+// Returns the nearest of all k centers to a row, computed by a block of kWarps warps.
 template <int kWarps, typename T, typename Work>
 __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows, const Work* centers, int k,
                                               long long row) {
@@ -56,7 +58,7 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
   return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).center;
 }
 
-// Block (x, y) processes part y of list x.
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x of ambiguous rows.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
     rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, int k, Reassignment* changes,

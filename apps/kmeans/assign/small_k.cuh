@@ -1,15 +1,15 @@
-// Labels for small k: arg-min epilogue of a tall-and-skinny GEMM. Finds the candidates of each row, and lists the rows
-// that are ambiguous or have a new label.
+// Labels for small k: arg-min epilogue of a tall-and-skinny GEMM. Finds the candidate centers of each row, and lists
+// the rows that are ambiguous or have a new label.
 //
-//   sums (rows × k)   x̂ · ĉ of every row of the half-precision copy and every float16 center, in float32
+//   sums (rows × k)   x̂ · ĉ, in float32, for each row x and each center c
 //
-// The nearest center of a row has the largest score x·c − ‖c‖²/2. The GEMM gives x·c as x̂·ĉ with an error of at most E
-// (data/half_copy.cuh):
+// x̂ is the row in the half-precision copy (data/half_copy.cuh), and ĉ is the center in float16. The nearest center of
+// a row has the largest score x·c − ‖c‖²/2. The GEMM computes x̂·ĉ instead of x·c. So scores have an error of at most
 //
 //   E = norm · (ρ C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
 //
-// norm is the norm of the row in the half-precision copy, and ρ the copy's relative rounding error
-// (data/half_copy.cuh). γ is the error of a tensor-core product x̂·ĉ, relative to ‖x̂‖ ‖ĉ‖.
+// norm is the stored norm of the row, and ρ is the relative rounding error of the half-precision copy. γ is the error
+// of a tensor-core product x̂·ĉ, relative to ‖x̂‖ ‖ĉ‖. The maxima are over all centers that are not excluded.
 //
 // One distant center must not widen the bounds of all rows. So the maxima C, δ and H of a row are taken over the
 // centers whose norm is at most the row's *reach* (RowBound in error_bound.cuh):
@@ -24,13 +24,13 @@
 // the row, one bit each. A row with one candidate is certified. If this candidate is the row's label already, the
 // kernel writes nothing. Every other row is appended to its block's list, which rescore.cuh processes.
 //
-// For large d, rescoring is costly. There, ArgminEpilogueLargeD computes an error bound for each center, because a
-// center of few samples may have several times the rounding error ‖c − ĉ‖ of the other centers.
+// For large d, rescoring is costly. There, ArgminEpilogueLargeD computes an error bound for each center, because the
+// mean of few samples may have several times the rounding error ‖c − ĉ‖ of the other centers.
 //
-// Why it is fast: a score costs an addition, a maximum and three fused multiply-adds. Of these three, a saturating one
-// gives 1 above the threshold and 0 below it. The last one adds this value to the mantissa of a float, as the
-// candidate's bit. Two shuffles then give each lane all candidate bits of one row. The kernel reads the labels, 4 bytes
-// a row, but does not write them.
+// Why it is fast: a score costs an addition, a maximum and three fused multiply-adds. The first two of these compare
+// the score with the threshold; the second saturates to 1 above it and to 0 below it. The third sets the candidate's
+// bit in the mantissa of a float. Two shuffles then give each lane all candidate bits of one row. The kernel reads the
+// labels, 4 bytes per row, but does not write them.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/tsm2/epilogue.cuh"
@@ -38,10 +38,10 @@
 
 namespace kmeans {
 
-constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰
+constexpr float kLarge = 1.2676506e30f;  // 2¹⁰⁰, the factor that makes score differences saturate to 0 or 1
 
-// An ambiguous row, or a row with a new label. `low` and `high` hold its candidates. Bit 16·s + p stands for center
-// 8·(p / 2) + 2·s + p % 2.
+// An ambiguous row, or a row with a new label. `low` and `high` are the lower and upper 32 of its 64 candidate bits.
+// Bit 16·s + p (0 ≤ p < 16) stands for center 8·(p / 2) + 2·s + p % 2.
 struct alignas(16) AmbiguousRow {
   unsigned row;
   int label;  // before this iteration
@@ -52,7 +52,7 @@ __device__ __forceinline__ int center_of_bit(unsigned bit) { return (int)(bit % 
 __device__ __forceinline__ int bit_of_center(unsigned center) {
   return (int)(center % 8 / 2 * 16 + center / 8 * 2 + center % 2);
 }
-// The center of the lowest candidate bit.
+// Returns the center of the lowest candidate bit.
 __device__ __forceinline__ int first_center(unsigned low, unsigned high) {
   return center_of_bit(low ? __ffs(low) - 1 : 31 + __ffs(high));
 }
@@ -68,12 +68,13 @@ struct Candidates {
   }
 };
 
-// Transposes candidate bits among the four lanes that share rows. Lane (g, t) = (lane / 4, lane % 4) passes 16 bits of
-// each of rows g, g + 8, g + 16 and g + 24, in the lower halves of four words. It receives all 64 bits of row 8·t + g.
+// Transposes candidate bits among the four lanes that hold the scores of the same rows. Lane (g, t) = (lane / 4, lane %
+// 4) passes 16 bits of each of rows g, g + 8, g + 16 and g + 24, in the lower halves of four words. It receives all 64
+// candidate bits of row 8·t + g.
 __device__ __forceinline__ Candidates candidates_of_own_row(const unsigned (&bits)[4]) {
   const int t = threadIdx.x % 4;
   const unsigned two[2] = {__byte_perm(bits[0], bits[1], 0x5410), __byte_perm(bits[2], bits[3], 0x5410)};
-  // Each lane keeps the bits of its own row and of its neighbour's row, and exchanges the bits of the other two rows.
+  // Each lane keeps the bits of row 8·t + g and of the row of lane t ^ 1, and sends the bits of the other two rows.
   const unsigned kept = t < 2 ? two[0] : two[1];
   const unsigned got = simt::shuffle_xor(t < 2 ? two[1] : two[0], 2);
   const unsigned across = simt::shuffle_xor(__byte_perm(kept, got, t % 2 ? 0x5410 : 0x7632), 1);
@@ -97,7 +98,7 @@ struct ArgminEpilogue {
   unsigned* counts;       // length of each block's list
   const int* stopped;     // if set, the kernel does nothing
   long long capacity;
-  unsigned n, ahead;             // rows; distance in rows from a warp's tile to its next tile, for prefetches
+  unsigned n, ahead;             // number of rows; distance from a warp's tile to its next tile in rows, for prefetches
   float tensor_error, rounding;  // γ, ρ
 
   __device__ __forceinline__ bool idle() const { return *stopped; }
@@ -113,8 +114,8 @@ struct ArgminEpilogue {
         });
   }
 
-  // A block keeps the length of its list in shared memory. Atomics in global memory would delay warps longer than the
-  // loads of their rows do.
+  // A block keeps the length of its list in shared memory. An atomic operation in global memory would delay a warp
+  // longer than loading its rows does.
   __device__ __forceinline__ void open() const {
     if (threadIdx.x == 0) *listed() = 0;
   }
@@ -129,7 +130,7 @@ struct ArgminEpilogue {
     return &count;
   }
 
-  // Loads this lane's values: to[j][i] of column 8·j + 2·t + i, where t = lane % 4.
+  // Loads the values of this lane's columns: to[j][i] is that of column 8·j + 2·t + i, where t = lane % 4.
   template <int kColumnBlocks>
   static __device__ __forceinline__ void load_columns(const float* from, float (&to)[kColumnBlocks][2]) {
 #pragma unroll
@@ -139,8 +140,8 @@ struct ArgminEpilogue {
   }
 
   // Lists the rows of a tile that are ambiguous or have a new label. `find` returns this lane's candidate bits of one
-  // row. Its arguments are the sums of a block of 16 rows, the half of the block with the row (0 or 1), the column
-  // biases, and `of_norm` of the row's norm.
+  // row. The arguments of `find` are the sums of 16 rows, the half of these rows with the row (0 or 1), the column
+  // biases, and the result of `of_norm` for the row's norm.
   template <int kBlocks, int kColumnBlocks, typename OfNorm, typename Find>
   __device__ __forceinline__ void label_rows(long long row, int rows, const float (&d)[kBlocks][kColumnBlocks][4],
                                              const OfNorm& of_norm, const Find& find) const {
@@ -156,7 +157,7 @@ struct ArgminEpilogue {
     const float norm_limit = center_stats->norm_limit;
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {
-      // This lane labels row 8·t + g of these 32 rows. Its sums belong to rows g, g + 8, g + 16 and g + 24.
+      // This lane labels row 8·t + g of these 32 rows. It holds sums of rows g, g + 8, g + 16 and g + 24.
       const int mine = 16 * first + 8 * t + g;
       const bool present = mine < rows;
       const int label = present ? labels[from + mine] : 0;
@@ -171,7 +172,7 @@ struct ArgminEpilogue {
     }
   }
 
-  // The candidates of row 8·half + g among this lane's columns: bit 2·j + i for column 8·j + 2·t + i.
+  // Returns the candidates of row 8·half + g among this lane's columns: bit 2·j + i for column 8·j + 2·t + i.
   template <int kColumnBlocks>
   __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
                                                  const float (&offset)[kColumnBlocks][2], float error) const {
@@ -190,8 +191,8 @@ struct ArgminEpilogue {
   static __device__ __forceinline__ unsigned candidates_near(const float (&d)[kColumnBlocks][4], int half,
                                                              const float (&offset)[kColumnBlocks][2], float error,
                                                              float best) {
-    // Products x̂·ĉ are below 2²⁸ (update/centers.cuh), so a center whose scaled score overflows is no candidate. Two
-    // scores are equal or at least 1e-18 apart, so that scaled differences saturate. The scores are computed again, by
+    // Products x̂·ĉ are below 2²⁸ (update/centers.cuh), so a center whose scaled score overflows is no candidate.
+    // Different scores are at least 1e-18 apart, so that scaled differences saturate. The scores are computed again, by
     // another formula, so that the compiler does not keep them in registers.
     const float threshold = (2 * error - best) * kLarge;
     float sum = 0;
@@ -205,7 +206,7 @@ struct ArgminEpilogue {
     return (unsigned)sum;
   }
 
-  // Appends the `entry` of each lane with `wanted` to the block's list, which has `*count` entries.
+  // Appends the `entry` of each lane with `wanted` to the block's list. `*count` is the length of this list.
   __device__ __forceinline__ void append(unsigned* count, bool wanted, const AmbiguousRow& entry) const {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
     if (all == 0) return;
@@ -220,13 +221,13 @@ struct ArgminEpilogue {
 // The second part of a center holds 2¹¹ times the float16 rounding error of the first part (ArgminEpilogueLargeD).
 constexpr float kSecondScale = 2048.0f;  // 2¹¹
 
-// Epilogue for large d. The score of center j has an error of at most E_j = norm · e_j + 2⁻²¹ H. The error coefficient
-// e_j is the factor of `norm` in E, for the center's own ‖c‖ and ‖c − ĉ‖ instead of C and δ. update/centers.cuh stores
-// it after the biases. A center can be the nearest only if its score + E_j is at least the largest score − E_i of any
-// center i.
+// Epilogue for large d. Symbols: see the head of this file. The score of center j has an error of at most E_j = norm ·
+// e_j + 2⁻²¹ H. The error coefficient e_j is the factor of `norm` in E, with ‖c‖ and ‖c − ĉ‖ of center j instead of C
+// and δ. update/centers.cuh stores the coefficients after the biases. Center j can be the nearest only if its score
+// plus E_j is at least the maximum of score − E_i over all centers i.
 //
-// If kParts is 2, each center has two columns: its first part in the first half of the columns, with weight 1, and its
-// second part in the second half, with weight 2⁻¹¹. Then ‖c − ĉ‖ is almost zero.
+// If kParts is 2, each center has two columns of the GEMM. The first half of the columns has the first parts of all
+// centers, with weight 1; the second half has the second parts, with weight 2⁻¹¹. Then ‖c − ĉ‖ is almost zero.
 template <int kParts>
 struct ArgminEpilogueLargeD : ArgminEpilogue {
   template <int kBlocks, int kColumnBlocks>
@@ -257,8 +258,8 @@ struct ArgminEpilogueLargeD : ArgminEpilogue {
   }
 
  private:
-  // As `candidates`, with an error coefficient per center. The additions here round by at most five times 2⁻²⁴ of a
-  // score and eight times 2⁻²⁴ of H. The error coefficients and `always` include these roundings.
+  // As `candidates`, with an error coefficient per center. The additions here have a rounding error of at most 5·2⁻²⁴
+  // of a score plus 8·2⁻²⁴ of H. The error coefficients and `always` cover these errors.
   template <int kColumnBlocks>
   static __device__ __forceinline__ unsigned candidates_of_own(const float (&d)[kColumnBlocks][4], int half,
                                                                const float (&offset)[kColumnBlocks][2],

@@ -1,4 +1,4 @@
 """Hamerly's bounds: skip rows whose nearest center cannot have changed, with bit-identical labels.
 
-Assignment without bounds is in the package assign.
+The package assign labels rows without bounds.
 """

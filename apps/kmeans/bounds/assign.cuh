@@ -1,28 +1,28 @@
-// Assignment with Hamerly bounds: labels as in assign/small_k.cuh, and row bounds. A row bound is how far centers may
-// drift before the row may need a new label (state.cuh).
+// Assignment with Hamerly bounds: computes labels as assign/small_k.cuh does, and a bound per row. A row bound is how
+// far centers may drift before the row may need a new label (state.cuh).
 //
-// s₁ and s₂ are the best and second-best computed scores of a row, E their error bound (assign/small_k.cuh). d₁ and d₂
-// are the distances to the nearest and to the second-nearest center. A squared distance is ‖x‖² − 2 s. The nearest
-// center is within u of the row, and all other centers are farther by at least the gap g:
+// s₁ and s₂ are the best and second-best computed scores s of a row x; E is their error bound (assign/small_k.cuh). d₁
+// and d₂ are the distances from x to the nearest and to the second-nearest center. A squared distance is ‖x‖² − 2 s.
+// The distance d₁ is at most u, and d₂ − d₁ is at least the gap g:
 //
 //   u² = (1.001 norm)² − 2 s₁ + 4 E  ≥  d₁²,     D = 2 (s₁ − s₂) − 4 E  ≤  d₂² − d₁²,
 //   g = √(u² + D) − u = D / (√(u² + D) + u)
 //
-// since √(d₁² + D) − d₁ decreases with d₁. norm is the row's norm: at least ‖x̂‖, and at least 2¹² times the rounding
-// error of the half-precision copy (data/half_copy.cuh). Excluded centers have no scores, and E does not bound the
+// since √(d₁² + D) − d₁ decreases with d₁. norm is the row's stored norm: at least ‖x̂‖, and at least 2¹² times the
+// row's rounding error in the half-precision copy (data/half_copy.cuh). Excluded centers have no scores, and E does not bound the
 // errors of centers beyond the row's reach R (small_k.cuh). The former are more than 4.01 · norm_limit from the mean
 // (update/centers.cuh), the latter more than R; this limits g.
 //
 // ArgminEpilogueBounded  GEMM epilogue over all rows
 // assign_active_rows     scores only the rows that `select_active_rows` listed
 //
-// `assign_active_rows` multiplies by the same instruction as the GEMM, so the same error bound holds. A warp processes
-// 32 listed rows at a time. It reads their half-precision copies in place, 16 bytes a lane. Of every 32 columns, lane t
-// of a row's four lanes loads columns 8·t to 8·t + 7. Rows and centers have the same order of columns, so only the
-// order of summation changes.
+// `assign_active_rows` uses the same mma instruction as the GEMM, so the same error bound holds. A warp processes 32
+// listed rows at a time. It loads their half-precision copies from global memory to registers, 16 bytes per lane. Of
+// every 32 columns, lane t of a row's four lanes loads columns 8·t to 8·t + 7. Rows and centers have the same order of
+// columns, so only the order of summation differs from the GEMM's.
 //
-// Why it is fast: finding the second-best score costs two more instructions per score. Few rows are active, and each is
-// read once. Centers are read from L1.
+// Why it is fast: finding the second-best score costs two more instructions per score. Few rows are active, and each
+// active row is read once. Reads of the centers hit in L1.
 #pragma once
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
@@ -33,8 +33,8 @@
 
 namespace kmeans {
 
-// Lower bound of the gap g (head of this file) of a row. `best` and `second` are s₁ and s₂, `error` is E. Centers whose
-// scores `error` does not bound are at least `beyond` from the mean.
+// Returns a lower bound of a row's gap g. `best` and `second` are s₁ and s₂; `error` is E. Centers that have no score, or
+// a score with a larger error than E, are at least `beyond` from the mean. Symbols: see the head of this file.
 __device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float beyond) {
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);
@@ -44,11 +44,11 @@ __device__ __forceinline__ float gap_of(float norm, float best, float second, fl
               ahead = difference > most ? most : difference;
   const float other = sqrtf(square + fmaxf(ahead, 0.0f));
   const float between = ahead / (1.000001f * (other + nearest)), left_out = beyond - at_most - nearest;
-  // Reduced by more than the error of float64 distances (state.cuh).
+  // The gap is reduced by more than the rounding error of float64 distances (state.cuh).
   return (left_out < between ? left_out : between) - 1e-9f * (other + nearest);
 }
 
-// The row bound of a row with the given gap; `limit` is the drift limit of its label.
+// Returns the bound of a row with the given gap. `limit` is limits[label of the row] (state.cuh).
 __device__ __forceinline__ float row_bound_of(float gap, float limit) {
   return (gap + below_limit(limit)) * (1 - 1.0f / (1 << 20));
 }
@@ -71,8 +71,8 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
     score(d, rows, [=](int i) { return from + i; }, listed());
   }
 
-  // Labels a tile of `rows` rows from their sums `d`. `row_of(i)` is the index in X of row i of the tile. `*count` is
-  // the length of the list to which rows are appended that are ambiguous or have a new label.
+  // Labels a tile of `rows` rows from their sums `d`, and writes their row bounds. `row_of(i)` is the index in X of row
+  // i of the tile. Rows that are ambiguous or have a new label are appended to the block's list of length `*count`.
   template <int kBlocks, int kColumnBlocks, typename RowOf>
   __device__ __forceinline__ void score(const float (&d)[kBlocks][kColumnBlocks][4], int rows, RowOf row_of,
                                         unsigned* count) const {
@@ -97,7 +97,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
       for (int q = 0; q < 4; ++q) {
         const Two two = best_two(d[first + q / 2], q % 2, offset);
         bits[q] = candidates_near(d[first + q / 2], q % 2, offset, simt::shuffle(error, 4 * g + q), two.best);
-        // Of the four lanes that share row 8·q + g of these 32, lane q labels it.
+        // Four lanes hold scores of row 8·q + g of these 32 rows; lane t = q of them labels the row.
         if (t == q) mine_of = two;
       }
       Candidates found = candidates_of_own_row(bits);
@@ -122,7 +122,7 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
     float best, second;
   };
 
-  // The two best scores of row 8·half + g, in all four lanes that share the row.
+  // Returns the two best scores of row 8·half + g, to all four lanes that hold scores of the row.
   template <int kColumnBlocks>
   static __device__ __forceinline__ Two best_two(const float (&d)[kColumnBlocks][4], int half,
                                                  const float (&offset)[kColumnBlocks][2]) {
@@ -146,11 +146,12 @@ struct ArgminEpilogueBounded : ArgminEpilogue {
 };
 
 constexpr int kActiveThreads = 128;
-// Maximum number of columns of a row that are prefetched.
+// Maximum number of columns of a row that assign_active_rows prefetches.
 constexpr int kAskedFor = 512;
 
-// Scores the active rows. Block (x, y) appends to list x; consecutive tiles of 32 active rows belong to different
-// lists. `padded` is a multiple of 8. Rows and centers are aligned to 16 bytes.
+// Labels the active rows. Block (x, y) appends ambiguous and reassigned rows to list x. Consecutive tiles of 32 active
+// rows go to different lists. `padded`, the row length of the half-precision copy, is a multiple of 8. Rows and centers
+// are aligned to 16 bytes.
 template <int kColumnBlocks>
 __global__ void __launch_bounds__(kActiveThreads, 3)
     assign_active_rows(const ptx::Half* half_copy, const ptx::Half* centers_half, int padded, const unsigned* active,
@@ -163,7 +164,7 @@ __global__ void __launch_bounds__(kActiveThreads, 3)
   const unsigned first = (threadIdx.x / 32 * gridDim.y + blockIdx.y) * gridDim.x + blockIdx.x;
   for (unsigned begin = 32 * first; begin < count; begin += step) {
     const int rows = count - begin < 32 ? (int)(count - begin) : 32;
-    // Lanes past the end repeat the last row; their results are not stored.
+    // Lanes past the end of the list repeat the last row; their results are not stored.
     const unsigned mine = active[begin + (lane < rows ? lane : rows - 1)];
     if (begin + step + lane < count) {
       // Prefetches the warp's next rows, one per lane.

@@ -1,10 +1,11 @@
 """Assignment with Hamerly bounds: launches that skip rows whose label cannot change; see state.cuh.
 
     select active rows (bounds/state.cuh) → label the active rows
-                                          or label all rows and compute their row bounds
+                                          or label all rows and compute a bound for each row
                                           or label all rows without bounds
 
-An iteration launches all of these kernels. The GPU selects which one labels the rows; the others return at once.
+Every iteration launches all four kernels. A flag on the GPU selects which kernel labels the rows; the other labeling
+kernels return at once.
 """
 
 from typing import Any
@@ -34,9 +35,9 @@ from tsapps.kernels.runtime.machine import Launch
 __all__ = ["Bounds", "ProductBounds"]
 
 _SELECT_THREADS, _ACTIVE_THREADS = 256, 128
-# Blocks per multiprocessor: as many as are resident on Hopper GPUs.
+# Blocks per multiprocessor: the number that is resident on Hopper GPUs.
 _SELECT_BLOCKS, _ACTIVE_BLOCKS = 6, 3
-_SELECTED_ROWS = 8 * _SELECT_THREADS  # rows that a block tests at a time
+_SELECTED_ROWS = 8 * _SELECT_THREADS  # number of rows that a block tests at a time
 
 
 class Bounds:
@@ -54,7 +55,9 @@ class Bounds:
     Attributes
     ----------
     row_bounds : array of shape (n,), float32
+        For each row, the limit of center drift up to which its label is certainly correct.
     limits : array of shape (k,), float32
+        Drift so far, per center. A row with label a is active unless its row bound exceeds ``limits[a]``.
     active : array of shape (listed,), uint32
         Indices of the active rows.
     state : array of uint8
@@ -83,9 +86,10 @@ class Bounds:
         (self._select,) = load_kernels(data.machine, "bounds/state.cuh", f"select_active_rows<{labels}>")
 
     def begin(self) -> None:
-        """Reset drifts, limits and state. Required if the centers are not the new centers of the last iteration.
+        """Reset drifts, limits and state.
 
-        Row bounds need no reset: a pass over all rows writes them before any row is tested.
+        Call this if the next iteration starts from other centers than those that the last iteration computed. Row
+        bounds need no reset: a pass over all rows writes them before any row is tested.
         """
         reset = slice(self._reset_bytes)
         self._machine.copy(self._kept[reset], self._fresh[reset])
@@ -97,33 +101,35 @@ class Bounds:
 
     @property
     def skip_full_assign(self) -> Any:
-        """Flag on the GPU, (1,), int32: if it is set, the pass over all rows without bounds does nothing."""
+        """Flag on the GPU, (1,), int32: if it is set, the kernel that labels all rows without bounds does nothing."""
         return self.state[SKIP_FULL_ASSIGN : SKIP_FULL_ASSIGN + 4].view(np.int32)
 
     def bind_select(self, labels: Any, stopped: Any) -> Launch:
-        """Return the launch that lists the active rows. It does nothing if the flag `stopped` is set."""
+        """Return the launch that lists the active rows in `active`. On the GPU, it does nothing if `stopped` is set."""
         tested = self.row_bounds, labels, np.int64(len(self.row_bounds)), self.limits
         listed = self.active, np.uint32(len(self.active)), self.state, self._arrived, stopped
         return self._machine.bind(self._select, self._select_grid, (_SELECT_THREADS,), (*tested, *listed))
 
     def read_state(self) -> np.void:
-        """Return the current `BOUNDS_STATE` from the GPU, after work on the current stream has ended."""
+        """Wait for the work on the current stream, and return a copy of the `BOUNDS_STATE` on the GPU."""
         found: np.void = to_host(self.state).view(BOUNDS_STATE)[0]
         return found
 
 
 class ProductBounds(Bounds):
-    """Bounds for small k: rows are labelled by GEMMs on the half-precision copy of X.
+    """Bounds for small k: row bounds and the launches that label rows by GEMMs on the half-precision copy of X.
 
     Parameters
     ----------
     data : DeviceData
     plan : MmaPlan
-        Plan of the GEMM over all rows.
+        Plan of the GEMM that labels all rows.
     problem : Problem
-        The problem of this GEMM.
-    lists, capacity : int
-        Number and capacity of the lists of ambiguous and reassigned rows.
+        Sizes and layouts of this GEMM.
+    lists : int
+        Number of lists to which the launches append ambiguous and reassigned rows.
+    capacity : int
+        Maximum number of rows per list.
     """
 
     def __init__(self, data: DeviceData, plan: MmaPlan, problem: Problem, lists: int, capacity: int) -> None:
@@ -137,9 +143,11 @@ class ProductBounds(Bounds):
     def bind(
         self, half_copy: Any, centers_half: Any, nearest: dict[str, Any], labels: Any, stopped: Any
     ) -> list[Launch]:
-        """Return three launches: select active rows, label the active rows, and label all rows with their row bounds.
+        """Return three launches of an iteration, bound to the given arrays.
 
-        The launches append ambiguous and reassigned rows to lists, as the GEMM without bounds does.
+        The first launch selects the active rows. The second labels only these rows. The third labels all rows. The
+        second and third launch also write a bound for each row that they label. They append ambiguous and reassigned
+        rows to the lists of `nearest`, as the GEMM without bounds does.
 
         Parameters
         ----------
@@ -148,10 +156,11 @@ class ProductBounds(Bounds):
         centers_half : array of float16
             Centers; see `IterationBuffers`.
         nearest : dict
-            The fields of an `ARGMIN`.
+            The fields of an `ARGMIN`: arguments of the arg-min epilogue, with the addresses of the lists.
         labels : array of shape (n,), int32
+            The label of each row before this iteration.
         stopped : array of shape (1,)
-            Flag: the launches do nothing if it is set.
+            Flag on the GPU: if it is set, the launches do nothing.
         """
         kept = {"row_bounds": self.row_bounds, "limits": self.limits, "state": self.state}
         bounded = structure(BOUNDED, **nearest, **kept)

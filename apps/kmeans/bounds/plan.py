@@ -46,20 +46,22 @@ BOUNDS_STATE = np.dtype(
         *[("screened", "u8"), ("examined", "u8")],
     ]
 )
-#: Leading bytes of a `BoundsState` that `Bounds.begin` resets. The totals that follow are not reset.
+#: Number of leading bytes of a `BoundsState` that `Bounds.begin` resets. It does not reset the totals after them.
 FRESH_BYTES = 48
 #: Byte offset of `skip_full_assign` in a `BoundsState`.
 SKIP_FULL_ASSIGN = 44
-#: Upper bound of the memory per row in bytes: 4 for the row bound, and 4 for each place in the list of active rows.
+#: Maximum memory per row of X in bytes. Each row has a bound of 4 bytes. The list of active rows has 4 bytes for at
+#: most 0.6 of the rows (`_MOST_PART_SMALL_D`).
 BOUNDS_BYTES = 7
-# The largest fraction of rows that are scored from a list. To score a listed row of the half-precision copy takes about
-# three times as long as in a pass over all rows. For small d it takes little longer.
+# The largest fraction of rows that may be scored from the list of active rows; for more rows, a pass over all rows is
+# faster. Scoring a listed row of the half-precision copy takes about three times as long as in a pass over all rows.
+# For small d it takes little longer.
 _MOST_PART, _MOST_PART_SMALL_D = 0.25, 0.6
-# Bounds start when at most n / `_BEGIN_PART` of n rows were reassigned; about forty times as many rows are then active.
-# The kernels of bounds are launched earlier, when at most n / `_SOON_PART` rows were reassigned, because the host only
-# knows the number of reassigned rows of two iterations ago.
+# The GPU starts bounds when at most n / `_BEGIN_PART` of n rows were reassigned; about forty times as many rows are
+# then active. The host launches the kernels of bounds earlier, when at most n / `_SOON_PART` rows were reassigned,
+# because it knows only the number of reassigned rows of two iterations ago.
 _BEGIN_PART, _SOON_PART = 64, 16
-# Listed rows that a warp scores at a time.
+# Number of listed rows that a warp scores at a time.
 _TILE = 32
 
 
@@ -71,12 +73,15 @@ def fresh_bounds_state() -> np.ndarray:
 
 
 def begin_limit(n: int) -> int:
-    """Return the least number of reassigned rows, of n, after which bounds do not start in the next iteration."""
+    """Return the minimum number of reassigned rows, of n rows, with which bounds do not start in the next iteration."""
     return n // _BEGIN_PART + 1
 
 
 def begins_soon(n: int, n_reassigned: int) -> bool:
-    """Tell whether bounds may start soon, if `n_reassigned` of n rows were reassigned two iterations ago."""
+    """Return True if `n_reassigned`, the number of reassigned rows two iterations ago, is at most a sixteenth of n.
+
+    Bounds may then start soon, so the host launches their kernels.
+    """
     return n_reassigned <= n // _SOON_PART
 
 
@@ -86,10 +91,10 @@ def most_listed_small_d(n: int) -> int:
 
 
 def most_listed(n: int, lists: int, capacity: int) -> int:
-    """Return the capacity of the list of active rows for n rows.
+    """Return the capacity of the list of active rows for n rows and small k.
 
     Active rows that are ambiguous or reassigned are appended to `lists` lists of `capacity` rows each. Tiles of active
-    rows are assigned to these lists in turn. The result is small enough that no list overflows, even if all active rows
-    are appended.
+    rows are assigned to these lists in turn. The returned capacity is small enough that no list overflows, even if all
+    active rows are appended.
     """
     return min(max(1, int(n * _MOST_PART)), capacity // _TILE * _TILE * lists)

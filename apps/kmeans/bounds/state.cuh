@@ -1,7 +1,8 @@
-// Hamerly bounds: select the active rows, whose nearest center may have changed since they were last scored.
+// Hamerly bounds: selects the active rows. A row is active if its nearest center may have changed since the row was
+// last scored; otherwise it is safe.
 //
-// row bounds (n)  how far centers may drift before a row needs a new label
-// limits (k)      drift so far: a row with label a is safe while its row bound exceeds limits[a]
+// row bounds (n)  for each row, the drift of centers up to which its label is certainly correct
+// limits (k)      for each center, the drift so far: a row with label a is safe while its row bound exceeds limits[a]
 //
 // When a row is scored, its nearest center is closer than any other by a gap of at least g. P is the sum of all shifts
 // of this center so far. M is the sum, over the iterations so far, of the largest shift of any center. Since the row
@@ -10,24 +11,24 @@
 //
 //   row bound = g + P(then) + M(then)  >  P(now) + M(now) = limits[label]
 //
-// (Hamerly, "Making k-means even faster", SDM 2010; here one number holds both bounds.) The test reads a row's bound (4
-// bytes) and label, and writes nothing. An ambiguous row is active in the next iteration. Lengths are in the scaled
-// units of the centers (update/centers.cuh).
+// (Hamerly, "Making k-means even faster", SDM 2010. Hamerly's upper and lower bound of a row are one number here.) The
+// test reads a row's bound (4 bytes) and label, and writes nothing. An ambiguous row is active in the next iteration.
+// Lengths are in the scaled units of the centers (update/centers.cuh).
 //
-// Rounding. Drifts are rounded up, by a relative 2⁻¹⁸ and by 10⁻¹⁸. Gaps are reduced by 2⁻³⁰ of the distances that they
-// separate (assign.cuh). So the squared distance of a safe row to its own center is less than that to any other by more
-// than a relative 2⁻³³. Float64 distances (`assign/rescore.cuh`) could not give another label.
+// Rounding. Drifts are rounded up, by a relative 2⁻¹⁸ and by 10⁻¹⁸. A gap is reduced by 2⁻³⁰ of the sum of both
+// distances (assign.cuh). So the squared distance of a safe row to the center of its label is less than that to any
+// other center by more than a relative 2⁻³³. Float64 distances (`assign/rescore.cuh`) could not give another label.
 //
-// The device selects the pass, without host synchronisation. `select_active_rows` counts and lists the active rows. If
-// they are few, only active rows are scored (`assign_active_rows`, assign.cuh; small_d/iteration_bounded.cuh);
-// otherwise all rows are scored. Bounds start only when few rows were reassigned, because more rows than these are
-// active.
+// The GPU selects the pass of the next iteration, so the host need not synchronize. `select_active_rows` counts and
+// lists the active rows. If active rows are few, the next kernel scores only these (`assign_active_rows` of assign.cuh,
+// or small_d/iteration_bounded.cuh). Otherwise a kernel scores all rows. Bounds start only when few rows were
+// reassigned, because many times more rows are active than were reassigned.
 //
 // A selection fails if it finds too many active rows, and no selection has succeeded since row bounds were computed.
 // After the n-th consecutive failure, 2ⁿ iterations run without bounds. Then bounds start again only when the largest
-// drift is a quarter smaller than before the failure.
+// shift of a center is at least a quarter smaller than before the failure.
 //
-// Why it is fast: the selection reads 5 or 8 bytes a row, with few registers. Scoring a row reads its half-precision
+// Why it is fast: the selection reads 5 or 8 bytes per row, with few registers. Scoring a row reads its half-precision
 // copy: 256 bytes at d = 128.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
@@ -44,27 +45,29 @@ enum Pass : int {
   kActive       // scores the listed rows
 };
 
-// Maximum of `failures`: the cooldown is 2^failures iterations, so 32 at most.
+// Maximum of `failures`. The cooldown is 2^failures iterations, so at most 32.
 constexpr int kMostFailures = 5;
-// After a failed selection, bounds start again only if the largest drift is at most this fraction of failed_drift.
+// After a failed selection, bounds start again only if the largest shift of a center is at most this fraction of
+// `failed_drift`.
 constexpr double kLess = 0.75;
 
-// State of bounds, and the pass of the iteration.
+// State of bounds, and the pass of the current iteration.
 struct BoundsState {
   double most;  // M (head of this file)
   // Largest shift of a center in the last iteration, and in the iteration before the last failed selection.
   double last_drift, failed_drift;
   int pass;
-  unsigned active;  // rows that are not safe
-  // Iterations left without bounds; consecutive failed selections; whether a selection succeeded since row bounds were
-  // last computed.
+  unsigned active;  // number of active rows
+  // `cooldown`: number of iterations left without bounds. `failures`: number of consecutive failed selections.
+  // `paid_off`: whether a selection succeeded since row bounds were last computed for all rows.
   int cooldown, failures, paid_off;
   // If set, the kernel of pass kPlain does nothing: other kernels label the rows, or the fit ended.
   int skip_full_assign;
   // Totals for reports: the selections after which only the listed rows were scored, and the number of these rows.
   unsigned long long screened, examined;
 
-  // Selects the pass after a selection found `found` active rows: only these are scored if at most `capacity`.
+  // Selects the pass after `select_active_rows` found `found` active rows. If these are at most `capacity`, only they
+  // are scored.
   __device__ __forceinline__ void choose(unsigned found, unsigned capacity) {
     if (found <= capacity) {
       examined += found;
@@ -100,17 +103,17 @@ struct BoundsState {
   }
 };
 
-// Drift of the centers and derived limits; without bounds, `state` is null.
+// The arguments with which update/centers.cuh updates the drift of the centers. Without bounds, `state` is null.
 struct DriftArgs {
-  double* center_drift;  // P of every center
+  double* center_drift;  // P of every center (head of this file)
   float* limits;
   BoundsState* state;
   // Bounds start only if fewer rows than this were reassigned.
   unsigned begin_limit, padding;
 };
 
-// limit_of returns P + M of a center, rounded up by at most a relative 2⁻²¹. below_limit returns a lower bound of P + M
-// from the result of limit_of.
+// limit_of returns P + M of a center (head of this file), rounded up by at most a relative 2⁻²¹. below_limit returns a
+// lower bound of P + M from the result of limit_of.
 __device__ __forceinline__ float limit_of(double center_drift, double most) {
   return (float)((center_drift + most) * (1 + 1.0 / (1 << 22)));
 }
@@ -118,13 +121,13 @@ __device__ __forceinline__ float below_limit(float limit) { return limit * (1 - 
 
 constexpr int kSelectThreads = 256;
 
-// kSelectedAtOnce: rows per vector load. kVectors: vectors that a thread loads at a time. kListed: maximum number of
-// rows that a warp lists in shared memory before it reserves space in `active`. Reservations are batched because all
-// warps use one atomic counter.
+// kSelectedAtOnce: number of rows per vector load. kVectors: number of vectors that a thread loads at a time. kListed:
+// maximum number of rows that a warp lists in shared memory before it reserves space for them in `active`. A warp
+// reserves space for many rows at once because all warps use one atomic counter.
 constexpr int kSelectedAtOnce = 4, kVectors = 2, kListed = 1024;
 
-// Lists the active rows in any order. A warp stops when the list exceeds `capacity`. `row_bounds` and `labels` are
-// aligned to 16 bytes; labels are int or Label.
+// Writes the indices of the active rows to `active`, in any order, and selects the pass that labels rows. A warp stops
+// when the list exceeds `capacity`. `row_bounds` and `labels` are aligned to 16 bytes; labels are int or Label.
 template <typename Labels>
 __global__ void __launch_bounds__(kSelectThreads, 6)
     select_active_rows(const float* row_bounds, const Labels* labels, long long rows, const float* limits,
@@ -134,10 +137,10 @@ __global__ void __launch_bounds__(kSelectThreads, 6)
   __shared__ unsigned listed[kSelectThreads / 32][kListed];
   unsigned* mine = listed[threadIdx.x / 32];
   const int lane = threadIdx.x % 32;
-  constexpr int kVectorStride = kSelectThreads * kSelectedAtOnce;  // between vectors of a thread
+  constexpr int kVectorStride = kSelectThreads * kSelectedAtOnce;  // rows from a thread's vector to its next
   const long long each = (long long)gridDim.x * kVectorStride * kVectors;
   unsigned waiting = 0;
-  // Appends the warp's rows to `active`. Returns true if all of them fit.
+  // Appends the rows that the warp listed in shared memory to `active`. Returns true if all of them fit.
   auto list_active = [&] {
     unsigned begin = 0;
     if (lane == 0) begin = atomicAdd(&state->active, waiting);

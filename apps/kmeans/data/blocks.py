@@ -1,9 +1,9 @@
-"""`Data`: X on one device, read in blocks of rows, with passes that need no clusters (moments, distances, inertia).
+"""`Data`: X on one device, read in blocks of rows, with passes that compute moments, distances and inertia.
 
-X is centered by its mean, which reduces cancellation in scores. Sums over samples accumulate in float64. For the cosine
-metric, X is `UnitRows`: ‖x − c‖²/2 equals 1 − cos(x, c), and X is not centered.
+The mean of X is subtracted from every row, which reduces cancellation in scores. Sums over samples accumulate in
+float64. For the cosine metric, X is `UnitRows`, and the mean is not subtracted; ‖x − c‖²/2 equals 1 − cos(x, c).
 
-`host_data.py` and `device_data.py` implement it for the CPU and for a GPU.
+`host_data.py` implements `Data` on the CPU, `device_data.py` on a GPU.
 """
 
 from abc import ABC, abstractmethod
@@ -20,14 +20,14 @@ __all__ = ["SMALL", "Data"]
 
 T = TypeVar("T")
 
-#: The most bytes of a *small* X. For a small X, running sums over the samples are computed on the host with
+#: Maximum size in bytes of a *small* X. For a small X, running sums over the samples are computed on the host with
 #: scikit-learn's float32 rounding, since the last bits of a running sum decide which sample a random number selects.
-#: For a larger X they are float64 sums on the device of X: a float32 running sum stops growing after 2²⁴ equal terms.
+#: For a larger X, running sums are in float64 on the device of X: in float32 they stop growing after 2²⁴ equal terms.
 SMALL = 8 << 20
 
 
 class Data(ABC):
-    """X on one device, centered.
+    """X on one device. Passes read the rows centered, which means minus the mean.
 
     Parameters
     ----------
@@ -46,9 +46,9 @@ class Data(ABC):
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
-        #: The matrix that passes read if `held` is None: the source, or a copy of the source in the same dtype.
+        #: The matrix that passes read if `held` is None: the source, or a copy of the source in the source's dtype.
         self.reader = source
-        #: Whether the metric is the cosine: rows and centers have norm 1.
+        #: True for the cosine metric, for which rows and centers have norm 1.
         self.spherical = isinstance(source, UnitRows)
         self.n_samples, self.n_features = source.shape
         self.dtype = np.dtype(dtype)
@@ -64,15 +64,15 @@ class Data(ABC):
 
     @property
     def is_small(self) -> bool:
-        """Whether sums use scikit-learn's rounding, so that random draws are the same to the last bit; see `SMALL`."""
+        """True if X is small (`SMALL`), so that running sums and random draws have scikit-learn's bits."""
         return self.n_samples * self.n_features * self.dtype.itemsize <= SMALL
 
     def copies(self) -> bool:
-        """Tell whether to hold a copy of X if the source's own array is not usable."""
+        """Return True if enough memory is available to hold a copy of X in `dtype` on this device."""
         return self.fits(self.held_bytes())
 
     def held_bytes(self) -> int:
-        """Return the size in bytes of a held copy of X."""
+        """Return the size in bytes of a copy of X held on this device."""
         return self.n_samples * self.n_features * self.dtype.itemsize
 
     def _hold(self) -> None:
@@ -99,18 +99,21 @@ class Data(ABC):
 
     @abstractmethod
     def fits(self, size: int) -> bool:
-        """Tell whether X may take `size` more bytes and leave enough memory for the computation."""
+        """Return True if a copy of X with `size` bytes leaves enough memory for the computation."""
 
     @abstractmethod
     def block_rows(self, n_columns: int) -> int:
-        """Return the number of rows of a block whose widest temporary has `n_columns` columns."""
+        """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""
 
     def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, block) of the source on this device, in the source's own dtype, not centered."""
         return self.reader.blocks(rows)
 
     def blocks(self, n_columns: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block) for X; `prepared` must convert each block before use."""
+        """Yield (first row, block) for X; a pass must call `prepared` on each block before it uses the block.
+
+        `n_columns` is the width of the widest temporary array of the pass; it determines the number of rows per block.
+        """
         rows = self.block_rows(n_columns)
         if self.held is None:
             yield from self.source_blocks(rows)
@@ -119,20 +122,20 @@ class Data(ABC):
             yield start, self.held[start : start + rows]
 
     def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype`, row-major and centered."""
+        """Return a block that `blocks` yielded, converted to `dtype`, row-major and centered."""
         if self.held is not None:
             return block
         prepared = block.astype(self.dtype, order="C", copy=False)
-        if prepared is block:  # astype did not copy, so this is the array of the source, which is never written
+        if prepared is block:  # astype did not copy: `block` belongs to the source, whose arrays are never written
             return block - self.mean
         prepared -= self.mean
         return prepared
 
     def center(self, mean: np.ndarray) -> None:
-        """Subtract `mean`, (d,), from all rows that are read from now on; the caller's arrays are never written.
+        """Subtract `mean`, (d,), from all rows that passes read from now on; the caller's arrays are never written.
 
-        A held copy is centered in place. An array of the caller is copied if memory suffices; otherwise each pass
-        subtracts the mean.
+        A copy of X held by this object is centered in place. If the held array belongs to the caller, it is copied if
+        memory suffices; otherwise each pass subtracts the mean.
         """
         self.mean = self.xp.asarray(mean, dtype=self.dtype)
         if self.held is None or not mean.astype(self.dtype).any():
@@ -159,7 +162,7 @@ class Data(ABC):
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order.
 
-        `n_columns` is the width of the widest temporary that `work` makes for a block.
+        `n_columns` is the number of columns of the widest temporary array that `work` makes for a block.
         """
 
     def weights_of(self, start: int, block: Any) -> Any | None:
@@ -172,7 +175,7 @@ class Data(ABC):
         return rows.astype(self.dtype) - to_host(self.mean)
 
     def is_surely_finite(self, block: Any) -> bool:  # noqa: ARG002 (for overrides)
-        """Tell whether a block is finite by a faster test than one per element; False means unknown."""
+        """Return True if a fast test proves that all elements of a block are finite; False means unknown."""
         return False
 
     def refuse_non_finite(self) -> None:
@@ -196,7 +199,7 @@ class Data(ABC):
 
     @property
     def temporary_columns(self) -> int:
-        """Width of the temporaries of `block_moments` and `block_distances`, in columns per row of a block."""
+        """Number of columns of the widest temporary array of `block_moments` and `block_distances`."""
         return 2 * self.n_features
 
     def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
@@ -222,7 +225,7 @@ class Data(ABC):
         """Return the mean of X, (d,), and the mean variance of its features, in one pass in float64.
 
         The first sample is subtracted before summing, which avoids cancellation in data far from zero. If a difference
-        of samples overflows their type, zero is subtracted instead. The variance may overflow to infinity; see `Frame`.
+        of two samples overflows, zero is subtracted instead. The variance may overflow to infinity; see `Frame`.
 
         Raises
         ------
@@ -240,9 +243,9 @@ class Data(ABC):
             return total + self.origin, float(np.mean(square - total * total))
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return the moments of X, before centering, with NumPy's rounding in `dtype`; None if NumPy must compute them.
+        """Return the `moments` of X before centering, with NumPy's rounding in `dtype`; None if not supported.
 
-        Only `DeviceData` returns them; on the CPU the caller uses NumPy itself.
+        Only `DeviceData` returns moments; on the CPU the caller computes them by NumPy.
         """
         return None
 
@@ -255,7 +258,7 @@ class Data(ABC):
         return to_host(total), to_host(square)
 
     def copy_to_host(self, array: Any) -> np.ndarray:
-        """Return an array of this device in host memory; the result is valid until the next call."""
+        """Return a copy in host memory of an array on this device; the copy is valid until the next call."""
         return to_host(array)
 
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
@@ -263,12 +266,14 @@ class Data(ABC):
         return to_host(self.xp.bincount(labels, minlength=k))
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:
-        """Return Σ w·‖x − c‖² (cosine metric: Σ w·(1 − cos)) over samples x and their centers c, from x − c.
+        """Return Σ w·‖x − c‖² over samples x and the centers c of their labels, computed from the differences x − c.
+
+        For the cosine metric, return Σ w·(1 − cos(x, c)), which is half of that sum.
 
         Parameters
         ----------
         centers : numpy.ndarray of shape (k, d)
-            Centered as X is.
+            The centers, minus the same mean as X.
         labels : array of shape (n,), int32
         """
         parts = self._each_own_distance(centers, labels, weighted=True)
@@ -276,7 +281,7 @@ class Data(ABC):
         return float(total) / (2 if self.spherical else 1)
 
     def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
-        """Return ‖x − c‖² of every sample and its center, (n,), in `dtype` and host memory; see `inertia`."""
+        """Return ‖x − c‖² of every sample x and the center c of its label: (n,), in `dtype`, in host memory."""
         distances, end = np.empty(self.n_samples, self.dtype), 0
         for part in self._each_own_distance(centers, labels, weighted=False):
             distances[end : end + len(part)] = to_host(part)
@@ -304,6 +309,9 @@ class Data(ABC):
         return float(sum(self.each_block(work, self.n_features)))
 
     def distances(self, points: np.ndarray) -> Any:
-        """Return ‖x − p‖ (cosine metric: 1 − cos) for every sample and point, (n, len(points)), as `transform` does."""
+        """Return ‖x − p‖ for every sample x and point p, (n, len(points)): the result of `transform`.
+
+        For the cosine metric, return 1 − cos(x, p).
+        """
         squares = self.square_distances(points)
         return (squares / 2 if self.spherical else self.xp.sqrt(squares)).T

@@ -1,4 +1,4 @@
-"""`DeviceData`: X on a GPU, held in a copy, read in place, or streamed from the host; its passes launch CUDA kernels.
+"""`DeviceData`: X on a GPU, copied, read in place, or streamed from the host; its passes launch CUDA kernels.
 
 Reductions have a fixed order, and no floating-point sum uses atomics, so results have the same bits on every run.
 """
@@ -29,13 +29,15 @@ T = TypeVar("T")
 
 #: The 16-bit floating-point types.
 HALF_TYPES = ("float16", "bfloat16")
-# The bytes of a block's temporaries: large enough to hide launches (about 5 µs each), small relative to a GPU's memory.
+# Target size in bytes of the widest temporary array of a block. It is large enough that launches (about 5 µs each) take
+# a small part of the time, and small relative to a GPU's memory.
 _BLOCK_BYTES = 512 << 20
-# The most rows of a block: float32 represents counts up to this exactly.
+# Maximum number of rows per block: float32 represents counts up to this number exactly.
 _MOST_ROWS = 1 << 24
 _PASSES = Path(__file__).with_name("passes.cuh")
 _THREADS = 256
-# Points per launch of point_distances, and rows per group of lanes in own_distances (ROWS_TOGETHER in passes.cuh).
+# Number of points per launch of point_distances (POINTS in passes.cuh); number of rows that a group of lanes processes
+# in own_distances (ROWS_TOGETHER).
 _POINTS, _ROWS_TOGETHER = 8, 4
 # Approximate number of thread blocks of column_moments; and the thread-block shape of fold_moments (columns, rows).
 _MOMENT_BLOCKS, _FOLDED = 4096, (32, 8)
@@ -46,13 +48,13 @@ _LEAST_WEIGHT = 2.0**-16
 
 
 def row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
-    """Return log2 of the number of lanes per row, at most a warp, and the grid that covers all rows."""
+    """Return log2 of the number of lanes among which a row is split, up to a warp, and the grid for all rows."""
     shared_by = log2_lanes(columns)
     return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
 
 
 def _is_vectorizable(array: Any, wide: int) -> bool:
-    """Tell whether aligned loads of `wide` elements can read the rows of an array, or a one-dimensional array."""
+    """Return True if an array is contiguous, and each of its rows consists of aligned vectors of `wide` elements."""
     here = address(array) % (wide * array.itemsize) == 0
     return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
 
@@ -60,8 +62,8 @@ def _is_vectorizable(array: Any, wide: int) -> bool:
 class DeviceData(Data):
     """X on a GPU; see `Data`.
 
-    A copy of X is held on the GPU in `dtype` if it fits. Otherwise every pass reads the source: in place if it is on
-    the GPU, else streamed from host memory or a file through two pinned buffers.
+    The GPU holds a copy of X in `dtype` if the copy fits in memory. Otherwise every pass reads the source: in place if
+    the source is on the GPU, else streamed from host memory or a file through two pinned buffers.
 
     Parameters
     ----------
@@ -70,12 +72,12 @@ class DeviceData(Data):
     machine : Machine
         The GPU.
     takes_16_bit : bool
-        Whether kernels read row-major 16-bit X in place on the GPU, until `center` copies it.
+        True if row-major 16-bit X on the GPU is read in place by kernels, and not copied until `center` is called.
 
     Attributes
     ----------
     on_read : bool
-        Whether kernels subtract the mean when they read rows; otherwise rows are centered before a kernel reads them.
+        True if kernels subtract the mean when they read rows; False if rows are centered before a kernel reads them.
     shift : array of shape (d,)
         The point that kernels subtract from the rows that they read: the mean, or zero if rows are already centered.
     """
@@ -88,9 +90,9 @@ class DeviceData(Data):
         self._takes_16_bit = takes_16_bit
         self._pinned: Any = None  # pinned buffer of copies to the host
         self.on_read = self._centered = False
-        # Mean, mean variance, and largest |x − origin| of each feature; and `shift` in float64.
+        # Mean of X, mean variance of its features, and largest |x − origin| of each feature.
         self._moments: tuple[np.ndarray, float, np.ndarray] | None = None
-        self._subtracted = np.zeros(source.shape[1])
+        self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host
         self._half_copy: HalfCopy | None = None
         with self._context:
             super().__init__(source, dtype, sample_weight)
@@ -107,21 +109,21 @@ class DeviceData(Data):
         self._context.__exit__(*exception)
 
     def available_bytes(self) -> int:
-        """Return the bytes that copies of X may use: the free bytes less the memory that a fit needs otherwise."""
-        # k-means++ holds distances to 2 + ⌊ln k⌋ candidates per sample: 12 for k = 22,000.
+        """Return the number of bytes that copies of X may use: the free bytes minus the other memory of a fit."""
+        # k-means++ stores the distances of each sample to 2 + ⌊ln k⌋ candidates: 12 candidates for k = 22,000.
         working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
         return self.machine.free_bytes() - working
 
     def fits(self, size: int) -> bool:
-        """Tell whether X may take `size` more bytes; see `Data.fits`."""
+        """Return True if a copy of X with `size` bytes leaves enough memory for a fit; see `Data.fits`."""
         return size <= self.available_bytes()
 
     def copies(self) -> bool:
-        """Tell whether to hold a copy of X; see `Data.copies`. 16-bit X that is read in place needs none."""
+        """Return True if a copy of X fits in memory and X is not a 16-bit array that kernels read in place."""
         return not (self._takes_16_bit and self._half_x() is not None) and super().copies()
 
     def copy_to_host(self, array: Any) -> np.ndarray:
-        """Return an array in host memory; see `Data.copy_to_host`. It is copied to pinned memory, which is faster."""
+        """Return a copy of an array in pinned host memory, which is faster to copy to; see `Data.copy_to_host`."""
         if self._pinned is None or self._pinned.nbytes < array.nbytes:
             self._pinned = self.machine.pinned(array.nbytes, np.uint8)
         host: np.ndarray = self._pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
@@ -130,7 +132,7 @@ class DeviceData(Data):
         return host
 
     def _half_x(self) -> Any | None:
-        """Return the array of the source if it is row-major, of a 16-bit type and on this GPU; else None."""
+        """Return the source's array if it is row-major, has a 16-bit type and is on this GPU; else None."""
         if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
             return None
         array = self.source.array
@@ -144,17 +146,17 @@ class DeviceData(Data):
 
     @property
     def rows_argument(self) -> Any:
-        """X as a kernel argument, a `ROWS` structure."""
+        """X, `shift` and the sample weights as a kernel argument, a `ROWS` structure."""
         d = self.n_features
         return structure(ROWS, X=self.rows_on_gpu, leading=d, d=d, mean=self.shift, weights=self.sample_weight)
 
     @property
     def temporary_columns(self) -> int:
-        """Width of the temporaries of `block_moments` and `block_distances`: the kernels need none."""
+        """0: the kernels of `block_moments` and `block_distances` need no temporary arrays."""
         return 0
 
     def block_rows(self, n_columns: int) -> int:
-        """Return the number of rows of a block whose widest temporary has `n_columns` columns."""
+        """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""
         if n_columns == 0 and self.held is not None:
             return self.n_samples
         rows = _BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features))
@@ -169,15 +171,15 @@ class DeviceData(Data):
         return stream_to_gpu(self.machine, self.source, rows)
 
     def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype`, from which kernels subtract `shift`; see `Data.prepared`."""
+        """Return a block that `blocks` yielded, in `dtype`; kernels subtract `shift` from it. See `Data.prepared`."""
         if self.held is None and self.on_read:
             return block.astype(self.dtype, order="C")
         return super().prepared(block)
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
-        """Yield ``work(first row, block)`` for every block in row order; x − `shift` are the centered rows.
+        """Yield ``work(first row, block)`` for every block in row order. Rows of a block minus `shift` are centered.
 
-        With `n_columns` = 0, `work` launches a kernel, which also reads blocks of 16-bit types.
+        With `n_columns` = 0, `work` only launches a kernel, and blocks may have a 16-bit type instead of `dtype`.
         """
         if n_columns == 0 and self.held is None and not self._centered and self.rows_on_gpu is not None:
             yield work(0, self.rows_on_gpu)
@@ -196,9 +198,9 @@ class DeviceData(Data):
         return super()._sums_about(origin)
 
     def subtracted(self, mean: np.ndarray) -> np.ndarray:
-        """Return the point that kernels should subtract on read, (d,): the mean, or zero.
+        """Return the point, (d,), that kernels should subtract from the rows that they read: the mean, or zero.
 
-        Nearly centered 16-bit X is not centered, because its half-precision copy is then exact.
+        It is zero for nearly centered 16-bit X, because the half-precision copy of X is then exact.
         """
         if self.held is None and self._moments is not None:
             variance = self._moments[1]
@@ -213,8 +215,8 @@ class DeviceData(Data):
         ----------
         mean : numpy.ndarray of shape (d,)
         on_read : bool
-            Whether kernels subtract the mean as `shift` when they read rows. Otherwise it is subtracted before kernels
-            read them, from a held copy of X if a copy fits.
+            If True, kernels subtract the mean as `shift` when they read rows. Otherwise the mean is subtracted before
+            kernels read the rows: from a copy of X on the GPU if that fits, else in each pass.
         """
         self._half_copy = None
         self.on_read, self._centered = on_read, not on_read
@@ -229,7 +231,7 @@ class DeviceData(Data):
         super().center(mean)
 
     def centered(self) -> Any:
-        """Return all of X, centered; shape (n, d)."""
+        """Return the whole of X, centered, on the GPU; shape (n, d)."""
         if not self.on_read:
             return super().centered()
         return self.xp.concatenate(list(self.each_block(lambda _, block: block - self.shift, self.n_features)))
@@ -250,7 +252,7 @@ class DeviceData(Data):
     def spread(self, subtracted: np.ndarray | None = None) -> tuple[np.ndarray, float]:
         """Return upper bounds of ``|x − s|`` per feature, (d,), and the root mean square of x − s over all elements.
 
-        s is `subtracted`, (d,), or by default the point that is subtracted from X on read.
+        s is `subtracted`, (d,), or by default `shift`, the point that kernels subtract.
         """
         mean, variance, largest = self.cached_moments
         about = self._subtracted if subtracted is None else subtracted.astype(self.dtype).astype(np.float64)
@@ -260,7 +262,7 @@ class DeviceData(Data):
 
     @property
     def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
-        """The mean, the mean variance, and the largest ``|x − origin|`` of each feature."""
+        """Mean of X, mean variance of its features, and largest ``|x − origin|`` of each feature."""
         if self._moments is None:
             self.moments()
         assert self._moments is not None
@@ -268,7 +270,7 @@ class DeviceData(Data):
 
     @cached_property
     def weights_alike(self) -> bool:
-        """Whether one fixed-point scale represents all nonzero weights accurately."""
+        """True if the smallest nonzero weight is large enough that one fixed-point scale represents all weights."""
         if self.sample_weight is None:
             return True
         with self._context:
@@ -276,9 +278,9 @@ class DeviceData(Data):
             return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
 
     def half_copy(self, panels: int, *, certifies: bool) -> HalfCopy:
-        """Return the half-precision copy of X − `shift`, with this number of panels (0: row-major); cached."""
+        """Return the half-precision copy of X − `shift` with `panels` panels per row (0: row-major); cached."""
         if self._half_copy is None or self._half_copy.panels != panels:
-            self._half_copy = None  # frees its memory before the next copy
+            self._half_copy = None  # free the memory of the old copy before the new copy is made
             source, rms = (self.rows_on_gpu, self.shift), self.spread()[1]
             self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies)
         return self._half_copy
@@ -302,8 +304,8 @@ class DeviceData(Data):
         wide = wide if vectors else 1
         width = min(32, 1 << (-(-d // wide) - 1).bit_length())
         columns = -(-d // (width * wide))
-        # Many thread blocks, so that the partial last wave matters little. Their number must not depend on the GPU,
-        # because it determines the rounding.
+        # There are many thread blocks, so that a partial last wave costs little. The number of blocks determines the
+        # rounding of the sums, so it must not depend on the GPU.
         slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
         parts = self.xp.empty((3, slices, d))
         arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
@@ -314,9 +316,9 @@ class DeviceData(Data):
         return totals[0], totals[1]
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return the moments with NumPy's rounding; see `Data.rounded_moments`.
+        """Return the moments of X with NumPy's rounding; None if X has one column, or if the GPU holds no copy of X.
 
-        If X has several columns, NumPy sums them row by row, as the kernel does. A single column it sums pairwise.
+        NumPy sums several columns row by row, as the kernel add_in_order does. It sums a single column pairwise.
         """
         X, d = self.held, self.n_features
         if X is None or d == 1:
@@ -371,7 +373,7 @@ class DeviceData(Data):
         return ELEMENT[self.dtype.name]
 
     def _kernel_of_blocks(self, name: str, block: Any, *, vectors: bool) -> Any:
-        """Return the instance for `block` of a kernel that reads blocks of any dtype."""
+        """Return the kernel `name` of data/passes.cuh, compiled for the dtype of `block`."""
         return self._kernel(name, ELEMENT[block.dtype.name], self._scalar, str(vectors).lower())
 
     def square_distances(self, points: np.ndarray) -> Any:

@@ -1,7 +1,7 @@
-"""Euclidean distances in host memory; squared distances are bit-identical to scikit-learn's, without importing it.
+"""Euclidean distances in host memory; squared distances have the same bits as scikit-learn's.
 
-k-means++ samples initial centers by squared distances, and must sample the same ones as scikit-learn. Importing
-scikit-learn takes a second, which is most of a small run.
+k-means++ samples initial centers by squared distances, and must sample the same centers as scikit-learn. scikit-learn
+itself is not used, because its import takes a second, which is most of the time of a small run.
 """
 
 from math import sqrt
@@ -12,22 +12,23 @@ from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
 
 __all__ = ["distances_of", "square_distances", "square_norms"]
 
-# Float32 is converted to float64 in pieces. The bits of a matrix product depend on its shape, so pieces have
-# scikit-learn's sizes: a tenth of the elements of points, rows and distances, but at least this many float64 elements.
+# Minimum size, in float64 elements, of the pieces in which float32 data is converted to float64. The bits of a matrix
+# product depend on its shape, so pieces have scikit-learn's size: a tenth of the total number of elements of points,
+# rows and distances, or this minimum if it is more.
 _LEAST_PIECE = 10 << 17
-# Squared distances below _CANCELLED · (‖x‖² + ‖c‖²) suffer from cancellation. They are recomputed from differences x −
-# c, of _TOGETHER elements at a time.
+# Squared distances below _CANCELLED · (‖x‖² + ‖c‖²) suffer from cancellation. They are recomputed from differences
+# x − c, about _TOGETHER elements of x − c at a time.
 _CANCELLED, _TOGETHER = 2.0**-20, 1 << 17
 
 
 def square_norms(rows: np.ndarray) -> np.ndarray:
-    """Return ‖x‖² of every row, (n,), with the bits of ``sklearn.utils.extmath.row_norms``."""
+    """Return ‖x‖² of every row x, (n,), with the same bits as ``sklearn.utils.extmath.row_norms``."""
     norms: np.ndarray = np.einsum("ij,ij->i", rows, rows)
     return norms
 
 
 def square_distances(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return ‖p − x‖² for every point p and row x, with the bits of ``sklearn.metrics.euclidean_distances``.
+    """Return ‖p − x‖² for every point p and row x, with the same bits as ``sklearn.metrics.euclidean_distances``.
 
     Parameters
     ----------
@@ -39,7 +40,7 @@ def square_distances(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
     Returns
     -------
     numpy.ndarray of shape (m, n)
-        In the dtype of the points; computed in float64.
+        The squared distances, computed in float64 and rounded to the dtype of the points.
     """
     if rows.dtype == np.float64:
         return np.maximum(_expanded(points, rows), 0)
@@ -54,7 +55,7 @@ def square_distances(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _expanded(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return ‖p‖² − 2·p·x + ‖x‖² for float64 points and rows, (m, n); rounding may make it negative."""
+    """Return ‖p‖² − 2·p·x + ‖x‖² for float64 points p and rows x, (m, n); rounding may make elements negative."""
     found: np.ndarray = -2 * (points @ rows.T)
     found += square_norms(points)[:, np.newaxis]
     found += square_norms(rows)
@@ -62,13 +63,16 @@ def _expanded(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
 
 
 def _piece_rows(m: int, n: int, d: int) -> int:
-    """Return the number b of points and of rows in a piece, which takes b² + 2·b·d float64 elements."""
+    """Return the number b of points per piece, which is also the number of rows per piece.
+
+    The points, the rows and the distances of a piece take b² + 2·b·d float64 elements.
+    """
     most = max(((m + n) * d + m * n) / 10, _LEAST_PIECE)
     return max(int((sqrt(4 * d * d + 4 * most) - 2 * d) / 2), 1)
 
 
 def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
-    """Return the distance of every row, (n, d), to every center, (k, d), without cancellation; (n, k), float64."""
+    """Return the distance of every row, (n, d), to every center, (k, d): (n, k) float64, accurate for close pairs."""
     rows, centers = rows.astype(np.float64, copy=False), centers.astype(np.float64, copy=False)
     exponent = overflow_exponent(rows, centers)
     rows, centers = ldexp(rows, -exponent), ldexp(centers, -exponent)

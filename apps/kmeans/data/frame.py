@@ -1,7 +1,8 @@
 """Centering and power-of-two scaling of rows and centers, which keep distances accurate and in range.
 
-The rounding error of a distance grows with the norms of its two points, so both are centered by the mean of the fitted
-rows. If squared distances would overflow or underflow, both are also scaled by a power of two, which is exact.
+The rounding error of a distance between a row and a center grows with the norms of both. So the mean of the fitted rows
+is subtracted from rows and centers. If squared distances would overflow or underflow, rows and centers are also scaled
+by a power of two, which is exact.
 """
 
 from collections.abc import Sequence
@@ -26,17 +27,18 @@ __all__ = [
     "subtract_mean",
 ]
 
-# Values must be this factor away from both ends of the number range, so that sums of a few products are in range.
+# Minimum factor between squared distances and either end of the number range, so that sums of a few products stay in
+# range.
 _HEADROOM = 32.0
-# The least elements of a row with which NumPy's broadcasting runs at full speed: more than fit in its buffer.
+# Minimum number of elements per row for which NumPy's broadcasting runs at full speed: more than its buffer holds.
 _COLUMNS = 16384
-# Centers are returned in float64 if rounding them to the frame's dtype changes a center by more than this fraction of
-# its distance from the mean.
+# Maximum change of an element of the centers by rounding to the frame's dtype, as a fraction of the largest difference
+# between an element of a center and the mean. Beyond this change, centers are returned in float64.
 _MOST_LOSS = 2.0**-12
 
 
 def is_in_range(dtype: np.dtype, square: float, total: float) -> bool:
-    """Tell whether squared distances in `dtype` neither overflow nor lose precision to underflow.
+    """Return True if squared distances in `dtype` neither overflow nor lose precision to underflow.
 
     Parameters
     ----------
@@ -53,12 +55,12 @@ def is_in_range(dtype: np.dtype, square: float, total: float) -> bool:
 
 
 def exponent_of(largest: float) -> int:
-    """Return the exponent e for which 2 · `largest` · 2^−e is between 1/2 and 1; 0 if `largest` is not positive."""
+    """Return the exponent e with ½ ≤ 2 · `largest` · 2^−e < 1; 0 if `largest` is not positive."""
     return int(np.frexp(largest)[1]) + 1 if largest > 0 else 0
 
 
 def frobenius_norm(rows: np.ndarray) -> float:
-    """Return the Frobenius norm of rows, (n, d), C-contiguous: not finite if an element is not, or on overflow."""
+    """Return the Frobenius norm of C-contiguous rows, (n, d); not finite on overflow or if an element is not finite."""
     numbers = rows.reshape(-1)
     with np.errstate(over="ignore", invalid="ignore"):
         return float(numbers @ numbers) ** 0.5
@@ -74,7 +76,7 @@ def subtract_mean(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.nda
     out : numpy.ndarray of shape (m, d), m ≥ n
     """
     n, d = rows.shape
-    # Several rows are treated as one: NumPy's broadcasting over short rows is up to ten times slower.
+    # `together` rows are treated as one long row: NumPy's broadcasting over short rows is up to ten times slower.
     together = max(1, min(n, _COLUMNS // d)) if rows.flags.c_contiguous else 1
     whole, many = n - n % together, np.tile(mean, together)
     np.subtract(rows[:whole].reshape(-1, together * d), many, out=out[:whole].reshape(-1, together * d))
@@ -83,7 +85,7 @@ def subtract_mean(rows: np.ndarray, mean: np.ndarray, out: np.ndarray) -> np.nda
 
 
 def overflow_exponent(rows: np.ndarray, centers: np.ndarray, rows_norm: float | None = None) -> int:
-    """Return an exponent e for which products of rows · 2^−e and centers · 2^−e do not overflow.
+    """Return an exponent e for which inner products of rows · 2^−e and centers · 2^−e do not overflow.
 
     Parameters
     ----------
@@ -107,7 +109,7 @@ def overflow_exponent(rows: np.ndarray, centers: np.ndarray, rows_norm: float | 
 
 
 def frame_about(centers: np.ndarray, dtype: np.dtype) -> "Frame":
-    """Return a frame in `dtype` about the mean of centers, (k, d), whose fitted rows are unknown."""
+    """Return a frame in `dtype` for centers, (k, d), whose fitted rows are unknown; its mean is that of the centers."""
     wide = centers.astype(np.float64)
     exponent = int(np.frexp(abs(wide).max())[1])
     mean = np.ldexp(np.ldexp(wide, -exponent).mean(axis=0), exponent)  # scaled, because the sum may overflow
@@ -131,9 +133,9 @@ class Frame:
     Attributes
     ----------
     mean : numpy.ndarray of shape (d,)
-        The mean of the scaled rows; float32 or float64.
+        The mean of the scaled rows x · 2^−exponent; float32 or float64.
     exponent : int
-        0 unless rows are scaled.
+        0 if rows are not scaled.
     """
 
     mean: np.ndarray
@@ -142,9 +144,9 @@ class Frame:
     def centered(self, rows: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Return scaled and centered rows, (n, d), in the dtype of the mean.
 
-        The mean is subtracted in the wider of both dtypes; for float64 rows, the difference is then rounded to the
-        dtype of the mean. `out` must have at least n rows. The differences are written to `out` if it has the dtype of
-        the subtraction, otherwise to a new array.
+        The mean is subtracted in the wider of the dtypes of the rows and of the mean, and the difference is rounded to
+        the dtype of the mean. `out` must have at least n rows. The differences are written to `out` if `out` has the
+        dtype of the subtraction, otherwise to a new array.
         """
         dtype = np.result_type(rows.dtype, self.mean.dtype)
         rows = ldexp(rows.astype(dtype, copy=False), -self.exponent)
@@ -152,7 +154,7 @@ class Frame:
         return subtract_mean(rows, self.mean, out).astype(self.mean.dtype, copy=False)
 
     def restored(self, centers: np.ndarray) -> np.ndarray:
-        """Return centers in the units of the caller's rows: the inverse of `centered`.
+        """Return centers in the units of the caller's rows, (centers + mean) · 2^exponent: the inverse of `centered`.
 
         Parameters
         ----------
@@ -161,8 +163,8 @@ class Frame:
         Returns
         -------
         numpy.ndarray of shape (k, d)
-            In the frame's dtype; in float64 if rounding to the frame's dtype changes centers by more than 2⁻¹² of their
-            distances from the mean.
+            In the frame's dtype; in float64 if rounding to the frame's dtype changes an element by more than 2⁻¹² of
+            the largest difference between an element and the mean.
         """
         with np.errstate(over="ignore", invalid="ignore"):
             narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)
@@ -172,13 +174,14 @@ class Frame:
 
 
 class FittedCenters:
-    """The centers of a fit in both forms, and the frame that converts between them.
+    """The centers of a fit, centered and in the units of the caller's rows, and the frame that converts between them.
 
     Parameters
     ----------
     frame : Frame
+        Its method `centered` yields the first form, its method `restored` the second form.
     centered : numpy.ndarray of shape (k, d)
-        The centers that the fit computed with, in the frame's dtype.
+        The centers that the fit used, in the frame's dtype.
     restored : numpy.ndarray of shape (k, d)
         The same centers in the units of the caller's rows; copied.
     """
@@ -187,7 +190,7 @@ class FittedCenters:
         self.frame, self.centered, self.restored = frame, centered, restored.copy()
 
     def centers(self, current: np.ndarray) -> np.ndarray:
-        """Return the caller's current centers, (k, d), centered. If unchanged, they have the bits of the fit."""
+        """Return the caller's current centers, (k, d), centered. If unchanged, they are the centers of the fit."""
         same = current.dtype == self.restored.dtype and np.array_equal(current, self.restored)
         return self.centered if same else self.frame.centered(current)
 

@@ -1,25 +1,25 @@
 // Half-precision copy of X: float16 rows that every iteration reads instead of X, and norms that bound the rounding
 // error.
 //
-//   X (n × d, any dtype, rows `leading` apart)   →   half copy x̂ (n × padded, float16) = fl16((x − mean) · scale)
-//                                                    norms (n)  ‖x̂‖, or more where rounding cost more
+//   X (n × d, any dtype, rows `leading` elements apart)   →   x̂ (n × padded, float16) = fl16((x − mean) · scale)
+//                                                             norms (n) = max(‖x̂‖, e / ρ)
 //
-// `scale` is a power of two that brings the data to the middle of float16's range. `padded` is d rounded up to a
-// multiple of 16 bytes and filled with zeros. For large k, the copy is in panels (core_matrix_layout.cuh). e = ‖(x −
-// mean)·scale − x̂‖ is the rounding error of a row; the rounding error of an element is at most 2⁻¹¹ of the element,
-// and less than half of that on average. norms[i] is the larger of ‖x̂‖ and e / ρ, where ρ is 2⁻¹², or 2⁻²⁰ for data
-// that float16 represents exactly. So for every center c and its float16 value ĉ
+// x is a row of X, and x̂ is the same row of the copy. `scale` is a power of two that brings the data to the middle of
+// float16's range. Rows of the copy are padded with zeros to a multiple of 16 bytes. For large k, the copy consists of
+// panels (core_matrix_layout.cuh). e = ‖(x − mean)·scale − x̂‖ is the rounding error of a row. The rounding error of an
+// element is at most 2⁻¹¹ of the element, and less than half of that on average. ρ is 2⁻¹², or 2⁻²⁰ for data that
+// float16 represents exactly. So for every center c, scaled like x, and its float16 value ĉ
 //
-//   |(x − mean)·scale · c − x̂ · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)
+//   |(x − mean)·scale · c − x̂ · ĉ|  ≤  norms[i] · (ρ ‖c‖ + ‖c − ĉ‖)      for row i
 //
-// Values beyond float16 become infinite, and so does the row's norm: such a row has no error bound.
+// A value beyond float16's range becomes infinite, and so does the norm of its row: such a row has no error bound.
 //
-// Why it is fast: one read of X and half a write of it per fit; then every iteration reads half as much (a quarter for
-// float64). A group of lanes shares a row, so that short rows fill a warp too. A lane holds one vector of each of
-// several rows, 64 bytes in all, and loads the next vectors before it converts these. So 24 warps have 48 KB per
-// multiprocessor in flight. The reduction over a group leaves each lane with one of the rows' sums, so a shuffle, a
-// square root or a store is executed once for all these rows. This takes 2.5 shuffles a row; with all sums in every
-// lane it would take 10.
+// Why it is fast: a fit reads X once and writes the copy once; then every iteration reads half as many bytes (a quarter
+// for float64). A row is split among a group of lanes, so that short rows fill a warp too. A lane holds one vector of
+// each of several rows, 64 bytes in all, and loads the next vectors before it converts the current ones. So 24 warps
+// have 48 KB per multiprocessor in flight. The reduction over a group leaves sums of different rows in different lanes,
+// so one shuffle, square root or store serves several rows. This takes 2.5 shuffles per row; it would take 10 if every
+// lane received all sums.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 #include "kernels/ptx/types.cuh"
@@ -27,23 +27,23 @@
 
 namespace kmeans {
 
-// x − mean, rounded to the working type.
+// x − mean, computed in the working type.
 template <typename T, typename Work>
 __device__ __forceinline__ Work centered(T x, Work mean) {
   return (Work)tsm2::Element<T>::value(x) - mean;
 }
 
-// 2^log2_lanes lanes share a row; each processes kVector elements at a time. With kAligned, one load reads these
-// elements; rows are then aligned and consist of whole vectors.
+// Number of elements that a lane processes at a time; a row is split among 2^log2_lanes lanes. With kAligned, one load
+// reads these elements, and rows must be aligned and consist of whole vectors.
 template <typename T>
 constexpr int kVector = sizeof(T) == 8 ? 2 : 4;
 
-// Rows of which a lane holds a vector at a time: 64 bytes in all, if one load reads a vector.
+// Number of rows of which a lane holds one vector at a time. These vectors take 64 bytes if one load reads a vector.
 template <typename T, bool kAligned>
 constexpr int kHalfCopyRows = sizeof(T) == 2 && kAligned ? 8 : 4;
 
-// One butterfly step over kCount sums. A lane sends one half of its sums to the lane at distance `lanes` / 2, and adds
-// the values that it receives to the other half.
+// One butterfly step over kCount sums per lane. A lane sends half of its sums to the lane at distance `lanes` / 2, and
+// adds the values that it receives to its other sums. `member` is the index of the lane in its group.
 template <int kCount, typename Sum, int kAll>
 __device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int lanes) {
   const bool upper = member & lanes / 2;
@@ -54,8 +54,9 @@ __device__ __forceinline__ void halve_sums(Sum (&values)[kAll], int member, int 
   }
 }
 
-// Sums the first kCount of `values` over `lanes` lanes, by halving while a lane has several. If lanes ≥ kCount, lane i
-// ends with sum i · kCount / lanes, in values[0].
+// Reduces kCount values per lane over a group of `lanes` lanes. Each lane gets the totals of a part of them. While
+// a lane has several values, a butterfly step halves their number. If lanes ≥ kCount, values[0] of lane i becomes the
+// total of value i · kCount / lanes.
 template <int kCount, int kAll>
 __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, int lanes) {
   if constexpr (kCount > 1) {
@@ -66,8 +67,9 @@ __device__ __forceinline__ void share_sums(float (&values)[kAll], int member, in
   }
 }
 
-// A row's norm from ‖x̂‖² (`square`), e² (`lost`) and 1 / ρ² (`inverse`): the larger of ‖x̂‖ and e / ρ, plus the error
-// of the additions. If an element is infinite, e² is infinite or NaN, and the norm is infinite.
+// The norm of a row (symbols: see the head of this file), from ‖x̂‖² (`square`), e² (`lost`) and 1 / ρ² (`inverse`). It
+// includes the rounding error of the additions. If an element is infinite, e² is infinite or NaN, and the norm is
+// infinite.
 __device__ __forceinline__ float norm_of(float square, float lost, float inverse) {
   const float least = lost * inverse;
   return 1.0002f * sqrtf(least > square ? least : square);
@@ -81,10 +83,10 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
   using Some = Packed<T, kWide / kLoads>;
   const int lanes = 1 << log2_lanes, member = simt::lane() & (lanes - 1), groups = 32 >> log2_lanes;
   const int stride = kWide << log2_lanes, column = kWide * member;
-  const float inverse = 1 / (rounding * rounding);  // powers of two
-  // A warp's tile is kRows rows of each group of lanes. The last tile begins early enough to be whole, so it may
-  // overlap the tile before. With too few rows for one tile, each group has one row; groups past the end repeat the
-  // last row.
+  const float inverse = 1 / (rounding * rounding);  // exact, because `rounding` is a power of two
+  // A tile is the rows that one warp processes at a time: kRows rows per group of lanes. The last tile begins early
+  // enough to be whole, so it may overlap the tile before it. If X has too few rows for one tile, each group has one
+  // row; groups past the last row repeat the last row.
   const int below = rows < kRows * groups ? 0 : groups, tile = below == 0 ? groups : kRows * groups;
   const long long last = rows < tile ? 0 : rows - tile, row_stride = below * leading;
   const long long warp = ((long long)blockIdx.x * blockDim.x + threadIdx.x) / 32;
@@ -100,7 +102,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
   };
 
   Some now[kRows][kLoads], next[kRows][kLoads];
-  // Squared norms of kRows rows of x̂, then those of their rounding errors.
+  // A lane's part of ‖x̂‖² for each of kRows rows, then of e² for each of these rows.
   float sums[2 * kRows] = {};
   long long first = warp * tile;
   int from = 0;
@@ -145,7 +147,7 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
           sums[r] += a * a + b * b;
           sums[kRows + r] += of_a * of_a + of_b * of_b;
         }
-        // A lane's elements are contiguous in panels too.
+        // One store writes all elements of a lane: they are contiguous in panels too.
         const long long to =
             panels ? tsm2::panel_offset(row + r * below, j, panels, tsm2::kPanelRows) : (row + r * below) * padded + j;
         simt::store_streaming(reinterpret_cast<unsigned*>(half_copy + to), pairs);

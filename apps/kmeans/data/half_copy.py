@@ -1,4 +1,4 @@
-"""The half-precision copy of X, which tensor-core iterations read instead of X; launches half_copy.cuh."""
+"""The half-precision copy of X, which tensor-core iterations read instead of X; a kernel of half_copy.cuh makes it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["HalfCopy", "Placement"]
 
-# Threads per block; and blocks per multiprocessor, a multiple of the resident blocks (2 or 3).
+# Number of threads per block; number of blocks per multiprocessor in the grid, a multiple of the number of blocks that
+# a multiprocessor holds at once (2 or 3).
 _THREADS, _BLOCKS = 256, 6
 
 
@@ -32,13 +33,13 @@ class Placement(NamedTuple):
     Attributes
     ----------
     padded : int
-        Elements per float16 row.
+        Number of elements per float16 row, including zeros at its end.
     panels : int
-        Panels per row; 0 for a row-major layout.
+        Number of panels of 16 columns per row; 0 for a row-major layout.
     scale : numpy.float32
         The scale of the half-precision copy.
     norm_limit : numpy.float32
-        See `norm_limit_of`.
+        Distant centers may be missing from the scores of rows whose norm exceeds this limit (`norm_limit_of`).
     """
 
     padded: int
@@ -48,7 +49,7 @@ class Placement(NamedTuple):
 
 
 class HalfCopy:
-    """The float16 copy of (X − shift) · scale, and norms of its rows that bound the rounding error.
+    """The float16 copy of (X − shift) · scale, and one float32 norm per row, which bounds the row's rounding error.
 
     Parameters
     ----------
@@ -61,12 +62,12 @@ class HalfCopy:
     rms : float
         The root mean square of the elements of X − shift.
     panels : int
-        Panels of 16 columns per row, in tiles of 64 rows (core_matrix_layout.cuh). If 0, the copy is row-major, with d
-        rounded up to a multiple of 16 bytes.
+        Number of panels of 16 columns per row, in tiles of 64 rows (core_matrix_layout.cuh). If 0, the copy is
+        row-major, with rows padded to a multiple of 16 bytes.
     machine : Machine
     certifies : bool
-        Whether the norms yield proven error bounds, which certify labels. If False, most norms are scaled down by
-        `UNCERTIFIED`.
+        If True, the norms yield proven error bounds, which certify labels. If False, most norms are scaled down by
+        `UNCERTIFIED`, so that few rows are rescored.
     """
 
     def __init__(
@@ -78,7 +79,7 @@ class HalfCopy:
         self.scale = np.float32(half_copy_scale(rms))
         n_rows = -(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n
         self.rows, self.norms = machine.xp.empty((n_rows, self.padded), np.float16), machine.xp.empty(n, np.float32)
-        # Rounding error of a float16 row relative to its norm.
+        # ρ of half_copy.cuh: the bound of a float16 row's rounding error relative to the row's norm.
         exact = X.itemsize == 2 and not bool(shift.any())
         self.rounding = np.float32(EXACT if exact else ROUNDING)
         sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
@@ -88,13 +89,13 @@ class HalfCopy:
         arguments = (X, *sizes, shift, self.scale, self.rounding, lanes, self.rows, self.norms)
         kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
         if not certifies:
-            # Norms beyond the limit are not scaled down: distant centers may be missing from the products of
-            # such rows, so their labels must be rescored.
+            # Norms beyond the limit are not scaled down: the scores of such rows may lack distant centers, so these
+            # rows must be rescored.
             self.norms[self.norms <= self._norm_limit] *= np.float32(UNCERTIFIED)
 
     @property
     def nbytes(self) -> int:
-        """Size in bytes of the copy and its norms."""
+        """Size in bytes of the float16 rows and the norms."""
         return int(self.rows.nbytes + self.norms.nbytes)
 
     @property

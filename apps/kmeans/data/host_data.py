@@ -19,27 +19,28 @@ __all__ = ["HostData", "check_memory"]
 
 T = TypeVar("T")
 
-# Elements of a task's widest temporary (16 MiB of float64): enough that the time to hand over tasks to threads is
-# small.
+# Target number of elements of a task's widest temporary array (16 MiB of float64), large enough that submitting tasks
+# to threads takes little time. Minimum number of rows per task.
 _TASK_ELEMENTS = 1 << 21
 _LEAST_ROWS = 256
-# The memory of a fit, whose total the README states. Temporaries per thread, including queued blocks, in blocks.
+# Memory of the temporary arrays and queued blocks of a thread, as a number of blocks. The README states the memory of a
+# fit.
 _THREAD_BLOCKS = 7
-# Bytes per sample: in total (label, k-means++ distances and running sums, relocation of empty clusters), and of the
-# label.
+# Number of bytes per sample: for labels, k-means++ distances, running sums and the relocation of empty clusters
+# together; and for labels alone.
 _SAMPLE_BYTES, _LABEL_BYTES = 40, 4
-# The most bytes in the working type of an X with a narrower type that is held in the working type. Larger X is
-# converted in each pass, which may double the time.
+# Maximum size in bytes, after conversion, of an X that is converted once to a wider working type. A larger X is held in
+# its own type and converted in each pass, which may double the time.
 _MOST_CONVERTED = 256 << 20
 
 
 class HostData(Data):
     """X in host memory; see `Data`.
 
-    X is held in memory if X and the other memory of a fit take at most half of the available memory. Otherwise every
-    pass reads the source. A held X is centered and of type `dtype`, except a large X of a narrower type: it is held in
-    its own type, and each pass converts it. Block boundaries depend only on shapes, so results do not depend on the
-    number of threads.
+    X is copied to memory if the copy and the other memory of a fit take at most half of the available memory. Otherwise
+    every pass reads the source. The copy is centered and of type `dtype`. A large X of a narrower type is an exception:
+    its copy has the type of X, and each pass converts and centers it. Block boundaries depend only on shapes, so
+    results do not depend on the number of threads.
 
     Parameters
     ----------
@@ -49,12 +50,12 @@ class HostData(Data):
     Raises
     ------
     MemoryError
-        If the temporaries of the threads and the labels alone exceed the available memory.
+        If the labels and the temporary arrays of the threads together exceed the available memory.
     """
 
     xp = np
     device = "cpu"
-    #: Whether rows may be so far from the mean that scores overflow, because they were not part of the fit.
+    #: True if rows were not part of the fit, so that they may be so far from the mean that scores overflow.
     may_be_far = False
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
@@ -69,22 +70,22 @@ class HostData(Data):
         super().__init__(source, dtype, sample_weight)
 
     def fits(self, size: int) -> bool:
-        """Tell whether X may take `size` more bytes; see `Data.fits`."""
+        """Return True if `size` bytes and the other memory of a fit take at most half of the available memory."""
         return size + self.working_bytes <= available_host_memory() // 2
 
     @property
     def keeps_source_dtype(self) -> bool:
-        """Whether X is held in its own type, because that type is narrower than `dtype` and X is large."""
+        """True if X is large and its own type is narrower than `dtype`, so that X is held in its own type."""
         converted = self.n_samples * self.n_features * self.dtype.itemsize
         return self.source.dtype.itemsize < self.dtype.itemsize and converted > _MOST_CONVERTED
 
     def held_bytes(self) -> int:
-        """Return the size in bytes of a held copy of X."""
+        """Return the size in bytes of a copy of X in memory, in `dtype` or in X's own type (`keeps_source_dtype`)."""
         itemsize = (self.source if self.keeps_source_dtype else self).dtype.itemsize
         return self.n_samples * self.n_features * itemsize
 
     def _hold(self) -> None:
-        """Copy X to memory, not centered yet; a large X of a narrower type is copied in its own type to `reader`."""
+        """Copy X to memory, not centered yet: to `held`, or in X's own type to `reader` if `keeps_source_dtype`."""
         if not self.keeps_source_dtype:
             super()._hold()
         elif not isinstance(self.source, ArrayRows):
@@ -94,13 +95,13 @@ class HostData(Data):
             self.reader = ArrayRows(copy, self.source.name)
 
     def block_rows(self, n_columns: int) -> int:
-        """Return the number of rows of a block whose widest temporary has `n_columns` columns."""
+        """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""
         return max(_LEAST_ROWS, _TASK_ELEMENTS // max(n_columns, self.n_features))
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order."""
         waiting: deque[Future[T]] = deque()
-        # One BLAS thread per thread of the pool: nested threads would compete for the cores.
+        # BLAS runs on one thread per call, because the threads of the pool already occupy all cores.
         with one_blas_thread():
             for start, block in self.blocks(n_columns):
                 waiting.append(self.pool.submit(lambda start, block: work(start, self.prepared(block)), start, block))
@@ -110,18 +111,18 @@ class HostData(Data):
                 yield waiting.popleft().result()
 
     def prepared(self, block: Any) -> Any:
-        """Return a block of `blocks` in `dtype`, row-major and centered; see `Data.prepared`."""
+        """Return a block that `blocks` yielded, converted to `dtype`, row-major and centered."""
         if self.held is not None:
             return block
         rows = block.astype(self.dtype, order="C", copy=False)
         return subtract_mean(rows, self.mean, np.empty(rows.shape, self.dtype) if rows is block else rows)
 
     def is_surely_finite(self, block: Any) -> bool:
-        """Tell whether a block is finite, from its Frobenius norm; see `Data.is_surely_finite`."""
+        """Return True if the Frobenius norm of a block is finite, which proves that all of its elements are finite."""
         return block.flags.c_contiguous and bool(np.isfinite(frobenius_norm(block)))
 
     def center_once(self, mean: np.ndarray) -> None:
-        """Check X, and subtract `mean` from blocks as they are read, without a copy of X; see `Data.center_once`."""
+        """Check that X is finite, and subtract `mean` from each block on read, without copying the caller's array."""
         self.refuse_non_finite()
         self.may_be_far = True
         if self.held is self._borrowed:
@@ -140,7 +141,7 @@ class HostData(Data):
         return out
 
     def distances(self, points: np.ndarray) -> np.ndarray:
-        """Return ‖x − p‖, or 1 − cos, for every sample and point; see `Data.distances`."""
+        """Return ‖x − p‖, or 1 − cos(x, p), for every sample x and point p; see `Data.distances`."""
         out = np.empty((self.n_samples, len(points)), self.dtype)
 
         def work(start: int, block: Any) -> None:
@@ -154,7 +155,7 @@ class HostData(Data):
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each of k labels, (k,), int64."""
         sizes = np.zeros(k, np.int64)
-        for start in range(0, len(labels), _TASK_ELEMENTS):  # in pieces, because bincount converts labels to 8 bytes
+        for start in range(0, len(labels), _TASK_ELEMENTS):  # in pieces, because bincount copies its labels as int64
             sizes += np.bincount(labels[start : start + _TASK_ELEMENTS], minlength=k)
         return sizes
 
@@ -165,9 +166,9 @@ def check_memory(name: str, size: int, available: int) -> None:
     Parameters
     ----------
     name : str
-        The matrix, for the message.
+        The name of the matrix in the message.
     size, available : int
-        Bytes.
+        Number of bytes needed in addition to the matrix, and number of bytes available.
     """
     if size > available:
         needed, found = (f"{count / 2**30:.2f} GiB" for count in (size, available))

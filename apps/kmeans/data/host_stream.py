@@ -1,4 +1,4 @@
-"""Streaming of a host matrix to a GPU in blocks: reading, copying and computing overlap."""
+"""Streaming of a host matrix to a GPU in blocks of rows: reading, copying and computing overlap."""
 
 import os
 from collections.abc import Iterator
@@ -13,8 +13,8 @@ from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["stream_to_gpu"]
 
-# The bytes of each of the two pinned buffers, and the threads that fill a buffer: one thread copies about 11 GB/s, a
-# fifth of the bandwidth of the link to the GPU.
+# Maximum size in bytes of each of the two pinned buffers. Number of threads that fill a buffer: one thread copies about
+# 11 GB/s, a fifth of the bandwidth of the link to the GPU.
 _PINNED_BYTES = 64 << 20
 _FILLERS = min(8, os.cpu_count() or 1)
 
@@ -29,15 +29,15 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
     ----------
     machine : Machine
     source : Rows
-        In host memory or in a file.
+        The matrix, in host memory or in a file.
     rows : int
-        Maximum number of rows of a block; a pinned buffer may hold fewer.
+        Maximum number of rows per block; blocks are smaller if a pinned buffer holds fewer rows.
 
     Yields
     ------
     start : int
     block : array of shape (m, d), m ≤ rows
-        In the source's dtype; valid until the next block is requested.
+        A block of rows in the source's dtype; valid until the next block is requested.
     """
     rows = max(1, min(rows, source.shape[0], _PINNED_BYTES // (source.shape[1] * source.dtype.itemsize)))
     slots = [_Slot(machine, (rows, source.shape[1]), source.dtype) for _ in range(2)]
@@ -60,18 +60,21 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
 
 
 class _Slot:
-    """A pinned buffer, its counterpart on the GPU, and the events after which each may be overwritten."""
+    """A pinned buffer, a GPU buffer of the same shape, and the events after which each buffer may be overwritten.
+
+    The pinned buffer may be overwritten after `copied`, the GPU buffer after `consumed`.
+    """
 
     def __init__(self, machine: Machine, shape: tuple[int, int], dtype: np.dtype) -> None:
         self._machine = machine
         self.pinned, self.on_device = machine.pinned(shape, dtype), machine.xp.empty(shape, dtype)
         self.used = 0
         self.copied, self.consumed = machine.event(), machine.event()
-        # Earlier work on this stream may still use the memory that was just allocated.
+        # The GPU buffer may reuse memory that earlier work on the current stream still reads.
         self.consumed.record()
 
     def fill(self, blocks: Iterator[tuple[int, int, Reader]], fillers: ThreadPoolExecutor) -> int | None:
-        """Copy the next block into the pinned buffer; return the index of its first row, or None at the end."""
+        """Copy the next block into the pinned buffer. Return the index of its first row; None if no block is left."""
         self.copied.synchronize()
         found = next(blocks, None)
         if found is None:
@@ -84,7 +87,7 @@ class _Slot:
 
     @contextmanager
     def on_gpu(self, copies: Any) -> Iterator[Any]:
-        """Copy the pinned buffer to the GPU. Within the context, the current stream may use the copy."""
+        """Copy the block to the GPU on the stream `copies`. Within the context, the current stream may use the copy."""
         copies.wait_event(self.consumed)
         self._machine.copy(self.on_device[: self.used], self.pinned[: self.used], copies)
         self.copied.record(copies)

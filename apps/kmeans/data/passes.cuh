@@ -1,14 +1,14 @@
 // Passes over X: moments of the columns, and distances. X is a row-major block of rows × d numbers.
 //
-// own_distances    ‖x − c‖² of each row and its own center
-// point_distances  ‖x − p‖² of each row and each of up to 8 points: the candidates of a k-means++ step
+// own_distances    ‖x − c‖² of each row x and the center c of its label
+// point_distances  ‖x − p‖² of each row x and each of up to 8 points p, such as the candidates of a k-means++ step
 // column_moments   partial Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o
-// fold_moments     reduction of these partial moments
-// add_in_order     Σ x, or Σ (x − o)², of each column, bit for bit as NumPy sums
+// fold_moments     reduction of the partial results of column_moments
+// add_in_order     Σ x, or Σ (x − o)², of each column, with the same bits as NumPy's sums
 //
-// x is a row of X minus `mean`; the mean is zero if X is already centered. own_distances and column_moments read X of
-// any dtype and widen it to `Work`, the working type. kVectors selects vector loads of up to 16 bytes; rows must then
-// be aligned to vectors and consist of whole vectors.
+// In the distances, x is a row of X minus `mean`; the mean is zero if X is already centered. own_distances and
+// column_moments read X of any dtype and convert it to `Work`, the working type. kVectors selects vector loads of up to
+// 16 bytes; rows must then be aligned to vectors and consist of whole vectors.
 //
 // Why it is fast: each kernel reads its input once, coalesced. No kernel uses atomics, so results have the same bits on
 // every run.
@@ -17,11 +17,12 @@
 
 #define FULL_WARP 0xffffffffu
 
-// Elements of T that a lane reads at a time.
+// Number of elements of T that a lane reads at a time.
 template <typename T, bool kVectors>
 constexpr int kPassWide = kVectors ? (sizeof(T) == 8 ? 2 : 4) : 1;
 
-// own_distances: rows that a group of 2^log2_lanes lanes processes at a time, `together` rows apart.
+// Number of rows that a group of 2^log2_lanes lanes processes together in own_distances. These rows are `together` rows
+// apart.
 #define ROWS_TOGETHER 4
 
 template <typename T, typename Work, bool kVectors>
@@ -71,8 +72,9 @@ __global__ void __launch_bounds__(256, 2)
 
 #define POINTS 8
 
-// points (POINTS × d): the first `count` are used, the others are zero. They are in double, because conversion costs
-// more than the arithmetic. Output: one row of `stride` numbers a point. Groups of 2^log2_lanes lanes share a row.
+// Computes ‖x − p‖² for the first `count` of the points (POINTS × d); the other points are zero. Points are stored as
+// doubles, because conversion costs more than the arithmetic. `distances` has one row per point; rows are `stride`
+// numbers apart. A row of X is split among 2^log2_lanes lanes.
 template <typename T>
 __global__ void point_distances(const T* X, const T* mean, const double* points, int count, long long rows, int d,
                                 int log2_lanes, long long stride, T* distances) {
@@ -96,16 +98,18 @@ __global__ void point_distances(const T* X, const T* mean, const double* points,
   }
 }
 
-// Block (f, g) of 256 threads adds up the features from f·blockDim.x·kWide on, kWide per thread. A thread reads every
-// (gridDim.y · blockDim.y)-th row from row g·blockDim.y + threadIdx.y on. The blocks with index g write row g of the
-// partial results (gridDim.y × d).
+// Writes partial moments of the columns: `sums`, `squares` and `largest`, each gridDim.y × d. Block (f, g) of 256
+// threads sums the columns from f·blockDim.x·kWide on, kWide columns per thread. A thread reads every
+// (gridDim.y · blockDim.y)-th row from row g·blockDim.y + threadIdx.y on. Blocks (f, g) of all f write row g of the
+// partial moments.
 //
-// Why it is fast: it loads the next rows before it adds up the current ones. It converts each element to double once; a
-// multiprocessor makes 16 such conversions a clock. x − o is in `Work`, which is as exact as x itself.
+// Why it is fast: a thread loads the next rows before it adds up the current rows. It converts each element to double
+// only once, because a multiprocessor makes 16 such conversions per clock. x − o is computed in `Work`, which is as
+// exact as x itself.
 template <typename T, typename Work, bool kVectors>
 __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work* origin, long long rows, int d,
                                                          double* sums, double* squares, double* largest) {
-  // kTogether: rows that a thread loads at a time, more rows of small elements.
+  // kTogether is the number of rows that a thread loads at a time; it is larger for 16-bit elements.
   constexpr int kWide = kPassWide<T, kVectors>, kTogether = sizeof(T) == 2 ? 6 : 4;
   using P = kmeans::Packed<T, kWide>;
   __shared__ double partial[3][256];
@@ -119,7 +123,7 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
 #pragma unroll
     for (int i = 0; i < kWide; ++i) about[i] = origin[feature + i];
     P now[kTogether], next[kTogether];
-    // Past the end, it reads row `first` again, which is not added.
+    // For a row past the end of X, row `first` is read instead, and its values are not added.
     const auto read = [&](P(&value)[kTogether], long long first) {
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
@@ -171,13 +175,13 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
   }
 }
 
-// Columns of a block, and threads that share a column.
+// Number of columns per block, and number of threads among which the partial results of a column are split.
 #define FOLD_COLUMNS 32
 #define FOLD_ROWS 8
 
-// Reduces the `slices` partial results of column_moments. `parts` is three planes of slices × d: sums, squares and
-// maxima. Writes the totals of the first two planes to `totals` (2 × d). `largest` (d) keeps the larger of its old
-// value and the new maximum.
+// Reduces the partial results of column_moments. `parts` (3 × slices × d) has sums, squares and maxima. The totals
+// of sums and squares are written to `totals` (2 × d). Each element of `largest` (d) becomes the maximum of the old
+// value and of the new maxima of its column.
 __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
     fold_moments(const double* parts, int slices, int d, double* totals, double* largest) {
   __shared__ double partial[FOLD_ROWS][3][FOLD_COLUMNS];
@@ -209,10 +213,11 @@ __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
 __device__ __forceinline__ float rounded_square(float x) { return __fmul_rn(x, x); }
 __device__ __forceinline__ double rounded_square(double x) { return __dmul_rn(x, x); }
 
-// Column sums in the input type, one row after the other: of x, or (kSquares) of (x − about)². One thread a column.
+// Sums of the columns in the input type, one row after the other: Σ x, or with kSquares Σ (x − about)². One thread sums
+// a column.
 //
-// Why it is fast: kAhead rows are in flight while the kAhead rows before them are added up. NumPy reads its input once
-// for a mean and four times for a variance.
+// Why it is fast: kAhead rows are in flight while the kAhead rows before them are added up. The kernel reads X once;
+// NumPy reads X once for a mean, but four times for a variance.
 template <typename Work, bool kSquares>
 __global__ void __launch_bounds__(32)
     add_in_order(const Work* X, const Work* about, long long rows, int d, Work* sums) {

@@ -28,12 +28,12 @@ __all__ = [
     "unit",
 ]
 
-#: Copies a slice of a block's rows into an array; several threads may call it at the same time.
+#: A function that copies a slice of a block's rows into an array; several threads may call it at the same time.
 Reader = Callable[[slice, np.ndarray], None]
 
 
 def check_real(dtype: np.dtype, name: str) -> None:
-    """Raise ValueError if a dtype is complex or a float wider than float64; the message names the array `name`."""
+    """Raise ValueError if a dtype is complex or a float wider than float64; `name` is the array in the message."""
     if dtype.kind == "c":
         raise ValueError(  # scikit-learn's estimator checks expect the words in parentheses
             f"{name} has dtype {dtype}; expected real numbers (Complex data not supported): use its real part, or "
@@ -46,12 +46,12 @@ def check_real(dtype: np.dtype, name: str) -> None:
 
 
 def is_plain(X: Any, name: str = "X") -> bool:
-    """Tell whether engines read X without conversion: an array of real numbers in native byte order.
+    """Return True if X is an array of real numbers in native byte order, which engines read without conversion.
 
     Raises
     ------
     ValueError
-        If X is masked, complex or wider than float64; the message calls it `name`.
+        If X is masked, complex or wider than float64; `name` is the array in the message.
     """
     if kind_of(X) in (None, "frame"):
         refuse_masked(X)
@@ -73,8 +73,8 @@ def as_numbers(X: Any, name: str = "X") -> Any:
     Returns
     -------
     numpy.ndarray or cupy.ndarray
-        X itself, without a copy, if `is_plain`. Otherwise float32 for a frame of float32, and float64 for other frames,
-        lists, Python objects, text and numbers in another byte order.
+        X without a copy if ``is_plain(X)``. Otherwise a float32 array for a frame of float32, and a float64 array for
+        other frames, lists, Python objects, text and numbers in another byte order.
 
     Raises
     ------
@@ -85,7 +85,7 @@ def as_numbers(X: Any, name: str = "X") -> Any:
         return as_array(X)
     from sklearn.utils import check_array
 
-    # These checks are off, because the callers check NaN, shapes and sizes.
+    # These checks of scikit-learn are off, because the callers check NaN, shapes and sizes.
     checks = {"ensure_all_finite": False, "ensure_2d": False, "allow_nd": True}
     least = {"ensure_min_samples": 0, "ensure_min_features": 0}
     return check_array(X, dtype=[np.float64, np.float32], input_name=name, **checks, **least)
@@ -102,9 +102,9 @@ class Rows(Protocol):
     shape : tuple of int
         (n, d).
     dtype : numpy.dtype
-        In native byte order.
+        The type of the elements, in native byte order.
     device : int or None
-        Index of the GPU that holds the blocks; None for host memory.
+        Index of the GPU that holds the blocks; None if they are in host memory.
     """
 
     name: str
@@ -122,15 +122,15 @@ class Rows(Protocol):
 def readers(source: Any, rows: int) -> Iterator[tuple[int, int, Reader]]:
     """Yield (first row, number of rows, `Reader`) for each block of a host matrix.
 
-    Files with a ``read_into`` method are read straight into the caller's buffer, which saves a copy, and several
-    threads can read a block in parallel.
+    If `source` has a method ``read_into``, a reader reads the file directly into the caller's array. This saves a copy,
+    and several threads can read a block in parallel.
 
     Parameters
     ----------
     source : Rows
-        In host memory or in a file.
+        The matrix, in host memory or in a file.
     rows : int
-        Maximum number of rows of a block.
+        Maximum number of rows per block.
     """
     if not hasattr(source, "read_into"):
         for start, block in source.blocks(rows):
@@ -223,7 +223,7 @@ class RescaledRows(ABC):
         return self.scaled(self.source.blocks(rows))
 
     def scaled(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Rescale blocks of the other matrix, on the device that holds them."""
+        """Yield (first row, rescaled block) for each block of the other matrix, on the device that holds the block."""
         for start, block in blocks:
             yield start, self._scaled(self._own(block), range(start, start + len(block)))
 
@@ -269,7 +269,7 @@ class UnitRows(RescaledRows):
 def unit(vectors: Any) -> Any:
     """Return nonzero vectors, a NumPy or CuPy array of shape (n, d), scaled to norm 1."""
     xp: Any = np if isinstance(vectors, np.ndarray) else import_module("cupy")
-    # A power of two first: this scaling is exact, and prevents overflow of the squares.
+    # Vectors are scaled by a power of two first: this is exact, and prevents overflow of the squares.
     _, exponents = xp.frexp(abs(vectors).max(axis=1))
     scaled = xp.ldexp(vectors, -exponents[:, np.newaxis])
     norms = xp.sqrt((scaled * scaled).sum(axis=1, dtype=np.float64))

@@ -1,4 +1,4 @@
-"""Inertia Σ w·‖x − c‖²: by a pass over X, or from the running cluster sums.
+"""Inertia Σ w·‖x − c‖², c being the center of the label of x: by a pass over X, or from the running cluster sums.
 
-Labels and centers are never computed here.
+The packages assign and update compute labels and centers.
 """

@@ -8,19 +8,20 @@
 // smaller in practice, since the errors of many rows cancel. A difference beyond 10¹⁹ has an infinite square, as in
 // scikit-learn.
 //
-// a tile   kInertiaRows · 32 / lanes rows: a group of 2^log2_lanes lanes (`lanes`) shares kInertiaRows rows
-// a slice  every `slices`-th tile, by one warp: each lane has a sum in double; the warp adds up these sums at the end
+// a tile   kInertiaRows · 32 / lanes rows: each row is split among `lanes` = 2^log2_lanes lanes of a warp, and these
+//          lanes process kInertiaRows rows together
+// a slice  every `slices`-th tile: one warp sums it; each lane has a sum in double, and the warp adds these at the end
 //
 // The slices are distributed over the warps in turn. The last block to arrive adds up the slices' sums in order. The
-// number of slices depends on n and d alone, so the total has the same bits for any grid and on every GPU.
+// number of slices does not depend on the grid, so the total has the same bits for any grid and on every GPU.
 //
-// Why it is fast: a warp loads the data of its next step (InertiaStep: 64 bytes of X per lane, and labels) before it
-// adds up those of the current step. So the 20 warps of a multiprocessor keep 40 KB in flight. Lanes do not communicate
-// within a slice. Centers are in shared memory if L1 remains large enough (kShared). A row of 128 float32 takes about
-// 60 warp instructions, and one conversion to double per four squares. A multiprocessor makes only 16 such conversions
-// a clock. The Freivalds check of the running sums (protect/freivalds.cuh) raises the 60 instructions to about 100,
-// about as many as fit the time of reading X. Variants that need more registers than 640 threads can have use fewer
-// threads.
+// Why it is fast: a warp loads the data of its next step before it adds up those of the current step. A step
+// (InertiaStep) is 64 bytes of X per lane, and labels. So the 20 warps of a multiprocessor keep 40 KB in flight. Lanes
+// do not communicate within a slice. Centers are in shared memory if L1 remains large enough (kShared). A row of 128
+// float32 takes about 60 warp instructions, and one conversion to double per four squares. A multiprocessor makes only
+// 16 such conversions per clock. The Freivalds check of the running sums (protect/freivalds.cuh) raises the 60
+// instructions to about 100, about as many as fit the time of reading X. Variants that need more registers per thread
+// than a block of 640 threads allows have fewer threads.
 #pragma once
 #include "apps/kmeans/protect/freivalds.cuh"
 #include "kernels/device/vector_load.cuh"
@@ -29,7 +30,8 @@ namespace kmeans {
 
 constexpr int kInertiaThreads = 640, kInertiaRows = 4;
 
-// Data of one step of a lane: a vector of each of its kInertiaRows rows, and the labels and weights of these rows.
+// The data that a lane processes in one step: a vector of each of its kInertiaRows rows, and the labels and weights of
+// these rows.
 template <typename T, typename Work, bool kVectors, bool kWeighted>
 struct InertiaStep {
   static constexpr int kWide = kVectors ? 16 / (int)sizeof(T) : 1;
@@ -37,7 +39,8 @@ struct InertiaStep {
   int label[kInertiaRows];
   Work weight[kInertiaRows];
 
-  // Reads rows `row`, `row` + groups, …, from `column` on. Past the last row or column it reads valid elements instead.
+  // Loads a vector at `column` of each of rows `row`, `row` + groups, …. Past the last row or column, loads other
+  // elements of X instead, which `sum` ignores.
   __device__ __forceinline__ void read(const T* X, const int* labels, const Work* weights, long long n, int d,
                                        long long row, int groups, int column) {
     row = row < n ? row : n - 1;
@@ -52,14 +55,16 @@ struct InertiaStep {
     }
   }
 
-  // Returns Σ w·(x − mean − c)² of the rows before `n`, and adds the rows to the difference of the Freivalds check.
+  // Returns Σ w·(x − mean − c)² over the elements of this step, without rows past `n`. Adds the rows to `difference`,
+  // the difference of the two sides of the Freivalds check.
   template <typename Difference>
   __device__ __forceinline__ double sum(const Work* mean, const Work* centers, long long n, int d, long long row,
                                         int groups, int column, Difference& difference) const {
     constexpr int kVector = kWide < 4 ? kWide : 4;
     double found = 0;
     if (column >= d) return found;
-    // No branch separates a product from its operands, so that the compiler makes each product one instruction.
+    // Rows past `n` get weight 0 instead of a branch. A branch between a product and its operands would keep the
+    // compiler from making each product one instruction.
     int weight_of_row[kInertiaRows];
 #pragma unroll
     for (int r = 0; r < kInertiaRows; ++r) {
@@ -100,8 +105,8 @@ struct InertiaStep {
   }
 };
 
-// Launched with at most one block per multiprocessor. `arrived` is zero before and after. `kept` is a RunningSums, or
-// empty.
+// Computes the inertia of n rows. The launch has at most one block per multiprocessor. `arrived` is zero before and
+// after. `kept` is a RunningSums for the Freivalds check, or empty.
 template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted, int kThreads = kInertiaThreads,
           typename... Kept>
 __global__ void __launch_bounds__(kThreads, 1)
@@ -145,7 +150,8 @@ __global__ void __launch_bounds__(kThreads, 1)
   }
   difference.tell();
   if (!simt::last_to_arrive(arrived, gridDim.x)) return;
-  // Adds up all slices in the order of kInertiaThreads threads, whatever kThreads is.
+  // Adds up the sums of all slices in the order that kInertiaThreads threads have, so that kThreads does not change the
+  // bits.
   constexpr int kParts = kInertiaThreads / 32;
   __shared__ double of_parts[kParts];
   const auto sum_of_part = [&](int first) {

@@ -1,4 +1,4 @@
-"""Inertia of rows on a GPU: launch of inertia.cuh."""
+"""Inertia Σ w·‖x − c‖² of rows on a GPU: launch of inertia.cuh."""
 
 from pathlib import Path
 from typing import Any
@@ -34,12 +34,12 @@ def add_inertia(
     weights : array of shape (n,), optional
         In the working dtype.
     kept : RunningSums, optional
-        Running sums of these rows, for the Freivalds check in the same pass.
+        Running cluster sums of these rows. If given, the same pass over the rows also runs the Freivalds check.
 
     Returns
     -------
     array of shape (), float64
-        On the device of the rows.
+        The inertia, on the device of the rows.
     """
     (n, d), k = rows.shape, len(centers)
     sizes = n, d, k, rows.itemsize, centers.itemsize

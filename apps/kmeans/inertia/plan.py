@@ -21,17 +21,19 @@ __all__ = [
     "inertia_plan",
 ]
 
-#: Threads of a block; rows that a lane processes together (kInertiaThreads, kInertiaRows).
+#: Number of threads per block (kInertiaThreads); number of rows that a lane processes together (kInertiaRows).
 THREADS, ROWS_TOGETHER = 640, 4
-# The most slices. More slices balance the warps better, but need more memory: half a megabyte for this number.
+# Maximum number of slices, which are the parts of X with a partial sum each. More slices balance the warps better, but
+# need more memory for partial sums: half a megabyte for this number.
 _MOST_SLICES = 1 << 16
 _VECTOR_BYTES = 16
-# Threads of a block with the Freivalds check, by (limbs of the sums, itemsize of X): the most that registers allow.
+# Number of threads per block with the Freivalds check, by (limbs of the sums, itemsize of X): the maximum that
+# registers allow.
 _COMPARING = {(NARROW, 4): 640, (NARROW, 2): 512, (WIDE, 8): 512, (WIDE, 4): 384, (WIDE, 2): 384}
 #: The C++ class `RunningSums` of protect/freivalds.cuh, as a NumPy structure.
 RUNNING_SUMS = np.dtype([(name, "u8") for name in ("sums", "scales", "of_clusters", "of_columns", "found")])
-#: The largest random weight of the check; the number of low bits of a three-limb element that are summed separately
-#: from its high bits (kLastBits).
+#: MOST_WEIGHT: the largest random weight of the Freivalds check. LAST_BITS: the number of low bits of a three-limb
+#: element that the check sums separately from the element's high bits (kLastBits).
 MOST_WEIGHT, LAST_BITS = 2**31 - 1, 24
 
 
@@ -42,9 +44,9 @@ class RunningSums:
     Attributes
     ----------
     digits : {2, 3}
-        Limbs of an element of the sums; see `Integers`.
+        Number of 16-bit limbs of an element of the sums; see `Integers`.
     argument : NumPy structure
-        A `RUNNING_SUMS`.
+        A `RUNNING_SUMS`: the argument of the kernel.
     """
 
     digits: int
@@ -62,13 +64,13 @@ class InertiaPlan:
     log2_lanes : int
         Log2 of the number of lanes among which a row is split.
     slices : int
-        Number of partial sums, which the last block adds in order.
+        Number of partial sums of the inertia. The last block adds them in order.
     shared_bytes : int
-        Dynamic shared memory for the mean and the centers in bytes; 0 if they are read from global memory.
+        Dynamic shared memory for the mean and the centers in bytes; 0 if the kernel reads them from global memory.
     threads : int
-        Threads of a block.
+        Number of threads per block.
     digits : {2, 3}, optional
-        Limbs of the running sums for the Freivalds check; None without the check.
+        Number of limbs per element of the running sums, for the Freivalds check; None without the check.
     """
 
     vectors: bool
@@ -79,13 +81,13 @@ class InertiaPlan:
     digits: int | None
 
     def kernel(self, element: str, work: str, *, weighted: bool) -> str:
-        """Return the name expression of the kernel for X and a working dtype of the C++ types `element` and `work`."""
+        """Return the name expression of the kernel. X has the C++ type `element`; the working dtype is `work`."""
         flags = (str(flag).lower() for flag in (self.vectors, self.shared_bytes > 0, weighted))
         kept = "" if self.digits is None else f", {self.threads}, kmeans::RunningSums<{self.digits}>"
         return f"kmeans::add_inertia<{element}, {work}, {', '.join(flags)}{kept}>"
 
     def blocks(self, multiprocessors: int) -> int:
-        """Return the blocks of a launch: one per multiprocessor, or fewer if there are fewer slices than warps."""
+        """Return the number of blocks: one per multiprocessor, or fewer if there are fewer slices than warps."""
         return min(multiprocessors, -(-self.slices * 32 // self.threads))
 
 
@@ -98,14 +100,14 @@ def inertia_plan(
     ----------
     n, d, k : int
     itemsize : int
-        Bytes of an element of X.
+        Size of an element of X in bytes.
     work : int
-        Bytes of an element of a center.
+        Size of an element of a center in bytes.
     aligned : bool
         Whether X begins at a multiple of 16 bytes.
     device : GpuSpec
     digits : {2, 3}, optional
-        Limbs of the running sums for the Freivalds check; None without the check.
+        Number of limbs per element of the running sums, for the Freivalds check; None without the check.
 
     Returns
     -------
@@ -113,14 +115,15 @@ def inertia_plan(
 
     Notes
     -----
-    The order of additions depends on `n`, `d`, `itemsize` and `aligned` only. So all GPUs give the same bits, with and
-    without the check.
+    The order of additions depends on `n`, `d`, `itemsize` and `aligned` only. So the inertia has the same bits on all
+    GPUs, with and without the Freivalds check.
     """
     vectors = aligned and d * itemsize % _VECTOR_BYTES == 0
     lanes = log2_lanes(d * itemsize // _VECTOR_BYTES if vectors else d)
     tiles = -(-n // (ROWS_TOGETHER * (32 >> lanes)))
     shared = (k + 1) * d * work
-    # Shared memory is taken from the L1 cache, through which loads in flight pass. So at most half of it is used.
+    # Shared memory reduces the L1 cache, through which the loads in flight pass. So the mean and the centers take at
+    # most half of it.
     fits = shared <= min(device.shared_memory // 2, device.shared_memory_per_block - 1024)
     threads = THREADS if digits is None else _COMPARING[digits, itemsize]
     return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0, threads, digits)
@@ -138,16 +141,17 @@ def inertia_from_sums(
     sums, counts : numpy.ndarray of shape (k, d) and (k,)
         Sum and number of the rows of each cluster.
     units : numpy.ndarray of shape (d,)
-        Fixed-point unit of each column of the sums.
+        Value of the last fixed-point bit of each column of the sums.
     centers : numpy.ndarray of shape (k, d)
 
     Returns
     -------
     inertia : float
-        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ n·‖c‖².
+        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ m·‖c‖². Center c has the cluster sum s and m rows.
     error : float
-        Bound of the error from rounding the elements of x. The error of rounding to float32 is at most half an ulp of
-        ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. The error of rounding to fixed point is at most half a unit per element.
+        Bound of the error of `inertia` from rounding the elements of x. The error of rounding to float32 is at most
+        half an ulp of ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. The error of rounding to fixed point is at most half a unit per
+        element.
     """
     wide = centers.astype(np.float64)
     norms = float(counts @ (wide * wide).sum(axis=1))
@@ -157,10 +161,10 @@ def inertia_from_sums(
 
 
 def difference_of(words: Sequence[int]) -> int:
-    """Return the difference of the two sides of the Freivalds check, modulo 2¹²⁸.
+    """Return the difference of the two sides of the Freivalds check, modulo 2¹²⁸; see protect/freivalds.cuh.
 
-    `words` are the 32-bit words of `found` of a `RUNNING_SUMS`, without the first word: four words for each part into
-    which an element is split.
+    `words` is the array `found` of a `RUNNING_SUMS` without its first element. An element of the running sums is split
+    into parts. For each part, `words` has four numbers; each counts 32 bits of the difference, with carries.
     """
     numbers = (sum(word << 32 * i for i, word in enumerate(words[at : at + 4])) for at in range(0, len(words), 4))
     return sum(number << LAST_BITS * i for i, number in enumerate(numbers)) % 2**128

@@ -1,28 +1,28 @@
-// Squared distances of rows to a few points, Σ (x − p)², by groups of lanes that share a row.
+// Squared distances ‖x − p‖² of rows x to a few points p. Each row is split among a group of kLanes lanes.
 //
-//   x (kRows rows of d elements)      read once, in place
+//   x (kRows rows of d elements)      in global memory; each element is read once
 //   points (kPoints × width)          in shared or global memory
-//   at[r][h]                          ‖x_r − p‖² of point p = first_point() + h, in each of a row's kLanes lanes
+//   at[r][h]                          in each lane of a group: ‖x_r − p‖² of point p = first_point() + h
 //
-// Distances are sums of squared differences in T, so never negative. For large d, T adds up 1024 columns at a time, and
-// double adds up these sums. The order of additions does not depend on the number of points or rows, so a distance has
-// the same bits wherever it is computed.
+// Distances are sums of squared differences, so never negative. Sums are in type T. For large d, sums of 1024 columns
+// are in T, and a sum in double adds them. The order of additions does not depend on the number of points or rows, so a
+// distance has the same bits in every kernel.
 //
-// Why it is fast: one load of a point is used for kRows rows. The reduction over lanes leaves each lane with the sums
-// of its own points; kPoints sums in every lane would take three times the shuffles.
+// Why it is fast: a lane uses each loaded point for kRows rows. The reduction over a group leaves each lane with the
+// sums of a part of the points. If every lane received the sums of all points, it would take three times the shuffles.
 #pragma once
 #include "kernels/ptx/memory.cuh"
 #include "kernels/device/simt.cuh"
 
 namespace kmeans {
 
-// kTogether: vectors of each row that a lane loads at a time. kAhead: a lane prefetches to L2 the vector that it loads
-// this many vectors later (0: none).
+// kTogether: number of vectors of each row that a lane loads at a time. kAhead: a lane prefetches to L2 the vector that
+// it will load kAhead vectors later; 0 disables the prefetch.
 constexpr int kTogether = 1, kAhead = 4;
-// For large d, a whole warp shares a row, and T accumulates squares over intervals of at most this many columns.
+// For large d, a row is split among a whole warp. kInterval is the maximum number of columns that one sum in T covers.
 constexpr int kInterval = 1024;
 
-// The accumulation type of squared distances.
+// The type of accumulated squared distances: double for large d (kLong), otherwise T.
 template <typename T, bool kLong>
 struct Total {
   using type = T;
@@ -32,14 +32,15 @@ struct Total<T, true> {
   using type = double;
 };
 
-// Every lane adds up the squares of its columns; then each lane has the sums of kHeld points, from `first_point` on.
+// Computes squared distances. Every lane first sums the squares of its columns for all points. After the reduction over
+// the lanes of a row, a lane has the complete sums of kHeld points, from `first_point` on.
 template <typename T, int kPoints, int kRows, int kLanes, bool kAligned>
 class Distances {
  public:
   static constexpr bool kLong = kLanes == 32;
-  static constexpr int kOfRow = kLanes;  // lanes that share a row
+  static constexpr int kOfRow = kLanes;  // number of lanes among which a row is split
   static constexpr int kWide = kAligned ? 16 / (int)sizeof(T) : 1;
-  // Number of lanes that end with different points: a power of two.
+  // Number of lanes of a row that receive the sums of different points: a power of two.
   static constexpr int taking() {
     int lanes = 1;
     while (lanes < kLanes && lanes < kPoints) lanes *= 2;
@@ -52,8 +53,9 @@ class Distances {
   static __device__ __forceinline__ int member() { return simt::lane() & (kLanes - 1); }
   static __device__ __forceinline__ int first_point() { return member() / kAlike * kHeld; }
 
-  // Adds columns begin … end − 1. `points` starts at column `begin`; points are `width` elements apart. Near the end of
-  // a row, prefetches the row `below` elements further on, unless `below` is 0.
+  // Adds the squared differences of columns begin … end − 1. `points` points to column `begin` of the first point; the
+  // next point is `width` elements later. Near the end of a row x, prefetches the start of the row at x + below, unless
+  // `below` is 0.
   __device__ __forceinline__ void add(const T* const (&x)[kRows], const T* points, int width, int begin, int end, int d,
                                       long long below) {
     for (int part = begin; part < end; part += kInterval) {
@@ -108,8 +110,8 @@ class Distances {
  private:
   static constexpr int kPadded = kHeld * taking(), kStep = kWide * kLanes;
 
-  // Reduces over the lanes of a row, in an order that does not depend on the points. A lane with several sums sends one
-  // half of them to another lane.
+  // Reduces `sums` over the lanes of a row, in an order that does not depend on the number of points. While a lane has
+  // sums of several points, it exchanges half of them with another lane.
   template <int kBits>
   static __device__ __forceinline__ void share(T (&sums)[kPadded]) {
     if constexpr (kBits >= kAlike) {

@@ -1,17 +1,18 @@
-// Multistage pipeline of half-precision rows to shared memory, for a step of pruned k-means++ (plusplus_pruned.cuh).
+// Multistage pipeline that copies half-precision rows to shared memory, for pruned k-means++ (plusplus_pruned.cuh).
 //
-//   a unit, 16 rows and 32 columns of the half copy
+//   a *unit*: 16 rows and 32 columns of the half-precision copy
 //
 //                 columns 0 … 7   8 … 15   16 … 23   24 … 31    a lane (g, t) = (lane / 4, lane % 4) copies 8 columns
 //                     t=0          t=1       t=2       t=3      of rows g and g + 8 to shared memory. An mma takes the
 //     rows g          ███          ███       ███       ███      first four for columns 2·t, 2·t + 1, 2·t + 8, 2·t + 9,
 //     rows g + 8      ███          ███       ███       ███      the next mma the others; candidates alike
 //
-// A stage is four units: side by side (128 columns) for a row-major layout, one below another (64 rows) for panels.
+// A pipeline stage is four units. For a row-major copy, they are side by side and cover 128 columns. For a copy in
+// panels, they are one below another and cover 64 rows.
 //
-// Why it is fast: a warp copies the 4 KB of a stage in whole lines. If each lane copied what it reads (for panels 16
-// bytes of four lines at a time), a step would take 1.7 times as long. Elements that are read together are in different
-// banks.
+// Why it is fast: a warp copies the 4 KB of a stage in whole cache lines. If each lane copied the elements that it
+// reads, a copy in panels would take 16 bytes of each of four lines at a time, and a step 1.7 times as long. Elements
+// that the lanes read together are in different banks.
 #pragma once
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/types.cuh"
@@ -21,7 +22,8 @@
 
 namespace kmeans {
 
-// The half copy. `error` is 2 ρ + γ (plusplus_pruned.cuh) plus the roundings of that kernel. `of_distance` is 1 plus
+// The half-precision copy of X, `padded` elements per row, and the norms of its rows. `scale` is s, and `error` is 2 ρ
+// + γ plus the rounding errors of the kernel (symbols: see the head of plusplus_pruned.cuh). `of_distance` is 1 plus
 // the relative error by which a computed squared distance may be too small.
 struct Copy {
   const ptx::Half* rows;
@@ -36,8 +38,8 @@ struct Copy {
   }
 };
 
-// The chunks that a warp processes: `number` chunks of `size` consecutive rows. Adjacent chunks belong to different
-// blocks, so that the last few chunks are spread over all blocks.
+// The partition of X into `number` chunks of `size` consecutive rows, and the chunks that this warp processes. Adjacent
+// chunks belong to different blocks, so that the last few chunks are spread over all blocks.
 struct Chunks {
   long long rows;
   int size, number;
@@ -54,16 +56,17 @@ struct Chunks {
   }
 };
 
-// The tiles of a warp, copied four units at a time. The stage with a tile's last columns also holds the norm, D² and
-// weight of its rows.
+// Copies the tiles of a warp, one stage of four units at a time. A tile is kTile rows with all their columns. The stage
+// with a tile's last columns also holds the norm, the D² (`closest`) and the weight of each row of the tile.
 template <typename T, bool kPanels, bool kWeighted, int kStages>
 class PrunedPipeline {
  public:
-  static constexpr int kUnits = 4, kHeight = kPanels ? kUnits : 1;  // units of a stage, and those one below another
+  // kUnits: number of units per stage. kHeight: number of units of a stage that are one below another.
+  static constexpr int kUnits = 4, kHeight = kPanels ? kUnits : 1;
   static constexpr int kTile = 16 * kHeight, kColumns = 32 * kUnits / kHeight;
   static constexpr int kOfRows = kTile * kColumns * (int)sizeof(ptx::Half), kOfNorms = kTile * (int)sizeof(float);
   static constexpr int kOfNear = kTile * (int)sizeof(T), kStage = kOfRows + kOfNorms + (kWeighted ? 2 : 1) * kOfNear;
-  static constexpr int kBytes = kStages * kStage;  // per warp
+  static constexpr int kBytes = kStages * kStage;  // shared memory per warp
 
   __device__ PrunedPipeline(void* shared) : stages_(shared) {}
 
@@ -76,7 +79,8 @@ class PrunedPipeline {
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(chunks, copy, closest, weights);
   }
 
-  // Starts to copy the next columns, rows or chunk; copies nothing past the last chunk.
+  // Starts to copy the next stage: the next columns of the tile, or the first columns of the next tile. Past the last
+  // chunk, copies nothing.
   __device__ __forceinline__ void ask(const Chunks& chunks, const Copy& copy, const T* closest, const T* weights) {
     if (count_ > 0) {
       const long long begin = chunks.begin(chunk_);
@@ -85,8 +89,8 @@ class PrunedPipeline {
 #pragma unroll
       for (int i = 0; i < kOfRows / 512; ++i) {
         if constexpr (kPanels) {
-          // A tile's part of each of two panels is contiguous, since panels hold whole tiles. The destination is that
-          // of `unit`.
+          // The rows of a tile are contiguous in each of the two panels, since panels hold whole tiles. `unit` reads
+          // from the same offset in shared memory.
           const int panel = i / 4;
           if (column_ + 16 * panel < copy.padded) {
             const int place = 16 * (32 * i + (lane ^ 2 * (2 * panel + lane / 8 % 2)));
@@ -120,11 +124,11 @@ class PrunedPipeline {
     stages_.commit();
   }
 
-  // Waits until the oldest stage in flight is complete for all lanes; it is then the current stage, and all lanes have
-  // read the previous one.
+  // Waits until all lanes have read the current stage and the oldest stage in flight is complete. That stage becomes
+  // the current stage.
   __device__ __forceinline__ void wait() { stages_.wait(); }
 
-  // This lane's eight columns of row g + 8·half of unit u, as words.
+  // Returns this lane's eight columns of row g + 8·half of unit u of the current stage, as words.
   __device__ __forceinline__ uint4 columns(int u, int half) const {
     return *reinterpret_cast<const uint4*>(stages_.own + stages_.now + unit(u, half));
   }
@@ -133,9 +137,9 @@ class PrunedPipeline {
   __device__ __forceinline__ T weight(int row) const { return kWeighted ? of_rows<T>(kOfNorms + kOfNear)[row] : T(1); }
 
  private:
-  // Swizzled offset of this lane's eight columns of a unit. Row-major: a row of four units is 256 bytes. Panels: eight
-  // rows of eight columns are 128 bytes. Eight lanes read from two rows at a time; XOR with the row or column spreads
-  // their reads over all banks.
+  // Returns the swizzled byte offset in a stage of this lane's eight columns of row g + 8·half of unit u. Row-major: a
+  // row of four units is 256 bytes. Panels: eight rows of eight columns are 128 bytes. The XOR with the row or column
+  // spreads the reads of eight lanes, which read together, over all banks.
   static __device__ __forceinline__ int unit(int u, int half) {
     const int g = simt::lane() / 4, t = simt::lane() % 4;
     if (kPanels) return 2048 * (t / 2) + 256 * (2 * u + half) + 128 * (t % 2) + 16 * (g ^ 2 * t);
@@ -147,7 +151,8 @@ class PrunedPipeline {
   }
 
   simt::WarpStages<kStages, kStage> stages_;
-  long long chunk_;  // the chunk to copy next: `count_` rows, from row `row_` and column `column_` on
+  // The next copy: chunk `chunk_`, which has `count_` rows, from row `row_` and column `column_` on.
+  long long chunk_;
   int count_, row_, column_;
 };
 

@@ -1,4 +1,4 @@
-"""Plans of the k-means++ kernels: template arguments, partition of X and shared memory, from sizes (pure)."""
+"""Plans of the k-means++ kernels: template arguments, partition of X into chunks, and shared memory (pure)."""
 
 from dataclasses import dataclass
 
@@ -18,31 +18,33 @@ __all__ = [
     "pruned_plan",
 ]
 
-#: The most candidates per step, limited by the kernels' registers; enough for up to 59,874 clusters.
+#: Maximum number of candidates per step: 2 + ⌊ln k⌋ is at most 12 for k up to 59,874. Registers limit it.
 MOST_TRIALS = 12
 #: The C++ class `Copy` of init/plusplus_pruned.cuh, as a NumPy structure.
 COPY = np.dtype(
     [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("scale", "f4"), ("error", "f4"), ("of_distance", "f4")]
 )
-# Lanes of a warp; resident blocks per multiprocessor of evaluate_candidates.
+# _WARP: number of lanes per warp. _BLOCKS: number of resident blocks of evaluate_candidates per multiprocessor.
 _WARP, _BLOCKS = 32, 2
-# The least d at which a row is split among all lanes of a warp; the columns that these lanes sum at a time (kInterval).
+# _LARGE_D: minimum d at which a row is split among all lanes of a warp. _INTERVAL: maximum number of columns of such a
+# row that are summed in the working dtype before a float64 sum adds the result (kInterval).
 _LARGE_D, _INTERVAL = 512, 1024
-# The most lanes among which a row is split for smaller d. Each lane has at least two vectors of a row that is long
-# enough.
+# Maximum number of lanes among which a row is split if d is below _LARGE_D.
 _MOST_LANES = 8
-# Float32 rows that a lane processes together (kTryRows): `_ROWS_OF_SMALL` for up to `_SMALL_BATCH` points, otherwise
-# `_ROWS_OF_LARGE`.
+# Number of float32 rows that a lane processes together (kTryRows): `_ROWS_OF_SMALL` for up to `_SMALL_BATCH` points,
+# otherwise `_ROWS_OF_LARGE`.
 _SMALL_BATCH, _ROWS_OF_SMALL, _ROWS_OF_LARGE = 8, 4, 2
-# The most chunks. With more chunks, reading their sums would be slow; with fewer, reading the rows of one chunk.
+# Maximum number of chunks of rows. With more chunks, reading the sums of all chunks would be slow. With fewer chunks,
+# reading the rows of the chunk in which a sample is drawn would be slow.
 _MOST_CHUNKS = 1 << 14
-# Shared memory of a block in bytes: what CUDA reserves, and what the kernels declare as static.
+# Shared memory per block in bytes: _RESERVED by CUDA; _DECLARED as static by the kernels.
 _RESERVED, _DECLARED = 1024, 256
-# evaluate_candidates_pruned: warps of a block; rows of a tile, for a row-major copy and for a copy in panels; bytes of
-# rows in a pipeline stage (PrunedPipeline); rows that a queue can hold in addition to those of a tile (Queue).
+# evaluate_candidates_pruned. _WARPS: number of warps per block. _TILE, _PANEL_TILE: number of rows per tile, for a
+# row-major copy and for a copy in panels. _STAGE: bytes of rows per pipeline stage (PrunedPipeline). _WAITING: number
+# of rows for which a warp's queue has space in addition to the rows of one tile (Queue).
 _WARPS, _TILE, _PANEL_TILE, _STAGE, _WAITING = 8, 16, 64, 4096, 32
-# Bounds of rounding errors: of the pruning test, relative to the square of the sum of both norms; and of a distance,
-# relative and per element.
+# Bounds of rounding errors. _PRUNED_ROUNDINGS: error of the pruning test, relative to the square of the sum of the
+# norms of row and candidate. _DISTANCE_ROUNDINGS: relative error of a squared distance, per element of a row.
 _PRUNED_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
 
 
@@ -53,17 +55,17 @@ class PlusPlusPlan:
     Attributes
     ----------
     trials : int
-        Candidates per step.
+        Number of candidates per step.
     lanes : int
-        Lanes among which a row is split.
+        Number of lanes among which a row is split.
     aligned : bool
         Whether lanes load 16 bytes at a time.
     chunk : int
-        Rows of a chunk, which are summed together.
+        Number of consecutive rows per chunk. A warp sums the potentials of one chunk.
     chunks : int
         Number of chunks.
     window : int
-        Columns of the candidates that are in shared memory at a time.
+        Number of columns of the candidates that shared memory holds at a time.
     shared_bytes : int
         Dynamic shared memory of evaluate_candidates in bytes.
     """
@@ -89,9 +91,9 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     ----------
     n, d : int
     trials : int
-        Candidates per step.
+        Number of candidates per step.
     itemsize : {4, 8}
-        Bytes of an element of X.
+        Size of an element of X in bytes.
     aligned : bool
         Whether all rows begin at multiples of 16 bytes.
     device : GpuSpec
@@ -99,7 +101,7 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     Returns
     -------
     PlusPlusPlan or None
-        None if there are too many candidates for the registers or for shared memory.
+        None if `trials` is not in 1 … MOST_TRIALS, or if the candidates do not fit in shared memory.
 
     Notes
     -----
@@ -115,8 +117,8 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
             lanes *= 2
     together = (_ROWS_OF_SMALL if points <= _SMALL_BATCH else _ROWS_OF_LARGE) * 4 // itemsize
-    # A chunk is a whole number of tiles of both kernels; the sizes of tiles are powers of two. For small data, chunks
-    # are as small as possible.
+    # A chunk is a whole number of tiles of evaluate_candidates and of evaluate_candidates_pruned; tile sizes are powers
+    # of two. For small data, chunks are as small as possible.
     rows = max(together * _WARP // lanes, _PANEL_TILE if n >= _PANEL_TILE * _MOST_CHUNKS else _TILE)
     chunk = rows * -(-n // (rows * _MOST_CHUNKS))
     window = _window(d, points * itemsize, device)
@@ -136,9 +138,9 @@ class PrunedPlan:
     panels : bool
         Whether the half-precision copy is in panels; otherwise it is row-major.
     stages : int
-        Pipeline stages of a warp.
+        Number of pipeline stages per warp.
     shared_bytes : int
-        Dynamic shared memory in bytes.
+        Dynamic shared memory per block in bytes.
     """
 
     plusplus: PlusPlusPlan
@@ -154,10 +156,10 @@ class PrunedPlan:
 
 
 def first_pruned_step(trials: int) -> int:
-    """Return the first step that is pruned, given the candidates per step.
+    """Return the index of the first step that is pruned; each step has `trials` candidates.
 
-    At step s there are s centers. For about one row in s + 1, a candidate is nearer than all centers. So from step
-    `trials` + 1 on, at most about half of the rows are read from X.
+    At step s there are s centers. For about one row in s + 1, a given candidate is nearer than all centers. So from
+    step `trials` + 1 on, at most about half of the rows are read from X.
     """
     return trials + 1
 
@@ -170,14 +172,14 @@ def pruned_plan(
     Parameters
     ----------
     plan : PlusPlusPlan
-        The plan of the other steps.
+        The plan of the steps that are not pruned.
     d : int
     padded : int
-        Elements of a row of the half-precision copy.
+        Number of elements per row of the half-precision copy.
     itemsize : {4, 8}
-        Bytes of an element of X.
+        Size of an element of X in bytes.
     panels : bool
-        Whether the copy is in panels.
+        Whether the copy is in panels; otherwise it is row-major.
     weighted : bool
         Whether samples have weights.
     device : GpuSpec
@@ -185,8 +187,9 @@ def pruned_plan(
     Returns
     -------
     PrunedPlan or None
-        None if one lane reads a whole row (d is so small that pruning saves nothing), if a chunk is not a whole number
-        of tiles (small data in panels), or if two blocks per multiprocessor exceed shared memory.
+        None in four cases. One lane reads a whole row: d is so small that pruning saves nothing. Shared memory does not
+        hold all columns of the candidates. A chunk is not a whole number of tiles: small data in panels. Two blocks per
+        multiprocessor exceed shared memory.
     """
     tile = _PANEL_TILE if panels else _TILE
     if plan.lanes == 1 or plan.window < d or plan.chunk % tile:
@@ -203,31 +206,33 @@ def pruned_plan(
 
 
 def copy_error(d: int, padded: int, rounding: float) -> tuple[float, float]:
-    """Return the error bounds of the pruning test, `error` and `of_distance` of a `COPY`.
+    """Return the error bounds of the pruning test, `error` and `of_distance` of a `COPY`; see init/plusplus_pruned.cuh.
 
     Parameters
     ----------
     d : int
     padded : int
-        Elements of a row of the half-precision copy.
+        Number of elements per row of the half-precision copy.
     rounding : float
         Rounding error of a row of the copy, relative to its norm (ρ of data/half_copy.cuh).
 
     Returns
     -------
     error : float
-        Error of a squared distance of the copy, relative to the square of the sum of both norms.
+        Maximum error of a squared distance computed from the copy. It is relative to the square of the sum of the norms
+        of row and candidate.
     of_distance : float
-        Factor on D² that covers the rounding of distances computed from X.
+        Factor by which the test multiplies D², the squared distance to the nearest center. It covers the rounding error
+        of distances computed from X.
     """
     return 2 * rounding + tensor_error(padded) + _PRUNED_ROUNDINGS, 1 + (d + 16) * _DISTANCE_ROUNDINGS
 
 
 def _window(d: int, column: int, device: GpuSpec) -> int | None:
-    """Return how many columns of the candidates, of `column` bytes each, fit in shared memory; None if too few do.
+    """Return the number of columns of the candidates that shared memory holds; None if it holds too few.
 
-    With `_BLOCKS` blocks per multiprocessor, all d columns or a whole number of intervals must fit. Otherwise the plan
-    is for one block per multiprocessor.
+    A column has `column` bytes. The result is d, or a whole number of intervals (`_INTERVAL`). If neither fits with
+    `_BLOCKS` blocks per multiprocessor, the result is for one block per multiprocessor.
     """
     for shared_memory in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
         fit = (min(shared_memory, device.shared_memory_per_block) - _DECLARED) // column

@@ -1,21 +1,24 @@
 // Greedy k-means++ step: selects the candidate with the lowest potential Σ w·D², and samples the next candidates.
 //
-//   X (n × d, row-major)     the samples, centered or not: distances are the same
-//   closest (n)              D²: the squared distance to the nearest center of the steps before the last
-//   sums (kTrials × chunks)  Σ w·D² of each chunk of samples, if a candidate became a center
+//   X (n × d, row-major)     the samples; subtracting the mean would not change the distances
+//   closest (n)              D² of each sample: its squared distance to the nearest center. evaluate_candidates takes
+//                            the center of the previous step into account
+//   sums (kTrials × chunks)  for each candidate and chunk of samples: Σ w·D² if the candidate became a center; w is the
+//                            weight of a sample
 //
-// evaluate_candidates reads X once. It computes each row's distances to all candidates and to the last step's center,
-// which updates `closest`. sample_candidates adds up the sums and selects the best candidate. For each uniform random
-// number, it finds the chunk, then the sample in the chunk, at which the running sum reaches the draw. It recomputes
-// the distances of the chunk's rows to the new center; storing them for every candidate and sample would cost more.
+// evaluate_candidates reads X once. It computes each row's distances to all candidates and to the center of the
+// previous step, and updates `closest`. sample_candidates adds up the sums and selects the best candidate. For each
+// uniform random number, it finds the chunk, then the sample in the chunk, at which the running sum of w·D² reaches
+// this fraction of the total. It recomputes the distances of the chunk's rows to the new center, because storing the
+// distances of every sample to every candidate would cost more.
 //
-//   a warp:   kLanes lanes a row, 32 / kLanes rows side by side, kRows of them below one another
-//   a chunk:  consecutive rows, for one warp; the number of chunks depends on n alone, so any grid gives the same bits
+//   a warp:   splits a row among kLanes lanes; processes 32 / kLanes · kRows rows at a time
+//   a chunk:  consecutive rows, for one warp; the number of chunks does not depend on the grid, so the bits do not
 //
-// Sums over samples are in double; distances are those of candidate_distances.cuh, the same bits at every step.
+// Sums over samples are in double. Distances are those of candidate_distances.cuh, with the same bits at every step.
 //
-// Why it is fast: the read of X bounds it. A row of 128 float32 with 6 candidates, shared by 8 lanes, takes 2300 lane
-// instructions:
+// Why it is fast: the read of X limits the speed. A row of 128 float32 with 6 candidates, split among 8 lanes, takes
+// 2300 lane instructions:
 //
 //   differences and squares, 2 · 7 · 128                                  1792
 //   loads of points from shared memory (each load is for 4 rows)            56
@@ -23,9 +26,9 @@
 //   reduction of the 7 distances, 8 · 28                                   224
 //   `closest`, sums and addresses                                    about 160
 //
-// For 10M rows this is 0.8 ms if all issue slots of an H200 are filled. Reading 512 + 4 bytes a row takes 1.11 ms (4
-// bytes more where D² changes). An alternative would write the distances to all candidates. It would not compute the
-// distances to the last center, but would take 2050 instructions, 540 bytes and six stored numbers a row.
+// For 10M rows this is 0.8 ms if all issue slots of an H200 are filled. Reading 512 + 4 bytes per row takes 1.11 ms (4
+// bytes more where D² changes). An alternative would store the distances to all candidates instead of computing those
+// to the previous center. It would take 2050 instructions, 540 bytes and six stored numbers per row.
 #pragma once
 #include "apps/kmeans/init/candidate_distances.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -33,12 +36,12 @@
 namespace kmeans {
 
 constexpr int kTryThreads = 256, kTryBlocks = 2, kDrawThreads = 512;
-// Rows that a lane processes at a time; the registers for their sums limit them.
+// Number of rows that a lane processes at a time; the registers for the sums of these rows limit it.
 template <typename T, int kPoints>
 constexpr int kTryRows = (kPoints <= 8 ? 4 : 2) * (int)sizeof(float) / (int)sizeof(T);
 
-// Updates D² of kRows rows of each group of lanes, and adds each candidate's potential to the chunk's sums. `place`
-// returns row r's position in `closest`, negative if it has none.
+// Updates D² of kRows rows of each group of lanes by the center of the previous step. Adds w·D² of these rows, for each
+// candidate, to `totals`. `place(r)` returns the position of row r in `closest`; it is negative for a row past the end.
 template <typename Found, typename T, int kRows, typename Place>
 __device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], const T (&weight)[kRows], Place place,
                                        T* closest, double (&totals)[Found::kHeld]) {
@@ -59,8 +62,8 @@ __device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], con
   }
 }
 
-// Adds up `totals` over the warp and writes each candidate's sum of a chunk, plus `alike`, a part that is the same for
-// all candidates. The sums of two candidates are `chunks` apart.
+// Adds up `totals` over the warp, and writes each candidate's sum of a chunk to `sums`. `alike` is a part of the sum
+// that is the same for all candidates. The sum of the next candidate is `chunks` elements later.
 template <typename Found>
 __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double alike, int trials, double* sums,
                                         int chunks) {
@@ -74,8 +77,8 @@ __device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double a
   }
 }
 
-// Copies `window` columns of the rows `samples` of X, from column `begin` on, to `points`; zeros past the last column.
-// By all threads of the block, so that all loads are in flight together.
+// Copies `window` columns of the rows `samples` of X, from column `begin` on, to `points`. Writes zeros past the last
+// column. All threads of the block take part, so that all loads are in flight together.
 template <int kPoints, typename T>
 __device__ __forceinline__ void fetch_points(const T* X, const long long* samples, int d, int begin, int window,
                                              T* points) {
@@ -86,9 +89,10 @@ __device__ __forceinline__ void fetch_points(const T* X, const long long* sample
   }
 }
 
-// The chunks of `chunk` rows, which are whole tiles, are distributed over all warps. `last` is the center of the step
-// before. Shared memory holds `window` columns of the points: all columns, or a multiple of kInterval columns at a
-// time, which all warps of the block then process together.
+// Updates `closest`, and sums w·D² per chunk and candidate (head of this file). Chunks of `chunk` rows, a whole number
+// of tiles, are distributed over all warps. `last` is the center of the previous step. Shared memory holds `window`
+// columns of the points: all columns, or a multiple of kInterval columns. In the second case, all warps of the block
+// process the same columns together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     evaluate_candidates(const T* X, long long n, int d, const T* weights, const long long* last,
@@ -120,7 +124,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
       T near[kRows], weight[kRows];
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        // Every lane takes part in the shuffles; past the end of the chunk, with the last row of X.
+        // Every lane takes part in the shuffles. Lanes past the end of the chunk load the last row of X.
         const int here = at + r * kGroups + lane / kLanes;
         const long long row = here < count ? begin + here : n - 1;
         x[r] = X + row * d;
@@ -147,7 +151,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   }
 }
 
-// Inclusive running sum over the block's threads; `before` is the sum before this thread, `all` the total.
+// Returns the inclusive running sum of `value` over the threads of a block. `before` is set to the sum of all earlier
+// threads, and `all` to the sum of all threads.
 __device__ __forceinline__ double running_sum(double value, double* of_warps, double& before, double& all) {
   const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
 #pragma unroll
@@ -169,8 +174,8 @@ __device__ __forceinline__ double running_sum(double value, double* of_warps, do
   return base + value;
 }
 
-// Every block finds the best candidate of this step; block t then draws candidate t of the next step. If `draws` is
-// null, there is one block, which draws nothing.
+// Every block finds the best candidate of this step; block 0 stores it in `chosen`. Block t then draws candidate t of
+// the next step. If `draws` is null, there is one block, which draws nothing.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kDrawThreads, 1)
     sample_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
@@ -206,7 +211,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   if (blockIdx.x == 0 && thread == 0) *chosen = center;
   if (draws == nullptr) return;
 
-  // The chunk: the first whose running sum reaches the target.
+  // Finds the first chunk at which the running sum of the chunks' sums reaches the target.
   const double* of_best = sums + (long long)best * chunks;
   const int run = (chunks + kDrawThreads - 1) / kDrawThreads, begin = thread * run;
   const int end = begin + run < chunks ? begin + run : chunks;
@@ -218,7 +223,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   const double target = draws[blockIdx.x] * potential;
   if (begin < end && up_to >= target) atomicMin(&found, thread);
   __syncthreads();
-  if (found == kNone) {  // rounding can put a draw past the end
+  if (found == kNone) {  // rounding can put the target past the last chunk
     if (thread == 0) next[blockIdx.x] = n - 1;
     return;
   }
@@ -236,8 +241,8 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   }
   __syncthreads();
 
-  // The sample within the chunk. The sum over its samples rounds differently from the chunk's sum and may just miss the
-  // target. Then the last sample with a positive D² · w is drawn.
+  // Finds the sample within the chunk. The running sum over the samples rounds differently from the sum of the chunk,
+  // and may just miss the target. Then the last sample with a positive w·D² is drawn.
   using Found = Distances<T, 1, (kLanes > 1 ? 2 : 1), kLanes, kAligned>;
   constexpr int kRows = kLanes > 1 ? 2 : 1, kGroups = kDrawThreads / kLanes;
   const long long first = (long long)place * chunk;

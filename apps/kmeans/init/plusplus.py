@@ -4,7 +4,7 @@ The same random state gives the same samples as in scikit-learn.
 
 References
 ----------
-Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007. Like scikit-learn, each step
+Arthur and Vassilvitskii, "k-means++: the advantages of careful seeding", SODA 2007. As in scikit-learn, each step
 chooses the best of 2 + ⌊ln k⌋ candidates (greedy k-means++).
 Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
 """
@@ -23,14 +23,14 @@ __all__ = ["Draw", "Nearest", "kmeans_parallel", "kmeans_plusplus", "random_samp
 
 #: Draws samples by greedy k-means++. Parameters: the index of the first sample, and uniform random numbers in [0, 1),
 #: (k − 1, trials). Candidate j of step i is the sample at which the running sum of w·D² reaches ``draws[i, j]`` of its
-#: total. Returns sample indices (k,), or None if these data are not supported.
+#: total. Returns the sample indices of the centers, (k,), or None if the implementation does not support the data.
 Draw = Callable[[int, np.ndarray], np.ndarray | None]
 #: Labels rows. Parameters: a block (rows, d), and −2·pᵀ (d, m) and ‖p‖² (m,) of the points p. Returns the index of the
 #: nearest point of each row, (rows,), int32.
 Nearest = Callable[[Any, Any, Any], Any]
 
-#: k-means‖: samples drawn per round as a multiple of k, and rounds. In the paper, these reach the potential of
-#: k-means++.
+#: k-means‖. OVERSAMPLING: number of samples drawn per round, as a multiple of k. ROUNDS: minimum number of rounds. With
+#: these values, k-means‖ reaches the potential of k-means++ in the paper.
 OVERSAMPLING, ROUNDS = 2, 5
 
 
@@ -62,7 +62,7 @@ def random_samples(data: Data, n_clusters: int, random_state: np.random.RandomSt
 
 
 def _rows_on_host(data: Data) -> Callable[[np.ndarray], np.ndarray]:
-    """Return a function like `Data.rows` for many calls: it copies an array on a GPU to the host only once."""
+    """Return a function that does what `Data.rows` does, but copies an array on a GPU to the host only once."""
     if not isinstance(data.source, ArrayRows):
         return data.rows
     X, mean = data.source.on_host, to_host(data.mean)
@@ -97,7 +97,7 @@ def kmeans_plusplus(
         The centers, centered as `data` is.
     """
     trials = 2 + int(np.log(n_clusters))
-    # In float64, about one draw in 10¹⁰ depends on the rounding of sums.
+    # Only float32 needs scikit-learn's rounding: in float64, about one draw in 10¹⁰ depends on the rounding of sums.
     small, first = data.is_small and data.dtype == np.float32, _first_sample(data, random_state)
     # The random numbers of all steps: they do not depend on the data, and scikit-learn draws the same sequence.
     draws = random_state.uniform(size=(n_clusters - 1, trials))
@@ -152,8 +152,8 @@ def kmeans_parallel(
     drawn in earlier rounds. Each drawn sample then gets the total weight of the samples nearest to it. Weighted greedy
     k-means++ on the drawn samples selects k of them, in memory.
 
-    Further rounds follow until at least k drawn samples are the nearest drawn sample of some sample. If every sample
-    equals a drawn sample, X has fewer than k distinct rows, and the centers repeat these rows in order.
+    Further rounds follow until at least k drawn samples have a positive total weight. If the drawn samples include all
+    distinct rows of X, and these are fewer than k, the centers repeat them in order.
 
     Parameters
     ----------
@@ -211,9 +211,10 @@ def kmeans_parallel(
 
 
 def _add_nearest(data: Data, nearest_of: Nearest, points: np.ndarray, first: int, nearest: Any, closest: Any) -> None:
-    """Add points (m, d) to those drawn: update each sample's squared distance to, and index of, its nearest point.
+    """Update `nearest` and `closest` of all samples by newly drawn points (m, d).
 
-    `closest` (n,) has the squared distances. `nearest` (n,), int32, has the indices. The new points count from `first`.
+    `nearest` (n,), int32, is the index of the drawn point that is nearest to each sample. `closest` (n,) is the squared
+    distance to this point. The new points have the indices first … first + m − 1.
     """
     xp = data.xp
     device_points = xp.asarray(points)

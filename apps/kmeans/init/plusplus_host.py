@@ -1,4 +1,4 @@
-"""Greedy k-means++ on the CPU in O(n) memory, for data whose distances to all candidates take too much memory."""
+"""Greedy k-means++ on the CPU in O(n) memory, for n too large to store the distances to all candidates."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -11,18 +11,18 @@ from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["draw_plus_plus"]
 
-# Samples whose running sum is computed at a time, few enough for the L2 cache.
+# Number of samples for which the running sum is computed at a time; few enough for the L2 cache.
 _PIECE = 1 << 16
-# If the distances of all samples to all candidates have at most this many bytes, or a fourth of the bytes of X, they
-# are stored, and this module is not used.
+# If the distances of all samples to all candidates take at most this many bytes, or at most a fourth of the bytes of X,
+# `plusplus.kmeans_plusplus` stores them instead.
 _MOST_DISTANCES = 64 << 20
 
 
 def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:
     """Draw samples by greedy k-means++, storing one distance per sample; implements `plusplus.Draw`.
 
-    Each step reads X twice: for the potential of every candidate, then for the distances to the best one. Running sums
-    are bit-identical to `numpy.cumsum`. Potentials are summed block by block.
+    Each step reads X twice: for the potential of every candidate, then for the distances to the best candidate. Running
+    sums are bit-identical to `numpy.cumsum`. Potentials are summed block by block.
 
     Parameters
     ----------
@@ -61,9 +61,10 @@ def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray 
 
 
 def _potentials(data: HostData, closest: np.ndarray, points: np.ndarray, *, update: bool = False) -> np.ndarray:
-    """Return the potential Σ w·min(D², ‖x − p‖²) of each point p (m, d), (m,), float64.
+    """Return the potential Σ w·min(D², ‖x − p‖²) over the samples x for each point p of `points` (m, d): (m,), float64.
 
-    `closest` (n,) has D². With `update`, it becomes min(D², ‖x − p‖²) of the first point.
+    `closest` (n,) is D², the squared distance of each sample to the nearest center. If `update`, it is replaced by
+    min(D², ‖x − p‖²) for the first point p.
     """
 
     def work(start: int, block: Any) -> np.ndarray:
@@ -95,7 +96,7 @@ def _search(data: HostData, closest: np.ndarray, thresholds: np.ndarray) -> np.n
 
 
 def _weighted(data: HostData, closest: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield w·D² of `_PIECE` samples at a time."""
+    """Yield w·D² of each sample, `_PIECE` samples at a time; `closest` (n,) is D²."""
     for start in range(0, len(closest), _PIECE):
         part = closest[start : start + _PIECE]
         weights = data.weights_of(start, part)

@@ -1,4 +1,4 @@
-"""Greedy k-means++ on a GPU, without host synchronisation until all centers are drawn; see init/plusplus.cuh."""
+"""Greedy k-means++ on a GPU: launches, without host synchronization until all centers are drawn (plusplus.cuh)."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,12 +23,13 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["GreedyDraw", "draw_plus_plus"]
 
-# evaluate_candidates: threads of a block and blocks per multiprocessor. sample_candidates: threads of a block.
+# evaluate_candidates: number of threads per block and of blocks per multiprocessor. sample_candidates: number of
+# threads per block.
 _TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
-# The least bytes of X in the working dtype for which steps may be pruned.
+# Minimum size of X in the working dtype, in bytes, for which steps may be pruned.
 _LEAST_PRUNED_BYTES = 32 << 20
-# For 16-bit X, this many times its bytes must be free: for a copy of X in float32, the half-precision copy, and the row
-# lists of iterations.
+# For 16-bit X, steps are pruned only if this many times the bytes of X are free on the GPU. A copy of X in float32, the
+# half-precision copy, and the row lists of iterations need this memory.
 _BESIDE_HALF_COPY = 4
 
 
@@ -42,24 +43,26 @@ class GreedyDraw:
         The samples in the dtype of `data`, row-major.
     plan : PlusPlusPlan
     first : int
-        The sample that is the first center.
+        Index of the sample that is the first center.
     draws : numpy.ndarray of shape (steps, trials)
-        Uniform random numbers, which draw the candidates of the other centers.
+        Uniform random numbers in [0, 1). Row s draws the candidates of center s + 1.
     half_copy : HalfCopy, optional
         The copy that pruned steps read.
 
     Attributes
     ----------
     closest : array of shape (n,)
-        D², the squared distance to the nearest center.
+        D², the squared distance of each sample to the nearest center.
     candidates, chosen : arrays of shape (steps + 1, trials) and (steps + 1,)
         Sample indices: the candidates of each center, and the candidate that became the center. All candidates of the
         first center are that center.
     sums : array of shape (trials, chunks)
         For each candidate and chunk of samples, Σ w·D² if the candidate became a center.
-    by_rows, by_copy : Launch
-        The launches that evaluate candidates: from X; and from the half-precision copy and a part of X. `by_copy` is
-        None if steps are not pruned.
+    by_rows : Launch
+        Evaluates the candidates of a step from X.
+    by_copy : Launch, optional
+        Evaluates the candidates of a pruned step from the half-precision copy and a part of X. None if steps are not
+        pruned.
     """
 
     def __init__(
@@ -84,11 +87,12 @@ class GreedyDraw:
         self.by_rows = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
         self.by_copy = None if half_copy is None else _bind_pruned(data, half_copy, plan, blocks, tried)
         self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), drawn)
-        # Positions of the arguments that change with the step: the two after the samples, and the last four.
+        # Positions of the first argument that changes with the step: in evaluate_candidates, the two arguments after
+        # the samples change; in sample_candidates, the last four.
         self._tried, self._drawn = len(samples), len(self._read)
 
     def evaluate(self, step: int, launch: Launch) -> None:
-        """Evaluate a step's candidates by `launch`, which also updates `closest` by the center of the previous step."""
+        """Compute the sums of a step's candidates by `launch`, and update `closest` by the previous step's center."""
         launch.change(self._tried, _row(self.chosen, max(step - 1, 0)))
         launch.change(self._tried + 1, _row(self.candidates, step))
         launch()
@@ -106,12 +110,12 @@ class GreedyDraw:
 
 
 def _row(array: Any, step: int) -> int:
-    """Return the address of a row."""
+    """Return the address of row `step` of an array."""
     return address(array) + step * int(array.strides[0])
 
 
 def _reads_copy(data: DeviceData) -> bool:
-    """Tell whether later steps may be pruned by the half-precision copy of X, if iterations read it too."""
+    """Return True if later steps may be pruned: X is on the GPU, is large enough, and leaves enough memory free."""
     X = data.rows_on_gpu
     if X is None or data.n_samples * data.n_features * data.dtype.itemsize < _LEAST_PRUNED_BYTES:
         return False
@@ -123,9 +127,9 @@ def draw_plus_plus(
 ) -> np.ndarray | None:
     """Draw samples by greedy k-means++ on the GPU; implements `plusplus.Draw`.
 
-    Each step reads X once, and stores one distance per sample. If iterations will read the half-precision copy, later
-    steps are pruned: they read the copy and a part of X. Pruned steps add sums in another order, which may change about
-    one draw in 10¹⁰.
+    Each step reads X once, and stores one distance per sample. If the Lloyd iterations will read the half-precision
+    copy of X, later steps are pruned: they read this copy and a part of X. Pruned steps add sums in another order,
+    which may change about one draw in 10¹⁰.
 
     Parameters
     ----------
@@ -167,9 +171,10 @@ def draw_plus_plus(
 def _bind_pruned(
     data: DeviceData, half_copy: HalfCopy, plusplus: PlusPlusPlan, blocks: int, tried: tuple[Any, ...]
 ) -> Launch | None:
-    """Return the launch of a pruned step, which reads the half-precision copy; None if there is no plan for it.
+    """Return the launch of evaluate_candidates_pruned; None if `pruned_plan` has no plan for these sizes.
 
-    `blocks` and the arguments `tried` are those of evaluate_candidates.
+    The launch has the number of blocks and the arguments (`tried`) of evaluate_candidates, and the copy as one more
+    argument.
     """
     d, weighted, size = data.n_features, data.sample_weight is not None, data.dtype.itemsize
     panels = half_copy.panels > 0

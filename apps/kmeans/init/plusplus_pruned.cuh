@@ -1,23 +1,25 @@
-// Pruned greedy k-means++ step (plusplus.cuh): for most rows, the half-precision copy of X shows that no candidate is
-// nearer than the present centers. X of these rows is not read.
+// Pruned greedy k-means++ step (plusplus.cuh). For most rows, the half-precision copy of X shows that no candidate is
+// nearer than the nearest center so far. These rows of X are not read.
 //
-//   copy (n × padded, float16, row-major or in panels), norms (n)    data/half_copy.cuh: x̂, and a bound of ‖x̂‖ and of
-//                                                                    ρ⁻¹ ‖x·s − x̂‖
-//   closest (n)                                                      D², as in plusplus.cuh
+//   copy (n × padded, float16, row-major or in panels)   x̂ of every row x (data/half_copy.cuh)
+//   norms (n)                                            the maximum of ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖ of every row
+//   closest (n)                                          D² of every row, as in plusplus.cuh
 //
-// s is the scale of the copy, and ρ its relative rounding error. N and N_c are the norms of a row and of a candidate. q
-// = ‖x̂‖², q_c = ‖ĉ‖² and a = x̂·ĉ, as tensor cores compute them, have an error of γ times the product of the norms:
+// s is the scale of the copy, and ρ is the relative rounding error of the copy. N and N_c are the norms of a row x and
+// of a candidate c; ĉ is c in the copy. D(x, c) is the distance of x and c. The tensor cores compute q = ‖x̂‖², q_c =
+// ‖ĉ‖² and a = x̂·ĉ. The error of each is γ times the product of the norms of its two factors. So
 //
 //   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
 //
-// If this lower bound is at least s² D² for all candidates, the row adds w·D² to the sums of all candidates. Other rows
-// are queued per warp, and compared with all candidates from X, as in plusplus.cuh. So `closest` and each row's
-// contribution to the sums have the same bits as without pruning.
+// If this lower bound is at least s² D² for all candidates and for the center of the previous step, the row adds w·D²
+// to the sums of all candidates. Each warp queues its other rows, reads them from X, and computes their distances to
+// all candidates as plusplus.cuh does. So `closest` and each row's contribution to the sums have the same bits as
+// without pruning.
 //
-// Why it is fast: after j centers, a candidate is nearer to about 1 / (j + 1) of the rows than these centers. At k = 64
-// with 7 points, half of X is not read at the seventh step, and nine tenths are not read at the last. The half copy has
-// half the bytes of float32, a quarter of float64. Queued rows are prefetched to L2, and a warp's next tiles are in
-// flight to shared memory.
+// Why it is fast: with j centers, a candidate is the nearest point for about 1 / (j + 1) of the rows. At k = 64 with 7
+// points per step, the seventh step does not read half of X, and the last step nine tenths. The half-precision copy has
+// half the bytes of float32, and a quarter of float64. A warp prefetches queued rows to L2, and copies its next tiles
+// to shared memory while it processes the current tile.
 #pragma once
 #include "kernels/device/warp_queue.cuh"
 #include "apps/kmeans/init/plusplus.cuh"
@@ -35,6 +37,7 @@ constexpr T kLeastExact = 0x1p-100f;
 template <>
 constexpr double kLeastExact<double> = 0x1p-900;
 
+// Does what evaluate_candidates (plusplus.cuh) does, with pruning. `copy` is the half-precision copy of X.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kPanels, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     evaluate_candidates_pruned(const T* X, long long n, int d, const T* weights, const long long* last,
@@ -43,13 +46,14 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes;
-  // For large d, fewer rows at a time than plusplus.cuh, to save registers.
+  // For large d, a lane processes half as many rows at a time as in plusplus.cuh, to save registers.
   constexpr int kMost = kTryRows<T, kPoints>, kRows = kMost > 1 && kLanes == 32 ? kMost / 2 : kMost;
   using Pipeline = PrunedPipeline<T, kPanels, kWeighted, kStages>;
   constexpr int kTile = Pipeline::kTile, kHeight = Pipeline::kHeight, kWarps = kTryThreads / 32;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
   using Waiting = Queue<int, kTile>;
-  // The points from X, and from the half copy in blocks of 32 columns and eight points, 16 bytes a lane.
+  // Shared memory holds the points from X (`points`), and the points from the copy (`words`) in blocks of 32 columns
+  // and eight points. A lane reads 16 bytes of a block.
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   T* points = reinterpret_cast<T*>(shared);
   const int lane = simt::lane(), g = lane / 4, t = lane % 4;
@@ -83,8 +87,8 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     const float norm = copy.norms[samples[p]];
     most = norm <= most ? most : norm;
   }
-  // Covers subnormal rounding errors of a row, which the row's norm does not include: the norm may be zero
-  // (data/half_copy.cuh).
+  // The addition covers rounding errors of a row that are subnormal. The row's norm does not include them: it may be
+  // zero (data/half_copy.cuh).
   most += 1e-15f;
   __syncthreads();
   for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
@@ -121,8 +125,9 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
 #pragma unroll
             for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[r][j], a[s], b[s]);
           }
-          // The same registers serve as eight rows of one operand and eight columns of the other, so squared norms are
-          // on the diagonal. Each of the two products leaves zeros where the other has its squares.
+          // Multiplies eight rows by their own transpose: the same registers are passed as rows of operand A and as
+          // columns of operand B, so squared norms are on the diagonal. The first product is for rows g, the second for
+          // rows g + 8; each passes zeros for the other eight rows.
 #pragma unroll
           for (int s = 0; s < 2; ++s) {
             const unsigned lower[4] = {a[s][0], 0, a[s][2], 0}, upper[4] = {0, a[s][1], 0, a[s][3]};
@@ -145,7 +150,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           const float norm_sum = pipeline.norm(row) + most;
           const float scaled = (float)(near[half] * (T)copy.scale * (T)copy.scale);
           const float beyond = square - copy.error * norm_sum * norm_sum - scaled * copy.of_distance;
-          // Squared distances near zero are less exact; no candidate can lower a D² of zero.
+          // A row with a D² near zero, whose relative error is larger, is queued. No candidate can lower a D² of zero.
           bool any = near[half] > 0 && near[half] < kLeastExact<T>;
 #pragma unroll
           for (int j = 0; j < kBlocks; ++j)
@@ -155,7 +160,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
             }
           nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
         }
-        // Four lanes share rows g and g + 8; lane t = 0 adds or queues the first row, lane t = 1 the second.
+        // Four lanes hold the products of rows g and g + 8. Lane t = 0 adds or queues row g, and lane t = 1 row g + 8.
         const int first = at + 16 * r + g, row = first + 8 * (t % 2);
         const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;
         if (has && !waits) alike += (double)(t ? weight[1] : weight[0]) * (double)(t ? near[1] : near[0]);
@@ -180,7 +185,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           T closest_yet[kRows], weight_of[kRows];
 #pragma unroll
           for (int r = 0; r < kRows; ++r) {
-            // Every lane takes part in the shuffles.
+            // Every lane takes part in the shuffles. Lanes past the end of the queue load its first row.
             const long long row = place(r) < 0 ? begin + rows[0] : place(r);
             x[r] = X + row * d;
             closest_yet[r] = closest[row];

@@ -1,4 +1,4 @@
-"""Lloyd iterations for small d and small k: one launch assigns rows and updates the sums, and reads X once.
+"""Lloyd iterations for small d and small k: one launch labels all rows, updates the cluster sums, and reads X once.
 
-Iterations on the half-precision copy of X are in the packages assign, bounds and update.
+The packages assign, bounds and update have the iterations that read the half-precision copy of X.
 """

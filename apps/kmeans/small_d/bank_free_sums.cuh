@@ -1,26 +1,27 @@
-// Fixed-point cluster sums for small d (update/fixed_point.cuh) in shared memory, added without bank conflicts: the
-// lanes of a warp add the columns of several rows in rotated order.
+// Fixed-point cluster sums for small d (update/fixed_point.cuh) in shared memory, without bank conflicts: the lanes of
+// a warp add the columns of several rows in permuted order.
 //
-//   a row      kLanes lanes, a power of two, share it; lane v has columns 4·v … 4·v + 3, as one vector; a warp adds
+//   a row      split among kLanes lanes, a power of two; lane v loads columns 4·v … 4·v + 3 as one vector; a warp adds
 //              32 / kLanes rows at a time
-//   a turn     lane v of row q adds column 4·v + (turn ^ q % 4): of four rows, 4 · kLanes sums in different banks
+//   a turn     one of four additions of a lane: in turn s, lane v of row q adds column 4·v + (s ^ q % 4); so the lanes
+//              of four rows add to 4 · kLanes different banks
 //
 //   sums of a cluster           word 0 … 31                             16 columns: two replicas; 64: twice the words
 //     numbers, high limbs       column 4·v + e at e · kLanes + v        (32 columns: 0, 4, 8 … 28, 1, 5 …)
 //     rows                      one row count per lane of the warp
 //
-// Why it is fast: the lanes of a warp add to different banks, whatever their rows' clusters, with only one or two
-// replicas of a cluster's sums. 64 clusters of 32 features take 24 KiB. A lane reads its four columns from the tile in
-// shared memory with one instruction. It computes the address of the sums once for all four columns. No atomic addition
-// returns a value.
+// Why it is fast: the lanes of a warp add to different banks, whatever clusters the rows have. This needs only one
+// or two replicas of a cluster's sums: 64 clusters of 32 features take 24 KiB. A lane reads four columns from the
+// tile in shared memory with one instruction, and computes one address for the sums of these columns. No atomic
+// addition returns a value.
 #pragma once
 #include "apps/kmeans/small_d/rescore.cuh"
 #include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 
-// A reassigned row, numbered within its tile or within X. One register holds the byte offsets of the sums of both
-// clusters; kNowhere stands for no cluster.
+// A reassigned row: its index in its tile or in X, and the clusters that it leaves and joins. The clusters are given by
+// the byte offsets of their sums, in one register; kNowhere means no cluster.
 class alignas(8) Moving {
  public:
   static constexpr unsigned kNowhere = 0xffff;
@@ -37,22 +38,23 @@ class alignas(8) Moving {
   unsigned row_, places_;
 };
 
+// The cluster sums of a block in shared memory (head of this file).
 template <typename T, int kFeatures>
 class ColumnSums {
  public:
   static constexpr int kLanes = row_lanes<kFeatures>(), kWidth = 4 * kLanes, kTogether = 32 / kLanes;
   static_assert(kLanes <= 32, "a row is a warp's at most");
-  // kPlane: words of one plane (numbers or high limbs) of a cluster, at least one per column. kWords: words of a
-  // cluster, two planes and 32 row counts.
+  // A cluster has two planes of words, for numbers and for their high limbs. kPlane: number of words per plane, at
+  // least one per column. kWords: number of words per cluster, for two planes and 32 row counts.
   static constexpr int kPlane = kWidth < 32 ? 32 : kWidth, kWords = 2 * kPlane + 32;
-  // Bytes of shared memory for `k` clusters and the per-lane tables.
+  // Returns the size of the sums of `k` clusters and of the per-lane tables in bytes of shared memory.
   __host__ __device__ static constexpr int bytes(int k) { return 4 * k * kWords + 32 * (int)sizeof(OfLane); }
 
   __device__ ColumnSums(unsigned long long* sums, void* shared, int clusters, int k, const float* mean,
                         const float* scales)
       : sums_(sums), lanes_(static_cast<Vector4*>(shared)), words_(reinterpret_cast<unsigned*>(lanes_ + 3 * 32)),
         k_(k) {
-    // The last warp fills the per-lane tables, since the first warp may be busy.
+    // The last warp fills the per-lane tables, since the first warp may have other work.
     const int lane = (int)(blockDim.x - 1 - threadIdx.x), v = lane % kLanes, q = lane / kLanes;
     if (lane < 32) {
       OfLane of;
@@ -71,24 +73,26 @@ class ColumnSums {
       reinterpret_cast<uint4*>(words_)[i] = {0, 0, 0, 0};
   }
 
-  // Byte offset of a cluster's sums; kNowhere for no cluster.
+  // Returns the byte offset of a cluster's sums; kNowhere if `cluster` is negative (no cluster).
   __device__ static __forceinline__ unsigned place(int cluster) {
     static_assert(4 * 64 * kWords <= (int)Moving::kNowhere, "a place of 64 clusters is 16 bits");
     return cluster < 0 ? Moving::kNowhere : 4 * kWords * (unsigned)cluster;
   }
 
-  // Adds rows of X to one cluster and subtracts them from another; by a warp, 32 rows at most.
+  // Adds reassigned rows of X to the sums of the clusters that they join, and subtracts them from the sums of the
+  // clusters that they leave. A warp processes at most 32 rows in a call.
   __device__ __forceinline__ void move(const T* X, const Moving* rows, int count) const {
     move_rows<Everywhere, true>(X, 0, shared_place(rows), count, shared_place(lanes_));
   }
 
-  // The same for rows of the current tile of a pipeline.
+  // Does the same for rows of the current tile of a pipeline.
   template <typename Pipeline>
   __device__ __forceinline__ void move(const Pipeline& pipeline, const Moving* rows, int count) const {
     move_rows<Pipeline, false>(nullptr, shared_place(pipeline.row(0)), shared_place(rows), count, shared_place(lanes_));
   }
 
-  // Adds the sums to global memory, and clears them if kGoesOn; with all threads of the block.
+  // Adds the sums to those in global memory. If kGoesOn, clears the sums in shared memory. All threads of the block
+  // take part.
   template <bool kGoesOn = true>
   __device__ __forceinline__ void flush() const {
     __syncthreads();
@@ -116,15 +120,15 @@ class ColumnSums {
   }
 
  private:
-  // Replaces a pipeline if rows are read from X, which has no swizzle.
+  // The type argument instead of a pipeline if rows are read from X, which is not swizzled.
   struct Everywhere {
     __device__ static __forceinline__ int swizzle(unsigned) { return 0; }
   };
 
   using Vector4 = simt::Vector<float, 4>;
 
-  // For each of a lane's four turns: scale and shift of the column, and the column's byte offset within a cluster's
-  // sums. Computed once per block: for a few rows, this would cost as much as the additions.
+  // The scale and shift of a lane's column in each of its four turns, and the byte offset of the column in the sums of
+  // a cluster. They are computed once per block, because computing them costs as much as adding a few rows.
   struct OfLane {
     float scales[4], shifts[4];
     unsigned places[4];
@@ -152,7 +156,7 @@ class ColumnSums {
       load_some<kFeatures, kWidth == kFeatures ? Past::kNone : Past::kAny>(row, swizzle, column, at_);
     }
 
-    // Converts the columns of row q to fixed point.
+    // Converts the four columns to fixed point, in the order of turns of row q (head of this file).
     __device__ __forceinline__ void to_integers(int q, const OfLane& of, int (&numbers)[4]) const {
       float x[4];
       if constexpr (sizeof(T) == 2) {
@@ -185,7 +189,8 @@ class ColumnSums {
     T at_[4];
   };
 
-  // Not inlined, so that its registers do not burden the loop over tiles.
+  // Adds `count` reassigned rows, from X if kOfX, otherwise from a tile. The integer parameters are byte offsets in
+  // dynamic shared memory. Not inlined, so that it does not increase the registers of the loop over tiles.
   template <typename Pipeline, bool kOfX>
   __device__ __noinline__ static void move_rows(const T* X, int tile, int items, int count, int lanes) {
     unsigned char* const shared = simt::dynamic_shared<unsigned char>();
@@ -213,7 +218,7 @@ class ColumnSums {
     };
     const auto item = [&](int i) { return rows[i < count ? i : 0]; };
     if constexpr (kOfX && kTogether < 16) {
-      // Loads of X have a long latency, so kAtOnce rows are in flight.
+      // Loads from global memory have a long latency, so a lane has kAtOnce rows in flight.
       constexpr int kAtOnce = 8 / (int)sizeof(T);
 #pragma unroll 1
       for (int i = q; i < count; i += kAtOnce * kTogether) {
@@ -250,8 +255,8 @@ class ColumnSums {
     return word;
   }
 
-  // The first plane sums whole numbers modulo 2³², the second plane their upper limbs. The first sum minus 2¹⁶ times
-  // the second is the sum of the lower limbs.
+  // Adds `sign` times the numbers of a row to the sums at offset `place`. The first plane sums the numbers modulo 2³²,
+  // and the second plane sums their high limbs. The first sum minus 2¹⁶ times the second is the sum of the low limbs.
   __device__ static __forceinline__ void add(const ptx::SharedWord (&of_turn)[4], unsigned place,
                                              const int (&numbers)[4], int sign) {
 #pragma unroll
@@ -263,7 +268,7 @@ class ColumnSums {
   }
 
   unsigned long long* sums_;
-  Vector4* lanes_;  // one OfLane a lane
+  Vector4* lanes_;  // one OfLane per lane
   unsigned* words_;
   const int k_;
 };

@@ -1,6 +1,6 @@
 // Constant-memory operands of iteration_fma.cuh and iteration_fma_d4.cuh: centers, biases and the score error bound.
 //
-// Why it is fast: arithmetic instructions read these operands through uniform registers, without a wait for shared
+// Why it is fast: arithmetic instructions read these operands through uniform registers, and need not wait for shared
 // memory.
 #pragma once
 #include "apps/kmeans/update/centers.cuh"
@@ -8,14 +8,14 @@
 
 namespace kmeans {
 
-constexpr int kMostFeatures = 16, kMostSmallK = 64;
-// Maximum number of elements of all centers: 2 KiB, which the first-level constant cache holds.
+constexpr int kMostFeatures = 16, kMostSmallK = 64;  // maximum d and maximum k
+// Maximum number of elements of all centers: 2 KiB fit in the first-level constant cache.
 constexpr int kMostElements = 512;
 
-// Per-iteration constants.
+// The constants of one iteration. c₀ is the first center that is not excluded (update/centers.cuh).
 struct ConstantCenters {
-  float centers[kMostElements];                      // (c − c₀) · scale², cluster by cluster
-  float offsets[kMostSmallK];                        // in units of scale²; −infinite past the last center
+  float centers[kMostElements];                      // (c − c₀) · scale² of each center c, one after another
+  float offsets[kMostSmallK];                        // biases, times scale²; −infinite past the last center
   float mean[kMostFeatures], scales[kMostFeatures];  // mean of the rows; fixed-point scales
   float bound, threshold;                            // 2 E, and 2 E · kLarge; NaN makes every row ambiguous
   float padding[2];
@@ -35,13 +35,13 @@ __constant__ kmeans::ConstantCenters constant_centers;
 
 namespace kmeans {
 
-// Computes the constants from the centers of update/centers.cuh, by one block; a copy to constant memory follows.
-// `norm` bounds every ‖x − mean‖ · scale. With `folds`, rows are not centered for scores, and `of_mean` bounds ‖mean‖ ·
-// scale.
+// Computes the constants from the centers of update/centers.cuh, by one block, in global memory; a copy to constant
+// memory follows. `norm` is an upper bound of ‖x − mean‖ · scale for all rows x. If `folds`, the biases include the
+// mean, so that scores are computed from rows that are not centered; `of_mean` is an upper bound of ‖mean‖ · scale.
 //
-// Scores are relative to that of c₀, the first center that is not excluded. So the score of c₀ is zero, and takes no
-// product if the index of c₀ is known at compile time. The best score is not negative, so it can be found by comparing
-// scores as integers.
+// Scores are relative to the score of c₀, the first center that is not excluded. So the score of c₀ is zero, and needs
+// no product if the index of c₀ is known at compile time. Then the best score is not negative, so that comparing scores
+// as integers finds it.
 template <typename Work>
 __global__ void __launch_bounds__(128, 4)
     place_constants(const Work* centers, int k, int d, int clusters, const float* offsets, const Work* mean,
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(128, 4)
   static_assert(kMostSmallK <= 128, "a thread a center");
   if (own == 0) first = k, longest = largest = 0;
   __syncthreads();
-  // An excluded center may be anywhere, even NaN; here it counts as zero.
+  // An excluded center may have any elements, even NaN; zeros replace them.
   const bool present = own < k && offsets[own] > -kInfinity;
   if (present) atomicMin(&first, own);
   __syncthreads();
@@ -79,8 +79,8 @@ __global__ void __launch_bounds__(128, 4)
   if (threadIdx.x != 0) return;
   const double rows = norm + (folds ? (double)of_mean : 0.0);
   const double large = rows * __uint_as_float(longest) + __uint_as_float(largest);
-  // 1 % covers higher powers of u = 2⁻²⁴. The last term covers underflow in float32 and the last step of the threshold,
-  // kLeast (rescore.cuh).
+  // The factor 1.01 covers higher powers of u = 2⁻²⁴. The last term covers underflow in float32, and kLeast, which is
+  // subtracted from the threshold (rescore.cuh).
   const double error = 1.01 * (d + 6) / (1 << 24) * large + 1.0 / (1ull << 40);
   const bool fits = large <= (double)(1 << 26);
   to->bound = fits ? (float)(2 * error) : kInfinity - kInfinity;

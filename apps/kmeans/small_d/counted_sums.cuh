@@ -1,12 +1,13 @@
-// Last steps of a tile in the small-d iterations by tensor cores (iteration_mma.cuh, iteration_bounded.cuh): float64
-// rescoring of a warp's ambiguous rows, and counted updates of the cluster sums.
+// Float64 rescoring of a warp's ambiguous rows, and updates of the cluster sums with a count of the rows added. The
+// small-d iterations by tensor cores use both (iteration_mma.cuh, iteration_bounded.cuh).
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "apps/kmeans/small_d/bank_free_sums.cuh"
 
 namespace kmeans {
 
-// Rescores up to 32 ambiguous rows in float64, by a warp. Appends reassigned rows to the queue `leaving`.
+// Rescores up to 32 ambiguous rows in float64, by a warp. Writes the labels of reassigned rows, and appends these rows
+// to the queue `leaving`.
 template <typename T, int kFeatures, typename Leaving>
 __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, const float* centers, int k,
                                              const AmbiguousRow* items, int count, Label* labels, Leaving& leaving) {
@@ -28,22 +29,24 @@ __device__ __forceinline__ void rescore_rows(const T* X, const float* mean, cons
   leaving.add(reassigned, one);
 }
 
-// The cluster sums of a block, with a count of the rows that this warp adds. Limbs of up to kMostAdded rows add up
-// within 32 bits. The counters are variables of the kernel, because as members they would change the register
-// allocation.
+// The cluster sums of a block, with counts of the rows that this warp adds. kMostAdded: maximum number of rows that the
+// block may add between two flushes, so that sums of limbs do not overflow 32 bits. The counters are variables of the
+// kernel, because as members they would change the register allocation.
 template <typename T, int kFeatures, int kTile, int kWarps, int kMostAdded>
 class CountedSums {
  public:
-  // kShare: a warp requests a flush after more additions than this, which is half of kMostAdded / kWarps. kTiles:
-  // maximum number of tiles between two calls of `flush`. At most 62 rows of a warp are queued besides.
+  // kShare: a warp that has added more than kShare rows requests a flush; this is half of kMostAdded / kWarps. kTiles:
+  // maximum number of tiles between two calls of `flush`. Besides the rows of these tiles, a warp may add up to 62 rows
+  // that were queued before.
   static constexpr int kShare = kMostAdded / kWarps / 2, kTiles = (kShare - 62) / kTile;
   static_assert(kTiles >= 1, "the limbs of one tile would overflow");
 
-  // `changed` counts all rows, `added` those since the last flush.
+  // `changed` counts all rows that this warp adds, and `added` the rows since the last flush.
   __device__ __forceinline__ CountedSums(const ColumnSums<T, kFeatures>& sums, unsigned& changed, unsigned& added)
       : sums_(sums), changed_(changed), added_(added) {}
 
-  // Adds reassigned rows of X, or of a pipeline's tile, to one cluster and subtracts them from another.
+  // Moves reassigned rows from the sums of their old cluster to those of their new cluster. `from` is X, or a pipeline
+  // of which the current tile has the rows.
   template <typename From>
   __device__ __forceinline__ void move(const From& from, const Moving* rows, int count) {
     sums_.move(from, rows, count);
@@ -51,7 +54,8 @@ class CountedSums {
     added_ += count;
   }
 
-  // Called by all warps of the block, at least once every kTiles tiles.
+  // Flushes the sums if a warp of the block has requested it. All warps of the block must call this at least once every
+  // kTiles tiles.
   __device__ __forceinline__ void flush() {
     if (__syncthreads_or(added_ > kShare)) {
       sums_.flush();
@@ -59,7 +63,7 @@ class CountedSums {
     }
   }
 
-  // Flushes for the last time and adds the warp's rows to `n_reassigned`.
+  // Flushes the sums for the last time, and adds the number of rows of this warp to `n_reassigned`.
   __device__ __forceinline__ void finish(int lane, unsigned* n_reassigned) {
     sums_.template flush<false>();
     if (lane == 0 && changed_) atomicAdd(n_reassigned, changed_);

@@ -1,12 +1,12 @@
-// Gather pipeline: listed rows of X copied to shared memory by asynchronous copies, a multistage pipeline per warp.
-// tile_pipeline.cuh is its counterpart for consecutive rows.
+// Gather pipeline: copies listed rows of X to shared memory asynchronously, in a multistage pipeline per warp.
+// tile_pipeline.cuh does this for consecutive rows.
 //
-//   stage 0   32 rows, as in tile_pipeline.cuh; their indices; the words that hold their labels           computed now
-//   stage 1   the warp's next rows                                                                        in flight
+//   stage 0   32 rows, as in tile_pipeline.cuh; their indices; the words that hold their labels   current tile
+//   stage 1   the next 32 rows of the warp                                                        copies in flight
 //   …
 //
-// Why it is fast: a row consists of whole units of 16 bytes. Adjacent lanes copy adjacent units, bypassing registers.
-// The indices of the next rows are loaded in advance.
+// Why it is fast: a row consists of whole units of 16 bytes. Adjacent lanes copy adjacent units, without registers. A
+// warp loads the indices of the next rows in advance.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "apps/kmeans/small_d/tile_pipeline.cuh"
@@ -15,38 +15,40 @@
 
 namespace kmeans {
 
-// Row indices from a list, or all rows in order.
+// The indices of the rows to process: `count` entries of a list, or 0 … count − 1.
 struct Numbered {
   const unsigned* list;  // null: all rows
   unsigned count;
 
-  // The index in X of entry i; past the end, that of the last entry.
+  // Returns the index in X of entry i; past the end, the index of the last entry.
   __device__ __forceinline__ unsigned at(unsigned i) const {
     const unsigned here = i < count ? i : count - 1;
     return list == nullptr ? here : list[here];
   }
 };
 
-// kTogether is as for TilePipeline. The array of labels consists of whole words.
+// The pipeline of a warp. kTogether: number of bytes of a row that adjacent lanes read together (TilePipeline). The
+// array of labels is padded to whole 32-bit words.
 template <typename T, int kFeatures, int kStages, int kTogether>
 class GatherPipeline {
  public:
   static constexpr int kTile = 32, kRow = kFeatures * (int)sizeof(T), kUnits = kRow / 16;
-  static constexpr int kStage = kTile * (kRow + 8), kBytes = kStages * kStage;  // per warp
+  static constexpr int kStage = kTile * (kRow + 8), kBytes = kStages * kStage;  // bytes per stage, and per warp
   static_assert(kRow % 16 == 0, "a row is whole units of 16 bytes");
 
   // `shared` points to kBytes for each warp of the block.
   __device__ GatherPipeline(const T* X, const Label* labels, const Numbered& rows, void* shared)
       : X_(reinterpret_cast<const unsigned char*>(X)), labels_(labels), rows_(rows), stages_(shared) {}
 
-  // Starts to copy the first kStages − 1 tiles, which are `together` list entries apart.
+  // Starts to copy the first kStages − 1 tiles of this warp. The next tile of a warp starts `together` list entries
+  // after a tile.
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together) {
     soon_ = rows_.at(first + threadIdx.x % 32);
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(first + stage * together, together);
   }
 
-  // Starts to copy the 32 rows from entry `first` of the list on; past the end, copies nothing. All lanes call it. The
-  // next call must be for the entry `together` further on.
+  // Starts to copy the 32 rows from entry `first` of the list on; past the end, copies nothing. All lanes call this. In
+  // the next call, `first` must be larger by `together`.
   __device__ __forceinline__ void ask(unsigned first, unsigned together) {
     const int lane = threadIdx.x % 32;
     const unsigned row = soon_;
@@ -65,11 +67,11 @@ class GatherPipeline {
     stages_.commit();
   }
 
-  // Waits until the copies of all lanes to the oldest tile in flight are complete. This is then the current tile, and
-  // all lanes have read the previous one.
+  // Waits until all lanes have read the current tile and the oldest tile in flight is complete. That tile becomes the
+  // current tile.
   __device__ __forceinline__ void wait() { stages_.wait(); }
 
-  // A row of the current tile, and its swizzle (as in TilePipeline); the row's index in X (`number`); the row's label
+  // For a row of the current tile: its address, its swizzle (TilePipeline), its index in X (`number`), and its label
   // when it was copied.
   __device__ __forceinline__ const unsigned char* row(int row) const { return stages_.own + stages_.now + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) { return Tiles::swizzle(row); }
@@ -81,7 +83,7 @@ class GatherPipeline {
  private:
   using Tiles = TilePipeline<T, kFeatures, kTile, kStages, kTogether>;
 
-  // The row indices of a stage. The words with the rows' labels follow them.
+  // Returns the row indices of a stage. In memory, the words with the labels of these rows follow.
   __device__ __forceinline__ unsigned* numbers(int stage) const {
     return reinterpret_cast<unsigned*>(stages_.own + stage + kTile * kRow);
   }

@@ -1,11 +1,12 @@
 // Float16 centers as mma operands of iteration_mma.cuh, and the score error bound of these products.
 //
-//   centers (8 · kColumns × 16 · kSteps, float16)   lane (g, t) has columns 16·s + 4·t … 4·t + 3 of center 8·j + g;
-//                                                   mma takes them for rows 2·t, 2·t + 1, 2·t + 8 and 2·t + 9 of step s
+//   centers (8 · kColumns × 16 · kSteps, float16)   lane (g, t) = (lane / 4, lane % 4) loads columns 16·s + 4·t to
+//                                                   16·s + 4·t + 3 of center 8·j + g. An mma uses them as rows 2·t,
+//                                                   2·t + 1, 2·t + 8 and 2·t + 9 of step s
 //
-// Why it is fast: a block reads the centers once. For small k, they are in registers. For larger k, a lane reads 8
-// bytes of shared memory per 2048 products of its warp. To start the sums of 16 rows and eight centers, it reads 16
-// bytes of biases.
+// Why it is fast: a block reads the centers from global memory once. For small d, they are in registers. For larger d,
+// a lane reads 8 bytes of shared memory per 2048 products of its warp. To start the sums of 16 rows and eight centers,
+// it reads 16 bytes of biases.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -13,25 +14,26 @@
 
 namespace kmeans {
 
-// Centers and scaling for the products of iteration_mma.cuh.
+// The centers, the scaling of the rows, and the error coefficients for the tensor-core products of iteration_mma.cuh.
 struct Products {
-  // One row of kSteps · 16 elements for each column of the product.
+  // One row of kSteps · 16 elements for each column of the product, which is a center.
   const ptx::Half* centers_half;
   const float* offsets;  // −‖c‖²/2 of every column; −infinite past the last center
   const CenterStats* center_stats;
-  const float *mean, *scales;    // mean of the rows; fixed-point scales
-  float scale, norm;             // scale of rows (scores_wgmma.cuh squares it for centers); bound of scaled row norms
+  const float *mean, *scales;  // mean of the rows; fixed-point scales
+  float scale, norm;  // scale of rows (scores_wgmma.cuh multiplies centers by scale²); maximum norm of scaled rows
   float tensor_error, rounding;  // γ; ρ (scores_mma.cuh) or r (scores_wgmma.cuh)
 };
 
-// The level added to every score so that none is negative. Non-negative floats order like integers, and sm_90 finds the
-// largest of three integers with one instruction.
+// Returns the level, a constant added to every score so that no score is negative. Non-negative floats order like
+// integers, and sm_90 finds the largest of three integers with one instruction.
 __device__ __forceinline__ float score_level(const Products& of) {
   const CenterStats most = *of.center_stats;
   return 1.01f * (of.norm * (most.norm + most.lost) + most.half_square);
 }
 
-// Coefficients of 2 E · kLarge for a row of norm n: of_norm · n + always. E is the score error bound.
+// Returns the coefficients of 2 E · kLarge = of_norm · n + always. E is the score error bound of a row of norm n, and
+// kLarge scales scores (assign/small_k.cuh).
 __device__ __forceinline__ Bound small_d_error_bound(const Products& of, int features) {
   const CenterStats most = *of.center_stats;
   const Bound bound = bound_of(most, of.tensor_error, of.rounding, of.tensor_error + 1.0f / (1 << 22));
@@ -39,13 +41,14 @@ __device__ __forceinline__ Bound small_d_error_bound(const Products& of, int fea
   const float least = sqrtf((float)features) / (1 << 25) * (most.norm + most.lost) +
                       score_level(of) * (of.tensor_error + 1.0f / (1 << 22)) + 1.0f / (1ull << 40);
   const bool fits = of.norm * most.norm + most.half_square <= (float)(1 << 26);
-  // 2.002 instead of 2: 0.1 % covers 1 / (1 − ρ) and the roundings of the norm.
+  // The factor 2.002 instead of 2 covers 1 / (1 − ρ) and the rounding errors of the norm.
   const float twice = fits ? 2.002f * kLarge : kInfinity - kInfinity;
   return {twice * bound.of_norm, twice * (bound.always + least)};
 }
 
-// The B fragments of block j of eight centers and step s of 16 columns, in shared memory or (kKept) in registers. The
-// biases plus level of each lane's centers, once for row g and once for row g + 8, in shared memory.
+// The B operands of mma for the centers: a fragment per block j of eight centers and step s of 16 columns. They are in
+// registers if kKept, otherwise in shared memory. Shared memory also holds bias plus level of each lane's centers, once
+// for row g and once for row g + 8.
 template <int kSteps, int kColumns, bool kKept>
 class SharedCenters {
  public:
@@ -87,7 +90,7 @@ class SharedCenters {
   }
 
  private:
-  // The elements of center 8·j + g for this lane's columns.
+  // Loads this lane's elements of center 8·j + g in step s, where g = lane / 4.
   __device__ static __forceinline__ Two fetch(const Products& of, int j, int s) {
     const int lane = threadIdx.x % 32;
     const auto* from = of.centers_half + (8 * j + lane / 4) * (16 * kSteps) + 16 * s + 4 * (lane % 4);

@@ -1,16 +1,16 @@
-// Small-d Lloyd iteration with Hamerly bounds (bounds/state.cuh), fused in one launch. It computes labels and row
-// bounds of the active rows, or of all rows, and updates the cluster sums.
+// Small-d Lloyd iteration with Hamerly bounds (bounds/state.cuh), in one launch. Computes labels and row bounds of the
+// active rows, or of all rows, and updates the cluster sums.
 //
 //   list (or none)  →  rows, in a pipeline of each warp (gather_pipeline.cuh)  →  scores and gaps (scores_mma.cuh)
 //                   →  labels, row bounds, sums
 //
-// Without bounds, iteration_mma.cuh or iteration_fma.cuh labels all rows; a kernel whose pass is not selected returns
-// at once. All of them give the same labels: float64 rescoring labels ambiguous rows, which are active again in the
-// next iteration.
+// In a pass without bounds, iteration_mma.cuh or iteration_fma.cuh labels all rows instead. A kernel returns at once if
+// its pass is not selected. All passes give the same labels, because float64 rescoring labels ambiguous rows. Ambiguous
+// rows are active again in the next iteration.
 //
 // Why it is fast: if few rows are active, it reads only these. Rows of 64 bytes and more are whole cache lines or
-// halves of a line. Selecting active rows reads four bytes and the label of each row. All else is as in
-// iteration_mma.cuh, except that all reassigned rows are queued and read again from X, since they are few.
+// halves of a line. Selecting active rows reads the bound (four bytes) and the label of each row. As opposed to
+// iteration_mma.cuh, all reassigned rows are queued and read again from X, since they are few.
 #pragma once
 #include "apps/kmeans/small_d/counted_sums.cuh"
 #include "apps/kmeans/small_d/gather_pipeline.cuh"
@@ -20,7 +20,7 @@
 
 namespace kmeans {
 
-// Row bounds, drift limits, and the list of active rows.
+// Row bounds, the drift so far (`limits`), and the list of active rows; see bounds/state.cuh.
 struct RowBounds {
   float* row_bounds;    // one per row
   const float* limits;  // one per cluster
@@ -28,7 +28,8 @@ struct RowBounds {
   const BoundsState* state;
 };
 
-// kColumns and kMostAdded as in iteration_mma.cuh; kKept as in scores_mma.cuh.
+// Labels the active rows or all rows (head of this file). kColumns: number of blocks of eight centers. kKept: centers
+// are in registers. kMostAdded: maximum number of rows that a block adds between two flushes of its sums.
 template <typename T, int kFeatures, int kColumns, bool kKept, int kStages, int kThreads, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, 1)
     assign_bounded(const T* X, const float* centers, int k, long long n, const Products of, const RowBounds bounds,
@@ -43,7 +44,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   using Pipeline = GatherPipeline<T, kFeatures, kStages, Scores::kReadTogether>;
   using Sums = ColumnSums<T, kFeatures>;
   using Counted = CountedSums<T, kFeatures, kTile, kWarps, kMostAdded>;
-  // Without active rows there is no valid row to copy.
+  // Without active rows, the pipeline would have no valid row to copy.
   if (rows.count == 0) return;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Pipeline pipeline(X, labels, rows, shared);

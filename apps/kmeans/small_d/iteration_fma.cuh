@@ -1,11 +1,11 @@
-// Small-d, small-k Lloyd iteration by fused multiply-adds on X itself, fused in one launch: labels of all rows, and
-// incremental update of the cluster sums. (For d ≤ 4: iteration_fma_d4.cuh.)
+// Small-d, small-k Lloyd iteration by fused multiply-adds on X, not on a copy, in one launch: labels all rows and
+// updates the cluster sums by reassigned rows. (For d ≤ 4: iteration_fma_d4.cuh.)
 //
 //   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers
 //                                               (update/fixed_point.cuh)
 //
-//   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
-//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane holds kRows rows of a tile
+//   a warp's tile       lane 0   1   2 …  31         a pipeline copies tiles and their labels to shared memory
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane processes kRows rows of a tile
 //     rows  32 …  63    ████████████████████
 //     …                                              rows that are ambiguous or have a new label → the warp's queue →
 //                                                    32 rows at a time are rescored and added to the sums
@@ -19,31 +19,33 @@
 //   E = (d + 5) u (M C + O)      d roundings of sums up to M C + O; roundings of c − c₀, of the bias, of x − mean and
 //                                of the threshold (place_constants has one more, for iteration_fma_d4.cuh)
 //
-// As in assign/small_k.cuh, candidates have scores above the best score less 2 E, one bit each. One candidate certifies
-// the label. Rows with several candidates compare float64 distances; of equally near centers, the first becomes the
-// label. So labels are the float64 arg-min. Centers are scaled by the square of a power of two, as if this power scaled
-// both x and c. Then M is about 2¹⁰, and no score underflows. If a center is so far away that scores could overflow,
-// the threshold is NaN, and every row is compared in float64.
+// As in assign/small_k.cuh, candidates have scores above the best score minus 2 E, one bit each. One candidate
+// certifies the label. For rows with several candidates, float64 distances to the candidates are compared. The nearest
+// candidate becomes the label; of equally near candidates, the one with the lowest index. So labels are the float64
+// arg-min. Centers are scaled by the square of a power of two, as if this power scaled both x and c. Then M is about
+// 2¹⁰, and no score underflows. If a center is so far away that scores could overflow, the threshold is NaN, and
+// float64 distances label every row.
 //
-// If the mean is small next to the data, biases absorb it as −mean·(c − c₀), and x is not centered. (M then bounds ‖x‖
-// without subtraction of the mean.) Queued rows are always centered before they are compared or added.
+// If the mean is small compared with the data, the biases include the term −mean·(c − c₀), and x is not centered. (M
+// then bounds ‖x‖ without subtraction of the mean.) Queued rows are always centered before they are rescored or added.
 //
-// Why it is fast: it reads X once, bypassing registers, and writes only labels that change. Centers are constant-memory
-// operands in uniform registers, so no score waits for shared memory. M bounds all rows, so no row norm is computed.
-// For k ≤ 16, one instruction compares three scores as integers to find the best. (The best is not negative, since the
-// score of c₀ is zero.) Lane instructions a row, as compiled for sm_90a, for d = 16, k = 16, two rows a lane:
+// Why it is fast: it copies X to shared memory once, without registers, and writes only labels that change. Centers are
+// constant-memory operands in uniform registers, so no score waits for shared memory. M bounds all rows, so no row norm
+// is computed. For k ≤ 16, one instruction compares three scores as integers to find the best score. (The best score is
+// not negative, since the score of c₀ is zero.) Lane instructions per row, as compiled for sm_90a, for d = 16, k = 16
+// and two rows per lane:
 //
 //   scores        d (k − 1) multiply-adds                          240
-//                 centers to uniform registers, shared by rows      77
+//                 loads of centers to uniform registers, per row    77
 //   maximum       k / 2, at half rate                                8
 //   threshold                                                        2
 //   candidates    2 k multiply-adds: a mask in a float's mantissa   32
 //   other         copies, loads, one comparison, the tile's loop    36
 //   in all                                                         395
 //
-// At 34·10¹² lane instructions a second, 50M rows take 0.58 ms; reading them takes 0.73 ms. Subtracting a large mean
-// adds d instructions a row. A tile with rows to queue costs about 65 warp instructions more, and 45 more for each
-// further such row of the same lane. Processing 32 queued rows takes 215 warp instructions.
+// At 34·10¹² lane instructions per second, 50M rows take 0.58 ms; reading these rows takes 0.73 ms. Subtracting a large
+// mean adds d instructions per row. A tile with rows to queue costs about 65 warp instructions more. It costs 45 more
+// for each further row to queue of the same lane. Processing 32 queued rows takes 215 warp instructions.
 #pragma once
 #include "apps/kmeans/small_d/scores_fma.cuh"
 #include "apps/kmeans/small_d/replicated_sums.cuh"
@@ -51,12 +53,14 @@
 
 namespace kmeans {
 
-// A queued row: its index; then `found` (scores_fma.cuh), with the row's label from bit kLabelBit on.
+// A queued row. The first word is its index. The second word has `found` (scores_fma.cuh) in its low bits, and the
+// row's label from bit kLabelBit on.
 using Waiting = simt::Vector<unsigned, 2>;
 constexpr int kLabelBit = 24;
 
-// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of up to kMostAdded rows
-// add up within 32 bits.
+// Labels all rows and updates the sums (head of this file). kClusters: k rounded up to a multiple of four. kShifts: the
+// mean is subtracted from rows before they are scored. kMostAdded: maximum number of rows that a block adds between two
+// flushes, so that sums of limbs do not overflow 32 bits.
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -133,8 +137,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           }
           all = __ballot_sync(simt::every_lane, waits != 0);
         }
-        // If all rows of the tile would be queued, as in the first iteration, and all are certified, they are added at
-        // once.
+        // In the first iteration, all rows of the tile would be queued. If all of them are certified, they are added to
+        // the sums without the queue.
         if (__all_sync(simt::every_lane, waits == (1u << kRows) - 1)) {
           bool sure = true;
 #pragma unroll
@@ -151,7 +155,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
             return;
           }
         }
-        // Usually a lane has at most one such row, so add_while needs one iteration.
+        // Usually a lane has at most one row to queue, so add_while needs one iteration.
         queue.add_while(
             all, waits,
             [&](Waiting& to) {

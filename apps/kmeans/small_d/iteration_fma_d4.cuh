@@ -1,32 +1,33 @@
-// Lloyd iteration for d ≤ 4 and small k by fused multiply-adds on X itself, fused in one launch. Scores and error bound
-// are those of iteration_fma.cuh, but it first tests only whether a row's label is still certified.
+// Lloyd iteration for d ≤ 4 and small k by fused multiply-adds on X, not on a copy, in one launch. Scores and error
+// bound E are those of iteration_fma.cuh. Here, a lane first tests only whether a row's label is still certified.
 //
 //   X (n × d, float32 or 16 bits, row by row)   labels (n bytes)   sums (k × (d + 1)), 64-bit integers
 //                                               (update/fixed_point.cuh)
 //
-//   a warp's tile       lane 0   1   2 …  31         tiles and their labels come through a pipeline in shared memory
-//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane holds kRows rows of a tile
+//   a warp's tile       lane 0   1   2 …  31         a pipeline copies tiles and their labels to shared memory
+//     rows   0 …  31    ████████████████████         (tile_pipeline.cuh); a lane processes kRows rows of a tile
 //     rows  32 …  63    ████████████████████
-//     …                                              rows whose label is not 2 E above all others → the warp's queue,
-//                                                    with their elements → 32 at a time get candidates; reassigned rows
-//                                                    are written and added to the sums
+//     …                                              a row is queued with its elements if the score of its label is
+//                                                    not 2 E above all other scores → for 32 queued rows at a time,
+//                                                    candidates are found; new labels are written, and reassigned rows
+//                                                    are added to the sums
 //
 //   sums in shared memory   [cluster][column, limb][replica]: a lane adds to its own replica, so in its own bank
 //
-// Why it is fast: it reads X once, bypassing registers, and writes only labels that change. Certifying a label takes
-// the score of the label, from a center in shared memory (own_score.cuh), and the maximum of all other scores. Finding
-// the nearest center would take the maximum and a candidate mask, which is two multiply-adds per center. Scores are not
-// kept, so a lane has registers for eight rows. These rows share the loads of centers from constant memory to uniform
-// registers, and the tile's loop. Lane instructions a row, as compiled for sm_90a, with d = 4 and k = 16, eight rows a
-// lane:
+// Why it is fast: it copies X to shared memory once, without registers, and writes only labels that change. To certify
+// a label, a lane computes the score of the label, from a center in shared memory (own_score.cuh), and the maximum of
+// all other scores. Finding the nearest center would need the maximum and a candidate mask, which takes two
+// multiply-adds per center. Scores are not stored, so a lane has registers for eight rows. A load of a center from
+// constant memory to uniform registers, and the loop over tiles, serve all eight rows. Lane instructions per row, as
+// compiled for sm_90a, for d = 4, k = 16 and eight rows per lane:
 //
-//   scores      d (k − 1) multiply-adds, and d of the label's            64
-//               centers to uniform registers, shared by rows              5
+//   scores      d (k − 1) multiply-adds, and d for the label             64
+//               loads of centers to uniform registers, per row            5
 //   maximum     k − 1 maxima at half rate; one R2P saves seven           19
 //   other       copies, loads, two comparisons, the tile's loop          15
 //   in all                                                              103      132 by iteration_fma.cuh
 //
-// At 34·10¹² lane instructions a second, 100M rows take 0.31 ms; reading them takes 0.36 ms.
+// At 34·10¹² lane instructions per second, 100M rows take 0.31 ms; reading these rows takes 0.36 ms.
 #pragma once
 #include "apps/kmeans/small_d/own_score.cuh"
 #include "apps/kmeans/small_d/replicated_sums.cuh"
@@ -35,7 +36,7 @@
 
 namespace kmeans {
 
-// A queued row, whose label is not certified: its index, its label, and its elements.
+// A queued row with a label that is not certified: its index, its label, and its elements.
 template <typename T, int kFeatures>
 struct Wavering {
   static constexpr int kWide = vector_width<T, kFeatures, 8 / sizeof(T)>();
@@ -44,8 +45,9 @@ struct Wavering {
   simt::Vector<T, kWide> x[kFeatures / kWide];
 };
 
-// kClusters is k rounded up to a multiple of four. kShifts: scores are of centered rows. Limbs of up to kMostAdded rows
-// add up within 32 bits.
+// Labels all rows and updates the sums (head of this file). kClusters: k rounded up to a multiple of four. kShifts: the
+// mean is subtracted from rows before they are scored. kMostAdded: maximum number of rows that a block adds between two
+// flushes, so that sums of limbs do not overflow 32 bits.
 template <typename T, int kFeatures, int kClusters, int kRows, bool kShifts, int kReplicas, int kStages, int kThreads,
           int kBlocks, int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kBlocks)
@@ -96,7 +98,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
         pipeline.wait();
         pipeline.ask(first + (kStages - 1) * together);
         const Label* const of_lane = pipeline.labels() + lane;
-        // If no row has a label, as in the first iteration, none is queued.
+        // In the first iteration, no row has a label. Rows are then labeled without the queue.
         if (__all_sync(simt::every_lane, *of_lane < 0)) {
 #pragma unroll 1
           for (int r = 0; r < kRows && 32 * r + lane < left; ++r) {
@@ -130,7 +132,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks)
           waits += (unsigned)(there && !(others[r] < least[r])) << r;
         }
         all = __ballot_sync(simt::every_lane, waits != 0);
-        // Usually a lane has at most one such row, so add_while needs one iteration.
+        // Usually a lane has at most one row to queue, so add_while needs one iteration.
         queue.add_while(
             all, waits,
             [&](Item& item) {

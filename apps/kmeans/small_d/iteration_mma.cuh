@@ -1,5 +1,5 @@
-// Small-d, small-k Lloyd iteration by tensor cores on X itself, fused in one launch: labels of all rows, and
-// incremental update of the cluster sums.
+// Small-d, small-k Lloyd iteration by tensor cores on X, not on a copy, in one launch: labels all rows and updates the
+// cluster sums by reassigned rows.
 //
 //   X (n × d, float32 or 16 bits, row by row)   centers (k × d, float32; update/centers.cuh)   labels (n)
 //   sums (k × (d + 1))
@@ -9,16 +9,17 @@
 //            (scores_wgmma.cuh)
 // labels     as in assign/small_k.cuh: candidates from the best score and a score error bound, transposed so that each
 //            lane has all candidates of one row
-// sums       certified reassigned rows are added (bank_free_sums.cuh): many rows of a tile at once, from the pipeline;
-//            few rows through a queue of the warp (kernels/device/warp_queue.cuh), 32 at a time, from X
-// rescoring  ambiguous rows, through another queue, in float64
+// sums       certified reassigned rows are added (bank_free_sums.cuh). If a tile has many, they are added at once from
+//            the tile in shared memory. Otherwise, they enter a queue of the warp (kernels/device/warp_queue.cuh), from
+//            which 32 rows at a time are read from X and added
+// rescoring  ambiguous rows enter another queue of the warp and are rescored in float64, 32 at a time
 //
-// If a center is so far away that scores could overflow, the threshold is NaN, and every row is compared in float64.
+// If a center is so far away that scores could overflow, the threshold is NaN, and float64 distances label every row.
 //
-// Why it is fast: it reads X once, each byte by one lane, while the next tile is in flight. It writes only labels that
-// change. Scores are not negative, so integer instructions find the best score, comparing three at a time. A tile with
-// a reassigned row costs 70 warp instructions more. Moving 32 rows of 32 features between sums takes about 500 warp
-// instructions.
+// Why it is fast: a warp processes a tile while its next tiles are in flight; each byte of X is copied once. It writes
+// only labels that change. Scores are not negative, so integer instructions find the best score, comparing three scores
+// at a time. A tile with a reassigned row costs 70 warp instructions more. Moving 32 rows of 32 features from one sum
+// to another takes about 500 warp instructions.
 #pragma once
 #include "apps/kmeans/small_d/counted_sums.cuh"
 #include "apps/kmeans/small_d/scores_wgmma.cuh"
@@ -29,12 +30,13 @@
 
 namespace kmeans {
 
-// Minimum number of reassigned rows of a tile that are added at once, from shared memory; fewer rows are queued. The
-// minimum is lower if the sums add only few rows at a time (kTogether).
+// Minimum number of certified reassigned rows of a tile with which these rows are added at once, from shared memory.
+// Fewer rows are queued. The minimum is lower if the sums add only few rows at a time (kTogether).
 template <int kTogether>
 constexpr int kMany = kTogether <= 2 ? kTogether : 12;
 
-// What multiplies: warps with centers in registers or in shared memory (mma), or warpgroups (wgmma).
+// The instruction that multiplies rows by centers, and the place of the centers. kWarpsKeeping: mma, in registers.
+// kWarps: mma, in shared memory. kWarpgroups: wgmma, in shared memory.
 enum class Multiplier { kWarpsKeeping, kWarps, kWarpgroups };
 
 template <Multiplier kBy, typename T, int kFeatures, int kColumns>
@@ -46,7 +48,9 @@ struct ScoresBy<Multiplier::kWarpgroups, T, kFeatures, kColumns> {
   using Type = WarpgroupScores<T, kFeatures, kColumns>;
 };
 
-// kColumns is k / 8, rounded up. Limbs of up to kMostAdded rows add up within 32 bits.
+// Labels all rows and updates the sums (head of this file). kColumns: k / 8, rounded up. kResident: number of resident
+// blocks per multiprocessor. kMostAdded: maximum number of rows that a block adds between two flushes, so that sums of
+// limbs do not overflow 32 bits.
 template <typename T, int kFeatures, int kColumns, int kStages, Multiplier kBy, int kThreads, int kResident,
           int kMostAdded = 32768>
 __global__ void __launch_bounds__(kThreads, kResident)
@@ -89,7 +93,7 @@ __global__ void __launch_bounds__(kThreads, kResident)
   };
   const auto flush = [&] { counted.flush(); };
   each_tile<kTile, kWarps, Counted::kTiles, Scores::kTogether>((unsigned)n, flush, [&](unsigned first) {
-    // A warp of a warpgroup may have no rows in its last tile.
+    // The warps of a warpgroup process equally many tiles, so the last tile of a warp may have no rows.
     const unsigned left = Scores::kTogether == 1 || first < (unsigned)n ? (unsigned)n - first : 0;
     pipeline.wait();
     pipeline.ask(first + (kStages - 1) * together);

@@ -1,11 +1,11 @@
-// Score gap between a row's label and all other centers, for d ≤ 4; see iteration_fma_d4.cuh.
+// The score of a row's label, and the largest score of all other centers, for d ≤ 4; see iteration_fma_d4.cuh.
 //
-//   shared memory has a row for each label; the first row is for label −1 (none):
+//   shared memory has an entry for each label c, preceded by an entry for label −1 (no cluster):
 //
-//     eight copies of c − c₀, four floats              128 bytes     lane l reads copy l % 8
-//     32 pairs: bias of c, and score of c₀             256 bytes     the latter is −∞ if c₀ is the label
+//     eight copies of c − c₀, four floats each         128 bytes   lane l reads copy l % 8
+//     32 copies of a pair: bias of c, score of c₀      256 bytes   lane l reads copy l; the score of c₀ is −∞ if c = c₀
 //
-// Why it is fast: whatever their labels, lanes read different banks.
+// Why it is fast: lanes read from different banks, whatever labels their rows have.
 #pragma once
 #include "apps/kmeans/small_d/scores_fma.cuh"
 #include "kernels/ptx/arithmetic.cuh"
@@ -30,7 +30,7 @@ class OwnScores {
     __syncthreads();
   }
 
-  // The score of a row's label. `others` becomes the score of c₀, or −∞ if c₀ is the label.
+  // Returns the score of a row's label. Sets `others` to the score of c₀, or to −∞ if c₀ is the label.
   __device__ __forceinline__ float of(const float (&x)[kFeatures], int label, float& others) const {
     const auto c = *reinterpret_cast<const simt::Vector<float, 4>*>(centers_ + label * kRow);
     const auto two = *reinterpret_cast<const simt::Vector<float, 2>*>(offsets_ + label * kRow);
@@ -46,14 +46,15 @@ class OwnScores {
     return label >= 0 && i < kFeatures ? constant_centers.centers[label * kFeatures + i] : 0.0f;
   }
   __device__ static float offset(int label) { return label >= 0 ? constant_centers.offsets[label] : -kInfinity; }
-  // The score of center 0, which is c₀, or is excluded with a bias of −∞.
+  // Returns the score of center 0, which is its bias: center 0 is c₀, or is excluded with a bias of −∞. Returns −∞ if
+  // center 0 is the label.
   __device__ static float first(int label) { return label == 0 ? -kInfinity : constant_centers.offsets[0]; }
 
   const unsigned char *centers_, *offsets_;  // this lane's copies for label 0
 };
 
-// Raises `others` of each row to the largest score of the centers from `kFirst` on, except center 0 and the row's
-// label.
+// Sets `others` of each row to the maximum of `others` and the scores of all centers from `kFirst` on, except center 0
+// and the row's label.
 template <int kFeatures, int kClusters, int kRows, int kFirst = 0>
 __device__ __forceinline__ void raise_to_others(const float (&x)[kRows][kFeatures], const int (&label)[kRows],
                                                 float (&others)[kRows]) {

@@ -31,45 +31,49 @@ __all__ = [
     "small_d_scale",
 ]
 
-#: Name of the constant-memory variable in small_d/constant_centers.cuh, and the size of its class, `ConstantCenters`.
+#: Name of the constant-memory variable of small_d/constant_centers.cuh, and size of the variable in bytes.
 CONSTANT_CENTERS_NAME, CONSTANT_CENTERS_BYTES = "constant_centers", 4 * (512 + 64 + 2 * 16 + 4)
 #: The C++ class `Products` of small_d/half_centers.cuh, as a NumPy structure.
 PRODUCTS = np.dtype(
     [(name, "u8") for name in ("centers_half", "offsets", "center_stats", "mean", "scales")]
     + [(name, "f4") for name in ("scale", "norm", "tensor_error", "rounding")]
 )
-#: Required alignment of X in bytes: the unit that small_d/tile_pipeline.cuh copies.
+#: Required alignment of X in bytes: the size of one asynchronous copy in small_d/tile_pipeline.cuh.
 ALIGNMENT = 16
-#: Relative rounding error of an element in float16.
+#: Maximum relative error of rounding an element to float16.
 SMALL_D_ROUNDING = 2.0**-11
-#: Relative rounding error of an element that is split into two parts of a 16-bit type.
+#: Maximum relative error of representing an element by the sum of two numbers of a 16-bit type.
 PARTS_ROUNDING = {"float16": 2.0**-22, "bfloat16": 2.0**-18}
-# (d, elements of all centers): the upper limits of the FMA kernels (kMostFeatures, kMostElements).
+# Limits of the FMA kernels (kMostFeatures, kMostElements), as pairs: for d up to the first number, all centers together
+# have at most the second number of elements.
 _MOST_ELEMENTS = ((8, 512), (16, 320))
-# iteration_fma_d4.cuh: the largest d; the most elements of all centers, above which its reassigned rows take longer
-# than those of iteration_fma.cuh; and the rows of a thread.
+# iteration_fma_d4.cuh. _SHORT: the largest d. _SHORT_ELEMENTS: maximum number of elements of all centers; with more,
+# reassigned rows take longer than in iteration_fma.cuh. _D4_ROWS: number of rows of a tile per thread.
 _SHORT, _SHORT_ELEMENTS, _D4_ROWS = 4, 128, 8
-# iteration_fma.cuh: rows of a thread for d up to `_SHORT`, and for larger d.
+# iteration_fma.cuh: number of rows of a tile per thread, for d up to `_SHORT` and for larger d.
 _FOUR_ROWS, _TWO_ROWS = 4, 2
 # Shared memory per label in small_d/own_score.cuh, in bytes (kRow).
 _OWN_BYTES = 384
-# The most bytes of a block's sums, which leaves shared memory for the pipelines.
+# Maximum size of a block's sums in bytes, which leaves shared memory for the pipelines.
 _MOST_SUMS_BYTES = 72 * 1024
-# Target exponent of the largest scaled row norm, for mma by warps and for wgmma. Largest exponent of the scale for
-# wgmma: centers are multiplied by the square of the scale (scores_wgmma.cuh), and the products must fit in float16.
+# The scale of rows is 2^e. _SMALL_D_NORM, _WGMMA_NORM: the largest scaled row norm is at most 2 to this power, for mma
+# and for wgmma. _MOST_SCALE: the largest e for wgmma and float16, because centers are multiplied by the square of the
+# scale (scores_wgmma.cuh) and must then fit in float16.
 _SMALL_D_NORM, _WGMMA_NORM, _MOST_SCALE = 10, 6, 7
-# The least d, and the least elements of all centers, for which tensor cores were measured faster than FMA kernels,
-# although reassigned rows take longer there.
+# Minimum d, and minimum number of elements of all centers, for which the tensor-core kernels were measured faster than
+# the FMA kernels, although tensor-core kernels take longer for reassigned rows.
 _LEAST_FOR_PRODUCTS, _LEAST_ELEMENTS = 5, 288
 # The largest d for the tensor-core kernels, by itemsize. For larger d, reading the half-precision copy of X is faster.
 _MOST_FOR_PRODUCTS = {4: 32, 2: 64}
-# Warpgroups multiply rows that are not centered, if ‖mean‖ is at most this many times the largest centered row norm.
+# wgmma multiplies rows from which the mean is not subtracted. It is used only if ‖mean‖ is at most this many times the
+# largest centered row norm.
 _MOST_MEAN = 16.0
-# Steps of 16 features for which scores_mma.cuh keeps the centers in registers, next to the scores of a tile.
+# Maximum number of steps of 16 features with which scores_mma.cuh keeps the centers in registers.
 _STEPS_KEPT = 2
-# The least row size in bytes for which bounds save time.
+# Minimum size of a row in bytes for which bounds save time.
 _LEAST_BOUNDED_BYTES = 32
-# Threads of a block, best first; the most pipeline stages of a warp in iteration_mma.cuh.
+# _THREADS: possible numbers of threads per block, best first. _STAGES: maximum number of pipeline stages per warp in
+# iteration_mma.cuh.
 _THREADS, _STAGES = (512, 384, 256), 4
 
 
@@ -85,17 +89,17 @@ class FmaPlan:
     clusters : int
         k rounded up to a multiple of four.
     rows : int
-        Rows of a tile per thread.
+        Number of rows of a tile that a thread processes.
     replicas : int
-        Replicas of the sums in shared memory.
+        Number of replicas of the cluster sums in shared memory.
     shifts : bool
         Whether scores are computed from centered rows; otherwise the biases include the mean.
     stages : int
-        Pipeline stages of a warp: one stage is processed while the others are in flight.
+        Number of pipeline stages per warp. The warp processes one stage while the copies to the others are in flight.
     threads : int
-        Threads of a block.
+        Number of threads per block.
     blocks : int
-        Blocks per multiprocessor.
+        Number of blocks per multiprocessor.
     """
 
     dtype: str
@@ -110,20 +114,20 @@ class FmaPlan:
 
     @property
     def sums_bytes(self) -> int:
-        """Bytes of a block's sums: two limbs of each feature, and a count, for each cluster and replica."""
+        """Size of a block's sums in bytes: two limbs per feature and one count, for each cluster and replica."""
         return self.clusters * (2 * self.features + 1) * self.replicas * 4
 
     @property
     def short(self) -> bool:
-        """Whether the kernel is that of small_d/iteration_fma_d4.cuh."""
+        """True if the kernel is that of iteration_fma_d4.cuh: d ≤ 4, and all centers have at most 128 elements."""
         return self.features <= _SHORT and self.features * self.clusters <= _SHORT_ELEMENTS
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes: sums, and for each warp a pipeline and a queue of 64 rows.
 
-        In iteration_fma_d4.cuh, a queued row includes its elements, and shared memory also holds the tables of
-        own_score.cuh, one for every label and one for no label.
+        In iteration_fma_d4.cuh, a queued row includes its elements. Shared memory also holds the entries of
+        own_score.cuh, one for each label and one for rows without a label.
         """
         row = self.features * ITEMSIZE[self.dtype]
         pipeline = self.stages * self.rows * (row + 1)
@@ -149,7 +153,7 @@ class FmaPlan:
 
 
 class Multiplier(Enum):
-    """The C++ enum of small_d/iteration_mma.cuh: mma, with the centers in registers or shared memory, or wgmma."""
+    """The C++ enum of iteration_mma.cuh: mma with centers in registers, mma with centers in shared memory, or wgmma."""
 
     WARPS_KEEPING = "kWarpsKeeping"
     WARPS = "kWarps"
@@ -166,15 +170,15 @@ class ProductsPlan:
         Dtype of X.
     features : int
     columns : int
-        Blocks of eight centers.
+        Number of blocks of eight centers.
     stages : int
-        Pipeline stages of a warp.
+        Number of pipeline stages per warp.
     multiplier : Multiplier
-        Warpgroups require a 16-bit type.
+        The instruction that multiplies rows by centers. WARPGROUPS (wgmma) requires a 16-bit dtype of X.
     threads : int
-        Threads of a block.
+        Number of threads per block.
     blocks : int
-        Blocks per multiprocessor.
+        Number of blocks per multiprocessor.
     """
 
     dtype: str
@@ -187,16 +191,16 @@ class ProductsPlan:
 
     @property
     def padded(self) -> int:
-        """Elements of a float16 center: features rounded up to a multiple of 16."""
+        """Number of elements of a float16 center: the number of features rounded up to a multiple of 16."""
         return -(-self.features // 16) * 16
 
     @property
     def centers_bytes(self) -> int:
-        """Shared memory of biases and, unless these are in registers, centers, in bytes."""
+        """Shared memory of the biases, and of the centers unless they are in registers, in bytes."""
         return {
             Multiplier.WARPS_KEEPING: 64 * self.columns,
             Multiplier.WARPS: (64 + 16 * self.padded) * self.columns,
-            # Two parts of the centers, one step of biases, and the 64 constant rows by which the biases are multiplied.
+            # Two parts of the centers, one step of biases, and the 64 constant rows that multiply the biases.
             Multiplier.WARPGROUPS: 16 * (2 * self.padded + 16) * self.columns + 64 * 32,
         }[self.multiplier]
 
@@ -204,7 +208,8 @@ class ProductsPlan:
     def sums_bytes(self) -> int:
         """Shared memory of a block's sums in bytes (small_d/bank_free_sums.cuh).
 
-        It has two words per column and 32 row counts for each cluster, and twelve numbers for each lane of a warp.
+        The sums have two words per column and 32 row counts for each cluster. A table has twelve numbers for each of 32
+        lanes.
         """
         width = 4 << ceil(log2(-(-self.features // 4)))
         return 8 * self.columns * 4 * (2 * max(width, 32) + 32) + 32 * 48
@@ -213,8 +218,8 @@ class ProductsPlan:
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes.
 
-        It holds centers and sums, and for each warp a pipeline of tiles of 32 rows with their labels, and queues of 32,
-        64 and 128 rows.
+        It holds centers and sums. For each warp, it holds a pipeline of tiles of 32 rows with their labels, and queues
+        of 32, 64 and 128 rows.
         """
         pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 1)
         queues = self.threads // 32 * (32 * 8 + 64 * 16 + 128 * 8)
@@ -233,14 +238,17 @@ class ProductsPlan:
 
 @dataclass(frozen=True)
 class BoundedPlan(ProductsPlan):
-    """Template arguments and launch of iteration_bounded.cuh: mma with bounds, for rows of whole 16-byte vectors."""
+    """Template arguments and launch of iteration_bounded.cuh: mma with Hamerly bounds.
+
+    The size of a row must be a multiple of 16 bytes.
+    """
 
     @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block in bytes.
 
-        It holds centers and sums, and for each warp a pipeline of 32 rows with their indices and the words that hold
-        their labels, and queues of 64 and 128 rows.
+        It holds centers and sums. For each warp, it holds a pipeline of tiles of 32 rows, with the row indices and the
+        words that hold the labels, and queues of 64 and 128 rows.
         """
         pipeline = self.stages * (self.features * ITEMSIZE[self.dtype] + 8)
         queues = self.threads // 32 * (64 * 16 + 128 * 8)
@@ -266,7 +274,7 @@ def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSp
     dtype : {"float32", "float16", "bfloat16"}
         Dtype of X.
     mean : float
-        Norm of the mean that is subtracted.
+        Norm of the mean that kernels subtract from rows.
     norm : float
         Upper bound of the centered row norms.
     device : GpuSpec
@@ -293,7 +301,7 @@ def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSp
 
 
 def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, shared_memory: int) -> FmaPlan | None:
-    """Return the plan of the FMA kernels; None if the centers exceed constant memory or the sums shared memory.
+    """Return the plan of the FMA kernels; None if the centers exceed their limit or the sums exceed shared memory.
 
     `shared_memory` is the limit of a block in bytes. See `fma_plan` for the other parameters.
     """
@@ -307,7 +315,7 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
         plan = replace(plan, rows=_D4_ROWS)
     while plan.sums_bytes > _MOST_SUMS_BYTES:
         plan = replace(plan, replicas=plan.replicas // 2)
-    # Reduce the number of replicas before the number of warps.
+    # If shared memory is too small, reduce the number of replicas before the number of threads.
     sizes = ((3, 1), (2, 1), (2, 2), (2, 4))
     plans = (
         replace(plan, threads=threads, stages=stages, replicas=plan.replicas // share)
@@ -320,15 +328,15 @@ def multiply_adds_plan(d: int, k: int, dtype: str, mean: float, norm: float, sha
 def products_plan(d: int, k: int, dtype: str, shared_memory: int, *, warpgroups: bool = False) -> ProductsPlan | None:
     """Return the plan of small_d/iteration_mma.cuh, for d <= 64 and k <= 64; None if it exceeds shared memory.
 
-    `shared_memory` is the limit of a block in bytes. The plan has as many warps as possible, then as many stages.
-    `warpgroups` (wgmma) require a 16-bit type.
+    `shared_memory` is the limit of a block in bytes. The plan has as many threads as fit, and then as many stages. If
+    `warpgroups`, the kernel uses wgmma, which requires a 16-bit dtype; otherwise it uses mma.
     """
     multiplier = Multiplier.WARPGROUPS if warpgroups else _by_warps(d)
     return _first_that_fits(ProductsPlan(dtype, d, -(-k // 8), _STAGES, multiplier), shared_memory)
 
 
 def _by_warps(d: int) -> Multiplier:
-    """Return how warps multiply rows of d features by mma."""
+    """Return the place of the centers for mma: registers if the centers of d features fit, otherwise shared memory."""
     return Multiplier.WARPS_KEEPING if -(-d // 16) <= _STEPS_KEPT else Multiplier.WARPS
 
 
@@ -342,8 +350,8 @@ def _first_that_fits(plan: P, shared_memory: int) -> P | None:
 def bounded_plan(d: int, k: int, dtype: str, shared_memory: int) -> BoundedPlan | None:
     """Return the plan of small_d/iteration_bounded.cuh.
 
-    None if rows are too short for bounds to save time, if rows are not whole 16-byte vectors, or if no plan fits
-    `shared_memory` bytes.
+    None if k is 1, if rows are too short for bounds to save time, if the size of a row is not a multiple of 16 bytes,
+    or if no plan fits in `shared_memory` bytes.
     """
     row = d * ITEMSIZE[dtype]
     if k < 2 or row < _LEAST_BOUNDED_BYTES or row % ALIGNMENT:
@@ -352,9 +360,10 @@ def bounded_plan(d: int, k: int, dtype: str, shared_memory: int) -> BoundedPlan 
 
 
 def small_d_scale(norm: float, dtype: str = "float32", *, warpgroups: bool = False) -> float:
-    """Return the power of two that scales rows of `dtype` for the tensor cores; `norm` bounds the row norms.
+    """Return the power of two by which rows of `dtype` are scaled for the tensor cores.
 
-    `warpgroups` (wgmma) multiply rows that are not scaled, so the centers are multiplied by the square of the scale.
+    `norm` is an upper bound of the row norms. If `warpgroups`, wgmma multiplies rows that are not scaled; instead, the
+    centers are multiplied by the square of the scale.
     """
     target = _WGMMA_NORM if warpgroups else _SMALL_D_NORM
     most = _MOST_SCALE if warpgroups and dtype == "float16" else MOST_EXPONENT

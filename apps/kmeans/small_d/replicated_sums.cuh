@@ -1,20 +1,22 @@
 // Replicated fixed-point cluster sums for small d and small k, in shared memory.
 //
-// Why it is fast: lane l adds to replica l % kReplicas. With 32 replicas, no two lanes of a warp add to the same bank.
+// Why it is fast: lane l adds to replica l % kReplicas of the sums. With 32 replicas, no two lanes of a warp add to the
+// same bank.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
 
 namespace kmeans {
 
-// The sums of a block, in shared memory.
+// The replicas of a block's sums in shared memory. Replicas of the same sum are adjacent.
 template <int kFeatures, int kReplicas>
 class ReplicatedSums {
  public:
-  static constexpr int kPlanes = 2 * kFeatures + 1;  // two limbs of every feature, and a count
+  static constexpr int kPlanes = 2 * kFeatures + 1;  // sums per cluster: two limbs per feature, and a count
 
-  // Maximum number of tiles between two flushes, if limbs of kMostAdded rows add up within 32 bits. A warp drains its
-  // queue at most kRows times per tile, and once more in all. Each time, at most 32 / kReplicas lanes add to one word.
+  // Returns the maximum number of tiles between two flushes. Sums of the limbs of up to kMostAdded rows do not overflow
+  // 32 bits. A warp drains its queue at most kRows times per tile, and once more after the last tile. Each time, at
+  // most 32 / kReplicas lanes add to the same word.
   template <int kWarps, int kRows, int kMostAdded>
   static constexpr int tiles() {
     constexpr int kTiles = (kMostAdded / (kWarps * (32 / kReplicas)) - 1) / kRows;
@@ -39,7 +41,8 @@ class ReplicatedSums {
     __syncthreads();
   }
 
-  // Adds the sums to global memory and clears them, with all threads of the block, one warp per sum.
+  // Adds the sums to those in global memory and clears the replicas. All threads of the block take part; a warp adds up
+  // the replicas of one sum at a time.
   __device__ __forceinline__ void flush() const {
     constexpr int kWidth = kFeatures + 1;
     const int lane = threadIdx.x % 32;
@@ -62,7 +65,7 @@ class ReplicatedSums {
     __syncthreads();
   }
 
-  // Flushes for the last time and adds each lane's number of reassigned rows to `n_reassigned`.
+  // Flushes the sums for the last time. Adds `changed`, the number of reassigned rows of each lane, to `n_reassigned`.
   __device__ __forceinline__ void finish(unsigned lane, unsigned changed, unsigned* n_reassigned) const {
     flush();
     changed = simt::warp_sum(changed);

@@ -1,8 +1,10 @@
-// Row tiles for small d, and float64 rescoring of ambiguous rows, by a lane or by a warp.
+// Loads of rows for small d, the loop over tiles of rows, and float64 rescoring of ambiguous rows by a lane or a warp.
 //
-// tiles  kTile rows each; the warps of a block process consecutive tiles, then those one grid (all warps) further on
+// tiles  kTile rows each; the warps of a block process consecutive tiles, and so do the blocks of the grid; the next
+//        tile of a warp is later by the number of warps in the grid
 //
-// Why it is fast: if 32 rows are queued, each lane rescores one row; if fewer are, several lanes share a row.
+// Why it is fast: if a warp has 32 rows to rescore, each lane rescores one row. If a warp has fewer rows, each row is
+// split among several lanes.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -10,15 +12,16 @@
 
 namespace kmeans {
 
-// Subtracted from the threshold, so that it is never zero. Near zero, scores may differ by less than 1 / kLarge, and a
-// score just above the threshold would add only a part of its candidate bit. The error bound includes kLeast in its
-// 2⁻⁴⁰ (place_constants, small_d_error_bound).
+// kLeast is subtracted from the threshold, so that the threshold is never zero. Near zero, scores may differ by less
+// than 1 / kLarge. A score just above the threshold would then add only a part of its candidate bit. The term 2⁻⁴⁰ of
+// the error bounds (place_constants, small_d_error_bound) covers kLeast.
 constexpr float kLeast = (float)(1 << 26);
-// An empty mask of candidates: the mask is the last mantissa bits of a float.
+// A float that stands for an empty mask of candidates: the mask is the low bits of its mantissa.
 constexpr float kNoBits = (float)(1 << 23);
 #define kNoBitsAsInteger 0x4b000000u
 
-// Elements of a row that one load reads: at most kMost (16 bytes by default), and a divisor of kFeatures.
+// Returns the number of elements that one load of a row reads: at most kMost (16 bytes by default), and a divisor of
+// kFeatures.
 template <typename T, int kFeatures, int kMost = 16 / sizeof(T)>
 constexpr int vector_width() {
   int wide = kMost;
@@ -26,7 +29,7 @@ constexpr int vector_width() {
   return wide;
 }
 
-// Loads a row; `swizzle` is XORed with the byte offsets in it (TilePipeline).
+// Loads a row. The element at byte i of the row is at byte i ^ swizzle (TilePipeline).
 template <int kFeatures, typename T>
 __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[kFeatures]) {
   constexpr int kWide = vector_width<T, kFeatures>();
@@ -39,10 +42,11 @@ __device__ __forceinline__ void load_row(const void* row, int swizzle, T (&to)[k
   }
 }
 
-// What load_some returns past the last column: zero, or any element of the row. kNone: no column is past the last.
+// What load_some loads for columns past the last. kNone: no such columns are requested. kZero: zeros. kAny: other
+// elements of the row.
 enum class Past { kNone, kZero, kAny };
 
-// Loads two or four (kCount) columns of a row, from `column` on.
+// Loads kCount columns (two or four) of a row, from `column` on. For `swizzle`, see load_row.
 template <int kFeatures, Past past, int kCount, typename T>
 __device__ __forceinline__ void load_some(const unsigned char* row, int swizzle, int column, T (&to)[kCount]) {
   constexpr int kWide = vector_width<T, kFeatures, kCount>();
@@ -59,13 +63,13 @@ __device__ __forceinline__ void load_some(const unsigned char* row, int swizzle,
   }
 }
 
-// Packs two 16-bit elements into a word of an operand.
+// Packs two 16-bit elements into a 32-bit word of an mma operand.
 template <typename T>
 __device__ __forceinline__ unsigned word_of(T lower, T upper) {
   return lower.bits | (unsigned)upper.bits << 16;
 }
 
-// ‖x − c‖² in Sum of a row of X, by one thread, in the order of features.
+// Returns ‖x − mean − c‖² of a row x of X, summed in type Sum by one thread in the order of features.
 template <typename Sum, int kFeatures, typename T>
 __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, const float* center) {
   constexpr int kWide = vector_width<T, kFeatures, 4>();
@@ -84,8 +88,9 @@ __device__ __forceinline__ Sum square_distance(const T* row, const float* mean, 
   return sum;
 }
 
-// The nearest of a row's candidates, or of all centers if it has none; of equally near ones, the first. Compares
-// float32 distances first, as in assign/rescore.cuh; the relative error of a squared distance is at most (d + 3)·2⁻²⁴.
+// Returns the nearest of a row's candidates, or of all centers if the row has no candidates. Of equally near centers,
+// returns the one with the lowest index. Compares float32 distances first, as assign/rescore.cuh does. The relative
+// error of a float32 squared distance is at most (d + 3)·2⁻²⁴.
 template <int kFeatures, typename T>
 __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, const float* centers, int k,
                                               unsigned low, unsigned high) {
@@ -105,7 +110,8 @@ __device__ __forceinline__ int nearest_of_row(const T* row, const float* mean, c
   return nearest.center;
 }
 
-// Lanes that share a row, four columns each: the least power of two that covers all columns.
+// Returns the number of lanes among which a row is split, four columns per lane: the smallest power of two that covers
+// all columns.
 template <int kFeatures>
 constexpr int row_lanes() {
   int lanes = 1;
@@ -113,21 +119,22 @@ constexpr int row_lanes() {
   return lanes;
 }
 
-// Byte offset of `at` from the start of dynamic shared memory. For a function that is not inlined: a pointer argument
-// would be a generic address.
+// Returns the byte offset of `at` from the start of dynamic shared memory. Functions that are not inlined take this
+// offset, because a pointer argument would be a generic address.
 __device__ __forceinline__ int shared_place(const void* at) {
   return (int)(static_cast<const unsigned char*>(at) - simt::dynamic_shared<unsigned char>());
 }
 
-// Rescoring of few rows by a warp: several lanes share a row and compare two candidates at a time; the next rows are in
-// flight. A single lane would wait for the cache at each load of a candidate's 64 columns, and the whole kernel waits
-// for a warp's last rows. For 32 rows, instructions dominate, and one lane per row needs a third as many.
+// Rescoring of fewer than 32 rows by a warp. Each row is split among several lanes, which compare two candidates at a
+// time while loads of the next rows are in flight. A single lane per row would wait for the cache at each load of a
+// candidate's columns, up to 64, and the kernel would wait for the last rows of a warp. For 32 rows, the number of
+// instructions matters more: one lane per row needs a third as many.
 template <typename T, int kFeatures>
 class CooperativeRescore {
  public:
-  // Replaces `low` of up to 32 entries in shared memory by the nearest candidate; of equally near ones, the first.
-  // Entries without candidates are compared with all centers. `items` is the byte offset of the entries. Not inlined,
-  // to save registers of the loop over tiles.
+  // Replaces `low` of `count` entries in shared memory by the index of the nearest candidate; of equally near
+  // candidates, the lowest index. Rows without candidates are compared with all centers. `items` is the byte offset of
+  // the entries (shared_place). Not inlined, to save registers of the loop over tiles.
   __device__ __noinline__ static void rescore(const T* X, const float* mean, const float* centers, int k, int items,
                                               int count) {
     auto* entries = reinterpret_cast<AmbiguousRow*>(simt::dynamic_shared<unsigned char>() + items);
@@ -165,7 +172,7 @@ class CooperativeRescore {
                                 to);
   }
 
-  // ‖x − c‖² from four columns per lane, summed over the row's lanes; the same value in each lane.
+  // Returns ‖x − c‖², summed over the lanes of a row, each with four columns. All lanes of the row get the same bits.
   template <typename Sum>
   __device__ static __forceinline__ Sum square(const float (&x)[4], const float (&c)[4]) {
     Sum sum = 0;
@@ -179,8 +186,8 @@ class CooperativeRescore {
     return sum;
   }
 
-  // The nearest candidate of `entry`, by float32 distances first, as in assign/rescore.cuh. If k is 0, the lane has no
-  // row.
+  // Returns the nearest candidate of `entry`. Compares float32 distances first, as assign/rescore.cuh does. If k is 0,
+  // the lane has no row.
   __device__ static __forceinline__ int nearest(const float (&x)[4], const float* centers, int column, int k,
                                                 const AmbiguousRow& entry) {
     const bool all = (entry.low | entry.high) == 0;
@@ -205,7 +212,8 @@ class CooperativeRescore {
       const float distance = square<float>(x, c);
       if (j < k) surely.take(distance, j);
     });
-    // A lane adds up four columns, as in a distance of 32 · 4 columns by a warp.
+    // A lane adds up four columns here, as it does if a whole warp computes a distance of 32 · 4 columns. So the error
+    // bound for 32 · 4 columns holds.
     const bool sure = k == 0 || surely.is_so(32 * 4);
     if (!__any_sync(simt::every_lane, !sure)) return surely.center;
     Distant nearest = {kInfinity, 0};
@@ -217,9 +225,9 @@ class CooperativeRescore {
   }
 };
 
-// Calls `body` with the first row of each tile of a warp. `between` runs on all threads of the block, at least once
-// every kTurns tiles. kTogether adjacent warps have equally many tiles; their last tiles may begin past the last row,
-// but below 2³².
+// Calls `body` with the first row of each tile of this warp. After every kTurns tiles, all threads of the block call
+// `between`. kTogether adjacent warps have equally many tiles. So the last tiles may begin past the last row, but below
+// 2³².
 template <int kTile, int kWarps, int kTurns, int kTogether = 1, typename Between, typename Body>
 __device__ __forceinline__ void each_tile(unsigned n, Between between, Body body) {
   static_assert(kWarps % kTogether == 0, "warps that go together are of one block");

@@ -1,20 +1,22 @@
 // Scores for small d by fused multiply-adds, and the candidates of each row; see iteration_fma.cuh and
 // iteration_fma_d4.cuh.
 //
-// found  candidates of a row, in one chunk of 16 centers: bit j for center 16 · chunk + j; the chunk from bit 16 on
+// found  the candidates of a row, if all are in one chunk of 16 centers: bit j is set if center 16 · chunk + j is a
+//        candidate; the bits from 16 on hold `chunk`
 //
 // Why it is fast: centers are constant-memory operands. A saturating multiply-add compares a score with the threshold;
-// another one sets the candidate's bit in the mantissa of a float. Several rows are processed at a time.
+// another multiply-add sets the candidate's bit in the mantissa of a float. A lane processes several rows at a time.
 #pragma once
 #include "apps/kmeans/small_d/constant_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
 
 namespace kmeans {
 
-// Centers per chunk. `found` has no bit set if several chunks have candidates.
+// Number of centers per chunk. If several chunks have candidates, `found` has no candidate bit set: the row is compared
+// with all centers.
 constexpr int kChunk = 16;
 
-// center_row: the row minus the mean. scored_row: the row as scores use it, minus the mean if kShifts.
+// center_row subtracts the mean from a row. scored_row converts a row for score_of; it subtracts the mean if kShifts.
 template <int kFeatures, typename T>
 __device__ __forceinline__ void center_row(const T (&row)[kFeatures], float (&value)[kFeatures]) {
 #pragma unroll
@@ -28,7 +30,7 @@ __device__ __forceinline__ void scored_row(const T (&row)[kFeatures], float (&x)
   }
 }
 
-// The score of center j. The first center is c₀ or excluded: it needs no product.
+// Returns the score of center j. Center 0 needs no product: it is c₀ (constant_centers.cuh), or excluded.
 template <int kFeatures>
 __device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
   float sum = constant_centers.offsets[j];
@@ -39,9 +41,9 @@ __device__ __forceinline__ float score_of(const float (&x)[kFeatures], int j) {
   return sum;
 }
 
-// The largest of `count` scores and `other`. With as_integers, compares scores as integers and ignores `other`: exact
-// if any score is not negative. If all scores are negative, it returns one of them: candidates may be added, never
-// lost. sm_90 compares three integers with one instruction.
+// Returns the largest of `count` scores and `other`. If as_integers, compares scores as integers and ignores `other`.
+// The result is then exact if any score is not negative. If all scores are negative, the result is one of the scores,
+// so that there may be too many candidates, but never too few. sm_90 compares three integers with one instruction.
 template <bool as_integers>
 __device__ __forceinline__ float most_of(const float (&score)[kChunk], int count, float other) {
   if constexpr (as_integers) {
@@ -61,12 +63,13 @@ __device__ __forceinline__ float most_of(const float (&score)[kChunk], int count
   }
 }
 
+// Computes `found` (head of this file) of kRows rows x.
 template <int kFeatures, int kClusters, int kRows>
 __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeatures], unsigned (&found)[kRows]) {
   float best[kRows] = {};
 #pragma unroll
   for (int first = 0; first < kClusters; first += kChunk) {
-    constexpr int kLast = (kClusters - 1) % kChunk + 1;  // centers of the last chunk
+    constexpr int kLast = (kClusters - 1) % kChunk + 1;  // number of centers in the last chunk
     float score[kRows][kChunk];
 #pragma unroll
     for (int j = 0; j < kChunk; ++j) {
@@ -97,15 +100,15 @@ __device__ __forceinline__ void find_candidates(const float (&x)[kRows][kFeature
   }
 }
 
-// `found` of a row whose only candidate is `label`.
+// Returns the value of `found` for a row with `label` as its only candidate.
 template <int kClusters>
 __device__ __forceinline__ unsigned found_of(int label) {
-  // For label −1 (no cluster), a value that no row has.
+  // For label −1 (no cluster), returns a value that find_candidates never computes.
   if (kClusters <= kChunk) return 1u << (label & 31);
   return 1u << (label & (kChunk - 1)) | (unsigned)(label >> 4) << 16;
 }
 
-// The certified cluster; negative if the row is ambiguous.
+// Returns the only candidate in `found`, which is the certified label; negative if the row is ambiguous.
 template <int kClusters>
 __device__ __forceinline__ int cluster_of(unsigned found) {
   const unsigned bits = found & 0xffff;
@@ -113,8 +116,8 @@ __device__ __forceinline__ int cluster_of(unsigned found) {
   return bits != 0 && (bits & (bits - 1)) == 0 ? chunk + 31 - __clz((int)bits) : -1;
 }
 
-// The nearest of the candidates in `found` by float64 distances, or of all centers if it has none; of equally near
-// ones, the first.
+// Returns the nearest of the candidates in `found`, or of all centers if `found` has none, by float64 distances. Of
+// equally near centers, returns the one with the lowest index.
 template <int kFeatures>
 __device__ __forceinline__ int nearest_of_found(const float (&x)[kFeatures], const float* centers, int k,
                                                 unsigned found) {

@@ -1,22 +1,23 @@
 // Scores for small d by mma, the tensor cores of each warp, on rows rounded to float16; see iteration_mma.cuh.
 //
 //   a warp's tile            columns 0 … 15     16 … 31       a lane (g, t) = (lane / 4, lane % 4) loads columns
-//   of 32 rows               t=0 t=1 t=2 t=3    t=0 t=1 …     4·t … 4·t + 3 of each 16, of rows g and g + 8: the
-//     rows g                 ███ ███ ███ ███    ███ ███ …     quad reads a row, the warp eight. mma takes them for
-//     rows g + 8             ███ ███ ███ ███    ███ ███ …     columns 2·t, 2·t + 1, 2·t + 8 and 2·t + 9;
-//     rows g + 16, g + 24    ███ ███ ███ ███    ███ ███ …     centers likewise. The tile is in tile_pipeline.cuh.
+//   of 32 rows               t=0 t=1 t=2 t=3    t=0 t=1 …     4·t … 4·t + 3 of every 16 columns of rows g, g + 8,
+//     rows g                 ███ ███ ███ ███    ███ ███ …     g + 16 and g + 24. An mma uses them as columns 2·t,
+//     rows g + 8             ███ ███ ███ ███    ███ ███ …     2·t + 1, 2·t + 8 and 2·t + 9; centers have the same
+//     rows g + 16, g + 24    ███ ███ ███ ███    ███ ███ …     order. tile_pipeline.cuh holds the tile.
 //
-// x̂ and ĉ are rounded to float16. With n = ‖x̂‖, C = max ‖c‖, δ = max ‖c − ĉ‖, and a, the largest subnormal rounding
-// error,
+// x̂ and ĉ are the row x and the center c in float16. n is ‖x̂‖, C is max ‖c‖, δ is max ‖c − ĉ‖, and a is the maximum
+// rounding error of a row with subnormal elements. The error of a product is
 //
 //   |x·c − x̂·ĉ| ≤ (ρ n / (1 − ρ) + a) C + n δ,   ρ = 2⁻¹¹, or 0 for data that float16 holds exactly,   a = √d 2⁻²⁵
 //
-// assign/large_k.cuh states the tensor-core error. X is scaled so that no row norm exceeds 2¹⁰. On the benchmark's data
-// (d × k), 0.3 to 1.2 % of the rows are ambiguous at 16 × 16, and 0.7 to 2.5 % at 32 × 64. (One bound for all rows,
-// from the largest norm, would make five times as many rows ambiguous.)
+// assign/large_k.cuh states the tensor-core error. X is scaled so that no row norm exceeds 2¹⁰. On the benchmark's
+// data, 0.3 to 1.2 % of the rows are ambiguous at d = k = 16, and 0.7 to 2.5 % at d = 32, k = 64. (One error bound for
+// all rows, from the largest norm, would make five times as many rows ambiguous.)
 //
-// Why it is fast: for small k, centers are kept in registers. mma computes the row norms too. As compiled for sm_90a, a
-// row and its label take 456 lane instructions at 32 × 64, and 242 at 16 × 16 (424 by multiply-adds).
+// Why it is fast: for small d, centers are in registers. mma also computes the row norms. As compiled for sm_90a, a row
+// and its label take 456 lane instructions at d = 32, k = 64. At d = k = 16 they take 242, compared with 424 by
+// multiply-adds.
 #pragma once
 #include "apps/kmeans/small_d/half_centers.cuh"
 #include "apps/kmeans/small_d/rescore.cuh"
@@ -27,8 +28,8 @@
 
 namespace kmeans {
 
-// ‖x̂‖² of row g + 8·half, where g = lane / 4. The same registers are eight rows of the left operand and eight columns
-// of the right one, so the squared norms are on the diagonal of the product.
+// Returns ‖x̂‖² of row g + 8·half, where g = lane / 4. An mma takes the same registers as eight rows of operand A and
+// as eight columns of operand B. So the squared norms are on the diagonal of the product.
 template <int kSteps>
 __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int half) {
   const int g = threadIdx.x % 32 / 4;
@@ -41,13 +42,15 @@ __device__ __forceinline__ float square_norm(const unsigned (&a)[kSteps][4], int
   return simt::shuffle(g % 2 ? squares[2 * half + 1] : squares[2 * half], 4 * g + g / 2);
 }
 
-// The best score of a row, and the largest score of any center that is no candidate, or zero if all are candidates.
+// `best`: the best score of a row. `other`: the largest score of any center that is no candidate, or zero if all
+// centers are candidates.
 struct BestScores {
   float best, other;
 };
 
-// Candidates of row g + 8·half among a lane's scores: bit 2·j + i for column 8·j + 2·t + i, in the low 16 bits. If
-// kLargest, also stores the largest scores in `largest`. Scores are compared as integers, since they are not negative.
+// Returns the candidates of row g + 8·half among a lane's scores, in the low 16 bits: bit 2·j + i for column 8·j + 2·t
+// + i. If kLargest, also stores the row's BestScores in `largest`. Scores are compared as integers, since no score is
+// negative.
 template <int kColumns, bool kLargest = false>
 __device__ __forceinline__ unsigned candidates_of(const float (&scores)[kColumns][4], int half, float twice_error,
                                                   BestScores* largest = nullptr) {
@@ -81,9 +84,9 @@ template <typename T, int kFeatures, int kColumns, bool kKept>
 class WarpScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16;
-  static constexpr int kTogether = 1;                        // warps of one product
-  static constexpr int kReadTogether = 16 * (int)sizeof(T);  // bytes of a row that four lanes read together
-  // Keeps pipeline addresses in registers, if there are enough.
+  static constexpr int kTogether = 1;                        // number of warps that compute a product together
+  static constexpr int kReadTogether = 16 * (int)sizeof(T);  // number of bytes of a row that four lanes read together
+  // True if the pipeline is to keep addresses in registers: there are then enough registers.
   static constexpr bool kKeepsPlaces = sizeof(T) == 4 || kFeatures <= 16;
   static constexpr int kBytes = SharedCenters<kSteps, kColumns, kKept>::kBytes;
 
@@ -112,8 +115,8 @@ class WarpScores {
     float own_norm = 0;
     BestScores own = {0, 0};
     find_in_tile<true>(pipeline, bits, &own_norm, &own);
-    // kNextToZero adds subnormal rounding errors to the norm. Subtracting the level may round once more; the error
-    // bound includes a rounding that the scores do not need.
+    // kNextToZero covers subnormal rounding errors, which the norm does not include. Subtracting the level may cause
+    // one more rounding; `error` includes one rounding more than the scores have.
     const float error = twice_error(own_norm) / (2 * kLarge), norm = own_norm + kNextToZero;
     return gap_of(norm, own.best - level_, own.other - level_, error, 4.01f * norm_limit_);
   }
@@ -140,12 +143,13 @@ class WarpScores {
         bits[2 * b + half] = candidates_of<kColumns, kLargest>(scores, half, twice_error(norm), &largest);
         if (kLargest && t == 2 * b + half) *own_norm = norm, *own = largest;
       }
-      // Limits the blocks whose scores are in registers at once.
+      // Keeps the compiler from computing the scores of both blocks at once, which would need more registers.
       if (kColumns > 2) __syncwarp();
     }
   }
 
-  // Computes the scores of rows g and g + 8 of block b (16 rows of the tile), and returns these rows as operands `a`.
+  // Computes the scores of rows g and g + 8 of block b, which is 16 rows of the tile. Stores the mma operands of these
+  // rows in `a`.
   template <typename Pipeline>
   __device__ __forceinline__ void multiply(const Pipeline& pipeline, int b, unsigned (&a)[kSteps][4],
                                            float (&scores)[kColumns][4]) const {

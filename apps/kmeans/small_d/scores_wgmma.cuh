@@ -1,23 +1,24 @@
-// Scores for small d and 16-bit types by wgmma, on rows in place; see iteration_mma.cuh.
+// Scores for small d and 16-bit types by wgmma, on rows that are not converted; see iteration_mma.cuh.
 //
-//   rows       left operand: a warp's tile in its pipeline; each warp of a warpgroup has 16 rows, loaded by ldmatrix,
-//              four matrices of 8 × 8 at a time (or as in scores_mma.cuh, where rows are not whole vectors); one wgmma
-//              multiplies the warpgroup's four tiles
-//   centers    two parts of X's type, c·s² ≈ high + low, in shared memory by fragments: part, 16 columns, eight centers
-//   biases     a level − (mean·c + ‖c‖²/2)·s², so that nothing is subtracted from rows: three parts in shared memory;
-//              one more step of 16 columns, whose left operand is constant (`weight`)
+//   rows       operand A: each warp of a warpgroup loads 16 rows of its tile from its pipeline; ldmatrix loads four
+//              matrices of 8 × 8 at a time. (If rows are not whole 16-byte vectors, lanes load as in scores_mma.cuh.)
+//              One wgmma multiplies 16 rows of each of four tiles
+//   centers    operand B, in shared memory: two parts of the type of X, c·s² ≈ high + low; ordered by part, step of 16
+//              columns, and block of eight centers
+//   biases     level − (mean·c + ‖c‖²/2)·s². They include the mean, so that it is not subtracted from rows. Three parts
+//              in shared memory are one more step of 16 columns, for which operand A is constant (`weight`)
 //
-// s is the row scale (Products), a power of two. n is the norm of a scaled row, mean not subtracted; `norm` bounds it.
-// The error of high + low is at most 2⁻²² of a center in float16 and 2⁻¹⁸ in bfloat16. In float16, elements near zero
-// have an additional error of at most 2⁻²⁵:
+// s is the row scale (Products), a power of two. n is the norm of a scaled row without subtraction of the mean; `norm`
+// is the maximum of n. The relative error of high + low is at most r. In float16, elements of centers near zero have an
+// additional error of at most 2⁻²⁵. The error of a product is
 //
-//   |x·c − x·(high + low)| ≤ n (r ‖c‖ + a),   r = 2⁻²² or 2⁻¹⁸,   a = √d 2⁻²⁵ or 0
+//   |x·c − x·(high + low)| ≤ n (r ‖c‖ + a),   float16: r = 2⁻²², a = √d 2⁻²⁵;   bfloat16: r = 2⁻¹⁸, a = 0
 //
 // Scores are so exact that all rows can have the same error bound.
 //
-// Why it is fast: it converts no element and computes no norm. A few wgmma instructions multiply 128 rows of a
+// Why it is fast: it converts no element of X and computes no norm. A few wgmma instructions multiply 128 rows of a
 // warpgroup by all centers. They read the centers from shared memory once for four warps. Each score then costs a
-// maximum and two multiply-adds. 32 rows of 64 features and 64 clusters take 400 warp instructions, compared with 1,000
+// maximum and two multiply-adds. 32 rows of 64 features take 400 warp instructions for 64 clusters, compared with 1,000
 // in scores_mma.cuh.
 #pragma once
 #include "apps/kmeans/small_d/scores_mma.cuh"
@@ -30,9 +31,9 @@ template <typename T, int kFeatures, int kColumns>
 class WarpgroupScores {
  public:
   static constexpr int kSteps = (kFeatures + 15) / 16, kParts = 2;
-  static constexpr int kTogether = 4;  // warps of one product
-  // True if ldmatrix loads rows: their 16-byte parts are then aligned. kReadTogether: bytes of a row that are read
-  // together.
+  static constexpr int kTogether = 4;  // number of warps that compute a product together
+  // kMatrices: true if ldmatrix loads the rows, which requires rows of whole 16-byte vectors. kReadTogether: number of
+  // bytes of a row that are read together.
   static constexpr bool kMatrices = kFeatures % 8 == 0;
   static constexpr int kReadTogether = kMatrices ? 16 : 16 * (int)sizeof(T);
   static constexpr bool kKeepsPlaces = true;  // keeps pipeline addresses in registers
@@ -42,11 +43,11 @@ class WarpgroupScores {
       : matrix_(ptx::matrix_at(shared)) {
     const int lane = threadIdx.x % 32, t = lane % 4;
     const CenterStats most = *of.center_stats;
-    // Twice `norm`, which bounds the norm of the mean too.
+    // The factor 2: `norm` also bounds the norm of the mean.
     const float level = 1.01f * (2 * of.norm * most.norm + most.half_square);
     auto* words = static_cast<unsigned*>(shared);
-    // A warp prepares eight centers at a time. A lane converts some columns of one center, and finally stores a pair of
-    // this center's bias parts. All loads are in flight before the first use.
+    // A warp prepares eight centers at a time. A lane converts some columns of one center, and then stores two of the
+    // bias parts of this center. All loads are in flight before the first use of a loaded value.
     for (int j = threadIdx.x / 32; j < kColumns; j += blockDim.x / 32) {
       const int center = 8 * j + lane / 4;
       const float found = of.offsets[center];
@@ -97,8 +98,8 @@ class WarpgroupScores {
                                                      : 0u;
       words[word(kParts, 0, j, 1) + lane] = 0;
     }
-    // The left operand of the bias step: 64 equal rows of 16 weights. The first halves of eight rows precede their
-    // second halves.
+    // Operand A of the bias step: 64 equal rows of 16 weights. For every eight rows, the first eight columns of all of
+    // them precede the second eight columns.
     for (int i = threadIdx.x; i < 64 * 16; i += blockDim.x) {
       const int part = i % 8;
       reinterpret_cast<T*>(words + word(kParts, 1, 0, 0))[i] =
@@ -130,35 +131,36 @@ class WarpgroupScores {
 
  private:
   static constexpr bool kHalf = ptx::is_half<T>, kWhole = 16 * kSteps == kFeatures;
-  // Blocks of 16 rows per warp whose products are in flight: two, if there are enough registers.
+  // Number of blocks of 16 rows per warp that have products in flight: two, if there are enough registers.
   static constexpr int kAtOnce = 8 * (kColumns + kSteps) <= 64 ? 2 : 1;
 
-  // Weight of a bias part, which makes up for the small range of float16. Each part leaves a relative error of 2⁻¹¹
-  // (float16) or 2⁻⁸ (bfloat16).
+  // Returns the weight by which a bias part is multiplied; in float16, it extends the range of the part. After each
+  // part, a relative error of 2⁻¹¹ (float16) or 2⁻⁸ (bfloat16) remains.
   __device__ static constexpr float weight(int part) {
     return !kHalf ? 1.0f : part == 0 ? (float)(1 << 12) : part == 1 ? 2.0f : 1.0f / (1 << 10);
   }
 
-  // First word of the fragment of eight centers j: rows 2·t and 2·t + 1 of step s, or (`half`) 2·t + 8 and 2·t + 9. The
-  // bias step follows the centers' parts.
+  // Returns the first word of the fragment for step s of 16 columns and block j of eight centers. If `half` is 0, the
+  // fragment has rows 0 … 7 of operand B; if 1, rows 8 … 15. The bias step follows the parts of the centers.
   __device__ static constexpr int word(int part, int s, int j, int half) {
     return ((part * kSteps + s) * kColumns + j) * 64 + half * 32;
   }
 
-  // First of the two columns of step s in one word of this lane. ldmatrix takes the word from columns 0 … 7, or 8 … 15
-  // (`half`). Without ldmatrix, a lane loads four adjacent columns, a pair per `half`.
+  // Returns the first of the two columns of step s that one word of this lane has. With ldmatrix, the word is from
+  // columns 0 … 7 of the step if `half` is 0, and from columns 8 … 15 if it is 1. Without ldmatrix, a lane loads four
+  // adjacent columns, two per `half`.
   __device__ static __forceinline__ int column_of(int s, int half) {
     const int t = threadIdx.x % 4;
     return 16 * s + (kMatrices ? 8 * half + 2 * t : 4 * t + 2 * half);
   }
 
-  // Starts the product of 16 rows of a tile, block b.
+  // Starts the product of block b, which is 16 rows of the tile, with all centers.
   template <typename Pipeline>
   __device__ __forceinline__ void begin(const Pipeline& pipeline, int b, unsigned (&a)[1][kSteps][4],
                                         float (&scores)[kColumns][4]) const {
     if constexpr (kMatrices) {
-      // A lane addresses a row of one of the four matrices: rows 0 … 7 or 8 … 15, columns likewise. Past the last
-      // column it addresses any column: X is finite and centers are zero there.
+      // Each lane passes the address of a row of one of four matrices: rows 0 … 7 or 8 … 15, columns 0 … 7 or 8 … 15.
+      // Past the last column, it passes the address of column 0: X is finite, and centers are zero there.
       const int matrix = threadIdx.x % 32 / 8, row = 16 * b + matrix % 2 * 8 + threadIdx.x % 8;
 #pragma unroll
       for (int s = 0; s < kSteps; ++s) {
@@ -189,7 +191,8 @@ class WarpgroupScores {
     ptx::wgmma_commit();
   }
 
-  // Waits for all but the `pending` latest blocks, and finds candidates of rows g and g + 8 of one block.
+  // Waits until only the products of the `pending` latest blocks are in flight. Finds candidates of rows g and g + 8 of
+  // the block with the given scores.
   template <int pending>
   __device__ __forceinline__ void end(float (&scores)[kColumns][4], unsigned& first, unsigned& second) const {
     ptx::wgmma_wait<pending>(scores);

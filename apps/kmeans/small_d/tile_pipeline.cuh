@@ -1,32 +1,34 @@
-// Tile pipeline: consecutive tiles of X and their labels, copied to shared memory by asynchronous copies; a multistage
-// pipeline per warp.
+// Tile pipeline: copies tiles of consecutive rows of X, and their labels, to shared memory asynchronously, in a
+// multistage pipeline per warp.
 //
-//   stage 0   rows first … first + kTile − 1 of X, row by row; their labels, a byte each                 computed now
-//   stage 1   the warp's next tile                                                                       in flight
+//   stage 0   rows first … first + kTile − 1 of X, row by row; their labels, a byte each         current tile
+//   stage 1   the warp's next tile                                                               copies in flight
 //   …
 //
-//   Swizzle: a row of 64 bytes has four units of 16. One lane reads one row, and eight lanes read at a time:
+//   Swizzle, for example for rows of 64 bytes, which are four units of 16 bytes. Eight lanes read at a time; lane r
+//   reads unit u of row r. The swizzle permutes the units of a row, so that the eight units are in different banks:
 //
-//     row 0, 1    0 1 2 3   0 1 2 3       lane r reads unit u of row r; swapping the units of rows 2, 3 with their
-//     row 2, 3    1 0 3 2   1 0 3 2       neighbours, and so on, spreads the eight units over 128 bytes of banks
+//     row 0, 1    0 1 2 3   0 1 2 3
+//     row 2, 3    1 0 3 2   1 0 3 2
 //     row 4, 5    2 3 0 1   2 3 0 1
+//     row 6, 7    3 2 1 0   3 2 1 0
 //
-// Why it is fast: a byte crosses L2 once and bypasses registers. (If a warp prefetched lines and loaded them later,
-// bytes would cross L2 twice, which would bound these kernels.) No warp waits for another. Reads have no bank
-// conflicts, in any order of rows.
+// Why it is fast: each byte is read from L2 once, and copied to shared memory without registers. (If a warp prefetched
+// lines to L1 and loaded them later, bytes would be read from L2 twice, and this would limit the kernels.) Warps do not
+// wait for each other. Reads of a tile have no bank conflicts.
 #pragma once
 #include "apps/kmeans/data/labels.cuh"
 #include "kernels/ptx/cp_async.cuh"
 
 namespace kmeans {
 
-// kTogether: bytes of a row that one lane, or several adjacent lanes together, read at a time; a power of two, at least
-// 16. keeps: holds the operands of addresses in registers (simt::kept).
+// The pipeline of a warp. kTogether: number of bytes of a row that one lane, or several adjacent lanes together, read
+// at a time; a power of two, at least 16. keeps: if true, terms of addresses are forced into registers (simt::kept).
 template <typename T, int kFeatures, int kTile, int kStages, int kTogether, bool keeps = false>
 class TilePipeline {
  public:
   static constexpr int kRow = kFeatures * (int)sizeof(T), kTileBytes = kTile * kRow, kStage = kTileBytes + kTile;
-  static constexpr int kBytes = kStages * kStage;  // per warp
+  static constexpr int kBytes = kStages * kStage;  // shared memory per warp
   static_assert(kTile % 32 == 0 && kTileBytes % 16 == 0 && kStage % 16 == 0, "a tile is whole units of 16 bytes");
 
   // `shared` points to kBytes for each warp of the block. There are fewer than 2³² rows.
@@ -38,22 +40,22 @@ class TilePipeline {
     if (keeps) own_ = simt::kept_shared(own_);
   }
 
-  // Starts to copy the tile at row `first` to the next stage; past the last row, copies nothing. All lanes call it:
-  // kStages − 1 times before the first `wait`, then once after each `wait`. By then, the old tile of the stage has been
-  // read.
+  // Starts to copy the tile at row `first` to the next stage; past the last row, copies nothing. All lanes call this
+  // kStages − 1 times before the first `wait`, and once after each `wait`. The copy overwrites the tile before the
+  // current tile.
   __device__ __forceinline__ void ask(unsigned first) {
     copy<true, true>(first, asked_);
     ptx::cp_async_commit();
     asked_ += kStage;
   }
 
-  // Starts to copy the first kStages − 1 tiles, which are `together` rows apart.
+  // Starts to copy the first kStages − 1 tiles of this warp. Its next tile starts `together` rows after a tile.
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together) {
 #pragma unroll
     for (int stage = 0; stage + 1 < kStages; ++stage) ask(first + stage * together);
   }
 
-  // The same, but calls `between` while the rows are in flight, before any label is read.
+  // Does the same, but copies rows first. Calls `between` while the rows are in flight, and then copies the labels.
   template <typename Between>
   __device__ __forceinline__ void ask_first(unsigned first, unsigned together, Between between) {
 #pragma unroll
@@ -67,8 +69,8 @@ class TilePipeline {
     asked_ = (kStages - 1) * kStage;
   }
 
-  // Waits until the copies of all lanes to the oldest tile in flight are complete. This is then the current tile, and
-  // all lanes have read the previous one.
+  // Waits until all lanes have read the current tile and the oldest tile in flight is complete. That tile becomes the
+  // current tile.
   __device__ __forceinline__ void wait() {
     ptx::cp_async_wait<kStages - 2>();
     simt::sync_warp();
@@ -76,7 +78,7 @@ class TilePipeline {
     now_ = now_ == kBytes - kStage ? 0 : now_ + kStage;
   }
 
-  // A row of the current tile. Byte i of the row is stored at offset i ^ swizzle(row).
+  // Returns the address of a row of the current tile. Byte i of the row is stored at offset i ^ swizzle(row).
   __device__ __forceinline__ const unsigned char* row(int row) const { return own_ + now_ + row * kRow; }
   __device__ static __forceinline__ int swizzle(unsigned row) {
     return kTurns > 1 ? (int)(row / kBefore % kTurns * kTogether) : 0;
@@ -87,8 +89,9 @@ class TilePipeline {
   }
 
  private:
-  static constexpr int kLine = 128;  // bytes of all banks
-  // kRows: rows that are read at a time. turns(): how many of them would begin in the same bank without a swizzle.
+  static constexpr int kLine = 128;  // number of bytes that all banks deliver at a time
+  // kRows: number of rows that are read at a time. turns(): the number of these rows that would begin in the same bank
+  // without a swizzle.
   static constexpr int kRows = kTogether < kLine ? kLine / kTogether : 1;
   static constexpr int turns() {
     int turns = 1;
@@ -96,9 +99,9 @@ class TilePipeline {
     return kRow % kTogether == 0 ? turns : 1;
   }
   static constexpr int kTurns = turns(), kBefore = kRows / kTurns;
-  // Bytes of rows and of labels that a warp copies at a time. kSame: these bytes are a power of two of whole rows, or
-  // there is no swizzle. The swizzle of a copied row is then that of the first row, XORed with that of this lane's row
-  // in the first copy.
+  // kAtATime, kLabelsAtATime: number of bytes of rows and of labels that a warp copies at a time. kSame: true if
+  // kAtATime bytes are whole rows, or if there is no swizzle. The swizzle of a row is then the swizzle of the first row
+  // of the copy, XORed with the swizzle of this lane's row in the first copy.
   static constexpr int kAtATime = 32 * 16, kLabelsAtATime = 32 * 4;
   static constexpr bool kSame = kTurns == 1 || kAtATime % kRow == 0;
 
@@ -110,7 +113,7 @@ class TilePipeline {
 
   __device__ static __forceinline__ int part(int left, int most) { return left <= 0 ? 0 : left < most ? left : most; }
 
-  // Copies the rows of a tile to a stage, its labels, or both.
+  // Starts to copy the rows of a tile, its labels, or both, to a stage.
   template <bool kRowsToo, bool kLabelsToo>
   __device__ __forceinline__ void copy(unsigned first, int stage) const {
     if (first < n_ / kTile * kTile) {
@@ -124,7 +127,8 @@ class TilePipeline {
     }
   }
 
-  // `of_rows` and `of_labels` return how many bytes to read at an offset of the tile; zeros replace the other bytes.
+  // Starts the copies. `of_rows` and `of_labels` return the number of bytes to read at a byte offset of the tile's rows
+  // and labels; the other bytes of the copy are filled with zeros.
   template <bool kRowsToo, bool kLabelsToo, typename OfRows, typename OfLabels>
   __device__ __forceinline__ void copy(unsigned first, int stage, OfRows of_rows, OfLabels of_labels) const {
     const unsigned char* from = X_ + (unsigned long long)first * kRow;
@@ -150,12 +154,13 @@ class TilePipeline {
   // In a tile of fewer than 128 labels, some lanes have no label to copy.
   __device__ static __forceinline__ int label_byte(int lane) { return 4 * lane % kTile; }
 
-  const unsigned char* const X_;  // this lane's first unit; its labels
+  // The addresses of the bytes of X and of the labels that this lane copies first for the tile at row 0.
+  const unsigned char* const X_;
   const Label* const labels_;
   const unsigned n_;
-  const int lane_, place_;  // offset of the first unit that a lane copies
-  unsigned char* own_;
-  int asked_, now_;  // byte offsets of stages
+  const int lane_, place_;  // place_: offset in a stage of the first 16 bytes that this lane copies
+  unsigned char* own_;      // the stages of this warp
+  int asked_, now_;         // byte offsets of the stage to copy to, and of the current stage
 };
 
 }  // namespace kmeans

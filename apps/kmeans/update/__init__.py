@@ -1,4 +1,4 @@
-"""Update of a Lloyd iteration: fixed-point cluster sums, updated by reassigned rows, and new centers from them.
+"""Update of a Lloyd iteration: adds reassigned rows to the fixed-point cluster sums, and computes the new centers.
 
-Labels are computed in the package assign.
+The package assign computes the labels.
 """

@@ -1,4 +1,4 @@
-"""Device buffers of Lloyd iterations: allocated once per step, so that launches are bound to them once."""
+"""Device buffers of Lloyd iterations, allocated once for all iterations, so that launches are bound to them once."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ __all__ = ["ColumnOrder", "IterationBuffers", "Layout"]
 
 @dataclass(frozen=True)
 class Layout:
-    """Layout of a step's buffers.
+    """Layout of the centers, lists and labels in `IterationBuffers`.
 
     Attributes
     ----------
     placement : Placement
         Layout and scale of the float16 centers.
     columns : int
-        The number of columns of the GEMM is a multiple of this number.
+        The number of GEMM columns per part is rounded up to a multiple of this number.
     parts : int
-        Float16 parts of a center; each part has a column.
+        Number of float16 parts of a center; each part has one column of the GEMM.
     lists : int
         Number of lists of ambiguous rows, which `update_centers` empties.
     labels : {"int32", "int8"}
         Dtype of the labels. Int8 labels are padded to whole 32-bit words.
     error_coefficients : tuple of float, optional
-        Factors of ‖c‖ and of ‖c − ĉ‖ in the error coefficient of each center c, with ĉ the center in float16. None if
-        one error bound is used for all centers.
+        Factors of ‖c‖ and of ‖c − ĉ‖ in the error coefficient of each center c; ĉ is the center in float16. None if
+        centers have no error coefficients of their own.
     tile_coefficients : TileCoefficients, optional
         Factors in the error bounds of column tiles; required if centers are stored in panels.
     """
@@ -47,7 +47,7 @@ class Layout:
     tile_coefficients: TileCoefficients | None = None
 
     def columns_of(self, k: int) -> int:
-        """Return the columns of the GEMM for one part of k centers."""
+        """Return the number of GEMM columns for one part of each of k centers."""
         return -(-k // self.columns) * self.columns
 
 
@@ -91,14 +91,15 @@ class IterationBuffers:
     Attributes
     ----------
     rows : NumPy structure
-        X as kernels read it, a `ROWS`.
+        The argument that describes X to the kernels, a `ROWS`.
     labels : array of shape (n,), int32 or int8
+        The label of each row.
     centers : tuple of two arrays of shape (k, d)
-        The centers of the current and of the next iteration; they alternate.
+        The centers of the current and of the next iteration. The two arrays swap roles after each iteration.
     centers_half : array of shape (parts · columns, width), float16
         The centers as the tensor cores read them.
     offsets : array of shape (columns,), float32
-        Bias −‖c‖²/2 of each center. Error coefficients, if there are any, follow in as many further elements.
+        Bias −‖c‖²/2 of each center. With error coefficients, the array has twice the length; they follow the biases.
     center_stats : array of shape (6,), float32
         A `CenterStats`: maxima over the centers that enter the score error bound.
     found : array of shape (k, 4), float64
@@ -114,9 +115,10 @@ class IterationBuffers:
     n_reassigned : array of shape (1,), uint32
         Number of reassigned rows; zero before an iteration.
     arrived : array of shape (1,), uint32
-        Number of blocks that arrived; zero before an iteration.
+        Number of blocks that have finished their part of a kernel, by which the last block is found; zero before an
+        iteration.
     stopped : array of shape (1,), uint32
-        Flag: if it is not zero, later launches do nothing. It is zero before the first iteration.
+        Flag: if it is not zero, the launches of later iterations do nothing. It is zero before the first iteration.
     counts : array of shape (lists,), uint32
         Lengths of the lists of ambiguous rows, which `update_centers` empties.
     """
@@ -139,7 +141,7 @@ class IterationBuffers:
 
     @classmethod
     def allocated(cls, data: DeviceData, k: int, layout: Layout, sums: Integers) -> IterationBuffers:
-        """Allocate the buffers of a step for k clusters; `sums` is the fixed-point format of the sums."""
+        """Allocate the buffers for k clusters; `sums` is the fixed-point format of the cluster sums."""
         (n, d), n_columns, placement = data.source.shape, layout.columns_of(k), layout.placement
         scales = np.array(sums.scales)
         # In panels, the first panel holds the biases (core_matrix_layout.cuh).

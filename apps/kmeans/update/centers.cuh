@@ -3,25 +3,26 @@
 //
 //   centers (k × d)  →  centers_half (k × padded, float16) = fl16(c · scale), offsets = −‖c · scale‖²/2, center_stats
 //
-// prepare_centers  converts given centers. Offsets are −infinite past the last center, up to the columns of the
-//                  product. Computes an error coefficient per center, if wanted (ArgminEpilogueLargeD).
+// prepare_centers  converts given centers to float16. For GEMM columns past the last center, offsets are −infinite. If
+//                  wanted, computes an error coefficient per center (ArgminEpilogueLargeD).
 // update_centers   computes the cluster means (fixed_point.cuh), which become the next centers, and the stopping test.
 //                  It sets `stopped` if no label changed, if the squared center shift is at most `tolerance`, or if a
 //                  cluster is empty. Then later launches do nothing; the host fills empty clusters. With bounds
 //                  (bounds/state.cuh), it accumulates the drift of the centers and selects the next pass.
 //
 // A distant center would widen the error bound of every row. If some center is within 2·norm_limit of the mean, a
-// center beyond 4·norm_limit is not the nearest of any row within norm_limit. It is *excluded*: its bias is −infinite,
-// and assign/rescore.cuh labels the few rows beyond norm_limit.
+// center beyond 4·norm_limit is not the nearest of any row within norm_limit. Such a center is *excluded*: its bias is
+// −infinite. assign/rescore.cuh labels the few rows beyond norm_limit.
 //
 // Why it is fast: one block processes one center. The last block to arrive reduces the results of all blocks, in a
-// fixed order: always the same bits.
+// fixed order, so the results always have the same bits.
 #pragma once
 #include "kernels/device/block_reduce.cuh"
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
 #include "apps/kmeans/update/column_order.cuh"
+#include "apps/kmeans/update/half_centers.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
@@ -34,7 +35,7 @@ struct Outcome {
   double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), c being the old centers
 };
 
-// Sums over a block, in thread 0.
+// Adds up `mine` over the threads of a block. Only thread 0 gets the result.
 __device__ __forceinline__ CenterFound block_sum(CenterFound mine) {
   __shared__ CenterFound of_warp[kCenterThreads / 32];
   double* values = reinterpret_cast<double*>(&mine);
@@ -49,68 +50,9 @@ __device__ __forceinline__ CenterFound block_sum(CenterFound mine) {
   return mine;
 }
 
-// Destination of float16 centers. Either rows of `padded` columns, or panels with one more panel for −‖c‖²/2
-// (core_matrix_layout.cuh). If `second` is not 0, second parts of centers (assign/small_k.cuh) start at that row.
-struct HalfCenters {
-  ptx::Half* to;
-  int padded, panels, height, second;  // panels = 0: rows; height: centers of a tile
-
-  __device__ __forceinline__ ptx::Half* at(int center, int column) const {
-    if (panels == 0) return to + (long long)center * padded + column;
-    return to + tsm2::panel_offset(center, column + tsm2::kPanelDepth, panels + 1, height);
-  }
-};
-
-// Stores the bias −‖c‖²/2 of the center in a column.
-__device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& centers_half, int column, float value) {
-  if (centers_half.panels) {
-    tsm2::place_parts(centers_half.to, column, centers_half.panels + 1, centers_half.height, value);
-  } else {
-    offsets[column] = value;
-  }
-}
-
-// Converts one element of a center to float16.
-__device__ __forceinline__ void place(double c, float scale, ptx::Half* half, CenterFound& found) {
-  const double scaled = c * scale;
-  *half = ptx::to_half((float)scaled);
-  const double lost = scaled - ptx::to_float(*half);
-  found.square += scaled * scaled;
-  found.lost += lost * lost;
-}
-
-// Writes the second part of a center (d,). Returns this thread's share of the squared error that both parts leave. By a
-// block: each thread reads the columns of `center` that it wrote itself.
-template <typename Work>
-__device__ __forceinline__ double place_second(const Work* center, int d, float scale, const HalfCenters& centers_half,
-                                               int j) {
-  double all = 0;
-  constexpr int kAtOnce = 4;
-  for (int begin = threadIdx.x; begin < d; begin += kAtOnce * kCenterThreads) {
-    Work some[kAtOnce];
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      const int i = begin + r * kCenterThreads;
-      some[r] = i < d ? center[i] : (Work)0;
-    }
-#pragma unroll
-    for (int r = 0; r < kAtOnce; ++r) {
-      const int i = begin + r * kCenterThreads;
-      if (i >= d) break;
-      const double scaled = (double)some[r] * scale, rest = scaled - ptx::to_float(ptx::to_half((float)scaled));
-      // An element that is infinite in float16 has no second part.
-      const ptx::Half second = ptx::to_half(fabs(rest) < kInfinity ? (float)(rest * kSecondScale) : 0.0f);
-      *centers_half.at(centers_half.second + j, i) = second;
-      const double lost = rest - ptx::to_float(second) / kSecondScale;
-      all += lost * lost;
-    }
-  }
-  return all;
-}
-
-// Centers, sums and results of an iteration, for both kernels. units[j], a power of two, is the value of the integer 1
-// in column j of the sums. `outcome` belongs to this iteration; its `stop` is copied to `stopped`. A center's error
-// coefficient (if error_coefficients is not null) is of_norm · ‖c‖ + of_lost · ‖c − ĉ‖.
+// Arguments of both kernels. units[j], a power of two, is the value of the integer 1 in column j of the sums. `outcome`
+// is the result of this iteration; its `stop` is copied to `stopped`. If `error_coefficients` is not null, it receives
+// of_norm · ‖c‖ + of_lost · ‖c − ĉ‖ for each center c.
 template <typename Work>
 struct UpdateCenters {
   const unsigned long long* sums;
@@ -129,13 +71,12 @@ struct UpdateCenters {
   double tolerance;
   int k, d, lists;
   float scale, norm_limit, of_norm, of_lost;
-  // If set, blocks of the next kernel may start before `update_centers` ends; it must have one block per
-  // multiprocessor.
+  // If set, the next kernel, which has one block per multiprocessor, may start before `update_centers` ends.
   int lets_begin;
   int certifies;  // whether row norms are bounds that certify the labels
   int padding;
 
-  // Stores the results of center j, or of a column past the last center.
+  // Stores the results of center j. If j is a column past the last center, stores its bias, −infinity.
   __device__ __forceinline__ void keep(int j, int column, const CenterFound& mine) const {
     const bool there = j < k;
     if (there) found[j] = mine;
@@ -146,8 +87,8 @@ struct UpdateCenters {
   }
 };
 
-// Reduces the statistics of all centers and excludes distant centers. `least` is the least squared norm of all centers.
-// By a block.
+// Reduces the results of all centers to `center_stats`, and excludes distant centers. `least` is the smallest squared
+// norm of any center. All threads of a block take part.
 template <typename Work>
 __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, double least) {
   const CenterFound* found = of.found;
@@ -159,7 +100,7 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
     if (found[j].is_excluded(least, far)) {
       const int column = centers_half.panels ? of.order.columns[j] : j;
       set_offset(of.offsets, centers_half, column, -kInfinity);
-      // Zeros it: if it is infinite in float16, its scores would be NaN.
+      // Writes zeros: an excluded center that is infinite in float16 would have NaN scores.
       for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(column, i) = {0};
       some = 1;
       continue;
@@ -186,10 +127,10 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
                       of.certifies ? 1.05f * near_norm + 1 : kInfinity};
 }
 
-// Prepares given centers, which may be in host memory, and copies them to `next`. Resets the count of reassigned rows
-// and the stop flag.
+// Copies given centers, which may be in host memory, to `next`, and converts them (head of this file). Resets the count
+// of reassigned rows and the stop flag.
 template <typename Work>
-__global__ void __launch_bounds__(kCenterThreads, 4)
+__global__ void __launch_bounds__(kCenterThreads, 3)
     prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of) {
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
@@ -215,8 +156,8 @@ __global__ void __launch_bounds__(kCenterThreads, 4)
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 
-// Updates the drift from the shifts of all centers, in the last block of an iteration. `rows` is the number of
-// reassigned rows. `stops` is true if the iteration is the last.
+// Updates the drift (bounds/state.cuh) by the shifts of all centers, in the last block of update_centers. `rows` is the
+// number of reassigned rows. `stops` is true if this iteration is the last.
 __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound* found, int k, double scale,
                                        unsigned rows, bool stops) {
   double movement = 0;
@@ -234,22 +175,23 @@ __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound
   drift.state->plan_next(movement, rows < drift.begin_limit, !stops);
 }
 
+// Computes new centers from the sums, and the stopping test (head of this file).
 template <typename Work>
-__global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const UpdateCenters<Work> of) {
+__global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const UpdateCenters<Work> of) {
   if (of.lets_begin) ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
   const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
-  // Tested only after the first columns are loaded, so that all these loads are in flight together.
+  // `stopped` is tested only after the first columns are loaded, so that all these loads are in flight together.
   const bool stopped = *of.stopped;
   const unsigned n_reassigned = *of.n_reassigned;
   const double weight = (double)(long long)weights * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   CenterFound mine = {};
   // In shared memory, since registers are few.
-  __shared__ int column;
+  __shared__ int own_column;
   const int rank = of.centers_half.panels ? column_of(of.order, k, j) : j;
-  if (threadIdx.x == 0) column = rank;
+  if (threadIdx.x == 0) own_column = rank;
   __syncthreads();
   // Loads kAtOnce columns before it writes any of them.
   constexpr int kAtOnce = 4;
@@ -277,14 +219,14 @@ __global__ void __launch_bounds__(kCenterThreads, 4) update_centers(const Update
         mine.shift += (c - old) * (c - old);
         mine.potential += old * (weight * old - 2 * sum);
       }
-      place(c, of.scale, of.centers_half.at(column, i), mine);
+      place(c, of.scale, of.centers_half.at(own_column, i), mine);
     }
   }
   if (stopped) return;
   if (of.centers_half.second != 0)
     mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
-  if (threadIdx.x == 0) of.keep(j, column, mine);
+  if (threadIdx.x == 0) of.keep(j, own_column, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   double shift = 0, potential = 0, empty = 0, least = kInfinity;
 #pragma unroll 4

@@ -11,7 +11,7 @@
 
 namespace kmeans {
 
-// Results of one block for its center: ‖c · scale‖², ‖c · scale − ĉ‖², and its terms of Outcome's shift and potential.
+// Results for one center c: ‖c · scale‖², ‖c · scale − ĉ‖² (ĉ is c in float16), and its terms of Outcome's sums.
 struct CenterFound {
   double square, lost, shift, potential;
 

@@ -1,7 +1,7 @@
 // Fixed-point elements of the cluster sums.
 //
-//   sums   (k × (d + 1)), 64-bit integers: Σ round(w · (x − mean)[j] · scales[j]) of each cluster, and in column d
-//          Σ round(w · scales[d]); over the rows x of the cluster, with their weights w
+//   sums   (k × (d + 1)), 64-bit integers: for each cluster and column j < d, Σ round(w · (x − mean)[j] · scales[j]);
+//          in column d, Σ round(w · scales[d]). The sums are over the rows x of the cluster; w is the weight of x
 //
 // Integer sums are exact, so the order of additions does not matter. Any number of blocks gives the same bits. After
 // any number of reassignments, the running sums equal sums computed anew from the labels. An element has kDigits limbs
@@ -13,7 +13,7 @@
 
 namespace kmeans {
 
-// Types of a fixed-point element and of its scale.
+// The types of a fixed-point element of kDigits limbs and of the scale of its column.
 template <int kDigits>
 struct Integer {
   using Number = long long;

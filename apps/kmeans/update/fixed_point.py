@@ -9,15 +9,16 @@ from tsapps.apps.kmeans.data.plan import MOST_EXPONENT
 
 __all__ = ["NARROW", "WIDE", "Integers", "columns_of_block", "integers"]
 
-# The largest |e| of a scale 2^e in float64; `MOST_EXPONENT` is the limit for float32.
+# The largest |e| of a scale 2^e in float64. For float32, the limit is `MOST_EXPONENT`.
 _MOST_EXPONENT_64 = 900
-#: 16-bit limbs of an element of the sums.
+#: Number of 16-bit limbs per element of the sums: two or three.
 NARROW, WIDE = 2, 3
-# Bits that an element uses, without the sign.
+# Number of bits that an element uses, without the sign.
 _BITS = {NARROW: 30, WIDE: 46}
-# Two limbs are as exact as float32 if the largest |element| is at most this many times the root mean square.
+# Two limbs are as exact as float32 on average if the largest |element| is at most this many times the root mean square
+# of all elements.
 _SPREAD = 2.0**8
-# Shared memory of a block's sums in bytes (kPlane in update/scatter_add.cuh).
+# Shared memory for the sums of a block of `scatter_add` in bytes (kPlane in update/scatter_add.cuh).
 _PLANES = 66 * 1024
 
 
@@ -28,9 +29,10 @@ class Integers:
     Attributes
     ----------
     digits : {2, 3}
-        16-bit limbs of an element.
+        Number of 16-bit limbs per element.
     scales : tuple of float
-        Power of two that multiplies the elements of each feature, then that of the weights; d + 1 numbers.
+        Powers of two that multiply the elements of each feature, and as the last number that of the weights; d + 1
+        numbers.
     """
 
     digits: int
@@ -53,7 +55,7 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     largest : numpy.ndarray of shape (d,)
         Upper bound of ``|x − mean|`` of each feature.
     middle : float
-        Root mean square of all x − mean.
+        Root mean square of the elements of x − mean over all rows x.
     most_weight : float, optional
         The largest ``|weight|``; None if all weights are 1.
 
@@ -63,8 +65,9 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
 
     Notes
     -----
-    If float32 is not more exact on average, elements are rounded to 2⁻³¹ of the largest element of their feature.
-    Otherwise they are rounded to 2⁻⁴⁷ of the largest element, or coarser if n elements would overflow 64 bits.
+    Elements have two limbs if float32 is not more exact on average. They are then rounded to 2⁻³¹ of the largest
+    element of their feature. Otherwise elements have three limbs, and are rounded to 2⁻⁴⁷ of the largest element.
+    Rounding is coarser if sums of n elements would overflow 64 bits.
     """
     most = largest * (1.0 if most_weight is None else most_weight)
     # A constant feature adds zeros, whatever its scale.
@@ -79,6 +82,9 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
 
 
 def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:
-    """Return the columns of the sums that a block of `scatter_add` holds, and the number of blocks for all columns."""
+    """Return the number of columns that a block of `scatter_add` sums, and the number of blocks for all d + 1 columns.
+
+    A block has sums of its columns for k clusters in shared memory; an element has `digits` limbs.
+    """
     chunks = -(-(d + 1) // (_PLANES // (4 * digits) // k))
     return -(-(d + 1) // chunks), chunks

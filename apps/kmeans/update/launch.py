@@ -1,6 +1,6 @@
-"""Incremental update of the cluster sums by reassigned rows: segmented sum of sorted rows, or scatter-add.
+"""Incremental update of the cluster sums by reassigned rows: launches of a segmented sum or of a scatter-add.
 
-The two methods give the same bits.
+The segmented sum sorts the rows first. Both methods give the same bits.
 """
 
 from typing import Any
@@ -19,14 +19,14 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["ScatterAdd", "SegmentedSum", "grid_of_lists"]
 
-# Threads of a block.
+# Number of threads per block.
 _SCATTER_THREADS, _SORT_THREADS, _SEGMENT_THREADS = 512, 512, 256
-# Resident blocks per multiprocessor.
+# Number of resident blocks per multiprocessor.
 _SCATTER_BLOCKS, _SORT_BLOCKS = 2, 2
 
 
 def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, int]:
-    """Return a grid (lists, blocks per list) with about `blocks` blocks per multiprocessor."""
+    """Return a grid (lists, blocks per list): `blocks` blocks per multiprocessor or fewer, but one per list or more."""
     return lists, max(1, multiprocessors * blocks // lists)
 
 
@@ -38,14 +38,14 @@ class SegmentedSum:
     data : DeviceData
     k : int
     digits : {2, 3}
-        Limbs of the fixed-point sums.
+        Number of limbs per element of the fixed-point sums.
     item : {"AmbiguousRow", "Reassignment"}
         C++ class of the items of the lists. An `AmbiguousRow` is sorted once, by the pair of its old and new cluster. A
         `Reassignment` is sorted twice: by the cluster that the row leaves, and by the cluster that it joins.
     lists : int
-        Number of lists.
+        Number of lists of reassigned rows.
     places : array
-        Memory for the sorted row indices, `PLACE_BYTES` each.
+        Memory for the sorted row indices; each index takes `PLACE_BYTES`.
     """
 
     def __init__(self, data: DeviceData, k: int, digits: int, item: str, lists: int, places: Any) -> None:
@@ -68,7 +68,10 @@ class SegmentedSum:
         (self._add,) = load_kernels(data.machine, "update/segmented_sum.cuh", add)
 
     def bind(self, buffers: IterationBuffers, lists: Any) -> list[Launch]:
-        """Return the launches that update the sums by the reassigned rows of `lists`, a `LISTS`."""
+        """Return three launches: count the rows of each segment, sort the rows, and add them to the sums.
+
+        `lists` is a `LISTS`, which describes the lists of reassigned rows.
+        """
         segments, stopped, bind = self._segments, buffers.stopped, self._machine.bind
         state = self._counts, self._begins, self._arrived, self._all
         counted = buffers.labels, *state, buffers.n_reassigned, stopped
@@ -110,7 +113,8 @@ class ScatterAdd:
     def bind(self, buffers: IterationBuffers, lists: Any) -> Launch:
         """Return the launch that updates the sums by the reassigned rows of `lists`.
 
-        `lists` is (entries, lengths, capacity): all lists, the length of each, and the capacity of one.
+        `lists` is (entries, lengths, capacity): the memory of all lists, the length of each list, and the maximum
+        number of entries per list.
         """
         state = buffers.labels, buffers.sums, buffers.n_reassigned, buffers.stopped
         arguments = buffers.rows, buffers.scales, *self._sizes, *lists, *state

@@ -16,14 +16,14 @@ def next_centers(data: Data, found: Assignment, centers: np.ndarray) -> np.ndarr
     ----------
     data : Data
     found : Assignment
-        The assignment to `centers`, with sums.
+        The assignment of the samples to `centers`, with the cluster sums.
     centers : numpy.ndarray of shape (k, d)
 
     Returns
     -------
     numpy.ndarray of shape (k, d)
-        The cluster means in the working dtype, normalised for the cosine metric. An empty cluster gets the mean of the
-        heaviest one.
+        The cluster means in the working dtype; for the cosine metric, scaled to norm 1. An empty cluster gets the mean
+        of the heaviest cluster.
     """
     means = found.means()
     if data.spherical:

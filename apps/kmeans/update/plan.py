@@ -24,11 +24,12 @@ __all__ = [
     "sorts_rows",
 ]
 
-#: For small k, reassigned rows are sorted if d is at least `LARGE_D`: scatter_add.cuh would clear and flush more sums
-#: than it adds. For smaller d they are sorted if they have at least `LEAST_SORTED` elements: sorting was then measured
-#: to save more time than its two additional launches take (docs/notes/lloyd.md).
+#: Limits for small k. If d is at least `LARGE_D`, reassigned rows are sorted, because scatter_add.cuh would clear and
+#: flush more sums than it adds. For smaller d, reassigned rows are sorted if they have at least `LEAST_SORTED` elements
+#: in all: sorting was then measured to save more time than its two additional launches take (docs/notes/lloyd.md).
 LARGE_D, LEAST_SORTED = 1024, 2**26
-#: The most samples for which reassigned rows can be sorted: two 32-bit positions per row (update/sort_reassigned.cuh).
+#: Maximum number of samples for which reassigned rows can be sorted. Up to two positions per row must be 32-bit numbers
+#: (update/sort_reassigned.cuh).
 MOST_PLACED = 2**31 - 1024
 #: The C++ class `Outcome` of update/centers.cuh, as a NumPy structure.
 OUTCOME = np.dtype(
@@ -55,7 +56,7 @@ UPDATE_CENTERS = np.dtype(
     + [(name, "f4") for name in ("scale", "norm_limit", "of_norm", "of_lost")]
     + [("lets_begin", "i4"), ("certifies", "i4"), ("padding", "i4")]
 )
-#: Bytes of a sorted row index.
+#: Size of a sorted row index in bytes.
 PLACE_BYTES = 4
 
 
@@ -66,13 +67,13 @@ class SegmentsPlan:
     Attributes
     ----------
     vector : int
-        Elements per load of a lane; 0 if rows are not aligned whole vectors.
+        Number of elements that a lane loads at a time; 0 if rows are not aligned or not a whole number of vectors.
     lanes : int
-        Lanes among which a row is split.
+        Number of lanes among which a row is split.
     together : int
-        Rows that a lane loads together.
+        Number of rows that a lane loads together.
     blocks : int
-        Blocks per multiprocessor.
+        Number of blocks per multiprocessor.
     """
 
     vector: int
@@ -82,7 +83,7 @@ class SegmentsPlan:
 
     @property
     def arguments(self) -> str:
-        """The last of the kernel's template arguments."""
+        """The template arguments of the kernel that this plan selects, as C++ text."""
         return f"{self.vector}, {self.lanes}, {self.together}, {self.blocks}"
 
 
@@ -92,12 +93,12 @@ def segments_plan(itemsize: int, d: int, address: int, digits: int, *, weighted:
     Parameters
     ----------
     itemsize : int
-        Bytes of an element of X.
+        Size of an element of X in bytes.
     d : int
     address : int
         Device address of X.
     digits : {2, 3}
-        Limbs of the fixed-point sums.
+        Number of limbs per element of the fixed-point sums.
     weighted : bool
         Whether samples have weights.
 
@@ -115,5 +116,5 @@ def segments_plan(itemsize: int, d: int, address: int, digits: int, *, weighted:
 
 
 def sorts_rows(changing: int, d: int) -> bool:
-    """Tell whether, for small k, `changing` reassigned rows of d features are sorted before they update the sums."""
+    """Return True if sorting `changing` reassigned rows of d features is faster than a scatter-add, for small k."""
     return d >= LARGE_D or changing * d >= LEAST_SORTED

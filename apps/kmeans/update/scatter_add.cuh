@@ -1,16 +1,16 @@
 // Incremental update of the cluster sums: scatter-add of reassigned rows, for small k and few reassigned rows. For few
-// rows, sorting them (sort_reassigned.cuh) costs more than it saves.
+// rows, sorting (sort_reassigned.cuh) costs more than it saves.
 //
-// entries  rescored rows (assign/rescore.cuh): a row, its label, and its new label as the only candidate bit
+// entries  rescored rows (assign/rescore.cuh): each has a row, its label, and its new label as the only candidate bit
 // sums     (k × (d + 1)), 64-bit integers (fixed_point.cuh)
 //
-// Shared memory holds a 32-bit sum for each limb of an element. All limbs but the highest are in 0 … 65535. After at
-// most kFlush rows, a block adds its sums to the 64-bit sums in global memory. A block adds up `columns` columns of the
-// sums.
+// A block adds up `columns` columns of the sums of all clusters. In shared memory, each element of these sums has one
+// 32-bit sum per limb. All limbs but the highest are in 0 … 65535. After at most kFlush rows, a block adds its sums to
+// the 64-bit sums in global memory.
 //
 // Why it is fast: it takes one launch, while sorting takes three. Integer additions in shared memory need no lock and
-// no order (6·10¹² a second). A warp has several rows in flight. The kernel is bound by instructions. Sorted rows take
-// fewer instructions, so plan.py selects sorting for many rows (sorts_rows).
+// no order (6·10¹² per second). A warp has several rows in flight. The number of instructions limits the kernel. Sorted
+// rows take fewer instructions, so plan.py selects sorting for many rows (sorts_rows).
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
@@ -18,20 +18,20 @@
 
 namespace kmeans {
 
-// kFlush: maximum number of rows whose limbs add up within 32 bits. kPlane: maximum number of sums of one limb that fit
-// a block's shared memory.
+// kFlush: maximum number of rows between two flushes, so that sums of limbs do not overflow 32 bits. kPlane: maximum
+// number of sums per limb that fit in a block's shared memory.
 constexpr unsigned kFlush = 32768;
 template <int kDigits>
 constexpr int kPlane = 66 * 256 / kDigits;
 
-// The sums of some columns, in shared memory.
+// A block's sums of `columns` columns from `first` on, for all k clusters, in shared memory.
 template <int kDigits>
 class SharedSums {
  public:
   __device__ SharedSums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
       : sums_(sums), digits_(digits), k_(k), width_(width), first_(first), columns_(columns) {}
 
-  // Index of a cluster's first sum; negative if `cluster` is (no cluster).
+  // Returns the index of a cluster's first sum. If `cluster` is negative (no cluster), the result is negative.
   __device__ __forceinline__ int place(int cluster) const { return cluster * columns_; }
 
   __device__ __forceinline__ void add(int place, int column, typename Integer<kDigits>::Number number) const {
@@ -50,7 +50,7 @@ class SharedSums {
     __syncthreads();
   }
 
-  // Adds the sums to global memory and clears them, with all threads of the block.
+  // Adds the sums to those in global memory, and clears the sums in shared memory. All threads of the block take part.
   __device__ __forceinline__ void flush() const {
     const int size = k_ * columns_;
     __syncthreads();
@@ -73,9 +73,9 @@ class SharedSums {
   const int k_, width_, first_, columns_;
 };
 
-// Block (x, y, z) adds the rows of part y of list x, in the columns from z · columns on. 2^log2_lanes lanes share a
-// row. The blocks of the first columns also write the labels and add to `n_reassigned`. The blocks of the last columns
-// also add up the weights.
+// Block (x, y, z) adds `columns` columns, from z · columns on, of the rows of part y of list x. Each row is split among
+// 2^log2_lanes lanes. The blocks of the first columns (z = 0) also write the labels and add to `n_reassigned`. The
+// blocks of the last columns also add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
 __global__ void __launch_bounds__(512, 2)
     scatter_add(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(512, 2)
     }
     const bool reassigned = change.from != change.to;
     const unsigned all = __ballot_sync(simt::every_lane, reassigned);
-    __syncwarp();  // additions of earlier entries are done
+    __syncwarp();  // the warp has added the earlier entries
     if (reassigned) {
       mine[__popc(all & ((1u << lane) - 1))] = change;
       if (blockIdx.z == 0) labels[change.row] = change.to;

@@ -1,11 +1,11 @@
-// Incremental update of the cluster sums: segmented reduction over sorted reassigned rows. All rows of a segment leave
-// one cluster and join one cluster.
+// Incremental update of the cluster sums: segmented reduction over sorted reassigned rows. All rows of a *segment*
+// leave the same cluster and join the same cluster (sort_reassigned.cuh).
 //
-// places  sorted row indices: the rows of segment 0, of segment 1 … (sort_reassigned.cuh); `ends`: the end of each
-//         segment
+// places  sorted row indices: the rows of segment 0, then those of segment 1, …
+// ends    for each segment, the position in `places` after its last row
 // sums    (k × (d + 1)), 64-bit integers (fixed_point.cuh)
-// share   a range of the sorted indices, and 32 / kGroups · kWide columns: a warp processes one share at a time
-// step    rows that a warp loads at a time: kTogether rows for each of its kGroups groups of kLanes lanes
+// share   a range of positions in `places`, and kLanes · kWide columns; a warp processes one share at a time
+// step    the rows that a warp loads at a time: kTogether rows for each of its kGroups groups of kLanes lanes
 //
 //      lanes   0 … kLanes − 1         kLanes … 2 · kLanes − 1    …
 //      rows    0, kGroups, …          1, kGroups + 1, …               a lane has kWide columns of its group's rows
@@ -13,10 +13,10 @@
 // segmented_sum sums the rows of a segment in registers. At the end of a segment or share, it adds the result to the
 // sums of the cluster that the rows join, and subtracts it from the sums of the cluster that they leave.
 //
-// Why it is fast: it reads every reassigned row once, in whole lines, and loads the rows of the next step while it adds
-// those of the current one. It needs atomics only where a segment or a share ends. The cost does not depend on the
-// clusters: an element takes a subtraction, a multiplication, a conversion and an addition. Shares are small enough to
-// spread few rows over all warps.
+// Why it is fast: it reads every sorted row once, in whole cache lines, and loads the rows of the next step while it
+// adds those of the current step. It needs atomics only where a segment or a share ends. The cost of an element does
+// not depend on k: a subtraction, a multiplication, a conversion and an addition. Shares are small enough to spread few
+// rows over all warps.
 #pragma once
 #include "apps/kmeans/update/sort_reassigned.cuh"
 #include "apps/kmeans/assign/rescore.cuh"
@@ -25,11 +25,11 @@
 
 namespace kmeans {
 
-// Minimum size of a share, before rounding up to whole steps, and maximum size, in rows.
+// Minimum number of rows per share, before it is rounded up to whole steps; maximum number of rows per share.
 constexpr unsigned kLeastShare = 8, kMostShare = 1024;
 
-// Finds the segment that contains position `place` of the sorted indices: the number of segments that end at or before
-// the position. By a warp.
+// Returns the segment that contains position `place` of the sorted indices, by a search of a warp. This is the number
+// of segments that end at or before this position.
 __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, int segments) {
   int segment = 0, stride = 1;
   while (stride < segments) stride *= 32;
@@ -40,8 +40,8 @@ __device__ __forceinline__ int segment_of(unsigned place, const unsigned* ends, 
   return segment;
 }
 
-// kAligned: elements per vector load, if rows are aligned and consist of whole vectors; otherwise 0. plan.py selects
-// the other parameters (SegmentsPlan).
+// Adds the sorted rows to the cluster sums (head of this file). kAligned: number of elements per vector load, if rows
+// are aligned and consist of whole vectors; otherwise 0. plan.py selects the other parameters (SegmentsPlan).
 template <typename T, typename Work, int kDigits, bool kWeighted, int kAligned, int kLanes, int kTogether, int kBlocks>
 __global__ void __launch_bounds__(256, kBlocks)
     segmented_sum(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(256, kBlocks)
   const long long even = ((long long)all * slices + warps - 1) / warps;
   const unsigned share = even < kMostShare ? (unsigned)(even + kLeast - 1) / kLeast * kLeast : kMostShare;
   const unsigned items = (all + share - 1) / share * slices;
-  // Equal in all lanes; the shuffle makes this known to the compiler.
+  // The warp index is equal in all lanes; the shuffle makes this known to the compiler.
   const int warp = simt::shuffle((int)threadIdx.x / 32, 0);
   for (unsigned item = blockIdx.x * (blockDim.x / 32) + warp; item < items; item += warps) {
     const int slice = item % slices;
@@ -112,8 +112,8 @@ __global__ void __launch_bounds__(256, kBlocks)
       for (int i = 0; i < kWide; ++i) sum[i] = 0;
       weight_sum = 0;
     };
-    // A lane holds one of 32 row indices and one of the next 32. Past the end of the share it repeats the last index,
-    // whose row is not added again.
+    // A lane holds one of the current 32 row indices (`now`) and one of the next 32 (`soon`). Past the end of the
+    // share, it holds the last index; the row is loaded but not added again.
     auto place_at = [&](unsigned at) { return places[at + lane < end ? at + lane : end - 1]; };
     unsigned now = place_at(begin), soon = place_at(begin + 32);
     // Elements are loaded as words: the compiler would move 16-bit elements one by one.
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(256, kBlocks)
       Loaded x[kTogether];
       Work weight[kTogether];
     };
-    // Loads the rows of one step, from position `first` of these 64 indices on.
+    // Loads the rows of one step. `first` is the position of the first row among the 64 indices in `now` and `soon`.
     auto load = [&](Some& some, int first) {
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {

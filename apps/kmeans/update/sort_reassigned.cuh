@@ -1,28 +1,30 @@
-// Counting sort of reassigned rows into *segments* for segmented_sum.cuh. All rows of a segment leave one cluster and
-// join one cluster.
+// Counting sort of reassigned rows into *segments* for segmented_sum.cuh. A segment is the rows that leave the same
+// cluster and join the same cluster; for large k, the rows that leave or that join one cluster.
 //
 // changes   lists of reassigned rows: a row, its label, and its new label. Lists of assign/rescore.cuh also hold rows
 //           that keep their label.
-// segments  small k: one per pair of labels, number (from + 1) · 2^bits + to; a row without a cluster has from = −1.
-//           Large k: two per cluster, number c for rows that join cluster c, k + c for rows that leave it.
-// places    sorted row indices, segment by segment, in any order within a segment, since sums are exact. For small k, a
-//           reassigned row appears once; for large k, once per cluster that it joins or leaves.
+// segments  small k: one per pair of labels. Rows that leave cluster `from` and join cluster `to` have the segment
+//           (from + 1) · 2^bits + to; from = −1 means no cluster.
+//           Large k: two per cluster c: segment c for rows that join it, segment k + c for rows that leave it.
+// places    row indices sorted by segment, in any order within a segment, since sums are exact. For small k, a
+//           reassigned row appears once; for large k, once for each cluster that it joins or leaves.
 //
 // count_reassigned  counts the rows of each segment; the last block to arrive computes where segments start in `places`
 // sort_reassigned   scatters row indices to their segments; this advances the start of each segment to its end
 //
-// Why it is fast: an index has 4 bytes, so L2 holds the lines of `places` until they are completely written. Each
-// kernel reads a list once and counts in shared memory. The count before a row is its position among the block's rows
-// of its segment. One atomic per segment then reserves a range for these rows. For a block with few rows, clearing and
-// scanning the counts of all segments would cost too much; it counts each row in L2 directly. For few rows, the cost is
-// thus three launches.
+// Why it is fast: an index has 4 bytes, so L2 holds the cache lines of `places` until they are completely written. Each
+// kernel reads a list once. A block counts the rows of each segment in shared memory; the count before it adds a row is
+// the row's position among the block's rows of this segment. One atomic per segment then reserves a range of `places`
+// for these rows. In a block with few rows, clearing and reading the counts of all segments would cost too much. Such a
+// block increments the counts in global memory (L2) for each row instead. So few rows cost little more than the
+// launches.
 #pragma once
 #include "apps/kmeans/assign/large_k.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
 
-// A reassignment from an entry of either list.
+// Returns the reassignment that an entry of a list describes.
 __device__ __forceinline__ Reassignment change_of(const Reassignment& change) { return change; }
 __device__ __forceinline__ Reassignment change_of(const AmbiguousRow& entry) {
   return {entry.row, entry.label, first_center(entry.low, entry.high), 0};
@@ -36,11 +38,12 @@ struct Lists {
   long long capacity;
   int step, padding;
 
-  // Approximate number of items that this block processes.
+  // Returns the approximate number of items that this block processes.
   __device__ __forceinline__ unsigned of_block() const { return lengths[blockIdx.x * step] / gridDim.y; }
 
-  // Block (x, y) processes part y of list x. All threads call `work` with kTogether items each until none is left.
-  // Items past the end are no reassignments: from cluster 0 to cluster 0.
+  // Block (x, y) processes part y of list x. Each thread calls `work` with kTogether items at a time; all threads of a
+  // block make equally many calls. Past the end of the list, the items are no reassignments: from cluster 0 to cluster
+  // 0.
   template <int kTogether, typename Work>
   __device__ __forceinline__ void some(Work work) const {
     const unsigned length = lengths[blockIdx.x * step], together = gridDim.y * blockDim.x;
@@ -59,16 +62,17 @@ struct Lists {
 // The numbering of the segments. The host has the same structure, byte for byte.
 struct Segments {
   int k;
-  int bits;  // bits of a cluster in a pair; negative for large k: a segment has one cluster
+  int bits;  // small k: number of bits of a cluster index in a segment number; large k: negative
 
   __device__ __forceinline__ int number() const { return bits < 0 ? 2 * k : (k + 1) << bits; }
-  // The segments of a reassignment; −1 means no segment.
+  // Computes the one or two segments to which a reassignment belongs; −1 means no segment.
   __device__ __forceinline__ void of(const Reassignment& change, int (&segments)[2]) const {
     const bool changes = change.from != change.to;
     segments[0] = !changes ? -1 : bits < 0 ? change.to : (change.from + 1) << bits | change.to;
     segments[1] = changes && bits < 0 && change.from >= 0 ? k + change.from : -1;
   }
-  // The cluster that rows of a segment join, and the one that they leave; negative: none.
+  // `to` returns the cluster that the rows of a segment join, and `from` the cluster that they leave. A negative result
+  // means no cluster.
   __device__ __forceinline__ int to(int segment) const {
     return bits < 0 ? segment < k ? segment : -1 : segment & ((1 << bits) - 1);
   }
@@ -76,18 +80,18 @@ struct Segments {
 };
 
 constexpr int kCountThreads = 512;
-// kEach: segments that a thread processes at a time. kCountedHere: maximum number of segments that a block counts in
-// shared memory.
+// kEach: number of segments that a thread processes at a time. kCountedHere: maximum number of segments for which a
+// block has counts in shared memory.
 constexpr int kEach = 9, kCountedHere = 2 * kEach * kCountThreads;
 
-// True if a block with `rows` rows counts in shared memory. Fewer rows contend little in L2, even if all are in one
-// segment.
+// Returns true if the counts of all segments fit in shared memory and the block has at least one row per 16 segments.
+// The block then counts its rows in shared memory, otherwise by atomics in L2. These contend little if rows are few.
 __device__ __forceinline__ bool counts_here(unsigned rows, int segments) {
   return segments <= kCountedHere && rows >= (unsigned)segments / 16;
 }
 
-// Exclusive prefix sum of `counts` into `begins`, by one block. Clears `counts` and returns the total. `tile` is shared
-// memory.
+// Writes the exclusive prefix sum of `counts` to `begins`, by one block. Clears `counts` and returns the sum of all
+// counts. `tile` is scratch in shared memory.
 __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* begins, int segments,
                                                    unsigned (&tile)[kCountedHere]) {
   constexpr int kTile = kEach * kCountThreads;
@@ -101,7 +105,7 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
       const int segment = first + i * kCountThreads + threadIdx.x;
       mine[i] = segment < segments ? simt::load_from_other_block(&counts[segment]) : 0;
     }
-    __syncthreads();  // all threads have written the previous tile
+    __syncthreads();  // all threads have written the previous tile to `begins`
 #pragma unroll
     for (int i = 0; i < kEach; ++i) tile[i * kCountThreads + threadIdx.x] = mine[i];
     __syncthreads();
@@ -139,7 +143,8 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
   return all;
 }
 
-// Counts the rows of each segment, and writes the labels. `counts` is zero before and after.
+// Counts the rows of each segment, and writes the new labels. The last block to arrive writes the start of each segment
+// to `begins`, and the number of sorted row indices to `all`. `counts` is zero before and after.
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads, 2)
     count_reassigned(const Lists<T> lists, const Segments segments, int* labels, unsigned* counts, unsigned* begins,
@@ -175,6 +180,7 @@ __global__ void __launch_bounds__(kCountThreads, 2)
   if (threadIdx.x == 0) *all = places;
 }
 
+// Writes each row index to `places`, at the next free position of its segment. begins[s] becomes the end of segment s.
 template <typename T>
 __global__ void __launch_bounds__(kCountThreads, 2)
     sort_reassigned(const Lists<T> lists, const Segments segments, unsigned* begins, unsigned* places,
@@ -182,7 +188,8 @@ __global__ void __launch_bounds__(kCountThreads, 2)
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kTogether = 8;
-  // One register holds a segment (low bits) and the row's position among the block's rows of this segment.
+  // One register holds a segment in its kSegmentBits low bits. The other bits are the position of a row among the
+  // block's rows of this segment.
   constexpr int kSegmentBits = 14;
   static_assert(kCountedHere <= 1 << kSegmentBits && (long long)kTogether * kCountThreads << kSegmentBits < 1ll << 32);
   __shared__ unsigned here[kCountedHere];
