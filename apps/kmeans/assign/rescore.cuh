@@ -110,6 +110,11 @@ struct Surely {
     next = fminf(next, fmaxf(best, square));
     if (square < best) best = square, center = other;
   }
+  // Takes the two nearest centers of another set.
+  __device__ __forceinline__ void take(const Surely& other) {
+    take(other.best, other.center);
+    next = fminf(next, other.next);
+  }
   // True if `center` is certainly the nearest: `best` and `next` differ by more than twice the error of either. The
   // constant 1e-30 covers squares that are too small for this relative error.
   __device__ __forceinline__ bool is_so(int d) const {

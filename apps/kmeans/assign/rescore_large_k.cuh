@@ -1,8 +1,8 @@
 // Rescoring of the ambiguous rows that large_k.cuh lists: the arg-min over their candidates, by the distances of
 // rescore.cuh. Appends rows with a new label to the block's list of reassigned rows (`changes`).
 //
-// Why it is fast: one warp rescores a row with a list of candidates. A whole block rescores a row that must be compared
-// with all centers, and reads the centers at the full bandwidth of its multiprocessor.
+// Why it is fast: one warp rescores a row with a list of candidates. A whole block compares kRescoredRows rows with all
+// centers at a time, so that it reads each center from the L2 cache once for all of them. The rows are in shared memory.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -11,6 +11,8 @@
 namespace kmeans {
 
 constexpr int kRescoreThreads = 256;
+// Number of rows that a block compares with all centers at a time, if shared memory holds them.
+constexpr int kRescoredRows = 8;
 
 // Reduces one value per warp over the kWarps warps of a block. `take(a, b)` combines b into a. All threads get the
 // result.
@@ -47,10 +49,7 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
   if constexpr (sizeof(Work) == sizeof(float)) {
     Surely mine;
     each(0.0f, [&](float square, int center) { mine.take(square, center); });
-    const auto all = of_all_warps<kWarps>(mine, [](Surely& to, const Surely& other) {
-      to.take(other.best, other.center);
-      to.next = fminf(to.next, other.next);
-    });
+    const auto all = of_all_warps<kWarps>(mine, [](Surely& to, const Surely& other) { to.take(other); });
     if (all.is_so(rows.d)) return all.center;
   }
   Distant mine = {kInfinity, 0};
@@ -58,11 +57,65 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
   return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).center;
 }
 
-// Rescores the ambiguous rows. Block (x, y) processes part y of list x of ambiguous rows.
+// Finds the nearest of all k centers to each of kRescoredRows rows, in float32; -1 for a row whose label is not certain.
+// `row_of(r)` is the index of row r. `nearest` and `values`, of kRescoredRows and kRescoredRows · d elements, are in
+// shared memory. By a block of kWarps warps.
+template <int kWarps, typename T, typename RowOf>
+__device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, float>& rows, const float* centers, int k,
+                                                        const RowOf& row_of, float* values, int* nearest) {
+  __shared__ Surely of_warp[kWarps][kRescoredRows];
+  constexpr int kCenters = 2;                 // centers of a warp at a time
+  constexpr int kLanes = 32 / kRescoredRows;  // lanes that get the distances of a row
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = rows.d;
+  for (int r = 0; r < kRescoredRows; ++r) {
+    const T* x = rows.X + row_of(r) * rows.leading;
+    for (int i = threadIdx.x; i < d; i += blockDim.x) values[r * d + i] = centered<T, float>(x[i], rows.mean[i]);
+  }
+  __syncthreads();
+  Surely mine;  // of row lane / kLanes
+  for (int first = kCenters * warp; first < k; first += kCenters * kWarps) {
+    float squares[kCenters][kRescoredRows] = {};
+    const float* center[kCenters];
+#pragma unroll
+    for (int c = 0; c < kCenters; ++c) center[c] = centers + (long long)(first + c < k ? first + c : first) * d;
+#pragma unroll 1
+    for (int i = lane; i < d; i += 32) {
+      float of_center[kCenters];
+#pragma unroll
+      for (int c = 0; c < kCenters; ++c) of_center[c] = center[c][i];
+#pragma unroll
+      for (int r = 0; r < kRescoredRows; ++r) {
+        const float x = values[r * d + i];
+#pragma unroll
+        for (int c = 0; c < kCenters; ++c) {
+          const float difference = x - of_center[c];
+          squares[c][r] = fmaf(difference, difference, squares[c][r]);
+        }
+      }
+    }
+#pragma unroll
+    for (int c = 0; c < kCenters; ++c) {
+      share_sums<kRescoredRows>(squares[c], lane, 32);
+      if (first + c < k) mine.take(squares[c][0], first + c);
+    }
+  }
+  if (lane % kLanes == 0) of_warp[warp][lane / kLanes] = mine;
+  __syncthreads();
+  if (threadIdx.x < kRescoredRows) {
+    Surely all = of_warp[0][threadIdx.x];
+    for (int other = 1; other < kWarps; ++other) all.take(of_warp[other][threadIdx.x]);
+    nearest[threadIdx.x] = all.is_so(d) ? all.center : -1;
+  }
+  __syncthreads();
+}
+
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x of ambiguous rows. With `together`, the block has
+// kRescoredRows · d floats of dynamic shared memory.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
     rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, int k, Reassignment* changes,
-                    const AmbiguousLargeK* ambiguous, Lengths* lengths, long long capacity, const int* stopped) {
+                    const AmbiguousLargeK* ambiguous, Lengths* lengths, long long capacity, const int* stopped,
+                    bool together) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kWarps = kRescoreThreads / 32;
@@ -90,14 +143,40 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
     }
     append(mine.from != mine.to, mine);
   }
+  // Rows without a list of candidates. All warps run this loop alike.
+  __shared__ unsigned waiting[kRescoredRows];
+  __shared__ int nearest[kRescoredRows];
+  int count_waiting = 0;
+  const auto rescore_waiting = [&] {
+    __syncthreads();
+    if (threadIdx.x < kRescoredRows) nearest[threadIdx.x] = -1;
+    __syncthreads();
+    if constexpr (sizeof(Work) == sizeof(float)) {
+      if (together) {
+        const auto row_of = [&](int r) { return (long long)list[waiting[r < count_waiting ? r : 0]].row; };
+        nearest_of_all_together<kWarps>(rows, centers, k, row_of, simt::dynamic_shared<float>(), nearest);
+      }
+    }
+    Reassignment mine = {};
+#pragma unroll 1
+    for (int r = 0; r < count_waiting; ++r) {
+      const AmbiguousLargeK& entry = list[waiting[r]];
+      const int to = nearest[r] >= 0 ? nearest[r] : nearest_of_all<kWarps>(rows, centers, k, entry.row);
+      if (lane == r) mine = {entry.row, entry.label, to, 0};
+    }
+    if (warp == 0) append(mine.from != mine.to, mine);
+    count_waiting = 0;
+    __syncthreads();  // all warps have read `waiting`
+  };
   for (unsigned begin = first; begin < last; begin += 32) {
-    unsigned waiting = __ballot_sync(simt::every_lane, begin + lane < last && list[begin + lane].count == 0);
-    for (; waiting; waiting &= waiting - 1) {
-      const AmbiguousLargeK& entry = list[begin + __ffs(waiting) - 1];
-      const int to = nearest_of_all<kWarps>(rows, centers, k, entry.row);
-      if (warp == 0) append(lane == 0 && to != entry.label, {entry.row, entry.label, to, 0});
+    unsigned found = __ballot_sync(simt::every_lane, begin + lane < last && list[begin + lane].count == 0);
+    for (; found; found &= found - 1) {
+      if (threadIdx.x == 0) waiting[count_waiting] = begin + __ffs(found) - 1;
+      ++count_waiting;
+      if (count_waiting == kRescoredRows) rescore_waiting();
     }
   }
+  if (count_waiting > 0) rescore_waiting();
 }
 
 }  // namespace kmeans

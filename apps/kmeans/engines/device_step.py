@@ -246,9 +246,15 @@ class DeviceStep(Step):
         self._run("prepare", self._bind_prepare)
 
     def _bind_prepare(self) -> Sequence[Callable[[], None]]:
-        """Return the launch that prepares the first centers, which the kernel reads from the pinned staging buffer."""
-        arguments = self._staging, self._update_args(1, 0, 0.0)
-        return [self.data.machine.bind(self._prepare, (self._n_columns,), (_CENTER_THREADS,), arguments)]
+        """Return the launches that prepare the first centers, which the kernel reads from the pinned staging buffer.
+
+        In panels, a second launch sorts the columns by the norms that the first computed.
+        """
+        arguments = [(self._staging, self._update_args(1, 0, 0.0), np.bool_(False))]
+        if self.buffers.order is not None:
+            arguments.append((self.buffers.centers[0], self._update_args(0, 0, 0.0), np.bool_(True)))
+        grid, threads = (self._n_columns,), (_CENTER_THREADS,)
+        return [self.data.machine.bind(self._prepare, grid, threads, given) for given in arguments]
 
     def _stage_centers(self, index: int) -> None:
         """Start an asynchronous copy of `buffers.centers[index]` to the staging buffer."""

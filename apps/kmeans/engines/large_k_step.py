@@ -32,6 +32,8 @@ from tsapps.kernels.runtime.machine import Launch
 __all__ = ["LargeKStep"]
 
 _SOURCE = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmeans/assign/large_k.cuh"\n'
+# kRescoredRows of assign/rescore_large_k.cuh, and the shared memory of a block of any GPU without special request.
+_RESCORED_ROWS, _MOST_SHARED_BYTES = 8, 32 * 1024
 
 
 class LargeKStep(DeviceStep):
@@ -62,6 +64,10 @@ class LargeKStep(DeviceStep):
         # Lists of ambiguous rows. After rescoring, `SegmentedSum` reuses this memory for the sorted row indices.
         self._ambiguous = data.xp.empty(blocks * self._capacity * AMBIGUOUS_LARGE_K_BYTES, np.uint8)
         self._lengths = data.xp.empty((blocks, 2), np.uint32)
+        # A block compares several rows with all centers at a time, if shared memory holds them in float32.
+        shared_bytes = 4 * _RESCORED_ROWS * data.n_features
+        self._together = data.dtype == np.float32 and shared_bytes <= _MOST_SHARED_BYTES
+        self._rescore_shared_bytes = shared_bytes if self._together else 0
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)
         name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}>"
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
@@ -93,10 +99,10 @@ class LargeKStep(DeviceStep):
         )
         tiles = -(-n // plan.ROWS), self._n_columns // plan.columns
         product = half_copy.rows, of.centers_half, *map(np.int32, tiles), nearest
-        certified = of.rows, centers, k, *lists, np.int64(self._capacity), of.stopped
+        certified = of.rows, centers, k, *lists, np.int64(self._capacity), of.stopped, np.bool_(self._together)
         every = structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=2)
         return [
             bind(self._product, (self._blocks,), (plan.threads,), product, plan.shared_bytes),
-            bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified),
+            bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified, self._rescore_shared_bytes),
             *self._segments.bind(of, every),
         ]

@@ -128,23 +128,24 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
 }
 
 // Copies given centers, which may be in host memory, to `next`, and converts them (head of this file). Resets the count
-// of reassigned rows and the stop flag.
+// of reassigned rows and the stop flag. If `sorts`, sorts the columns by norms that an earlier launch computed.
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 3)
-    prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of) {
+    prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of, bool sorts) {
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
+  const int column = sorts && j < k ? column_of(of.order, k, j) : j;
   CenterFound mine = {};
 #pragma unroll 4
   for (int i = threadIdx.x; j < k && i < of.centers_half.padded; i += blockDim.x) {
     Work c = 0;
     if (i < d) of.next[(long long)j * d + i] = c = given[(long long)j * d + i];
-    place((double)c, of.scale, of.centers_half.at(j, i), mine);
+    place((double)c, of.scale, of.centers_half.at(column, i), mine);
   }
   if (of.centers_half.second != 0 && j < k)
     mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
-  if (threadIdx.x == 0) of.keep(j, j, mine);
+  if (threadIdx.x == 0) of.keep(j, column, mine);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   const auto least_of = [](int, double a, double b) { return b < a ? b : a; };
   double least = kInfinity;

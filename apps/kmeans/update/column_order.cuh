@@ -4,7 +4,7 @@
 //
 // The bound of a column tile is that of its worst center. So centers are sorted by norm, which makes the bounds of most
 // tiles almost as good as bounds of single centers. The norms of the previous iteration suffice, and they are known
-// before this iteration's centers are placed. Until there is a previous iteration, center j has column j.
+// before this iteration's centers are placed.
 #pragma once
 #include "kernels/device/block_reduce.cuh"
 #include "apps/kmeans/assign/error_bound.cuh"

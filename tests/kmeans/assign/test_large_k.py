@@ -146,8 +146,61 @@ def test_ties(equal, stride, rng):
     ambiguous, _ = assign(step, centers)
     assert_right(step, centers)
     assert (step.labels[:100] == 0).all()
-    listed = equal if equal <= (11 if stride == 1 else 3) else 0
+    listed = equal if equal <= 11 else 0  # equal centers have adjacent columns
     assert np.count_nonzero(ambiguous == listed) >= 100
+
+
+@pytest.mark.parametrize("d", [100, 9000], ids=["rows together", "row by row"])
+def test_rows_as_near_to_many_centers_of_different_norms(d, rng):
+    """Centers on a sphere about a point: their norms, so their column tiles, differ, but not their scores."""
+    k = 700
+    plan = StreamPlan(7, 1, 4, 5, 2) if d == 100 else stream_plan(d, k, H200)
+    middle, toward = 3 * rng.standard_normal(d), rng.standard_normal((k, d))
+    centers = middle + toward / np.linalg.norm(toward, axis=1)[:, None]
+    X = np.concatenate([middle + 1e-4 * rng.standard_normal((37, d)), centers[rng.integers(0, k, 20)]])
+    step = step_of(X, k, KINDS[0], plan)
+    ambiguous, _ = assign(step, centers)
+    assert np.count_nonzero(ambiguous == 0) >= 30  # more candidates than a list holds
+    assert_right(step, centers)
+
+
+@pytest.mark.parametrize("away", [30.0, 1e3, 1e5])
+@pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
+def test_centers_far_away_widen_no_bound(d, plan, away, rng):
+    n, k = 600, 400
+    X, centers = blobs(n, d, k, rng)
+    X[:6] *= away
+    centers[40:240:40] = X[:5]
+    step = step_of(np.concatenate([X, -X]), k, KINDS[0], plan, middle=float(np.sqrt((X[6:] ** 2).mean())))
+    ambiguous, _ = assign(step, centers)
+    assert_right(step, centers)
+    assert step.labels[:5].tolist() == [40, 80, 120, 160, 200]
+    assert len(ambiguous) < n // 10
+
+
+def test_columns_are_in_the_order_of_the_norms(rng):
+    k, (d, plan) = 300, STAYS
+    X, centers = blobs(900, d, k, rng)
+    centers *= np.exp(2 * rng.standard_normal(k))[:, None]
+    centers[7] = centers[8]
+    step = step_of(X, k, KINDS[0], plan)
+    place(step, centers)
+    order = step.buffers.order
+    scaled = centers.astype(np.float32).astype(np.float64) * float(step.half_copy.scale)
+    norms = np.linalg.norm(scaled, axis=1).astype(np.float32)
+    expected = np.lexsort((np.arange(k), norms))
+    assert order.centers[:k].tolist() == expected.tolist()
+    assert order.columns[expected].tolist() == list(range(k))
+    # The maximum of the exact coefficients over a column tile.
+    of_norm, of_lost, of_half_square, of_level = step.layout.tile_coefficients
+    halves = scaled.astype(np.float32).astype(np.float16).astype(np.float64)
+    coefficients = of_norm * norms + of_lost * np.linalg.norm(scaled - halves, axis=1)
+    bounds, least = order.tile_bounds.view(np.float32).reshape(-1, 2), norms.min()
+    for tile, (per_norm, always) in enumerate(bounds):
+        some = expected[tile * plan.columns : (tile + 1) * plan.columns]
+        assert per_norm == pytest.approx(1.001 * (coefficients[some].max() + of_level * least), rel=1e-5)
+        squares = of_half_square * norms[some].max() ** 2 / 2 + of_level * least**2 / 2
+        assert always == pytest.approx(1.001 * squares + 2.5e-10, rel=1e-5)
 
 
 def test_what_float16_cannot_hold(rng):

@@ -276,7 +276,8 @@ def test_other_kernels_compile_without_spills(scalar, arch):
     for file, kernels in names.items():
         source = (FOLDER / file).read_text(encoding="utf-8")
         for kernel, used in build(source, [f"kmeans::{name}" for name in kernels], arch).resources.items():
-            assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
+            most = 16 if arch == "sm_100a" else 0  # as above
+            assert max(used.stack, used.spill_stores, used.spill_loads) <= most, kernel
 
 
 @pytest.mark.compile

@@ -261,7 +261,8 @@ def test_a_center_far_away_widens_no_bound(away, rng):
         assert norm_limit == batch._batch["norm_limit"]
         assert norm < 4.1 * norm_limit
         assert half_square == pytest.approx(norm**2 / 2, rel=1e-5)
-        assert least <= norm and near == pytest.approx(1.05 * least + 1)
+        assert least <= norm
+        assert near == pytest.approx(1.05 * least + 1)
     assert np.isinf(batch.arrays["center_stats"][0, 3])
     batch._assign(3)
     assert_nearest(batch)
