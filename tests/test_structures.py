@@ -66,7 +66,7 @@ STRUCTURES = {
     "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
     **{one.name: (one.header, one.arguments) for one in EPILOGUES},
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
-    "kmeans::StreamedArgminEpilogue<128, 4, true>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
+    "kmeans::StreamedArgminEpilogue<128, 4, true, 11>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
     "kmeans::ArgminEpilogueBounded": ("apps/kmeans/bounds/assign.cuh", BOUNDED),
     "kmeans::BoundsState": ("apps/kmeans/bounds/state.cuh", BOUNDS_STATE),
     "kmeans::DriftArgs": ("apps/kmeans/bounds/state.cuh", DRIFT),
@@ -91,7 +91,10 @@ STRUCTURES = {
 SIZES = {
     "kmeans::AmbiguousRow": ("apps/kmeans/assign/small_k.cuh", AMBIGUOUS_BYTES),
     "kmeans::Reassignment": ("apps/kmeans/assign/large_k_lists.cuh", REASSIGNMENT_BYTES),
-    "kmeans::AmbiguousLargeK": ("apps/kmeans/assign/large_k_lists.cuh", AMBIGUOUS_LARGE_K_BYTES),
+    **{
+        f"kmeans::AmbiguousLargeK<{most}>": ("apps/kmeans/assign/large_k_lists.cuh", size)
+        for most, size in AMBIGUOUS_LARGE_K_BYTES.items()
+    },
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }
 

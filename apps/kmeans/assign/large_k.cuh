@@ -32,8 +32,8 @@ constexpr float kSteep = 7.9228163e28f;
 // kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
 // kLevelled: adds a level per row, computed from norms, that makes the best score larger than 2 E_i. Then scores compare
 // as integers, and one instruction finds the largest of three. Negative scores may be found instead of larger negative
-// scores, but neither can be candidates.
-template <int kColumns, int kKept, bool kLevelled>
+// scores, but neither can be candidates. kCandidates: maximum candidates in a list.
+template <int kColumns, int kKept, bool kLevelled, int kCandidates>
 struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
 
@@ -43,7 +43,7 @@ struct StreamedArgminEpilogue {
   const float* norms;
   const int* labels;
   Reassignment* changes;  // block b's list starts at b · capacity; `ambiguous` likewise
-  AmbiguousLargeK* ambiguous;
+  AmbiguousLargeK<kCandidates>* ambiguous;
   Lengths* lengths;  // one per block
   const int* stopped;
   long long capacity;
@@ -190,7 +190,7 @@ struct StreamedArgminEpilogue {
       const unsigned own = simt::shuffle(place[r], (int)(threadIdx.x & 28));
       if (count[r] == 1) continue;
       const bool known = 0 < count[r] && count[r] <= kCandidates;
-      AmbiguousLargeK& entry = ambiguous[blockIdx.x * capacity + own];
+      AmbiguousLargeK<kCandidates>& entry = ambiguous[blockIdx.x * capacity + own];
       if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = known ? count[r] : 0;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {

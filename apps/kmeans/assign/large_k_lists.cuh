@@ -9,9 +9,11 @@ struct alignas(16) Reassignment {
   int from, to, padding;
 };
 
-constexpr int kCandidates = 11, kMostCenters = 1 << 16;  // maximum candidates of an AmbiguousLargeK; maximum k
-constexpr int kMore = kMostCenters;  // added to a row's number of candidates for each lane that dropped some
-// An ambiguous row, its label and its `count` candidates. If `count` is 0, all centers are candidates.
+constexpr int kMostCenters = 1 << 16;  // maximum k
+constexpr int kMore = kMostCenters;    // added to a row's number of candidates for each lane that dropped some
+// An ambiguous row, its label and its `count` candidates. If `count` is 0, all centers are candidates. kCandidates, the
+// maximum number of candidates, is 11 or 27, so that an object has 32 or 64 bytes.
+template <int kCandidates>
 struct alignas(32) AmbiguousLargeK {
   unsigned row;
   int label;

@@ -4,11 +4,23 @@ from dataclasses import dataclass
 
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["StreamPlan", "stream_plan"]
+__all__ = ["StreamPlan", "list_candidates", "stream_plan"]
 
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
+
+# Maximum number of panels per row for short lists of candidates.
+_SHORT_PANELS = 4
+
+
+def list_candidates(row_panels: int) -> int:
+    """Return the maximum number of candidates in the list of an ambiguous row, by the number of panels per row.
+
+    A row with more candidates is compared with all centers. If rows are short, that costs less, and memory for long
+    lists would be large relative to X.
+    """
+    return 11 if row_panels <= _SHORT_PANELS else 27
 
 
 @dataclass(frozen=True)
@@ -81,7 +93,12 @@ class StreamPlan:
     def epilogue(self) -> str:
         """C++ class of the epilogue. With four warpgroups, registers limit it to three units with candidates."""
         kept = 3 if self.groups > 3 else 5
-        return f"kmeans::StreamedArgminEpilogue<{self.columns}, {kept}, {str(self.levels).lower()}>"
+        return f"kmeans::StreamedArgminEpilogue<{self.columns}, {kept}, {str(self.levels).lower()}, {self.candidates}>"
+
+    @property
+    def candidates(self) -> int:
+        """Maximum number of candidates in the list of an ambiguous row; see `list_candidates`."""
+        return list_candidates(self.row_panels)
 
     def blocks(self, n: int, multiprocessors: int) -> int:
         """Return the number of blocks for n rows: one per multiprocessor, or fewer if n rows are too few for them."""

@@ -51,8 +51,9 @@ STREAMED_ARGMIN = np.dtype(
     + [(name, "u8") for name in ("changes", "ambiguous", "lengths", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4"), ("rounding", "f4"), ("padding", "f4")]
 )
-#: Sizes in bytes of the C++ classes `AmbiguousRow`, `Reassignment` and `AmbiguousLargeK`.
-AMBIGUOUS_BYTES, REASSIGNMENT_BYTES, AMBIGUOUS_LARGE_K_BYTES = 16, 16, 32
+#: Sizes in bytes of the C++ classes `AmbiguousRow` and `Reassignment`, and of `AmbiguousLargeK` by its maximum number
+#: of candidates.
+AMBIGUOUS_BYTES, REASSIGNMENT_BYTES, AMBIGUOUS_LARGE_K_BYTES = 16, 16, {11: 32, 27: 64}
 # Error bound of the tensor cores per 16 products that they add, relative to the sum of the products' magnitudes. Tensor
 # cores add 4, 8 or 16 terms at a time. They truncate each term about 24 bits below the largest term.
 _TENSOR_ERROR = 2.0**-20

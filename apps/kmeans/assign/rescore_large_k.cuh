@@ -13,6 +13,8 @@ namespace kmeans {
 constexpr int kRescoreThreads = 256;
 // Number of rows that a block compares with all centers at a time, if shared memory holds them.
 constexpr int kRescoredRows = 8;
+// Number of rows that a warp prefetches ahead of the row that it rescores.
+constexpr int kRowsAhead = 4;
 
 // Reduces one value per warp over the kWarps warps of a block. `take(a, b)` combines b into a. All threads get the
 // result.
@@ -78,11 +80,17 @@ __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, fl
     const float* center[kCenters];
 #pragma unroll
     for (int c = 0; c < kCenters; ++c) center[c] = centers + (long long)(first + c < k ? first + c : first) * d;
+    float next[kCenters];
+#pragma unroll
+    for (int c = 0; c < kCenters; ++c) next[c] = lane < d ? center[c][lane] : 0.0f;
 #pragma unroll 1
     for (int i = lane; i < d; i += 32) {
       float of_center[kCenters];
 #pragma unroll
-      for (int c = 0; c < kCenters; ++c) of_center[c] = center[c][i];
+      for (int c = 0; c < kCenters; ++c) {
+        of_center[c] = next[c];
+        next[c] = i + 32 < d ? center[c][i + 32] : 0.0f;
+      }
 #pragma unroll
       for (int r = 0; r < kRescoredRows; ++r) {
         const float x = values[r * d + i];
@@ -109,19 +117,53 @@ __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, fl
   __syncthreads();
 }
 
+// Prefetches a row to the L2 cache. By a warp.
+template <typename T, typename Work>
+__device__ __forceinline__ void prefetch_row(const CenteredRows<T, Work>& rows, long long row) {
+  const char* x = reinterpret_cast<const char*>(rows.X + row * rows.leading);
+  constexpr int kMost = 32 * 128;  // bytes that are prefetched of a longer row
+  const int bytes = rows.d * sizeof(T) < kMost ? rows.d * (int)sizeof(T) : kMost, at = 128 * (threadIdx.x % 32);
+  if (at < bytes) ptx::prefetch(x + at);
+}
+
+// Returns the nearest of the candidates of `entry`, or its label if it has no list. By a warp.
+template <typename T, typename Work, int kCandidates>
+__device__ __forceinline__ int nearest_in_list(const CenteredRows<T, Work>& rows, const Work* centers,
+                                               const AmbiguousLargeK<kCandidates>& entry) {
+  const int count = entry.count;
+  const auto candidate = [&](int j) { return (int)entry.candidates[j < count ? j : 0]; };
+  if constexpr (sizeof(Work) == sizeof(float)) {
+    Surely nearest;
+    constexpr int kCenters = 4;
+    for (int j = 0; j < count; j += kCenters) {
+      float squares[kCenters];
+      square_distances(rows, centers, entry.row, {candidate(j), candidate(j + 1), candidate(j + 2), candidate(j + 3)},
+                       squares);
+#pragma unroll
+      for (int c = 0; c < kCenters; ++c) {
+        if (j + c < count) nearest.take(squares[c], candidate(j + c));
+      }
+    }
+    if (nearest.is_so(rows.d)) return nearest.center;
+  }
+  return nearest_of(rows, centers, entry.row, entry.label, [&](auto take) {
+    for (int j = 0; j < count; j += 2) take(candidate(j), candidate(j + 1 < count ? j + 1 : j));
+  });
+}
+
 // Rescores the ambiguous rows. Block (x, y) processes part y of list x of ambiguous rows. With `together`, the block has
 // kRescoredRows · d floats of dynamic shared memory.
-template <typename T, typename Work>
+template <typename T, typename Work, int kCandidates>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
     rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, int k, Reassignment* changes,
-                    const AmbiguousLargeK* ambiguous, Lengths* lengths, long long capacity, const int* stopped,
-                    bool together) {
+                    const AmbiguousLargeK<kCandidates>* ambiguous, Lengths* lengths, long long capacity,
+                    const int* stopped, bool together) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kWarps = kRescoreThreads / 32;
   const unsigned count = lengths[blockIdx.x].ambiguous, share = (count + gridDim.y - 1) / gridDim.y;
   const unsigned first = blockIdx.y * share, last = first + share < count ? first + share : count;
-  const AmbiguousLargeK* list = ambiguous + blockIdx.x * capacity;
+  const AmbiguousLargeK<kCandidates>* list = ambiguous + blockIdx.x * capacity;
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   auto append = [&](bool wanted, const Reassignment& change) {
     const unsigned all = __ballot_sync(simt::every_lane, wanted);
@@ -132,13 +174,14 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
   };
   for (unsigned begin = first + warp; begin < last; begin += 32 * kWarps) {
     Reassignment mine = {};
-    for (int i = 0; i < 32 && begin + i * kWarps < last; ++i) {
-      const AmbiguousLargeK& entry = list[begin + i * kWarps];
-      const int to = nearest_of(rows, centers, entry.row, entry.label, [&](auto take) {
-        for (int j = 0; j < entry.count; j += 2) {
-          take(entry.candidates[j], entry.candidates[j + 1 < entry.count ? j + 1 : j]);
-        }
-      });
+    const unsigned mine_at = begin + lane * kWarps, row = list[mine_at < last ? mine_at : begin].row;
+    const unsigned rest = (last - begin + kWarps - 1) / kWarps;
+    const int some = rest < 32 ? (int)rest : 32;
+    for (int i = 0; i < kRowsAhead && i < some; ++i) prefetch_row(rows, simt::shuffle(row, i));
+    for (int i = 0; i < some; ++i) {
+      if (i + kRowsAhead < some) prefetch_row(rows, simt::shuffle(row, i + kRowsAhead));
+      const AmbiguousLargeK<kCandidates>& entry = list[begin + i * kWarps];
+      const int to = nearest_in_list(rows, centers, entry);
       if (i == lane) mine = {entry.row, entry.label, to, 0};
     }
     append(mine.from != mine.to, mine);
@@ -160,7 +203,7 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
     Reassignment mine = {};
 #pragma unroll 1
     for (int r = 0; r < count_waiting; ++r) {
-      const AmbiguousLargeK& entry = list[waiting[r]];
+      const AmbiguousLargeK<kCandidates>& entry = list[waiting[r]];
       const int to = nearest[r] >= 0 ? nearest[r] : nearest_of_all<kWarps>(rows, centers, k, entry.row);
       if (lane == r) mine = {entry.row, entry.label, to, 0};
     }

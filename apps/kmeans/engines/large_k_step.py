@@ -62,14 +62,14 @@ class LargeKStep(DeviceStep):
         self._capacity = plan.capacity(n, blocks)
         self._changes = data.xp.empty(blocks * self._capacity * REASSIGNMENT_BYTES, np.uint8)
         # Lists of ambiguous rows. After rescoring, `SegmentedSum` reuses this memory for the sorted row indices.
-        self._ambiguous = data.xp.empty(blocks * self._capacity * AMBIGUOUS_LARGE_K_BYTES, np.uint8)
+        self._ambiguous = data.xp.empty(blocks * self._capacity * AMBIGUOUS_LARGE_K_BYTES[plan.candidates], np.uint8)
         self._lengths = data.xp.empty((blocks, 2), np.uint32)
         # A block compares several rows with all centers at a time, if shared memory holds them in float32.
         shared_bytes = 4 * _RESCORED_ROWS * data.n_features
         self._together = data.dtype == np.float32 and shared_bytes <= _MOST_SHARED_BYTES
         self._rescore_shared_bytes = shared_bytes if self._together else 0
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)
-        name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}>"
+        name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}, {plan.candidates}>"
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
         self._segments = SegmentedSum(data, k, self.integers.digits, "Reassignment", blocks, self._ambiguous)
 

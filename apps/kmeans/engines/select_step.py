@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tsapps.apps.kmeans.assign.large_k_plan import stream_plan
+from tsapps.apps.kmeans.assign.large_k_plan import list_candidates, stream_plan
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
@@ -163,7 +163,9 @@ def iteration_bytes(n: int, d: int, k: int, panels: int) -> int:
 
     `panels` is the number of 16-column panels per row of the half-precision copy for large k; 0 for small k.
     """
-    lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES if panels else 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
+    lists = 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
+    if panels:
+        lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES[list_candidates(panels)]
     width = 16 * panels or padded(d)
     return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
 

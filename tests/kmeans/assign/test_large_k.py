@@ -24,6 +24,7 @@ from kmeans.host_steps import (
 )
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, stream_plan
+from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.kernels.gpu_specs import KNOWN
 
@@ -49,7 +50,8 @@ def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle
 def candidates(step):
     """Return how many candidates each ambiguous row has, or 0 for all centers, before they are rescored."""
     lengths = step._lengths
-    ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, 8)
+    words = AMBIGUOUS_LARGE_K_BYTES[step._plan.candidates] // 4
+    ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, words)
     assert (lengths <= ambiguous.shape[1]).all()
     return np.concatenate([some[:count, 2] % 2**16 for some, (_, count) in zip(ambiguous, lengths, strict=True)])
 
@@ -132,7 +134,7 @@ def test_labels_and_sums(d, plan, kind, rng):
 
 @pytest.mark.parametrize(
     ("equal", "stride"),
-    every(3, [(2, 1), (11, 1), (200, 1), (12, 1), (2, 128), (3, 128), (4, 128), (12, 128)], unpacked=True),
+    every(3, [(2, 1), (27, 1), (200, 1), (28, 1), (2, 128), (3, 128), (4, 128), (28, 128)], unpacked=True),
 )
 def test_ties(equal, stride, rng):
     """Centers that are the same, next to each other and 128 apart, where one lane has all of them: the lowest wins."""
@@ -146,7 +148,7 @@ def test_ties(equal, stride, rng):
     ambiguous, _ = assign(step, centers)
     assert_right(step, centers)
     assert (step.labels[:100] == 0).all()
-    listed = equal if equal <= 11 else 0  # equal centers have adjacent columns
+    listed = equal if equal <= plan.candidates else 0  # equal centers have adjacent columns
     assert np.count_nonzero(ambiguous == listed) >= 100
 
 
