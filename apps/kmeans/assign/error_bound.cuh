@@ -7,7 +7,7 @@ namespace kmeans {
 
 // Statistics of all centers, except those that update/centers.cuh excludes because of their large norm. `norm` is C =
 // max ‖c‖, `lost` is δ = max ‖c − ĉ‖, `half_square` is H = max ‖c‖²/2, and `least` is c₀ = min ‖c‖. Here ĉ is center c
-// in float16. `near` is the part of the reach R (small_k.cuh) that does not depend on the row. Rows with a norm above
+// in float16. `near` is the part of the limit R (small_k.cuh) that does not depend on the row. Rows with a norm above
 // `norm_limit` have no error bound, so they are ambiguous.
 struct CenterStats {
   float norm, lost, half_square, norm_limit, least, near;
@@ -31,7 +31,7 @@ struct TileBound {
   float of_norm, always;
 };
 
-// The score error bound E of a row, over the centers within its reach R (small_k.cuh). Centers beyond R are farther
+// The score error bound E of a row, over the centers whose norm is at most R (small_k.cuh). Other centers are farther
 // from the row than the center of norm c₀, even by their computed scores.
 class RowBound {
  public:
@@ -41,7 +41,7 @@ class RowBound {
         of_norm_(rounding + 1.0f / (1 << 22) + tensor_error), of_square_(of_half_square / 2) {}
 
   // The largest norm of a center that can be the nearest of a row of this norm: min(C, R).
-  __device__ __forceinline__ float largest_norm(float norm) const { return fminf(norm_, reach(norm)); }
+  __device__ __forceinline__ float largest_norm(float norm) const { return fminf(norm_, limit(norm)); }
 
   // E of a row of this norm.
   __device__ __forceinline__ float operator()(float norm) const {
@@ -50,14 +50,14 @@ class RowBound {
   }
 
   // R of a row of this norm; infinity if no center is beyond R.
-  __device__ __forceinline__ float beyond(float norm) const { return reach(norm) < norm_ ? reach(norm) : kInfinity; }
+  __device__ __forceinline__ float beyond(float norm) const { return limit(norm) < norm_ ? limit(norm) : kInfinity; }
 
  private:
   // More than (1 + γ) 2⁻¹¹, since 2⁻¹¹ is the relative rounding error of a float16 element, and the error of subnormal
   // elements is small for a center whose norm is at least 1.
   static constexpr float kHalfRounding = 1.05f / 2048;
 
-  __device__ __forceinline__ float reach(float norm) const { return fmaf(2.2f, norm, near_); }
+  __device__ __forceinline__ float limit(float norm) const { return fmaf(2.2f, norm, near_); }
 
   float norm_, lost_, near_, of_norm_, of_square_;
 };

@@ -6,9 +6,8 @@
 //
 //   E = min(norm · b_T + a_T, E_i)   b_T = max_j ((ρ + 2⁻²² + γ) ‖c_j‖ + (1 + γ) δ_j),   a_T = max_j γ' ‖c_j‖²/2
 //
-// over the centers j of the tile, where E_i is the bound of small_k.cuh over all centers within the row's reach. γ' is
-// γ + 2⁻²², because the tensor cores also add −‖c‖²/2. With a level (kLevelled), γ' times the level is added to both
-// bounds. The core-matrix layout adds 2⁻³² (core_matrix_layout.cuh).
+// over the centers j of the tile. E_i is E of small_k.cuh, and γ' = γ + 2⁻²², because the tensor cores also add −‖c‖²/2.
+// With a level (kLevelled), γ' times the level is added to both. The core-matrix layout adds 2⁻³².
 //
 // A *lower score* is a score minus E, and an *upper score* is a score plus E. While centers stream by, those whose
 // upper score is at least the row's best lower score so far are *candidates*. Scores are processed in *units* of at
@@ -16,10 +15,9 @@
 // 32-bit mask and the best upper score of its tile. At the end, the candidates of a unit remain candidates if this
 // upper score is at least the final best lower score.
 //
-// Why it is fast: most scores cost half a maximum instruction, since accumulators start at −‖c‖²/2 plus the level. Only
-// a tile with a score near the row's best needs two more instructions per score, to set candidate bits in the mantissa
-// of a float. The more tiles, the rarer this is. Independent chains of instructions hide latency, which is long because
-// the tensor cores take half the register bandwidth.
+// Why it is fast: accumulators start at −‖c‖²/2, so a score needs no addition, and one instruction finds the largest of
+// three scores. Only a tile with a score near the row's best needs two more instructions per score, to set candidate
+// bits in the mantissa of a float. The more tiles, the rarer this is. Independent chains of instructions hide latency.
 #pragma once
 #include "apps/kmeans/assign/large_k_lists.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
@@ -30,9 +28,9 @@ namespace kmeans {
 constexpr float kSteep = 7.9228163e28f;
 
 // kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
-// kLevelled: adds a level per row, computed from norms, that makes the best score larger than 2 E_i. Then scores compare
-// as integers, and one instruction finds the largest of three. Negative scores may be found instead of larger negative
-// scores, but neither can be candidates. kCandidates: maximum candidates in a list.
+// kLevelled: a number per row, the level, is added to all scores of the row. It is computed from norms and makes the
+// best score larger than 2 E_i. So scores compare as integers: negative scores then have the wrong order, but they are
+// not those of candidates. kCandidates: maximum number of candidates in the list of an ambiguous row.
 template <int kColumns, int kKept, bool kLevelled, int kCandidates>
 struct StreamedArgminEpilogue {
   static constexpr bool kLevels = kLevelled;
@@ -211,7 +209,7 @@ struct StreamedArgminEpilogue {
     return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
   }
 
-  // At most the least magnitude of a row's best score, whose center has the minimum norm or a better score.
+  // Upper bound of minus the best score of a row: the score of the center of the minimum norm is at least minus this.
   static __device__ __forceinline__ float least_score(float norm, float least_norm) {
     return 1.02f * least_norm * (norm + least_norm / 2);
   }
@@ -271,8 +269,8 @@ struct StreamedArgminEpilogue {
     return __byte_perm(low, high, 0x5410);
   }
 
-  // Keeps a unit's candidates, if any, with the best upper score of its tile. They replace those of the latest kept unit
-  // if these are no longer candidates.
+  // Stores a unit's candidates, if any, with the best upper score of its tile. They replace those of the latest stored
+  // unit if these are no longer candidates.
   static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask, float upper) {
     Found(&kept)[kKept] = rows.found[r];
     const float above = upper + fabsf(upper) * (2.0f / (1 << 23) * kNumbers);

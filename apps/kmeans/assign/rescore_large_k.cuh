@@ -1,8 +1,9 @@
 // Rescoring of the ambiguous rows that large_k.cuh lists: the arg-min over their candidates, by the distances of
 // rescore.cuh. Appends rows with a new label to the block's list of reassigned rows (`changes`).
 //
-// Why it is fast: one warp rescores a row with a list of candidates. A whole block compares kRescoredRows rows with all
-// centers at a time, so that it reads each center from the L2 cache once for all of them. The rows are in shared memory.
+// Why it is fast: one warp rescores a row with a list of candidates, and prefetches later rows. A whole block compares
+// kRescoredRows rows with all centers at a time. The rows are in shared memory, so the block reads each center from the
+// L2 cache once for all of them.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -59,9 +60,9 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
   return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).center;
 }
 
-// Finds the nearest of all k centers to each of kRescoredRows rows, in float32; -1 for a row whose label is not certain.
-// `row_of(r)` is the index of row r. `nearest` and `values`, of kRescoredRows and kRescoredRows · d elements, are in
-// shared memory. By a block of kWarps warps.
+// Finds the nearest of all k centers to each of kRescoredRows rows by float32 distances. Stores −1 for a row whose label
+// these do not certify. `row_of(r)` is the index of row r. `nearest` and `values`, of kRescoredRows and
+// kRescoredRows · d elements, are in shared memory. By a block of kWarps warps.
 template <int kWarps, typename T, typename RowOf>
 __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, float>& rows, const float* centers, int k,
                                                         const RowOf& row_of, float* values, int* nearest) {
@@ -151,7 +152,7 @@ __device__ __forceinline__ int nearest_in_list(const CenteredRows<T, Work>& rows
   });
 }
 
-// Rescores the ambiguous rows. Block (x, y) processes part y of list x of ambiguous rows. With `together`, the block has
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x of ambiguous rows. If `together`, a block has
 // kRescoredRows · d floats of dynamic shared memory.
 template <typename T, typename Work, int kCandidates>
 __global__ void __launch_bounds__(kRescoreThreads, 3)

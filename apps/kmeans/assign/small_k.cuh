@@ -12,13 +12,16 @@
 // of a tensor-core product x̂·ĉ, relative to ‖x̂‖ ‖ĉ‖. The maxima are over all centers that are not excluded.
 //
 // One distant center must not widen the bounds of all rows. So the maxima C, δ and H of a row are taken over the
-// centers whose norm is at most the row's *reach* (RowBound in error_bound.cuh):
+// centers whose norm is at most a limit R (RowBound in error_bound.cuh):
 //
 //   R = 2.2 norm + 1.05 c₀ + 1,   c₀ = min ‖c‖
 //
-// A center beyond R is not the nearest, even by its computed score. That score is at most (1.001 + γ) norm ‖c‖ −
-// (1 − γ) ‖c‖²/2, which decreases with ‖c‖ from R on. At R it is less than −norm c₀ − c₀²/2, since γ < 0.016. The true
-// score of the center of norm c₀ is at least that.
+// A center of a larger norm is not the nearest, even by its computed score. That score is at most
+//
+//   (1.001 + γ) norm ‖c‖ − (1 − γ) ‖c‖²/2
+//
+// which decreases with ‖c‖ from R on. At R it is less than −norm c₀ − c₀²/2, since γ < 0.016. The true score of the
+// center of norm c₀ is at least that.
 //
 // A center can be the nearest only if its score exceeds the best score minus 2 E. Such centers are the *candidates* of
 // the row, one bit each. A row with one candidate is certified. If this candidate is the row's label already, the

@@ -9,9 +9,9 @@
 //   g = √(u² + D) − u = D / (√(u² + D) + u)
 //
 // since √(d₁² + D) − d₁ decreases with d₁. norm is the row's stored norm: at least ‖x̂‖, and at least 2¹² times the
-// row's rounding error in the half-precision copy (data/half_copy.cuh). Excluded centers have no scores, and E does not bound the
-// errors of centers beyond the row's reach R (small_k.cuh). The former are more than 4.01 · norm_limit from the mean
-// (update/centers.cuh), the latter more than R; this limits g.
+// row's rounding error in the half-precision copy (data/half_copy.cuh). Excluded centers have no scores, and E does not
+// bound the errors of centers of a norm above R (small_k.cuh). The former are more than 4.01 · norm_limit from the mean
+// (update/centers.cuh), the latter more than R. These distances limit g.
 //
 // ArgminEpilogueBounded  GEMM epilogue over all rows
 // assign_active_rows     scores only the rows that `select_active_rows` listed
@@ -33,8 +33,8 @@
 
 namespace kmeans {
 
-// Returns a lower bound of a row's gap g. `best` and `second` are s₁ and s₂; `error` is E. Centers that have no score, or
-// a score with a larger error than E, are at least `beyond` from the mean. Symbols: see the head of this file.
+// Returns a lower bound of a row's gap g. `best` and `second` are s₁ and s₂; `error` is E. Centers without a score, or
+// whose score has a larger error than E, are at least `beyond` from the mean. Symbols: see the head of this file.
 __device__ __forceinline__ float gap_of(float norm, float best, float second, float error, float beyond) {
   const float at_most = 1.001f * norm;
   const float square = fmaxf(at_most * at_most - 2 * best + 4 * error, 0.0f), nearest = sqrtf(square);

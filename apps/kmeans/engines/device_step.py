@@ -250,7 +250,7 @@ class DeviceStep(Step):
 
         In panels, a second launch sorts the columns by the norms that the first computed.
         """
-        arguments = [(self._staging, self._update_args(1, 0, 0.0), np.bool_(False))]
+        arguments: list[tuple[Any, ...]] = [(self._staging, self._update_args(1, 0, 0.0), np.bool_(False))]
         if self.buffers.order is not None:
             arguments.append((self.buffers.centers[0], self._update_args(0, 0, 0.0), np.bool_(True)))
         grid, threads = (self._n_columns,), (_CENTER_THREADS,)

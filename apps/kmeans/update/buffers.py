@@ -12,7 +12,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.update.fixed_point import NARROW, Integers
 
-__all__ = ["ColumnOrder", "IterationBuffers", "Layout"]
+__all__ = ["ColumnOrderBuffers", "IterationBuffers", "Layout"]
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class ColumnOrder:
+class ColumnOrderBuffers:
     """Order of the columns of float16 centers in panels, and score error bounds of column tiles.
 
     Attributes
@@ -73,7 +73,7 @@ class ColumnOrder:
     tile_bounds: Any
 
     @classmethod
-    def allocated(cls, xp: Any, k: int, n_columns: int, layout: Layout) -> ColumnOrder:
+    def allocated(cls, xp: Any, k: int, n_columns: int, layout: Layout) -> ColumnOrderBuffers:
         """Allocate the arrays for k centers in `n_columns` columns."""
         tiles = n_columns // layout.columns
         return cls(
@@ -104,7 +104,7 @@ class IterationBuffers:
         A `CenterStats`: maxima over the centers that enter the score error bound.
     found : array of shape (k, 4), float64
         A `CenterFound` of update/column_order.cuh per center.
-    order : ColumnOrder, optional
+    order : ColumnOrderBuffers, optional
         None if centers are not stored in panels.
     sums : array of shape (k, d + 1), int64
         Fixed-point cluster sums; the last column has the weights.
@@ -130,7 +130,7 @@ class IterationBuffers:
     offsets: Any
     center_stats: Any
     found: Any
-    order: ColumnOrder | None
+    order: ColumnOrderBuffers | None
     sums: Any
     scales: Any
     units: Any
@@ -157,7 +157,7 @@ class IterationBuffers:
             offsets=xp.empty(n_columns * (1 if layout.error_coefficients is None else 2), np.float32),
             center_stats=xp.empty(6, np.float32),
             found=xp.empty((k, 4)),
-            order=ColumnOrder.allocated(xp, k, n_columns, layout) if placement.panels else None,
+            order=ColumnOrderBuffers.allocated(xp, k, n_columns, layout) if placement.panels else None,
             sums=xp.empty((k, d + 1), np.int64),
             scales=xp.asarray(scales, np.float32 if sums.digits == NARROW else np.float64),
             units=xp.asarray(1 / scales),

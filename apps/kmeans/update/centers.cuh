@@ -112,7 +112,7 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
   const Doubles<3> most = over_block(Doubles<3>{square, lost, some}, most_of);
   square = most.at[0], lost = most.at[1], some = most.at[2];
   if (threadIdx.x != 0) return;
-  // Rounded up; infinity remains infinity. Norms of rows that do not certify labels give no reach (small_k.cuh).
+  // Rounded up; infinity remains infinity. Row norms that do not certify labels give no limit R (small_k.cuh).
   const float near_norm = (float)(sqrt(least) * 1.000001), norm = (float)(sqrt(square) * 1.000001),
               of_lost = (float)(sqrt(lost) * 1.000001);
   // Products beyond 2²⁷ would overflow in the epilogue. A center that is infinite in float16 has no finite products.
