@@ -90,7 +90,7 @@ class Gemm:
         return self._bound(A, B, self._workspace(), epilogue)
 
     def unbound(self, epilogue: Any) -> Launch:
-        """Return a launch to pass to `run`, which sets all addresses, including those in the structure `epilogue`."""
+        """Return a launch whose addresses, also those in the structure `epilogue`, are null until `run` sets them."""
         return self._bound(0, 0, (np.uint64(0), np.uint64(0)), epilogue)
 
     def run(self, launch: Launch, A: int, B: int, epilogue: Iterable[tuple[int, int]]) -> None:

@@ -47,7 +47,7 @@ _TUNED = Path(__file__).resolve().parent / "tuned"
 _ALIKE = 2
 # `tune` measures this many cublasLt algorithms for each of the two forms of a product (`own_orders`).
 _RANKS = 8
-# Without a table row, a kernel without tensor cores is preferred if k · w is at most this.
+# If the table of tuned plans has no row for a product, a kernel without tensor cores is preferred up to this k · w.
 _SIMPLE = 128
 
 

@@ -6,7 +6,7 @@
 //
 //   E = min(norm · b_T + a_T, E_i)   b_T = max_j ((ρ + 2⁻²² + γ) ‖c_j‖ + (1 + γ) δ_j),   a_T = max_j γ' ‖c_j‖²/2
 //
-// over the centers j of the tile. E_i is E of small_k.cuh, and γ' = γ + 2⁻²², because the tensor cores also add −‖c‖²/2.
+// over the centers j of the tile. E_i is E of small_k.cuh. γ' = γ + 2⁻²², because the tensor cores also add −‖c‖²/2.
 // With a level (kLevelled), γ' times the level is added to both. The core-matrix layout adds 2⁻³².
 //
 // A *lower score* is a score minus E, and an *upper score* is a score plus E. While centers stream by, those whose

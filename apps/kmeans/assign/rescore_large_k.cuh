@@ -60,8 +60,8 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
   return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).center;
 }
 
-// Finds the nearest of all k centers to each of kRescoredRows rows by float32 distances. Stores −1 for a row whose label
-// these do not certify. `row_of(r)` is the index of row r. `nearest` and `values`, of kRescoredRows and
+// Finds the nearest of all k centers to each of kRescoredRows rows by float32 distances. Stores −1 for a row whose
+// label these do not certify. `row_of(r)` is the index of row r. `nearest` and `values`, of kRescoredRows and
 // kRescoredRows · d elements, are in shared memory. By a block of kWarps warps.
 template <int kWarps, typename T, typename RowOf>
 __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, float>& rows, const float* centers, int k,

@@ -9,7 +9,7 @@
 //   E = norm · (ρ C + δ + γ (C + δ)) + 2⁻²² H,   C = max ‖c‖, δ = max ‖c − ĉ‖, H = max ‖c‖²/2
 //
 // norm is the stored norm of the row, and ρ is the relative rounding error of the half-precision copy. γ is the error
-// of a tensor-core product x̂·ĉ, relative to ‖x̂‖ ‖ĉ‖. The maxima are over all centers that are not excluded.
+// of a tensor-core product x̂·ĉ, relative to ‖x̂‖ ‖ĉ‖.
 //
 // One distant center must not widen the bounds of all rows. So the maxima C, δ and H of a row are taken over the
 // centers whose norm is at most a limit R (RowBound in error_bound.cuh):
