@@ -12,9 +12,9 @@ template <typename T, typename Sum>
 struct Scaled {
   T* C;
   long long row_stride, column_stride;
-  // Flag: if it is not 0, C has the layout that the fast path of the epilogue requires. For the epilogue Store, C is then
-  // row-major without gaps, aligned to 16 bytes and as wide as a tile, and each warp holds whole rows of the tile. For
-  // the epilogue StoreLines, every column of C is then aligned to 16 bytes.
+  // Flag: if it is not 0, C has the layout that the fast path of the epilogue requires. For the epilogue Store, C is
+  // then row-major without gaps, aligned to 16 bytes and as wide as a tile, and each warp holds whole rows of the tile.
+  // For the epilogue StoreLines, every column of C is then aligned to 16 bytes.
   long long regular;
   Sum alpha, beta;
 

@@ -5,13 +5,13 @@
 //   sums (k × (d + 1))
 //
 // tiles      32 rows each, in a multistage pipeline per warp (tile_pipeline.cuh)
-// scores     x·c − ‖c‖²/2 plus a constant that makes all scores positive, by mma of each warp (scores_mma.cuh) or by
-//            wgmma of warpgroups (scores_wgmma.cuh)
+// scores     x·c − ‖c‖²/2 plus a constant that makes all scores positive, by mma of each warp (scores_mma.cuh) or
+//            by wgmma of warpgroups (scores_wgmma.cuh)
 // labels     as in assign/small_k.cuh: candidates from the best score and a score error bound, transposed so that each
 //            lane has all candidates of one row
 // sums       rows with a new and certain label are added (bank_free_sums.cuh). If a tile has many such rows, they are
-//            added at once from the tile in shared memory. Otherwise, they enter a queue of the warp (kernels/device/warp_queue.cuh), from
-//            which 32 rows at a time are read from X and added
+//            added at once from the tile in shared memory. Otherwise, they enter a queue of the warp
+//            (kernels/device/warp_queue.cuh), from which 32 rows at a time are read from X and added
 // rescoring  ambiguous rows enter another queue of the warp and are rescored in float64, 32 at a time
 //
 // If a center is so far away that scores could overflow, the threshold is NaN, and float64 distances label every row.
