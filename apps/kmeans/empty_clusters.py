@@ -11,6 +11,10 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["next_centers_after_relocation", "relocate_empty_clusters"]
 
+# Up to this many samples, the farthest samples come in scikit-learn's order. It is that of `numpy.argpartition`, which
+# needs all distances on the host.
+_MOST_ORDERED = 1 << 18
+
 
 def next_centers_after_relocation(data: Data, labels: Any, found: Assignment, centers: np.ndarray) -> np.ndarray:
     """Relocate the empty clusters of an assignment, and return the new centers.
@@ -34,8 +38,7 @@ def next_centers_after_relocation(data: Data, labels: Any, found: Assignment, ce
 def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers: np.ndarray) -> None:
     """Move the samples farthest from their assigned centers into the empty clusters, one sample per cluster.
 
-    Modifies the sums and weights of `found` in place, but not `labels`. Equal distances are ordered by
-    `numpy.argpartition`, as in scikit-learn. If all distances are zero, nothing is moved.
+    Modifies the sums and weights of `found` in place, but not `labels`. If all distances are zero, nothing is moved.
 
     Parameters
     ----------
@@ -46,10 +49,9 @@ def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers:
     centers : numpy.ndarray of shape (k, d)
     """
     empty = np.flatnonzero(found.weights == 0)
-    distances = data.own_distances(centers, labels)
-    if distances.max() == 0:
+    farthest = _farthest_samples(data, labels, centers, len(empty))
+    if farthest is None:
         return  # fewer distinct samples than clusters
-    farthest = np.argpartition(distances, -len(empty))[: -len(empty) - 1 : -1]
     rows = data.rows(farthest).astype(np.float64)
     of_rows = to_host(labels[data.xp.asarray(farthest)])
     weights = np.ones(len(farthest))
@@ -60,3 +62,23 @@ def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers:
         found.sums[new] = row * weight
         found.weights[new] = weight
         found.weights[old] -= weight
+
+
+def _farthest_samples(data: Data, labels: Any, centers: np.ndarray, count: int) -> np.ndarray | None:
+    """Return the indices of the `count` samples farthest from their centers; None if all distances are zero.
+
+    Up to `_MOST_ORDERED` samples, the order is that of `numpy.argpartition`, as in scikit-learn. Beyond, it is that of
+    the distances, largest first, and each block of samples is searched where it is.
+    """
+    if len(labels) <= _MOST_ORDERED:
+        distances = data.own_distances(centers, labels)
+        return None if distances.max() == 0 else np.argpartition(distances, -count)[: -count - 1 : -1]
+    indices, values, start = [], [], 0
+    for part in data.each_own_distance(centers, labels):
+        some = data.xp.argpartition(part, max(0, len(part) - count))[-count:]
+        indices.append(to_host(some).astype(np.int64) + start)
+        values.append(to_host(part[some]))
+        start += len(part)
+    index, value = np.concatenate(indices), np.concatenate(values)
+    order = np.lexsort((index, -value))[:count]
+    return None if value[order[0]] == 0 else index[order]

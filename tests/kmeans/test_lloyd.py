@@ -14,7 +14,7 @@ from sklearn.cluster import KMeans
 from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans import empty_clusters, lloyd
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.open_engine import open_engine
@@ -107,6 +107,21 @@ def test_empty_clusters_move_to_the_farthest_samples(rng, weighted):
     actual = TSKMeans(7, init=init, device="cpu").fit(streamed(X), sample_weight=weights)
     oracle.assert_same_fit(actual, expected, X)
     assert len(np.unique(actual.labels_)) == 7
+
+
+@pytest.mark.parametrize("count", [1, 7, 300])
+def test_farthest_samples_of_large_data_are_in_the_order_of_their_distances(count, rng, monkeypatch):
+    X, centers = rng.standard_normal((1000, 3)), rng.standard_normal((5, 3))
+    X[10:20] = X[10]
+    labels = rng.integers(0, 5, 1000).astype(np.int32)
+    data = open_engine(streamed(X), device="cpu").data
+    monkeypatch.setattr(empty_clusters, "_MOST_ORDERED", 999)
+    found = empty_clusters._farthest_samples(data, labels, centers, count)
+    squares = ((X - centers[labels]) ** 2).sum(axis=1)
+    assert found.tolist() == np.lexsort((np.arange(1000), -squares))[:count].tolist()
+    labels[:] = 0
+    data = open_engine(streamed(np.tile(centers[0], (1000, 1))), device="cpu").data
+    assert empty_clusters._farthest_samples(data, labels, centers, count) is None
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])

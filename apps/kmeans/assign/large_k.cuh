@@ -182,19 +182,30 @@ struct StreamedArgminEpilogue {
     for (int r = 0; r < 2; ++r) {
       if (to[r] >= 0) changes[blockIdx.x * capacity + place[r]] = {row + 8 * r, rows.label[r], to[r], 0};
     }
-    places_of(lane == 0 && count[0] != 1, lane == 0 && count[1] != 1, &here()->ambiguous, place);
+    bool listed[2], all[2];
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      listed[r] = 1 < count[r] && count[r] <= kCandidates, all[r] = count[r] != 1 && !listed[r];
+    }
+    places_of(lane == 0 && listed[0], lane == 0 && listed[1], &here()->ambiguous, place);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned own = simt::shuffle(place[r], (int)(threadIdx.x & 28));
-      if (count[r] == 1) continue;
-      const bool known = 0 < count[r] && count[r] <= kCandidates;
+      if (!listed[r]) continue;
       AmbiguousLargeK<kCandidates>& entry = ambiguous[blockIdx.x * capacity + own];
-      if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = known ? count[r] : 0;
+      if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = count[r];
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         Found& found = rows.found[r][i];
-        for (; known && found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = centers[column(found)];
+        for (; found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = centers[column(found)];
       }
+    }
+    places_of(lane == 0 && all[0], lane == 0 && all[1], &here()->compared_with_all, place);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (lane != 0 || !all[r]) continue;
+      AmbiguousLargeK<kCandidates>& entry = ambiguous[(blockIdx.x + 1) * capacity - 1 - place[r]];
+      entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = 0;
     }
   }
 
@@ -281,19 +292,6 @@ struct StreamedArgminEpilogue {
 #pragma unroll
     for (int i = kKept - 1; i > 0; --i) kept[i] = stays ? kept[i - 1] : kept[i];
     if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
-  }
-
-  // Reserves list positions for a warp. Each lane appends one item if `one`, and another if `other`.
-  static __device__ __forceinline__ void places_of(bool one, bool other, unsigned* length, unsigned (&place)[2]) {
-    const unsigned ones = __ballot_sync(simt::every_lane, one), others = __ballot_sync(simt::every_lane, other);
-    const unsigned before = (1u << threadIdx.x % 32) - 1;
-    unsigned begin = 0;
-    if ((ones | others) != 0) {
-      if (threadIdx.x % 32 == 0) begin = atomicAdd(length, (unsigned)(__popc(ones) + __popc(others)));
-      begin = simt::shuffle(begin, 0);
-    }
-    place[0] = begin + __popc(ones & before);
-    place[1] = begin + __popc(ones) + __popc(others & before);
   }
 };
 

@@ -152,7 +152,7 @@ __device__ __forceinline__ int nearest_in_list(const CenteredRows<T, Work>& rows
   });
 }
 
-// Rescores the ambiguous rows. Block (x, y) processes part y of list x of ambiguous rows. If `together`, a block has
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x. If `together`, a block has
 // kRescoredRows · d floats of dynamic shared memory.
 template <typename T, typename Work, int kCandidates>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
@@ -187,40 +187,30 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
     }
     append(mine.from != mine.to, mine);
   }
-  // Rows without a list of candidates. All warps run this loop alike.
-  __shared__ unsigned waiting[kRescoredRows];
+  // Rows without candidates, kRescoredRows at a time, from the end of the list.
   __shared__ int nearest[kRescoredRows];
-  int count_waiting = 0;
-  const auto rescore_waiting = [&] {
-    __syncthreads();
+  const unsigned all = lengths[blockIdx.x].compared_with_all;
+  for (unsigned begin = blockIdx.y * kRescoredRows; begin < all; begin += gridDim.y * kRescoredRows) {
+    const AmbiguousLargeK<kCandidates>* const entries = list + capacity - 1 - begin;  // row r is entries[-r]
+    const int some = all - begin < kRescoredRows ? (int)(all - begin) : kRescoredRows;
     if (threadIdx.x < kRescoredRows) nearest[threadIdx.x] = -1;
     __syncthreads();
     if constexpr (sizeof(Work) == sizeof(float)) {
       if (together) {
-        const auto row_of = [&](int r) { return (long long)list[waiting[r < count_waiting ? r : 0]].row; };
+        const auto row_of = [&](int r) { return (long long)entries[r < some ? -r : 0].row; };
         nearest_of_all_together<kWarps>(rows, centers, k, row_of, simt::dynamic_shared<float>(), nearest);
       }
     }
     Reassignment mine = {};
 #pragma unroll 1
-    for (int r = 0; r < count_waiting; ++r) {
-      const AmbiguousLargeK<kCandidates>& entry = list[waiting[r]];
+    for (int r = 0; r < some; ++r) {
+      const AmbiguousLargeK<kCandidates>& entry = entries[-r];
       const int to = nearest[r] >= 0 ? nearest[r] : nearest_of_all<kWarps>(rows, centers, k, entry.row);
       if (lane == r) mine = {entry.row, entry.label, to, 0};
     }
     if (warp == 0) append(mine.from != mine.to, mine);
-    count_waiting = 0;
-    __syncthreads();  // all warps have read `waiting`
-  };
-  for (unsigned begin = first; begin < last; begin += 32) {
-    unsigned found = __ballot_sync(simt::every_lane, begin + lane < last && list[begin + lane].count == 0);
-    for (; found; found &= found - 1) {
-      if (threadIdx.x == 0) waiting[count_waiting] = begin + __ffs(found) - 1;
-      ++count_waiting;
-      if (count_waiting == kRescoredRows) rescore_waiting();
-    }
+    __syncthreads();  // all warps have read `nearest`
   }
-  if (count_waiting > 0) rescore_waiting();
 }
 
 }  // namespace kmeans

@@ -315,5 +315,9 @@ class _Problem:
 
     def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
         """Return ‖x − c‖² of every sample and its center, (n,), in host memory; see `Data.own_distances`."""
+        return to_host(next(self.each_own_distance(centers, labels)))
+
+    def each_own_distance(self, centers: np.ndarray, labels: Any) -> Iterator[Any]:
+        """Yield the distances of `own_distances` where the samples are; see `Data.each_own_distance`."""
         delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[labels]
-        return to_host((delta * delta).sum(axis=1))
+        yield (delta * delta).sum(axis=1)

@@ -276,19 +276,20 @@ class Data(ABC):
             The centers, minus the same mean as X.
         labels : array of shape (n,), int32
         """
-        parts = self._each_own_distance(centers, labels, weighted=True)
+        parts = self.each_own_distance(centers, labels, weighted=True)
         total = sum(part.sum(dtype=np.float64) for part in parts)
         return float(total) / (2 if self.spherical else 1)
 
     def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
         """Return ‖x − c‖² of every sample x and the center c of its label: (n,), in `dtype`, in host memory."""
         distances, end = np.empty(self.n_samples, self.dtype), 0
-        for part in self._each_own_distance(centers, labels, weighted=False):
+        for part in self.each_own_distance(centers, labels):
             distances[end : end + len(part)] = to_host(part)
             end += len(part)
         return distances
 
-    def _each_own_distance(self, centers: np.ndarray, labels: Any, *, weighted: bool) -> Iterator[Any]:
+    def each_own_distance(self, centers: np.ndarray, labels: Any, *, weighted: bool = False) -> Iterator[Any]:
+        """Yield the `own_distances` of one block of samples after another, times the weights if `weighted`."""
         device_centers = self.xp.asarray(centers, dtype=self.dtype)
 
         def work(start: int, block: Any) -> Any:

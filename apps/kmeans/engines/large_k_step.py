@@ -63,7 +63,7 @@ class LargeKStep(DeviceStep):
         self._changes = data.xp.empty(blocks * self._capacity * REASSIGNMENT_BYTES, np.uint8)
         # Lists of ambiguous rows. After rescoring, `SegmentedSum` reuses this memory for the sorted row indices.
         self._ambiguous = data.xp.empty(blocks * self._capacity * AMBIGUOUS_LARGE_K_BYTES[plan.candidates], np.uint8)
-        self._lengths = data.xp.empty((blocks, 2), np.uint32)
+        self._lengths = data.xp.empty((blocks, 3), np.uint32)
         # A block compares several rows with all centers at a time, if shared memory holds them in float32.
         shared_bytes = 4 * _RESCORED_ROWS * data.n_features
         self._together = data.dtype == np.float32 and shared_bytes <= _MOST_SHARED_BYTES
@@ -100,7 +100,7 @@ class LargeKStep(DeviceStep):
         tiles = -(-n // plan.ROWS), self._n_columns // plan.columns
         product = half_copy.rows, of.centers_half, *map(np.int32, tiles), nearest
         certified = of.rows, centers, k, *lists, np.int64(self._capacity), of.stopped, np.bool_(self._together)
-        every = structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=2)
+        every = structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=3)
         return [
             bind(self._product, (self._blocks,), (plan.threads,), product, plan.shared_bytes),
             bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified, self._rescore_shared_bytes),

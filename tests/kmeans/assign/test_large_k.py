@@ -53,7 +53,8 @@ def candidates(step):
     words = AMBIGUOUS_LARGE_K_BYTES[step._plan.candidates] // 4
     ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, words)
     assert (lengths <= ambiguous.shape[1]).all()
-    return np.concatenate([some[:count, 2] % 2**16 for some, (_, count) in zip(ambiguous, lengths, strict=True)])
+    each = zip(ambiguous, lengths, strict=True)
+    return np.concatenate([[*(some[:listed, 2] % 2**16), *np.zeros(all_, int)] for some, (_, listed, all_) in each])
 
 
 def assign(step, centers):
