@@ -32,11 +32,12 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 
-__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
+__all__ = ["CENTER_THREADS", "RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
 #: Rescoring kernels: threads per block, and launched blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
-_CENTER_THREADS = 256
+#: Threads of a block of the kernels of update/centers.cuh.
+CENTER_THREADS = 256
 # Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
 _AHEAD = 2
 # The host computes the inertia from the running cluster sums, instead of a pass over X, under two conditions: X has at
@@ -246,15 +247,9 @@ class DeviceStep(Step):
         self._run("prepare", self._bind_prepare)
 
     def _bind_prepare(self) -> Sequence[Callable[[], None]]:
-        """Return the launches that prepare the first centers, which the kernel reads from the pinned staging buffer.
-
-        In panels, a second launch sorts the columns by the norms that the first computed.
-        """
-        arguments: list[tuple[Any, ...]] = [(self._staging, self._update_args(1, 0, 0.0), np.bool_(False))]
-        if self.buffers.order is not None:
-            arguments.append((self.buffers.centers[0], self._update_args(0, 0, 0.0), np.bool_(True)))
-        grid, threads = (self._n_columns,), (_CENTER_THREADS,)
-        return [self.data.machine.bind(self._prepare, grid, threads, given) for given in arguments]
+        """Return the launches that prepare the first centers, which the kernel reads from the pinned staging buffer."""
+        arguments = self._staging, self._update_args(1, 0, 0.0), np.bool_(False)
+        return [self.data.machine.bind(self._prepare, (self._n_columns,), (CENTER_THREADS,), arguments)]
 
     def _stage_centers(self, index: int) -> None:
         """Start an asynchronous copy of `buffers.centers[index]` to the staging buffer."""
@@ -286,7 +281,7 @@ class DeviceStep(Step):
         The iteration reads `buffers.centers[now]`, and writes `buffers.centers[1 - now]` and `_outcomes[slot]`.
         """
         arguments = (self._update_args(now, slot, tol),)
-        update_centers = self.data.machine.bind(self._update_centers, (self.k,), (_CENTER_THREADS,), arguments)
+        update_centers = self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), arguments)
         return [*self._bind_rows(self.buffers.centers[now]), update_centers]
 
     def _update_args(self, now: int, slot: int, tol: float) -> Any:
@@ -333,19 +328,8 @@ class DeviceStep(Step):
         )
 
     def _order_args(self, now: int) -> Any:
-        """Return the `COLUMN_ORDER` argument of an iteration; null pointers if centers are not stored in panels."""
-        order, coefficients = self.buffers.order, self.layout.tile_coefficients
-        if order is None or coefficients is None:
-            return np.zeros((), COLUMN_ORDER)[()]
-        return structure(
-            COLUMN_ORDER,
-            norms=order.norms[now],
-            next_norms=order.norms[1 - now],
-            columns=order.columns,
-            centers=order.centers,
-            tile_bounds=order.tile_bounds,
-            **coefficients._asdict(),
-        )
+        """Return the `COLUMN_ORDER` argument of an iteration; null pointers if columns are not sorted."""
+        return np.zeros((), COLUMN_ORDER)[()]
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weighted sum (k, d) and the weight (k,) of each cluster, float64, in host memory."""

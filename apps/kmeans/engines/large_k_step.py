@@ -8,6 +8,7 @@ The step supports smaller k too, but `select_step` selects it only for k > 64.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,16 +23,19 @@ from tsapps.apps.kmeans.assign.plan import (
 )
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
-from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
-from tsapps.apps.kmeans.update.buffers import Layout
+from tsapps.apps.kmeans.engines.device_step import CENTER_THREADS, RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
+from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, Layout
 from tsapps.apps.kmeans.update.launch import SegmentedSum, grid_of_lists
-from tsapps.apps.kmeans.update.plan import LISTS
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["LargeKStep"]
 
 _SOURCE = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmeans/assign/large_k.cuh"\n'
+# Minimum n · d · k for which columns are sorted by the norms of the new centers. Below, columns are in the order of the
+# norms of the previous centers: the launch would take more time than tighter error bounds save.
+_LEAST_SORTED = 1 << 36
 # kRescoredRows of assign/rescore_large_k.cuh, and the shared memory of a block of any GPU without special request.
 _RESCORED_ROWS, _MOST_SHARED_BYTES = 8, 32 * 1024
 
@@ -50,8 +54,9 @@ class LargeKStep(DeviceStep):
 
     def __init__(self, data: DeviceData, plan: StreamPlan, k: int, *, certifies: bool) -> None:
         half_copy = data.half_copy(plan.row_panels, certifies=certifies)
-        coefficients = tile_coefficients(data.n_features, float(half_copy.rounding), levels=plan.levels)
-        layout = Layout(half_copy.placement, plan.columns, tile_coefficients=coefficients)
+        self._coefficients = tile_coefficients(data.n_features, float(half_copy.rounding), levels=plan.levels)
+        layout = Layout(half_copy.placement, plan.columns)
+        self._order = ColumnOrderBuffers.allocated(data.xp, k, layout)
         super().__init__(data, k, layout, bounds=False, certifies=certifies)
         self.half_copy = half_copy
         n, gpu = data.n_samples, data.gpu
@@ -73,19 +78,43 @@ class LargeKStep(DeviceStep):
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
         self._segments = SegmentedSum(data, k, self.integers.digits, "Reassignment", blocks, self._ambiguous)
 
+    def _bind_prepare(self) -> Sequence[Callable[[], None]]:
+        return [*super()._bind_prepare(), self._bind_sort(0)]
+
+    def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
+        launches = [*super()._bind_iteration(now, slot, tol)]
+        data = self.data
+        if data.n_samples * data.n_features * self.k >= _LEAST_SORTED:
+            launches.append(self._bind_sort(1 - now))
+        return launches
+
+    def _bind_sort(self, index: int) -> Launch:
+        """Return the launch that sorts the columns of the float16 centers by the norms of `buffers.centers[index]`."""
+        arguments = self.buffers.centers[index], self._update_args(index, 0, 0.0), np.bool_(True)
+        return self.data.machine.bind(self._prepare, (self.k,), (CENTER_THREADS,), arguments)
+
+    def _order_args(self, now: int) -> Any:
+        order = self._order
+        return structure(
+            COLUMN_ORDER,
+            norms=order.norms[now],
+            next_norms=order.norms[1 - now],
+            columns=order.columns,
+            centers=order.centers,
+            tile_bounds=order.tile_bounds,
+            **self._coefficients._asdict(),
+        )
+
     def _bind_rows(self, centers: Any) -> list[Launch]:
         half_copy, plan, k, of = self.half_copy, self._plan, np.int32(self.k), self.buffers
         bind = self.data.machine.bind
         n, d = self.data.source.shape
-        order = self.buffers.order
-        if order is None:
-            raise RuntimeError("centers for large k are stored in panels, whose columns have an order")
         lists = self._changes, self._ambiguous, self._lengths
         nearest = structure(
             STREAMED_ARGMIN,
             center_stats=of.center_stats,
-            tile_bounds=order.tile_bounds,
-            centers=order.centers,
+            tile_bounds=self._order.tile_bounds,
+            centers=self._order.centers,
             norms=half_copy.norms,
             labels=of.labels,
             changes=self._changes,

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import TILE_BOUND, TileCoefficients
+from tsapps.apps.kmeans.assign.plan import TILE_BOUND
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.update.fixed_point import NARROW, Integers
@@ -34,8 +34,6 @@ class Layout:
     error_coefficients : tuple of float, optional
         Factors of ‖c‖ and of ‖c − ĉ‖ in the error coefficient of each center c; ĉ is the center in float16. None if
         centers have no error coefficients of their own.
-    tile_coefficients : TileCoefficients, optional
-        Factors in the error bounds of column tiles; required if centers are stored in panels.
     """
 
     placement: Placement
@@ -44,7 +42,6 @@ class Layout:
     lists: int = 0
     labels: str = "int32"
     error_coefficients: tuple[float, float] | None = None
-    tile_coefficients: TileCoefficients | None = None
 
     def columns_of(self, k: int) -> int:
         """Return the number of GEMM columns for one part of each of k centers."""
@@ -73,14 +70,14 @@ class ColumnOrderBuffers:
     tile_bounds: Any
 
     @classmethod
-    def allocated(cls, xp: Any, k: int, n_columns: int, layout: Layout) -> ColumnOrderBuffers:
-        """Allocate the arrays for k centers in `n_columns` columns."""
-        tiles = n_columns // layout.columns
+    def allocated(cls, xp: Any, k: int, layout: Layout) -> ColumnOrderBuffers:
+        """Allocate the arrays for k centers."""
+        n_columns = layout.columns_of(k)
         return cls(
             norms=tuple(xp.empty((2, k), np.int32)),
             columns=xp.empty(k, np.int32),
             centers=xp.zeros(n_columns, np.int32),
-            tile_bounds=xp.empty(tiles * TILE_BOUND.itemsize, np.uint8),
+            tile_bounds=xp.empty(n_columns // layout.columns * TILE_BOUND.itemsize, np.uint8),
         )
 
 
@@ -104,8 +101,6 @@ class IterationBuffers:
         A `CenterStats`: maxima over the centers that enter the score error bound.
     found : array of shape (k, 4), float64
         A `CenterFound` of update/column_order.cuh per center.
-    order : ColumnOrderBuffers, optional
-        None if centers are not stored in panels.
     sums : array of shape (k, d + 1), int64
         Fixed-point cluster sums; the last column has the weights.
     scales : array of shape (d + 1,)
@@ -130,7 +125,6 @@ class IterationBuffers:
     offsets: Any
     center_stats: Any
     found: Any
-    order: ColumnOrderBuffers | None
     sums: Any
     scales: Any
     units: Any
@@ -157,7 +151,6 @@ class IterationBuffers:
             offsets=xp.empty(n_columns * (1 if layout.error_coefficients is None else 2), np.float32),
             center_stats=xp.empty(6, np.float32),
             found=xp.empty((k, 4)),
-            order=ColumnOrderBuffers.allocated(xp, k, n_columns, layout) if placement.panels else None,
             sums=xp.empty((k, d + 1), np.int64),
             scales=xp.asarray(scales, np.float32 if sums.digits == NARROW else np.float64),
             units=xp.asarray(1 / scales),

@@ -8,7 +8,9 @@
 // update_centers   computes the cluster means (fixed_point.cuh), which become the next centers, and the stopping test.
 //                  It sets `stopped` if no label changed, if the squared center shift is at most `tolerance`, or if a
 //                  cluster is empty. Then later launches do nothing; the host fills empty clusters. With bounds
-//                  (bounds/state.cuh), it accumulates the drift of the centers and selects the next pass.
+//                  (bounds/state.cuh), it accumulates the drift of the centers and selects the next pass. In panels,
+//                  it sorts columns by the norms of the previous centers; another launch of prepare_centers can sort
+//                  them by those of the new ones (update/column_order.cuh).
 //
 // A distant center would widen the error bound of every row. If some center is within 2·norm_limit of the mean, a
 // center beyond 4·norm_limit is not the nearest of any row within norm_limit. Such a center is *excluded*: its bias is
@@ -128,18 +130,23 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
 }
 
 // Copies given centers, which may be in host memory, to `next`, and converts them (head of this file). Resets the count
-// of reassigned rows and the stop flag. If `sorts`, sorts the columns by norms that an earlier launch computed.
+// of reassigned rows and the stop flag.
+//
+// If `sorts`, converts centers again whose norms an earlier launch computed, with the columns sorted by these norms. It
+// then copies and resets nothing, and does nothing after the last iteration.
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 3)
     prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of, bool sorts) {
   ptx::griddepcontrol_wait();
+  if (sorts && *of.stopped) return;
   const int j = blockIdx.x, k = of.k, d = of.d;
   const int column = sorts && j < k ? column_of(of.order, k, j) : j;
   CenterFound mine = {};
 #pragma unroll 4
   for (int i = threadIdx.x; j < k && i < of.centers_half.padded; i += blockDim.x) {
     Work c = 0;
-    if (i < d) of.next[(long long)j * d + i] = c = given[(long long)j * d + i];
+    if (i < d) c = given[(long long)j * d + i];
+    if (i < d && !sorts) of.next[(long long)j * d + i] = c;
     place((double)c, of.scale, of.centers_half.at(column, i), mine);
   }
   if (of.centers_half.second != 0 && j < k)
@@ -153,6 +160,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3)
   for (int i = threadIdx.x; i < k; i += blockDim.x) least = least_of(0, least, of.found[i].square);
   least = over_block(Doubles<1>{least}, least_of).at[0];
   put_together(of, least);
+  if (sorts) return;
   if (threadIdx.x == 0) *of.n_reassigned = 0, *of.stopped = 0;
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }

@@ -3,8 +3,8 @@
 //   center j   →   column: rank of ‖c_j‖ one iteration before     column tile   →   maxima of the error coefficients
 //
 // The bound of a column tile is that of its worst center. So centers are sorted by norm, which makes the bounds of most
-// tiles almost as good as bounds of single centers. The norms of the previous iteration suffice, and they are known
-// before this iteration's centers are placed.
+// tiles almost as good as bounds of single centers. Norms of the previous iteration are known before this iteration's
+// centers are placed, so they cost no launch. If an iteration takes long, another launch sorts by the actual norms.
 #pragma once
 #include "kernels/device/block_reduce.cuh"
 #include "apps/kmeans/assign/error_bound.cuh"

@@ -155,7 +155,9 @@ def test_a_missing_barrier_is_caught(barrier):
 
 def test_a_barrier_in_divergent_code_is_caught():
     kernels = harness.build(
-        altered("v3", "__syncthreads();  // the tile is whole\n      load", "if (row < m) __syncthreads();\n      load")
+        altered(
+            "v3", "__syncthreads();  // the tile is complete\n      load", "if (row < m) __syncthreads();\n      load"
+        )
     )
     A, B = matrices(70, 300, 9, np.float32)
     with pytest.raises(harness.KernelError, match="divergent"):

@@ -188,14 +188,14 @@ def test_columns_are_in_the_order_of_the_norms(rng):
     centers[7] = centers[8]
     step = step_of(X, k, KINDS[0], plan)
     place(step, centers)
-    order = step.buffers.order
+    order = step._order
     scaled = centers.astype(np.float32).astype(np.float64) * float(step.half_copy.scale)
     norms = np.linalg.norm(scaled, axis=1).astype(np.float32)
     expected = np.lexsort((np.arange(k), norms))
     assert order.centers[:k].tolist() == expected.tolist()
     assert order.columns[expected].tolist() == list(range(k))
     # The maximum of the exact coefficients over a column tile.
-    of_norm, of_lost, of_half_square, of_level = step.layout.tile_coefficients
+    of_norm, of_lost, of_half_square, of_level = step._coefficients
     halves = scaled.astype(np.float32).astype(np.float16).astype(np.float64)
     coefficients = of_norm * norms + of_lost * np.linalg.norm(scaled - halves, axis=1)
     bounds, least = order.tile_bounds.view(np.float32).reshape(-1, 2), norms.min()
