@@ -327,7 +327,7 @@ class DeviceStep(Step):
             certifies=self.certifies,
         )
 
-    def _order_args(self, now: int) -> Any:
+    def _order_args(self, now: int) -> Any:  # noqa: ARG002
         """Return the `COLUMN_ORDER` argument of an iteration; null pointers if columns are not sorted."""
         return np.zeros((), COLUMN_ORDER)[()]
 
