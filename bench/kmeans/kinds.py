@@ -52,7 +52,7 @@ KINDS: dict[str, str] = {
 
 
 def draw(kind: str, n: int, d: int, k: int, seed: int, xp: Any) -> tuple[Any, Any]:
-    """Draw float32 data of a kind, (n, d), and k of its rows as initial centers."""
+    """Draw float32 data of a kind, (n, d), and initial centers: its first k rows, which are as random as others."""
     rng = xp.random.default_rng(seed)
     middles = np.float32(0.6) * rng.standard_normal((k, d), dtype=np.float32)
     X = xp.empty((n, d), np.float32)
@@ -61,7 +61,7 @@ def draw(kind: str, n: int, d: int, k: int, seed: int, xp: Any) -> tuple[Any, An
         clusters = _zipf_clusters(rng, size, k, xp) if kind == "zipf" else rng.integers(0, k, size)
         noise = rng.standard_normal((size, d), dtype=np.float32)
         X[start : start + size] = _rows(kind, rng, middles[clusters], noise, clusters / k, xp)
-    return X, X[rng.permutation(n)[:k]].copy()
+    return X, X[:k].copy()
 
 
 def _rows(kind: str, rng: Any, middles: Any, noise: Any, place: Any, xp: Any) -> Any:
