@@ -26,6 +26,8 @@ __all__ = [
     "fits_table",
     "fits_text",
     "gemm_table",
+    "kinds_table",
+    "kinds_text",
     "kmeans_table",
     "pages",
     "scikit_learn_text",
@@ -176,6 +178,47 @@ def scikit_learn_text(records: Sequence[dict[str, Any]]) -> str:
     )
 
 
+def _by_data(records: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, dict[str, Any]]]:
+    """Return the records of every shape and kind of data by engine."""
+    found: dict[tuple[Any, ...], dict[str, dict[str, Any]]] = {}
+    for one in records:
+        found.setdefault(tuple(one[name] for name in ("n", "d", "k", "data")), {})[one["engine"]] = one
+    return found
+
+
+def kinds_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of whole fits of kinds of data in ms, and of wrong labels of the other engines."""
+    engines = list(dict.fromkeys(one["engine"] for one in records))
+    others = [name for name in engines if name != OURS]
+    wrong_of = " | ".join(f"{name}: wrong labels" for name in others)
+    lines = [
+        f"| n | d | k | data | {' | '.join([OURS, *others])} | {wrong_of} |",
+        f"|---:|---:|---:|---|{'---:|' * (len(engines) + len(others))}",
+    ]
+    for (n, d, k, data), found in _by_data(records).items():
+        times = " | ".join(f"{found[name]['fit_ms']:,.1f}" for name in [OURS, *others])
+        wrong = " | ".join(f"{100 * found[name]['wrong']:.2g} %" for name in others)
+        lines.append(f"| {n:,} | {d} | {k:,} | {data} | {times} | {wrong} |")
+    return "\n".join(lines)
+
+
+def kinds_text(records: Sequence[dict[str, Any]]) -> str:
+    """Return the range of speedups over the fastest other engine, by shape, in a sentence each."""
+    speedups: dict[tuple[Any, ...], list[tuple[float, str]]] = {}
+    for (n, d, k, data), found in _by_data(records).items():
+        best = min(one["fit_ms"] for name, one in found.items() if name != OURS)
+        speedups.setdefault((n, d, k), []).append((best / found[OURS]["fit_ms"], data))
+    kinds = list(dict.fromkeys(one["data"] for one in records))
+    parts = []
+    for (n, d, k), some in speedups.items():
+        (worst, data), (most, _) = min(some), max(some)
+        parts.append(f"{n:,} × {d} with {k:,} clusters, {worst:.1f} ({data}) to {most:.1f}")
+    return (
+        f"On {len(kinds)} kinds of data ({', '.join(kinds)}), as many times as fast as the fastest of the other "
+        f"libraries, whole fits from given centers: {'; '.join(parts)}."
+    )
+
+
 def abft_table(records: Sequence[dict[str, Any]]) -> str:
     """Return Markdown tables of the overhead of checksums: at rest, in products, in K-means."""
     found = {tuple(one[name] for name in ("job", "code", "dtype", "m", "n", "k")): one for one in records}
@@ -222,6 +265,8 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "batched": ("h200/kmeans-batched.json", batched_table),
     "against scikit-learn": ("h200/kmeans-small.json", scikit_learn_text),
     "small data": ("h200/kmeans-small.json", small_table),
+    "kinds of data": ("h100-80gb-hbm3/kmeans-data.json", kinds_table),
+    "kinds of data in words": ("h100-80gb-hbm3/kmeans-data.json", kinds_text),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

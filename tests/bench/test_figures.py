@@ -102,6 +102,21 @@ def test_whole_fits_by_hand():
     assert "| 10,000,000 | 128 | 64 | float32 | 20.0 | 50.0 | – | 80.0 | – |" in table
 
 
+def test_kinds_of_data_by_hand():
+    shape = {"n": 2000, "d": 4, "k": 30}
+    of = {("mixture", "tsapps"): (2, 0), ("mixture", "other"): (5, 0.01), ("mixture", "third"): (8, 0)}
+    of |= {("zipf", "tsapps"): (4, 0), ("zipf", "other"): (3, 0.002), ("zipf", "third"): (9, 0.5)}
+    records = [
+        {**shape, "data": data, "engine": engine, "fit_ms": ms, "wrong": wrong}
+        for (data, engine), (ms, wrong) in of.items()
+    ]
+    assert figures.kinds_table(records).splitlines()[2:] == [
+        "| 2,000 | 4 | 30 | mixture | 2.0 | 5.0 | 8.0 | 1 % | 0 % |",
+        "| 2,000 | 4 | 30 | zipf | 4.0 | 3.0 | 9.0 | 0.2 % | 50 % |",
+    ]
+    assert figures.kinds_text(records).endswith(": 2,000 × 4 with 30 clusters, 0.8 (zipf) to 2.5.")
+
+
 def test_tables_of_checksums_by_hand():
     common = {"code": "both", "dtype": "float32", "m": 2048, "n": 2048, "k": None, "floor_ms": 0.3}
     common |= {"library_ms": None, "unprotected_ms": None}
