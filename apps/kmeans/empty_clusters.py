@@ -11,8 +11,8 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["next_centers_after_relocation", "relocate_empty_clusters"]
 
-# Up to this many samples, the farthest samples come in scikit-learn's order. It is that of `numpy.argpartition`, which
-# needs all distances on the host.
+# Up to this many samples on a GPU, the farthest samples come in scikit-learn's order. It is that of
+# `numpy.argpartition`, which needs all distances on the host.
 _MOST_ORDERED = 1 << 18
 
 
@@ -67,12 +67,16 @@ def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers:
 def _farthest_samples(data: Data, labels: Any, centers: np.ndarray, count: int) -> np.ndarray | None:
     """Return the indices of the `count` samples farthest from their centers; None if all distances are zero.
 
-    Up to `_MOST_ORDERED` samples, the order is that of `numpy.argpartition`, as in scikit-learn. Beyond, it is that of
-    the distances, largest first, and each block of samples is searched where it is.
+    On a GPU and beyond `_MOST_ORDERED` samples, they come in the order of their distances, otherwise in scikit-learn's.
     """
-    if len(labels) <= _MOST_ORDERED:
-        distances = data.own_distances(centers, labels)
-        return None if distances.max() == 0 else np.argpartition(distances, -count)[: -count - 1 : -1]
+    if data.xp is not np and len(labels) > _MOST_ORDERED:
+        return _by_distance(data, labels, centers, count)
+    distances = data.own_distances(centers, labels)
+    return None if distances.max() == 0 else np.argpartition(distances, -count)[: -count - 1 : -1]
+
+
+def _by_distance(data: Data, labels: Any, centers: np.ndarray, count: int) -> np.ndarray | None:
+    """Return what `_farthest_samples` does, largest distance first. Each block of samples is searched where it is."""
     indices, values, start = [], [], 0
     for part in data.each_own_distance(centers, labels):
         some = data.xp.argpartition(part, max(0, len(part) - count))[-count:]

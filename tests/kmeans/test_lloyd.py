@@ -110,18 +110,17 @@ def test_empty_clusters_move_to_the_farthest_samples(rng, weighted):
 
 
 @pytest.mark.parametrize("count", [1, 7, 300])
-def test_farthest_samples_of_large_data_are_in_the_order_of_their_distances(count, rng, monkeypatch):
+def test_farthest_samples_in_the_order_of_their_distances(count, rng):
     X, centers = rng.standard_normal((1000, 3)), rng.standard_normal((5, 3))
     X[10:20] = X[10]
     labels = rng.integers(0, 5, 1000).astype(np.int32)
     data = open_engine(streamed(X), device="cpu").data
-    monkeypatch.setattr(empty_clusters, "_MOST_ORDERED", 999)
-    found = empty_clusters._farthest_samples(data, labels, centers, count)
+    found = empty_clusters._by_distance(data, labels, centers, count)
     squares = ((X - centers[labels]) ** 2).sum(axis=1)
     assert found.tolist() == np.lexsort((np.arange(1000), -squares))[:count].tolist()
     labels[:] = 0
     data = open_engine(streamed(np.tile(centers[0], (1000, 1))), device="cpu").data
-    assert empty_clusters._farthest_samples(data, labels, centers, count) is None
+    assert empty_clusters._by_distance(data, labels, centers, count) is None
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0]])
