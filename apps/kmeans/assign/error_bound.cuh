@@ -45,7 +45,7 @@ class RowBound {
 
   // E of a row of this norm.
   __device__ __forceinline__ float operator()(float norm) const {
-    const float center = largest_norm(norm), lost = fminf(lost_, kHalfRounding * center);
+    const float center = largest_norm(norm), lost = fminf(lost_, kHalfRounding * fmaxf(center, 1.0f));
     return norm * (center * of_norm_ + lost) + (center * center * of_square_ + 1e-18f);
   }
 
@@ -53,8 +53,8 @@ class RowBound {
   __device__ __forceinline__ float beyond(float norm) const { return limit(norm) < norm_ ? limit(norm) : kInfinity; }
 
  private:
-  // More than (1 + γ) 2⁻¹¹, since 2⁻¹¹ is the relative rounding error of a float16 element, and the error of subnormal
-  // elements is small for a center whose norm is at least 1.
+  // kHalfRounding · max(‖c‖, 1) is more than (1 + γ) ‖c − ĉ‖. An element of a center has an error of at most 2⁻¹¹ of
+  // the element, or 2⁻²⁵ if it is subnormal in float16. The latter add up to 2⁻¹⁶ at most, since d is at most 2¹⁸.
   static constexpr float kHalfRounding = 1.05f / 2048;
 
   __device__ __forceinline__ float limit(float norm) const { return fmaf(2.2f, norm, near_); }

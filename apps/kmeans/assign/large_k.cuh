@@ -182,16 +182,22 @@ struct StreamedArgminEpilogue {
     for (int r = 0; r < 2; ++r) {
       if (to[r] >= 0) changes[blockIdx.x * capacity + place[r]] = {row + 8 * r, rows.label[r], to[r], 0};
     }
-    bool listed[2], all[2];
+    const auto listed = [&](int r) { return 1 < count[r] && count[r] <= kCandidates; };
+    const auto all = [&](int r) { return count[r] != 1 && !listed(r); };
+    if (__any_sync(simt::every_lane, all(0) || all(1))) {
+      places_of(lane == 0 && all(0), lane == 0 && all(1), &here()->compared_with_all, place);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      listed[r] = 1 < count[r] && count[r] <= kCandidates, all[r] = count[r] != 1 && !listed[r];
+      for (int r = 0; r < 2; ++r) {
+        if (lane != 0 || !all(r)) continue;
+        AmbiguousLargeK<kCandidates>& entry = ambiguous[(blockIdx.x + 1) * capacity - 1 - place[r]];
+        entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = 0;
+      }
     }
-    places_of(lane == 0 && listed[0], lane == 0 && listed[1], &here()->ambiguous, place);
+    places_of(lane == 0 && listed(0), lane == 0 && listed(1), &here()->ambiguous, place);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned own = simt::shuffle(place[r], (int)(threadIdx.x & 28));
-      if (!listed[r]) continue;
+      if (!listed(r)) continue;
       AmbiguousLargeK<kCandidates>& entry = ambiguous[blockIdx.x * capacity + own];
       if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = count[r];
 #pragma unroll
@@ -199,13 +205,6 @@ struct StreamedArgminEpilogue {
         Found& found = rows.found[r][i];
         for (; found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = centers[column(found)];
       }
-    }
-    places_of(lane == 0 && all[0], lane == 0 && all[1], &here()->compared_with_all, place);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (lane != 0 || !all[r]) continue;
-      AmbiguousLargeK<kCandidates>& entry = ambiguous[(blockIdx.x + 1) * capacity - 1 - place[r]];
-      entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = 0;
     }
   }
 

@@ -136,6 +136,7 @@ __device__ __forceinline__ int nearest_in_list(const CenteredRows<T, Work>& rows
   if constexpr (sizeof(Work) == sizeof(float)) {
     Surely nearest;
     constexpr int kCenters = 4;
+#pragma unroll 1
     for (int j = 0; j < count; j += kCenters) {
       float squares[kCenters];
       square_distances(rows, centers, entry.row, {candidate(j), candidate(j + 1), candidate(j + 2), candidate(j + 3)},
@@ -179,6 +180,7 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
     const unsigned rest = (last - begin + kWarps - 1) / kWarps;
     const int some = rest < 32 ? (int)rest : 32;
     for (int i = 0; i < kRowsAhead && i < some; ++i) prefetch_row(rows, simt::shuffle(row, i));
+#pragma unroll 1
     for (int i = 0; i < some; ++i) {
       if (i + kRowsAhead < some) prefetch_row(rows, simt::shuffle(row, i + kRowsAhead));
       const AmbiguousLargeK<kCandidates>& entry = list[begin + i * kWarps];

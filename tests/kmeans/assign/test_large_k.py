@@ -167,6 +167,17 @@ def test_rows_as_near_to_many_centers_of_different_norms(d, rng):
     assert_right(step, centers)
 
 
+@pytest.mark.parametrize("near", [1e-5, 1e-6, 1e-7])
+def test_centers_next_to_the_mean(near, rng):
+    """Elements of centers are subnormal in float16: their error is absolute, and large relative to the centers."""
+    (d, plan), k = STAYS, 150
+    X = rng.standard_normal((600, d))
+    centers = near * rng.standard_normal((k, d))
+    step = step_of(X, k, KINDS[0], plan)
+    assign(step, centers)
+    assert_right(step, centers)
+
+
 @pytest.mark.each_choice
 @pytest.mark.parametrize("away", [30.0, 1e3, 1e5])
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])

@@ -186,6 +186,15 @@ def test_without_certification_a_sample_far_away_keeps_its_center(away, rng):
     assert step.labels[5] == 7
 
 
+@pytest.mark.parametrize("near", [1e-5, 1e-6, 1e-7])
+def test_centers_next_to_the_mean(near, rng):
+    """Elements of centers are subnormal in float16: their error is absolute, and large relative to the centers."""
+    X, centers = rng.standard_normal((900, 100)), near * rng.standard_normal((33, 100))
+    step = step_of(X, 33, KINDS[0])
+    assign(step, centers)
+    assert_right(step, centers)
+
+
 @pytest.mark.parametrize("away", [30.0, 1e3, 1e7])
 def test_a_center_far_away_widens_no_bound(away, rng):
     X, centers = blobs(700, 40, 33, rng)
