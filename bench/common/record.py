@@ -4,6 +4,7 @@ A file holds a list with one object per line, so that a new measurement changes 
 the older one with the same key. Files are replaced atomically: an interrupted run leaves no partial file.
 """
 
+import argparse
 import json
 import platform
 import re
@@ -19,6 +20,7 @@ from tsapps.kernels.system.strict_json import read_json
 
 __all__ = [
     "COMMON",
+    "add_options",
     "check",
     "commit_of",
     "cpu_name",
@@ -105,6 +107,12 @@ def module_versions(modules: Mapping[str, str]) -> dict[str, str]:
     for name, module in modules.items():
         versions[name] = str(getattr(import_module(module), "__version__", "unknown"))
     return versions
+
+
+def add_options(parser: argparse.ArgumentParser, what: str) -> None:
+    """Add the options --out and --commit of a benchmark whose records are `what`."""
+    parser.add_argument("--out", type=Path, help=f"file of records (default: bench/results/<device>/{what}.json)")
+    parser.add_argument("--commit", help="measured commit, if git is not available")
 
 
 def check(record: Mapping[str, Any], fields: Mapping[str, tuple[type, ...]]) -> None:

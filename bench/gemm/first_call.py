@@ -14,7 +14,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -79,8 +78,7 @@ def measure(index: int, cache: str) -> dict[str, Any]:
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/first-call.json)")
-    parser.add_argument("--commit", help="measured commit, if git is not available")
+    record.add_options(parser, "first-call")
     parser.add_argument("--child", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not gpus():

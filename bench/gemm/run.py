@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import groupby
-from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
@@ -216,9 +215,8 @@ def main() -> int:
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="memory layout; may be repeated")
     parser.add_argument("--w", type=int, action="append", help="width w; may be repeated")
     parser.add_argument("--every", type=int, default=1, help="measure only every n-th cell of the grid")
-    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/gemm.json)")
+    record.add_options(parser, "gemm")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
-    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args()
     if not gpus():
         print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)

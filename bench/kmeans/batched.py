@@ -16,7 +16,6 @@ import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from secrets import randbelow
 from typing import Any, NamedTuple
 
@@ -310,14 +309,11 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--shapes", help="comma-separated names such as 32x65536-128-1000-f32 (default: the recorded shapes)"
     )
-    parser.add_argument(
-        "--out", type=Path, help="file of records (default: bench/results/<device>/kmeans-batched.json)"
-    )
+    record.add_options(parser, "kmeans-batched")
     parser.add_argument("--repeats", type=int, default=9, help="maximum number of timings (default 9)")
     parser.add_argument("--seconds-budget", type=float, default=4, help="time limit per engine and shape (default 4)")
     parser.add_argument("--ahead", type=int, default=0, help="number of precompiling processes, as in bench.kmeans")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
-    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args(arguments)
     options.engine = list(dict.fromkeys(options.engine or PEERS))
     try:

@@ -18,7 +18,6 @@ import sys
 import time
 from dataclasses import asdict
 from itertools import pairwise, product
-from pathlib import Path
 from secrets import randbelow
 from statistics import median
 from typing import Any
@@ -110,9 +109,8 @@ def measure(shape: Shape, kind: str, seed: int, cupy: Any) -> list[dict[str, Any
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/kmeans-bounds.json)")
+    record.add_options(parser, "kmeans-bounds")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
-    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args(arguments)
     import cupy
 

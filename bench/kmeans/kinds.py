@@ -9,7 +9,6 @@ beyond the rounding of float32. All engines label at the same centers: those of 
 
 import argparse
 import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -116,8 +115,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--engine", action="append", choices=sorted(PEERS), help="engine to time (default: tsapps)")
     parser.add_argument("--data", action="append", choices=sorted(KINDS), help="kind of data (default: all)")
-    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/kmeans-data.json)")
-    parser.add_argument("--commit", help="measured commit, if git is not available")
+    record.add_options(parser, "kmeans-data")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
     options = parser.parse_args()
     if not gpus():

@@ -257,7 +257,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         default="all",
         help=f"all, or comma-separated names such as 10M-128-64-f32, or {', '.join(GRIDS)}",
     )
-    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/kmeans.json)")
+    record.add_options(parser, "kmeans")
     parser.add_argument("--repeats", type=int, default=9, help="maximum number of timings (default 9)")
     parser.add_argument("--seconds-budget", type=float, default=8, help="time limit per engine and shape (default 8)")
     parser.add_argument("--no-fit", action="store_true", help="time only iterations, except on the shapes of `all`")
@@ -270,7 +270,6 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
         help="number of processes that precompile the kernels of engines that compile per shape (default 0)",
     )
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
-    parser.add_argument("--commit", help="measured commit, if git is not available")
     options = parser.parse_args(arguments)
     options.engine = list(dict.fromkeys(options.engine or ["cublas"]))
     try:

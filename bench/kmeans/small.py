@@ -11,7 +11,6 @@ samples. Wrong results are not recorded.
 import argparse
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -66,8 +65,7 @@ def timed(fit: Callable[[], Any], repeats: int, clock: Clock) -> tuple[float, An
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--out", type=Path, help="file of records (default: bench/results/<device>/kmeans-small.json)")
-    parser.add_argument("--commit", help="measured commit, if git is not available")
+    record.add_options(parser, "kmeans-small")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
     options = parser.parse_args()
     if not gpus():

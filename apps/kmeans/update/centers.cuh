@@ -25,7 +25,6 @@
 #include "apps/kmeans/data/half_copy.cuh"
 #include "apps/kmeans/update/column_order.cuh"
 #include "apps/kmeans/update/half_centers.cuh"
-#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
 
