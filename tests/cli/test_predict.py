@@ -42,6 +42,7 @@ def test_same_as_scikit_learn_on_other_data(succeed, iris, model):
     np.testing.assert_array_equal(np.load("found.npy"), expected.predict(Y))
     assert summary["inertia"] == pytest.approx(-expected.score(Y))
     assert summary["cluster_sizes"] == np.bincount(np.load("found.npy"), minlength=4).tolist()
+    assert list(summary["seconds"]) == ["start", "read", "prepare", "assign", "write", "total"]
 
 
 def test_the_label_of_a_row_does_not_depend_on_the_others(succeed, iris, model):

@@ -131,8 +131,9 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
     dtype, metric = np.dtype(inputs.trained["dtype"]), inputs.trained["metric"]
     frame = Frame(np.zeros(d, dtype)) if metric == "cosine" else frame_about(inputs.centers, dtype)
     with open_engine(matrix, dtype=dtype, device=device, metric=metric, exponent=frame.exponent) as engine:
-        centers = engine.place(frame.centered(inputs.centers), frame.mean)
         clock.lap("read")
+        centers = engine.place(frame.centered(inputs.centers), frame.mean)
+        clock.lap("prepare")
         show("nearest centers")
         step = engine.step_for(k)
         step.assign(centers, update=False)
