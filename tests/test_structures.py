@@ -32,6 +32,7 @@ from tsapps.apps.kmeans.engines import device_step
 from tsapps.apps.kmeans.inertia import plan as inertia
 from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS
 from tsapps.apps.kmeans.init import plan as init
+from tsapps.apps.kmeans.init import plusplus_launch, pruned_launch, quantized_copy
 from tsapps.apps.kmeans.init.plan import COPY
 from tsapps.apps.kmeans.protect import plan as protect
 from tsapps.apps.kmeans.protect.launch import FAULTS
@@ -73,7 +74,7 @@ STRUCTURES = {
     "kmeans::RowBounds": ("apps/kmeans/small_d/iteration_bounded.cuh", ROW_BOUNDS),
     "kmeans::CenteredRows<float, float>": ("apps/kmeans/assign/rescore.cuh", ROWS),
     "kmeans::RunningSums<2>": ("apps/kmeans/protect/freivalds.cuh", RUNNING_SUMS),
-    "kmeans::Copy": ("apps/kmeans/init/copy_pipeline.cuh", COPY),
+    "kmeans::QuantizedCopy<float>": ("apps/kmeans/init/quantized_copy.cuh", COPY),
     "kmeans::Checked<int>": ("apps/kmeans/protect/check_iteration.cuh", CHECKED),
     "kmeans::Hashes": ("apps/kmeans/protect/check_iteration.cuh", HASHES),
     "kmeans::Products": ("apps/kmeans/small_d/half_centers.cuh", PRODUCTS),
@@ -95,6 +96,7 @@ SIZES = {
         f"kmeans::AmbiguousLargeK<{most}>": ("apps/kmeans/assign/large_k_lists.cuh", size)
         for most, size in AMBIGUOUS_LARGE_K_BYTES.items()
     },
+    "kmeans::PointTest": ("apps/kmeans/init/code_products.cuh", pruned_launch._TEST_BYTES),
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }
 
@@ -119,6 +121,7 @@ CONSTANTS = {
     "kmeans::kCheckThreads": (_CHECKS, protect.THREADS),
     "kmeans::kCountThreads": ("apps/kmeans/update/sort_reassigned.cuh", launch._SORT_THREADS),
     "kmeans::kFaults": (_CHECKS, len(FAULTS)),
+    "kmeans::kGroup": ("apps/kmeans/init/plusplus.cuh", plusplus_launch._GROUP),
     "kmeans::kHashFactor": (_CHECKS, protect.HASH_FACTOR),
     "kmeans::kInertiaRows": ("apps/kmeans/inertia/inertia.cuh", inertia.ROWS_TOGETHER),
     "kmeans::kInertiaThreads": ("apps/kmeans/inertia/inertia.cuh", inertia.THREADS),
@@ -127,9 +130,19 @@ CONSTANTS = {
     "kmeans::kMostElements": (_SMALL_D, small_d._MOST_ELEMENTS[0][1]),
     "kmeans::kMostFeatures": (_SMALL_D, small_d._MOST_ELEMENTS[-1][0]),
     "kmeans::kPlane<1>": ("apps/kmeans/update/scatter_add.cuh", fixed_point._PLANES // 4),
+    "kmeans::kQuantizeThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._THREADS),
     "kmeans::kRescoreThreads": ("apps/kmeans/assign/rescore_large_k.cuh", device_step.RESCORE_THREADS),
+    "kmeans::kScaleThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._SCALE_THREADS),
     "kmeans::kTryRows<float, 8>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_SMALL),
     "kmeans::kTryRows<float, 9>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_LARGE),
+    "kmeans::CodePipeline<float, true, 3>::kStage": (
+        "apps/kmeans/init/code_pipeline.cuh",
+        init._STAGE_ROWS * (init._STAGE_OF_ROW + 2 * 4),
+    ),
+    "kmeans::CodeQueue<9>::kBytes + kmeans::Queue<uint2, 32>::kBytes": (
+        "apps/kmeans/init/plusplus_pruned.cuh",
+        init._QUEUED * (4 * (10 + 1) + 8),
+    ),
     "kmeans::OwnScores<4, 8>::kRow": ("apps/kmeans/small_d/own_score.cuh", small_d._OWN_BYTES),
     "kmeans::Difference<float, kmeans::RunningSums<3>>::kLastBits": (
         "apps/kmeans/protect/freivalds.cuh",

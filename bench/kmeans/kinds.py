@@ -2,7 +2,8 @@
 
     python -m bench.kmeans.kinds --engine tsapps --engine flashlib --engine flash-kmeans
 
-Fits of 20 iterations from given rows by public calls, wall time. `first_call_ms` includes compiling kernels that are
+Fits of 20 iterations from given rows by public calls, wall time. `seeded_fit_ms` is a fit of tsapps with k-means++
+instead; the others have none, or not with scikit-learn's draws. `first_call_ms` includes compiling kernels that are
 not in the cache. `wrong` is the share of sampled rows that an engine labels with a center that is not the nearest,
 beyond the rounding of float32. All engines label at the same centers: those of tsapps' fit.
 """
@@ -24,6 +25,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("n", "d", "k", "n_iter", "repeats", "seed"), (int,)),
     **dict.fromkeys(("dtype", "data"), (str,)),
     **dict.fromkeys(("fit_ms", "first_call_ms", "wrong"), (float,)),
+    "seeded_fit_ms": (float, type(None)),
 }
 KEY = ("what", "engine", "n", "d", "k", "dtype", "data")
 SHAPES = ((2_000_000, 384, 1024), (1_000_000, 768, 1000), (5_000_000, 64, 32), (1_000_000, 16, 256))
@@ -44,6 +46,7 @@ KINDS: dict[str, str] = {
     "outliers": "0.1 % of the rows of a mixture multiplied by 1,000",
     "student": "Student's t with two degrees of freedom about the middles",
     "uniform": "uniform in a cube: no clusters",
+    "embeddings": "rows of norm 1 whose features fall off as a power law, as embeddings do",
     "counts": "small non-negative integers, most of them zero",
     "scales": "a mixture whose features are scaled by 10⁻³ to 10³",
     "offset": "a mixture that is 3,000 from the origin in every feature",
@@ -75,6 +78,9 @@ def _rows(kind: str, rng: Any, middles: Any, noise: Any, place: Any, xp: Any) ->
         return noise / xp.sqrt(rng.standard_exponential((size, d), dtype=np.float32)) + middles
     if kind == "uniform":
         return rng.random((size, d), dtype=np.float32)
+    if kind == "embeddings":
+        rows = (0.8 * noise + middles / 0.6) * xp.arange(1, d + 1, dtype=np.float32) ** -0.7
+        return rows / xp.linalg.norm(rows, axis=1, keepdims=True)
     if kind == "counts":
         return xp.floor(3 * (1 + xp.abs(middles)) * rng.random((size, d), dtype=np.float32) ** 12 + 0.2)
     if kind == "scales":
@@ -110,6 +116,17 @@ def _measured(peer: type[Peer], X: Any, initial: Any, clock: GpuClock) -> dict[s
     }
 
 
+def _seeded_ms(X: Any, k: int, clock: GpuClock) -> float:
+    """Return the time of a fit of tsapps with k-means++."""
+    from tsapps import TSKMeans
+
+    def fit() -> Any:
+        return TSKMeans(k, n_init=1, max_iter=ITERATIONS, tol=0, random_state=0, device="cuda").fit(X)
+
+    fit()  # compiles the kernels
+    return median(clock.wall_ms(fit)[0] for _ in range(_REPEATS))
+
+
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -137,6 +154,7 @@ def main() -> int:
             centers = cupy.asarray(model.cluster_centers_, dtype=np.float32)
             for engine in engines:
                 times = _measured(engine, X, initial, clock)
+                times["seeded_fit_ms"] = _seeded_ms(X, k, clock) if engine.name == "tsapps" else None
                 labels, _ = engine(X, centers).step()
                 wrong = wrong_share(X, cupy.from_dlpack(labels), centers, options.seed, cupy)
                 one = {**common, "engine": engine.name, "n": n, "d": d, "k": k, "dtype": "float32", "data": kind}

@@ -7,8 +7,10 @@
 //              column t + 4·(i / (M / 8))           column g             column 2·t + i % 2
 //   b16 pairs  a[i]: row g + 8·(i % 2), columns     b[i]: rows 2·t + 8·i the same
 //              2·t + 8·(i / 2) and the next         and the next, col. g
+//   bytes      a[i]: row g + 8·(i % 2), the four    b[i]: the four rows  the same
+//              columns from 4·t + 16·(i / 2) on     from 4·t + 16·i on
 //
-// The lower half of a register holds the first element of a pair. All lanes of a warp take part.
+// The lowest bits of a register hold the first of its elements. All lanes of a warp take part.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
@@ -36,11 +38,17 @@ inline float sum_on_host(float d, const float (&a)[K], const float (&b)[K]) {
   return d;
 }
 
-// d += A·B for any shape of the table above. `element(register, half)` extracts one element; a register holds `pack`
-// elements along K.
+template <int, int K>
+inline int sum_on_host(int d, const int (&a)[K], const int (&b)[K]) {
+  for (int k = 0; k < K; ++k) d += a[k] * b[k];
+  return d;
+}
+
+// d += A·B for any shape of the table above. `of_a(register, i)` and `of_b(register, i)` extract the i-th element of a
+// register, which holds `pack` elements along K.
 template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND,
-          typename Element>
-inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
+          typename OfA, typename OfB>
+inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], OfA of_a, OfB of_b) {
   static_assert(NA * pack == M * K / 32 && NB * pack == 8 * K / 32 && ND == M * 8 / 32);
   struct Fragments {
     R a[NA], b[NB];
@@ -53,11 +61,16 @@ inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element 
     const int row = g + 8 * (i / 2), column = 2 * t + i % 2;
     T left[K], right[K];
     for (int k = 0; k < K; ++k) {
-      left[k] = element(lanes[row % 8 * 4 + k % step / pack].a[row / 8 + M / 8 * (k / step)], k % pack);
-      right[k] = element(lanes[column * 4 + k % step / pack].b[k / step], k % pack);
+      left[k] = of_a(lanes[row % 8 * 4 + k % step / pack].a[row / 8 + M / 8 * (k / step)], k % pack);
+      right[k] = of_b(lanes[column * 4 + k % step / pack].b[k / step], k % pack);
     }
     d[i] = sum_on_host<kLeast>(d[i], left, right);
   }
+}
+template <int M, int K, int pack, int kLeast = tensor::kLeastOfFloat, typename T, typename R, int NA, int NB, int ND,
+          typename Element>
+inline void mma_on_host(T (&d)[ND], const R (&a)[NA], const R (&b)[NB], Element element) {
+  mma_on_host<M, K, pack, kLeast>(d, a, b, element, element);
 }
 
 #endif
@@ -140,6 +153,20 @@ TSA_PTX void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsi
   asm("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
       : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+#endif
+}
+
+// mma m16n8k32 ─ unsigned bytes times signed bytes, with exact sums modulo 2³².
+TSA_PTX void mma_m16n8k32_u8_s8(int (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 32, 4>(
+      d, a, b, [](unsigned x, int i) { return (int)(x >> 8 * i & 0xff); },
+      [](unsigned x, int i) { return (int)(signed char)(x >> 8 * i & 0xff); });
+#else
+  asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
+      "%3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #endif
 }

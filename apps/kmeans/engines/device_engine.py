@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.engines.cublas_step import CublasStep
 from tsapps.apps.kmeans.engines.device_step import DeviceStep, integers_of
@@ -137,14 +135,6 @@ class DeviceEngine(Engine):
         """Return True if the step for k clusters uses kernels of this package, not cuBLAS."""
         return self._plan_for(k).step != "cublas"
 
-    def _half_copy_for(self, k: int) -> HalfCopy | None:
-        """Return the half-precision copy of X that the step for k clusters reads.
-
-        None if the step reads no half-precision copy, or if labels are not certified.
-        """
-        step: Any = self.step_for(k) if self.certifies and self.serves(k) else None
-        return getattr(step, "half_copy", None)
-
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`."""
-        return draw_plus_plus(self.data, self._half_copy_for, first, draws) if self.options.kernels else None
+        return draw_plus_plus(self.data, first, draws) if self.options.kernels else None

@@ -16,9 +16,9 @@
 
 namespace kmeans {
 
-// kTogether: number of vectors of each row that a lane loads at a time. kAhead: a lane prefetches to L2 the vector that
-// it will load kAhead vectors later; 0 disables the prefetch.
-constexpr int kTogether = 1, kAhead = 4;
+// If lanes load one vector of each row at a time, a lane prefetches to L2 the vector that it will load kAhead vectors
+// later.
+constexpr int kAhead = 4;
 // For large d, a row is split among a whole warp. kInterval is the maximum number of columns that one sum in T covers.
 constexpr int kInterval = 1024;
 
@@ -32,9 +32,10 @@ struct Total<T, true> {
   using type = double;
 };
 
-// Computes squared distances. Every lane first sums the squares of its columns for all points. After the reduction over
-// the lanes of a row, a lane has the complete sums of kHeld points, from `first_point` on.
-template <typename T, int kPoints, int kRows, int kLanes, bool kAligned>
+// Computes squared distances. Every lane first sums the squares of its columns for all points; it loads kTogether
+// vectors of each row at a time. After the reduction over the lanes of a row, a lane has the complete sums of kHeld
+// points, from `first_point` on.
+template <typename T, int kPoints, int kRows, int kLanes, bool kAligned, int kTogether = 1>
 class Distances {
  public:
   static constexpr bool kLong = kLanes == 32;
@@ -70,7 +71,7 @@ class Distances {
           for (int r = 0; r < kRows; ++r) {
             if (j + u * kStep < stop) some[u][r] = simt::load_streaming<kWide>(x[r] + j + u * kStep);
           }
-        if (kAhead > 0) {
+        if (kTogether == 1) {
 #pragma unroll
           for (int u = 0; u < kTogether; ++u) {
             const int here = j + u * kStep, later = here + kAhead * kStep;

@@ -1,10 +1,10 @@
 """Plans of the k-means++ kernels: template arguments, partition of X into chunks, and shared memory (pure)."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
@@ -12,17 +12,21 @@ __all__ = [
     "MOST_TRIALS",
     "PlusPlusPlan",
     "PrunedPlan",
-    "copy_error",
+    "copy_errors",
     "first_pruned_step",
     "plusplus_plan",
     "pruned_plan",
+    "quantized_bytes",
+    "quantized_groups",
+    "quantized_lanes",
 ]
 
 #: Maximum number of candidates per step: 2 + ⌊ln k⌋ is at most 12 for k up to 59,874. Registers limit it.
 MOST_TRIALS = 12
-#: The C++ class `Copy` of init/plusplus_pruned.cuh, as a NumPy structure.
+#: The C++ class `QuantizedCopy` of init/quantized_copy.cuh, as a NumPy structure.
 COPY = np.dtype(
-    [("rows", "u8"), ("norms", "u8"), ("padded", "i4"), ("scale", "f4"), ("error", "f4"), ("of_distance", "f4")]
+    [(name, "u8") for name in ("upper", "lower", "rows", "errors", "scales", "largest", "mean")]
+    + [("groups", "i4"), ("unit", "f4"), ("roundings", "f4"), ("of_distance", "f4")]
 )
 # _WARP: number of lanes per warp. _BLOCKS: number of resident blocks of evaluate_candidates per multiprocessor.
 _WARP, _BLOCKS = 32, 2
@@ -37,15 +41,20 @@ _SMALL_BATCH, _ROWS_OF_SMALL, _ROWS_OF_LARGE = 8, 4, 2
 # Maximum number of chunks of rows. With more chunks, reading the sums of all chunks would be slow. With fewer chunks,
 # reading the rows of the chunk in which a sample is drawn would be slow.
 _MOST_CHUNKS = 1 << 14
+# Minimum number of rows per chunk.
+_LEAST_CHUNK = 16
 # Shared memory per block in bytes: _RESERVED by CUDA; _DECLARED as static by the kernels.
 _RESERVED, _DECLARED = 1024, 256
-# evaluate_candidates_pruned. _WARPS: number of warps per block. _TILE, _PANEL_TILE: number of rows per tile, for a
-# row-major copy and for a copy in panels. _STAGE: bytes of rows per pipeline stage (PrunedPipeline). _WAITING: number
-# of rows for which a warp's queue has space in addition to the rows of one tile (Queue).
-_WARPS, _TILE, _PANEL_TILE, _STAGE, _WAITING = 8, 16, 64, 4096, 32
-# Bounds of rounding errors. _PRUNED_ROUNDINGS: error of the pruning test, relative to the square of the sum of the
-# norms of row and candidate. _DISTANCE_ROUNDINGS: relative error of a squared distance, per element of a row.
-_PRUNED_ROUNDINGS, _DISTANCE_ROUNDINGS = 2.0**-20, 2.0**-23
+# evaluate_candidates_pruned. _WARPS: number of warps per block. _QUEUED: number of rows that each of the two queues of
+# a warp can hold. _TESTS: static shared memory per block in bytes, for up to 16 points (PointTest, and sample numbers).
+# _STAGE_ROWS, _STAGE_OF_ROW: rows of a pipeline stage, and bytes of each without D² and weight (CodePipeline).
+_WARPS, _QUEUED, _TESTS, _STAGE_ROWS, _STAGE_OF_ROW = 8, 64, 16 * (24 + 8), 32, 64 + 8
+# Maximum d for which products of codes with 16-bit numbers fit in 32 bits: 15 · 32,639 · d < 2³¹.
+_MOST_PRUNED_D = 4386
+# Bounds of rounding errors. _PRUNED_ROUNDINGS: error of the pruning test, relative to the sum of the squared norms of
+# row and candidate, and its part per element of a row. _DISTANCE_ROUNDINGS: relative error of a squared distance, per
+# element of a row.
+_PRUNED_ROUNDINGS, _PRUNED_ROUNDINGS_PER_ELEMENT, _DISTANCE_ROUNDINGS = 2.0**-18, 2.0**-26, 2.0**-23
 
 
 @dataclass(frozen=True)
@@ -117,9 +126,9 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
             lanes *= 2
     together = (_ROWS_OF_SMALL if points <= _SMALL_BATCH else _ROWS_OF_LARGE) * 4 // itemsize
-    # A chunk is a whole number of tiles of evaluate_candidates and of evaluate_candidates_pruned; tile sizes are powers
-    # of two. For small data, chunks are as small as possible.
-    rows = max(together * _WARP // lanes, _PANEL_TILE if n >= _PANEL_TILE * _MOST_CHUNKS else _TILE)
+    # A chunk is a whole number of tiles of evaluate_candidates and, for large data, of evaluate_candidates_pruned; tile
+    # sizes are powers of two. For small data, chunks are as small as possible.
+    rows = max(together * _WARP // lanes, _WARP if n >= _WARP * _MOST_CHUNKS else _LEAST_CHUNK)
     chunk = rows * -(-n // (rows * _MOST_CHUNKS))
     window = _window(d, points * itemsize, device)
     if window is None:
@@ -127,46 +136,49 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     return PlusPlusPlan(trials, lanes, aligned, chunk, -(-n // chunk), window, window * points * itemsize)
 
 
-@dataclass(frozen=True)
-class PrunedPlan:
-    """Template arguments of the kernel of init/plusplus_pruned.cuh.
+def first_pruned_step(trials: int) -> int:
+    """Return the index of the first step that is pruned; each step has `trials` candidates.
+
+    At step s there are s centers. For about one row in s + 1, a given candidate is nearer than all centers. So from
+    this step on, at most about a quarter of the rows are read from X.
+    """
+    return 4 * trials
+
+
+def quantized_groups(d: int) -> int:
+    """Return the number of groups of 32 columns per row of the quantized copy (init/quantized_copy.cuh)."""
+    return -(-d // 32)
+
+
+def quantized_bytes(n: int, d: int) -> int:
+    """Return the size in bytes of the quantized copy of n rows of d elements."""
+    return n * (32 * quantized_groups(d) + 12)
+
+
+def quantized_lanes(groups: int) -> int:
+    """Return log2 of the number of lanes among which quantize_rows splits a row: the largest that idles least."""
+    return min(range(5, -1, -1), key=lambda log2: -(-4 * groups >> log2) << log2)
+
+
+class PrunedPlan(NamedTuple):
+    """Plan of the pruned steps of greedy k-means++.
 
     Attributes
     ----------
-    plusplus : PlusPlusPlan
-        The plan of the steps that are not pruned.
-    panels : bool
-        Whether the half-precision copy is in panels; otherwise it is row-major.
+    blocks : int
+        Number of thread blocks per multiprocessor.
     stages : int
         Number of pipeline stages per warp.
     shared_bytes : int
         Dynamic shared memory per block in bytes.
     """
 
-    plusplus: PlusPlusPlan
-    panels: bool
+    blocks: int
     stages: int
     shared_bytes: int
 
-    def kernel(self, scalar: str, *, weighted: bool) -> str:
-        """Return the name expression of the kernel for X of the C++ type `scalar`."""
-        flag = str(self.panels).lower()
-        name = self.plusplus.kernel("evaluate_candidates_pruned", scalar, weighted=weighted)
-        return f"{name[:-1]}, {flag}, {self.stages}>"
 
-
-def first_pruned_step(trials: int) -> int:
-    """Return the index of the first step that is pruned; each step has `trials` candidates.
-
-    At step s there are s centers. For about one row in s + 1, a given candidate is nearer than all centers. So from
-    step `trials` + 1 on, at most about half of the rows are read from X.
-    """
-    return trials + 1
-
-
-def pruned_plan(
-    plan: PlusPlusPlan, d: int, padded: int, itemsize: int, *, panels: bool, weighted: bool, device: GpuSpec
-) -> PrunedPlan | None:
+def pruned_plan(plan: PlusPlusPlan, d: int, itemsize: int, *, weighted: bool, device: GpuSpec) -> PrunedPlan | None:
     """Plan the pruned steps of greedy k-means++.
 
     Parameters
@@ -174,12 +186,8 @@ def pruned_plan(
     plan : PlusPlusPlan
         The plan of the steps that are not pruned.
     d : int
-    padded : int
-        Number of elements per row of the half-precision copy.
     itemsize : {4, 8}
         Size of an element of X in bytes.
-    panels : bool
-        Whether the copy is in panels; otherwise it is row-major.
     weighted : bool
         Whether samples have weights.
     device : GpuSpec
@@ -187,45 +195,41 @@ def pruned_plan(
     Returns
     -------
     PrunedPlan or None
-        None in four cases. One lane reads a whole row: d is so small that pruning saves nothing. Shared memory does not
-        hold all columns of the candidates. A chunk is not a whole number of tiles: small data in panels. Two blocks per
-        multiprocessor exceed shared memory.
+        None if one lane reads a whole row: d is so small that pruning saves nothing; or if shared memory is too small.
     """
-    tile = _PANEL_TILE if panels else _TILE
-    if plan.lanes == 1 or plan.window < d or plan.chunk % tile:
+    if plan.lanes == 1 or d > _MOST_PRUNED_D:
         return None
     points = plan.trials + 1
-    copies = -(-padded // 32) * 32 * -(-points // 8) * 8 * 2
-    fixed = -(-points * plan.window * itemsize // 16) * 16 + copies + _WARPS * (tile + _WAITING) * 4
-    stage = _STAGE + tile * (4 + itemsize * (2 if weighted else 1))
-    for stages in (3, 2):
+    # The bytes of the candidates, two per element; and the queues: per row the products (int32) and the row, then the
+    # row and a set.
+    fixed = 2 * quantized_groups(d) * 32 * -(-points // 8) * 8
+    fixed += -(-_WARPS * _QUEUED * (4 * (-(-points // 2) * 2 + 1) + 8) // 16) * 16
+    stage = _STAGE_ROWS * (_STAGE_OF_ROW + itemsize * (2 if weighted else 1))
+    for blocks, stages in ((2, 3), (2, 2), (1, 6), (1, 4), (1, 2)):
         shared_bytes = fixed + _WARPS * stages * stage
-        if shared_bytes <= device.shared_memory // _BLOCKS - _RESERVED - _DECLARED:
-            return PrunedPlan(plan, panels, stages, shared_bytes)
+        most = min(device.shared_memory // blocks - _RESERVED, device.shared_memory_per_block) - _TESTS
+        if shared_bytes <= most:
+            return PrunedPlan(blocks, stages, shared_bytes)
     return None
 
 
-def copy_error(d: int, padded: int, rounding: float) -> tuple[float, float]:
-    """Return the error bounds of the pruning test, `error` and `of_distance` of a `COPY`; see init/plusplus_pruned.cuh.
+def copy_errors(d: int) -> tuple[float, float]:
+    """Return the error bounds of the pruning test, `roundings` and `of_distance` of a `COPY`.
 
     Parameters
     ----------
     d : int
-    padded : int
-        Number of elements per row of the half-precision copy.
-    rounding : float
-        Rounding error of a row of the copy, relative to its norm (ρ of data/half_copy.cuh).
 
     Returns
     -------
-    error : float
-        Maximum error of a squared distance computed from the copy. It is relative to the square of the sum of the norms
-        of row and candidate.
+    roundings : float
+        Bound of the rounding errors of a squared distance that is computed from the copy, relative to the sum of the
+        squared norms of row and candidate. Quantization errors are not included.
     of_distance : float
         Factor by which the test multiplies D², the squared distance to the nearest center. It covers the rounding error
         of distances computed from X.
     """
-    return 2 * rounding + tensor_error(padded) + _PRUNED_ROUNDINGS, 1 + (d + 16) * _DISTANCE_ROUNDINGS
+    return _PRUNED_ROUNDINGS + d * _PRUNED_ROUNDINGS_PER_ELEMENT, 1 + (d + 16) * _DISTANCE_ROUNDINGS
 
 
 def _window(d: int, column: int, device: GpuSpec) -> int | None:

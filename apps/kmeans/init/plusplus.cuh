@@ -5,12 +5,13 @@
 //                            the center of the previous step into account
 //   sums (kTrials × chunks)  for each candidate and chunk of samples: Σ w·D² if the candidate became a center; w is the
 //                            weight of a sample
+//   group_sums (kTrials × groups)  sums of the sums of kGroup chunks
 //
 // evaluate_candidates reads X once. It computes each row's distances to all candidates and to the center of the
-// previous step, and updates `closest`. sample_candidates adds up the sums and selects the best candidate. For each
-// uniform random number, it finds the chunk, then the sample in the chunk, at which the running sum of w·D² reaches
-// this fraction of the total. It recomputes the distances of the chunk's rows to the new center, because storing the
-// distances of every sample to every candidate would cost more.
+// previous step, and updates `closest`. sum_groups adds up the sums of groups of chunks. sample_candidates adds up
+// these sums and selects the best candidate. For each uniform random number, it finds the group, then the chunk, then
+// the sample at which the running sum of w·D² reaches this fraction of the total. It recomputes the distances of the
+// chunk's rows to the new center, because storing the distances of every sample to every candidate would cost more.
 //
 //   a warp:   splits a row among kLanes lanes; processes 32 / kLanes · kRows rows at a time
 //   a chunk:  consecutive rows, for one warp; the number of chunks does not depend on the grid, so the bits do not
@@ -36,6 +37,8 @@
 namespace kmeans {
 
 constexpr int kTryThreads = 256, kTryBlocks = 2, kDrawThreads = 512;
+// Number of chunks per group. There are at most kDrawThreads groups.
+constexpr int kGroup = 128;
 // Number of rows that a lane processes at a time; the registers for the sums of these rows limit it.
 template <typename T, int kPoints>
 constexpr int kTryRows = (kPoints <= 8 ? 4 : 2) * (int)sizeof(float) / (int)sizeof(T);
@@ -174,36 +177,64 @@ __device__ __forceinline__ double running_sum(double value, double* of_warps, do
   return base + value;
 }
 
+// Adds up the chunks' sums of one group per block. Warp t processes candidate t.
+__global__ void sum_groups(const double* sums, int chunks, double* group_sums) {
+  ptx::griddepcontrol_wait();
+  const int lane = simt::lane(), trial = threadIdx.x / 32;
+  double sum = 0;
+#pragma unroll
+  for (int i = 0; i < kGroup; i += 32) {
+    const int chunk = blockIdx.x * kGroup + i + lane;
+    if (chunk < chunks) sum += sums[(long long)trial * chunks + chunk];
+  }
+  sum = simt::warp_sum(sum);
+  if (lane == 0) group_sums[trial * gridDim.x + blockIdx.x] = sum;
+}
+
+// A search by the threads of a block for the first of up to kDrawThreads numbers at which a running sum reaches a
+// target.
+struct Search {
+  double of_warps[kDrawThreads / 32], passed;
+  int found, positive;
+
+  // Returns the index of the first thread at which `passed` plus the running sum of `value` reaches `target`, and sets
+  // `passed` to the sum before this thread. If rounding puts the target past the end: the last thread with a positive
+  // value, or 0 if there is none.
+  __device__ int first_at_least(double value, double target) {
+    if (threadIdx.x == 0) found = 0x7fffffff, positive = 0;
+    double before, all;
+    const double base = passed, up_to = running_sum(value, of_warps, before, all);
+    if (base + up_to >= target) atomicMin(&found, (int)threadIdx.x);
+    if (value > 0) atomicMax(&positive, (int)threadIdx.x);
+    __syncthreads();
+    const int thread = found < kDrawThreads ? found : positive;
+    if (thread == (int)threadIdx.x) passed = base + before;
+    __syncthreads();
+    return thread;
+  }
+};
+
 // Every block finds the best candidate of this step; block 0 stores it in `chosen`. Block t then draws candidate t of
 // the next step. If `draws` is null, there is one block, which draws nothing.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kDrawThreads, 1)
     sample_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
-                      const double* sums, const long long* candidates, const double* draws, long long* chosen,
-                      long long* next) {
+                      const double* sums, const double* group_sums, const long long* candidates, const double* draws,
+                      long long* chosen, long long* next) {
   ptx::griddepcontrol_wait();
   constexpr int kWarps = kDrawThreads / 32, kNone = 0x7fffffff;
   static_assert(kTrials <= kWarps, "a warp adds up each candidate's sums");
-  __shared__ double partial[kTrials][kWarps], potentials[kTrials], of_warps[kWarps], masses[kDrawThreads];
-  __shared__ double potential, passed;
-  __shared__ int found, heavy, place;
-  const int thread = threadIdx.x, lane = simt::lane(), warp = thread / 32;
-  double mine[kTrials] = {};
-  for (int c = thread; c < chunks; c += kDrawThreads) {
-#pragma unroll
-    for (int t = 0; t < kTrials; ++t) mine[t] += sums[(long long)t * chunks + c];
-  }
-#pragma unroll
-  for (int t = 0; t < kTrials; ++t) {
-    const double sum = simt::warp_sum(mine[t]);
-    if (lane == 0) partial[t][warp] = sum;
-  }
-  __syncthreads();
+  __shared__ double potentials[kTrials], masses[kDrawThreads];
+  __shared__ Search search;
+  __shared__ int found, heavy;
+  const int thread = threadIdx.x, lane = simt::lane(), warp = thread / 32, groups = (chunks + kGroup - 1) / kGroup;
   if (warp < kTrials) {
-    const double sum = simt::warp_sum(lane < kWarps ? partial[warp][lane] : 0.0);
+    double sum = 0;
+    for (int group = lane; group < groups; group += 32) sum += group_sums[warp * groups + group];
+    sum = simt::warp_sum(sum);
     if (lane == 0) potentials[warp] = sum;
   }
-  if (thread == 0) found = kNone;
+  if (thread == 0) search.passed = 0;
   __syncthreads();
   int best = 0;
   for (int t = 1; t < kTrials; ++t) best = potentials[t] < potentials[best] ? t : best;
@@ -211,35 +242,12 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   if (blockIdx.x == 0 && thread == 0) *chosen = center;
   if (draws == nullptr) return;
 
-  // Finds the first chunk at which the running sum of the chunks' sums reaches the target.
-  const double* of_best = sums + (long long)best * chunks;
-  const int run = (chunks + kDrawThreads - 1) / kDrawThreads, begin = thread * run;
-  const int end = begin + run < chunks ? begin + run : chunks;
-  double mass = 0, before, all;
-  for (int c = begin; c < end; ++c) mass += of_best[c];
-  const double up_to = running_sum(mass, of_warps, before, all);
-  if (thread == (chunks - 1) / run) potential = up_to;
-  __syncthreads();
-  const double target = draws[blockIdx.x] * potential;
-  if (begin < end && up_to >= target) atomicMin(&found, thread);
-  __syncthreads();
-  if (found == kNone) {  // rounding can put the target past the last chunk
-    if (thread == 0) next[blockIdx.x] = n - 1;
-    return;
-  }
-  if (thread == found) {
-    double sum = before;
-    for (int c = begin; c < end; ++c) {
-      const double of_chunk = of_best[c];
-      if (c == begin || of_chunk > 0) {
-        place = c;
-        passed = sum;
-      }
-      sum += of_chunk;
-      if (sum >= target) break;
-    }
-  }
-  __syncthreads();
+  // Finds the first group, and its first chunk, at which the running sum of the sums reaches the target.
+  const double target = draws[blockIdx.x] * potentials[best];
+  const int group = search.first_at_least(thread < groups ? group_sums[best * groups + thread] : 0.0, target);
+  const int inner = group * kGroup + thread;
+  const bool has = thread < kGroup && inner < chunks;
+  const int place = group * kGroup + search.first_at_least(has ? sums[(long long)best * chunks + inner] : 0.0, target);
 
   // Finds the sample within the chunk. The running sum over the samples rounds differently from the sum of the chunk,
   // and may just miss the target. Then the last sample with a positive w·D² is drawn.
@@ -247,7 +255,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   constexpr int kRows = kLanes > 1 ? 2 : 1, kGroups = kDrawThreads / kLanes;
   const long long first = (long long)place * chunk;
   const int count = n - first < chunk ? (int)(n - first) : chunk;
-  double sum = passed;
+  double sum = search.passed, before, all;
   if (thread == 0) {
     found = kNone;
     heavy = -1;
@@ -274,7 +282,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
     __syncthreads();
     const bool present = tile + thread < count;
     const double value = present ? masses[thread] : 0.0;
-    const double reached = sum + running_sum(value, of_warps, before, all);
+    const double reached = sum + running_sum(value, search.of_warps, before, all);
     if (present && reached >= target) atomicMin(&found, tile + thread);
     if (present && value > 0) atomicMax(&heavy, tile + thread);
     sum += all;

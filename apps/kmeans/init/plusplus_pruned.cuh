@@ -1,203 +1,182 @@
-// Pruned greedy k-means++ step (plusplus.cuh). For most rows, the half-precision copy of X shows that no candidate is
-// nearer than the nearest center so far. These rows of X are not read.
+// Pruned greedy k-means++ step (plusplus.cuh). For most rows, the quantized copy of X shows that no candidate is nearer
+// than the nearest center so far. These rows of X are not read.
 //
-//   copy (n × padded, float16, row-major or in panels)   x̂ of every row x (data/half_copy.cuh)
-//   norms (n)                                            the maximum of ‖x̂‖ and ρ⁻¹ ‖x·s − x̂‖ of every row
-//   closest (n)                                          D² of every row, as in plusplus.cuh
+//   copy           the quantized copy of X (quantized_copy.cuh; symbols: see its head)
+//   closest (n)    D² of every row, as in plusplus.cuh
 //
-// s is the scale of the copy, and ρ is the relative rounding error of the copy. N and N_c are the norms of a row x and
-// of a candidate c; ĉ is c in the copy. D(x, c) is the distance of x and c. The tensor cores compute q = ‖x̂‖², q_c =
-// ‖ĉ‖² and a = x̂·ĉ. The error of each is γ times the product of the norms of its two factors. So
+// A *point* is a candidate, or the center of the previous step. For a row y of X and a point c, both centered and
+// scaled as in the copy, let u_f = h_f c_f, and let u be σ q plus a rounding error δ, where q are 16-bit numbers. If
+// the copy has y_f = s h_f v_f plus an error of norm e, then
 //
-//   (s D(x, c))² ≥ (‖x̂ − ĉ‖ − ρ (N + N_c))² ≥ q + q_c − 2 a − (2 ρ + γ) (N + N_c)²
+//   ‖y − c‖² = ‖y‖² + ‖c‖² − 2 y·c ≥ ‖y‖² + ‖c‖² − 2 s (σ v·q + ‖v‖ ‖δ‖) − 2 e ‖c‖
 //
-// If this lower bound is at least s² D² for all candidates and for the center of the previous step, the row adds w·D²
-// to the sums of all candidates. Each warp queues its other rows, reads them from X, and computes their distances to
-// all candidates as plusplus.cuh does. So `closest` and each row's contribution to the sums have the same bits as
-// without pruning.
+// The tensor cores compute v·q, exactly, as products of bytes: q = 256 a + b. If this lower bound is at least D² for
+// all points, the row adds w·D² to the sums of all candidates. A warp decides in three stages, and queues the rows that
+// a stage leaves ambiguous for the next:
 //
-// Why it is fast: with j centers, a candidate is the nearest point for about 1 / (j + 1) of the rows. At k = 64 with 7
-// points per step, the seventh step does not read half of X, and the last step nine tenths. The half-precision copy has
-// half the bytes of float32, and a quarter of float64. A warp prefetches queued rows to L2, and copies its next tiles
-// to shared memory while it processes the current tile.
+//               reads of a row of d = 384       computes
+//   1. stage    the upper plane, 192 + 12 B     U·a and U·b; e = e₄
+//   2. stage    the lower plane, 192 + 16 B     16 U·q + 256 L·a, from U·q of stage 1; e = e₈. It bounds L·b
+//   3. stage    X, 1536 B                       the distances of plusplus.cuh, to the points that may be nearer
+//
+// So `closest` and each row's contribution to the sums have the same bits as without pruning.
+//
+// Why it is fast: with j centers, a candidate is the nearest point for about 1 / (j + 1) of the rows, and stage 3 reads
+// little more than these rows. Reading the upper plane, an eighth of float32 X, is most of the work. Copies of the next
+// rows to shared memory are in flight during all stages (code_pipeline.cuh), and queued rows are prefetched to L2. 2M ×
+// 384 with nine points: 180 µs for stage 1 alone (2.3 TB/s), 230 to 300 for a mixture of Gaussians with hundreds of
+// centers, of 1,170 for reading X.
 #pragma once
 #include "kernels/device/warp_queue.cuh"
 #include "apps/kmeans/init/plusplus.cuh"
-#include "apps/kmeans/init/copy_pipeline.cuh"
+#include "apps/kmeans/init/code_pipeline.cuh"
+#include "apps/kmeans/init/code_products.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/memory.cuh"
-#include "kernels/ptx/mma.cuh"
-#include "kernels/ptx/types.cuh"
 
 namespace kmeans {
 
-// Squared distances smaller than this may have a larger error than Copy::of_distance covers.
+// Squared distances smaller than this may have a larger error than QuantizedCopy::of_distance covers. Stage 3 computes
+// them, and those that are smaller than kLeastScaled in the scale of the copy.
 template <typename T>
 constexpr T kLeastExact = 0x1p-100f;
 template <>
 constexpr double kLeastExact<double> = 0x1p-900;
+constexpr float kLeastScaled = 0x1p-100f;
 
-// Does what evaluate_candidates (plusplus.cuh) does, with pruning. `copy` is the half-precision copy of X.
-template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, bool kPanels, int kStages>
+// Does what evaluate_candidates (plusplus.cuh) does, with pruning.
+template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     evaluate_candidates_pruned(const T* X, long long n, int d, const T* weights, const long long* last,
-                               const long long* candidates, int chunk, int chunks, int window, T* closest, double* sums,
-                               const Copy copy) {
+                               const long long* candidates, int chunk, int chunks, T* closest, double* sums,
+                               const QuantizedCopy<T> copy, const unsigned* table_of_points,
+                               const PointTest* tests_of_points) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes;
-  // For large d, a lane processes half as many rows at a time as in plusplus.cuh, to save registers.
-  constexpr int kMost = kTryRows<T, kPoints>, kRows = kMost > 1 && kLanes == 32 ? kMost / 2 : kMost;
-  using Pipeline = PrunedPipeline<T, kPanels, kWeighted, kStages>;
-  constexpr int kTile = Pipeline::kTile, kHeight = Pipeline::kHeight, kWarps = kTryThreads / 32;
-  using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
-  using Waiting = Queue<int, kTile>;
-  // Shared memory holds the points from X (`points`), and the points from the copy (`words`) in blocks of 32 columns
-  // and eight points. A lane reads 16 bytes of a block.
+  constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes, kWarps = kTryThreads / 32;
+  using Upper = CodeProducts<kBlocks, 2>;
+  using Lower = CodeProducts<kBlocks, 1>;
+  using Pipeline = CodePipeline<T, kWeighted, kStages>;
+  // Shared memory holds the tables of points, the queues of stages 2 and 3, and the pipelines. An item of the second
+  // queue is a row, and the points for which it is ambiguous.
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
-  T* points = reinterpret_cast<T*>(shared);
-  const int lane = simt::lane(), g = lane / 4, t = lane % 4;
-  shared += (kPoints * window * (int)sizeof(T) + 15) / 16 * 16;
-  uint4* words = reinterpret_cast<uint4*>(shared);
-  const int parts = (copy.padded + 31) / 32;
-  // Index of a lane's eight columns in a block of 32 columns and eight points: lane 4·g + t has the t-th eight columns
-  // of point g.
-  const auto word = [](int part, int block, int lane) { return (part * kBlocks + block) * 32 + lane; };
-  shared += parts * kBlocks * 512;
-  Pipeline pipeline(shared);
-  Waiting waiting(shared + kWarps * Pipeline::kBytes);
-  // ‖ĉ‖² of each point; infinite past the last point.
-  __shared__ float squares[8 * kBlocks];
-  __shared__ long long samples[kPoints];
-  if (threadIdx.x < kPoints) samples[threadIdx.x] = threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1];
-  if (threadIdx.x < 8 * kBlocks) squares[threadIdx.x] = threadIdx.x < kPoints ? 0.0f : __int_as_float(0x7f800000);
+  unsigned* table = reinterpret_cast<unsigned*>(shared);
+  const int size = copy.groups * Upper::kOfGroup;  // words per table
+  shared += 2 * size * sizeof(unsigned);
+  CodeQueue<kPoints> for_both(shared);
+  shared += kWarps * CodeQueue<kPoints>::kBytes;
+  Queue<uint2, 32> for_x(shared);
+  shared += kWarps * Queue<uint2, 32>::kBytes;
   const Chunks of{n, chunk, chunks};
+  Pipeline pipeline(shared, of);
   pipeline.start(of, copy, closest, weights);
-  __syncthreads();
-  fetch_points<kPoints>(X, samples, d, 0, window, points);
-  for (int i = threadIdx.x; i < 4 * parts * 8 * kBlocks; i += blockDim.x) {
-    const int p = i / (4 * parts), of_p = i % (4 * parts), column = 8 * of_p;
-    uint4 some = {};
-    if (p < kPoints && column < copy.padded)
-      some = *reinterpret_cast<const uint4*>(copy.at<kPanels>(samples[p], column));
-    words[word(of_p / 4, p / 8, p % 8 * 4 + of_p % 4)] = some;
+  __shared__ PointTest tests[8 * kBlocks];
+  __shared__ const T* points[kPoints];
+  const int lane = simt::lane();
+  for (int i = threadIdx.x; i < 2 * size / 4; i += kTryThreads) {
+    reinterpret_cast<uint4*>(table)[i] = reinterpret_cast<const uint4*>(table_of_points)[i];
   }
-  float most = 0;
-  for (int p = 0; p < kPoints; ++p) {
-    const float norm = copy.norms[samples[p]];
-    most = norm <= most ? most : norm;
-  }
-  // The addition covers rounding errors of a row that are subnormal. The row's norm does not include them: it may be
-  // zero (data/half_copy.cuh).
-  most += 1e-15f;
-  __syncthreads();
-  for (int p = threadIdx.x / 32; p < kPoints; p += kWarps) {
-    float sum = 0;
-    for (int i = lane; i < 4 * parts; i += 32) {
-      const auto some = simt::bits_of<simt::Vector<ptx::Half, 8>>(words[word(i / 4, p / 8, p % 8 * 4 + i % 4)]);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) sum += ptx::to_float(some.at[e]) * ptx::to_float(some.at[e]);
-    }
-    sum = simt::warp_sum(sum);
-    if (lane == 0) squares[p] = sum;
-  }
+  if (threadIdx.x < 8 * kBlocks) tests[threadIdx.x] = tests_of_points[threadIdx.x];
+  if (threadIdx.x < kPoints) points[threadIdx.x] = X + (threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1]) * d;
   __syncthreads();
 
+  const int words = 4 * copy.groups;  // per row of a plane
   for (long long mine = of.first(); mine < chunks; mine = of.next(mine)) {
     const long long begin = of.begin(mine);
     const int count = of.count(mine);
-    double totals[Found::kHeld] = {}, alike = 0;
-    for (int at = 0; at < count; at += kTile) {
-      float products[kHeight][kBlocks][4] = {}, own[kHeight][4] = {};
-      for (int from = 0; from < copy.padded; from += Pipeline::kColumns) {
+    // Sums over the rows that stages 1 and 2 decide, of this lane; and over the rows of stage 3, in lane t for
+    // candidate t.
+    double alike = 0, of_trial = 0;
+
+    // Stage 3: a group of lanes computes the distances of a row, one point after another.
+    const auto from_x = [&](const uint2* items, int found) {
+      for (int first = 0; first < found; first += kGroups) {
+        const int i = first + lane / kLanes;
+        const uint2 item = items[i < found ? i : 0];
+        const long long row = begin + item.x;
+        const unsigned of_row = i < found ? item.y : 0;
+        const T* const x[1] = {X + row * d};
+        const double weight = kWeighted ? weights[row] : T(1);
+        T near = closest[row];
+        for (unsigned wanted = of_row; __any_sync(simt::every_lane, wanted != 0); wanted &= wanted - 1) {
+          const int p = wanted != 0 ? __ffs(wanted) - 1 : 0;
+          Distances<T, 1, 1, kLanes, kAligned, 4> distance;
+          distance.add(x, points[p], 0, 0, d, d, 0);
+          const T there = (T)distance.at[0][0], least = there < near ? there : near;
+          if (wanted & 1) {
+            if (there < near && lane % kLanes == 0) closest[row] = there;
+            near = least;
+          }
+          const int trial = wanted >> 1 != 0 ? p - 1 : -1;
+#pragma unroll
+          for (int group = 0; group < kGroups; ++group) {
+            const double of_group = simt::shuffle(weight * (double)least, group * kLanes);
+            if (lane == simt::shuffle(trial, group * kLanes)) of_trial += of_group;
+          }
+        }
+#pragma unroll
+        for (int group = 0; group < kGroups; ++group) {
+          const double of_group = simt::shuffle(weight * (double)near, group * kLanes);
+          const unsigned computed = simt::shuffle(of_row, group * kLanes);
+          if (computed != 0 && !(computed >> (lane + 1) & 1)) of_trial += of_group;
+        }
+      }
+    };
+    // The test of stage 1 (`planes` = 1) or 2 for up to 32 rows. For the row of this lane, if it `has` one, returns the
+    // points for which it is ambiguous.
+    const auto test = [&](int planes, auto product, bool has, uint2 of_row, float error, T near, T weight) {
+      constexpr unsigned kEvery = (1u << kPoints) - 1;
+      const float scale = __uint_as_float(of_row.x & 0xffff0000u), square = __uint_as_float(of_row.y);
+      const float scaled = (float)(near * (T)copy.unit * (T)copy.unit);
+      const float most = square - copy.roundings * square - scaled * copy.of_distance;
+      unsigned ambiguous = ambiguous_points<kBlocks>(product, planes, scale, 2 * error, most, tests) & kEvery;
+      if (near < kLeastExact<T> || scaled < kLeastScaled) ambiguous = kEvery;
+      if (!has || near == 0) ambiguous = 0;  // no candidate can lower a D² of zero
+      if (has && ambiguous == 0) alike += (double)weight * (double)near;
+      return ambiguous;
+    };
+    for (int at = 0; at < count; at += 32) {
+      Upper upper;
+      int rows[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) rows[i] = (8 * i + lane / 4) * Pipeline::kPitch;
+      for (int group = 0; group < copy.groups; group += 4) {
         pipeline.wait();
-#pragma unroll
-        for (int u = 0; u < Pipeline::kUnits; ++u) {
-          const int r = kPanels ? u : 0, column = from + (kPanels ? 0 : 32 * u);
-          if (column >= copy.padded) break;
-          uint4 low = {}, high = {};
-          if (column + 8 * t < copy.padded) low = pipeline.columns(u, 0), high = pipeline.columns(u, 1);
-          const unsigned a[2][4] = {{low.x, high.x, low.y, high.y}, {low.z, high.z, low.w, high.w}};
-#pragma unroll
-          for (int j = 0; j < kBlocks; ++j) {
-            const uint4 point = words[word(column / 32, j, lane)];
-            const unsigned b[2][2] = {{point.x, point.y}, {point.z, point.w}};
-#pragma unroll
-            for (int s = 0; s < 2; ++s) ptx::mma_m16n8k16_f16(products[r][j], a[s], b[s]);
-          }
-          // Multiplies eight rows by their own transpose: the same registers are passed as rows of operand A and as
-          // columns of operand B, so squared norms are on the diagonal. The first product is for rows g, the second for
-          // rows g + 8; each passes zeros for the other eight rows.
-#pragma unroll
-          for (int s = 0; s < 2; ++s) {
-            const unsigned lower[4] = {a[s][0], 0, a[s][2], 0}, upper[4] = {0, a[s][1], 0, a[s][3]};
-            const unsigned of_lower[2] = {a[s][0], a[s][2]}, of_upper[2] = {a[s][1], a[s][3]};
-            ptx::mma_m16n8k16_f16(own[r], lower, of_lower);
-            ptx::mma_m16n8k16_f16(own[r], upper, of_upper);
-          }
-        }
-        if (from + Pipeline::kColumns < copy.padded) pipeline.ask(of, copy, closest, weights);
+        pipeline.ask(of, copy, closest, weights);
+        uint4 codes[4];
+        Upper::load(pipeline.codes(), rows, copy.groups - group, codes);
+        upper.add(codes, copy.groups - group, table + group * Upper::kOfGroup, size);
       }
+      const uint2 of_row = pipeline.of_row();
+      const float error = __uint_as_float(of_row.x << 16);
+      const bool ends = at + 32 >= count;
+      const auto of_upper = [&](int i, int j, int e) { return (float)upper.of(i, j, e); };
+      const bool waits = test(1, of_upper, at + lane < count, of_row, error, pipeline.near(), pipeline.weight()) != 0;
+      for_both.add(waits, at + lane, upper);
+      for (int i = 0; waits && i < words; i += 32) ptx::prefetch(copy.lower + (begin + at + lane) * words + i);
+      int own;
+      while (const int taken = for_both.take(ends ? 1 : 32, own)) {
+        // Loaded before the products, so that the test does not wait.
+        const long long row = begin + own;
+        const uint2 of_own = copy.rows[row];
+        const float error_of_both = copy.errors[row];
+        const T near = closest[row], weight = kWeighted ? weights[row] : T(1);
 #pragma unroll
-      for (int r = 0; r < kHeight; ++r) {
-        unsigned nearer[2];
-        T near[2], weight[2];
-#pragma unroll
-        for (int half = 0; half < 2; ++half) {
-          const int row = 16 * r + 8 * half + g;
-          const float square = simt::shuffle(g % 2 ? own[r][2 * half + 1] : own[r][2 * half], 4 * g + g / 2);
-          near[half] = pipeline.near(row), weight[half] = pipeline.weight(row);
-          const float norm_sum = pipeline.norm(row) + most;
-          const float scaled = (float)(near[half] * (T)copy.scale * (T)copy.scale);
-          const float beyond = square - copy.error * norm_sum * norm_sum - scaled * copy.of_distance;
-          // A row with a D² near zero, whose relative error is larger, is queued. No candidate can lower a D² of zero.
-          bool any = near[half] > 0 && near[half] < kLeastExact<T>;
-#pragma unroll
-          for (int j = 0; j < kBlocks; ++j)
-#pragma unroll
-            for (int i = 0; i < 2; ++i) {
-              any |= !(2 * products[r][j][2 * half + i] - squares[8 * j + 2 * t + i] <= beyond);
-            }
-          nearer[half] = __ballot_sync(simt::every_lane, any & (at + row < count)) >> 4 * g & 15;
-        }
-        // Four lanes hold the products of rows g and g + 8. Lane t = 0 adds or queues row g, and lane t = 1 row g + 8.
-        const int first = at + 16 * r + g, row = first + 8 * (t % 2);
-        const bool has = t < 2 && row < count, waits = has && (t ? nearer[1] : nearer[0]) != 0;
-        if (has && !waits) alike += (double)(t ? weight[1] : weight[0]) * (double)(t ? near[1] : near[0]);
-        if (__any_sync(simt::every_lane, waits)) {
-          waiting.add(waits, row);
-#pragma unroll
-          for (int half = 0; half < 2; ++half) {
-            const T* x = X + (begin + first + 8 * half) * d;
-            for (int i = t * (128 / (int)sizeof(T)); nearer[half] && i < d; i += 512 / (int)sizeof(T))
-              ptx::prefetch(x + i);
-          }
-        }
+        for (int i = 0; i < 4; ++i) rows[i] = simt::shuffle(own, 8 * i + lane / 4) * words;
+        Lower lower;
+        lower.add_plane(copy.lower + begin * words, rows, copy.groups, table, size);
+        const auto of_both = [&](int i, int j, int e) {
+          return 16 * (float)for_both.of(taken, i, j, e) + 256 * (float)lower.of(i, j, e);
+        };
+        const unsigned ambiguous = test(2, of_both, lane < taken, of_own, error_of_both, near, weight);
+        for_x.add(ambiguous != 0, {(unsigned)own, ambiguous});
+        for (int i = 0; ambiguous != 0 && i < d; i += 128 / (int)sizeof(T)) ptx::prefetch(X + row * d + i);
+        for_x.drain(32, from_x);
       }
-      pipeline.ask(of, copy, closest, weights);
-      waiting.drain(at + kTile < count ? 32 : 1, [&](const int* rows, int found) {
-        for (int first = 0; first < found; first += kRows * kGroups) {
-          const auto place = [&](int r) {
-            const int i = first + r * kGroups + lane / kLanes;
-            return i < found ? begin + rows[i] : -1;
-          };
-          const T* x[kRows];
-          T closest_yet[kRows], weight_of[kRows];
-#pragma unroll
-          for (int r = 0; r < kRows; ++r) {
-            // Every lane takes part in the shuffles. Lanes past the end of the queue load its first row.
-            const long long row = place(r) < 0 ? begin + rows[0] : place(r);
-            x[r] = X + row * d;
-            closest_yet[r] = closest[row];
-            weight_of[r] = kWeighted ? weights[row] : T(1);
-          }
-          Found to_points;
-          to_points.add(x, points, window, 0, d, d, 0);
-          settle(to_points, closest_yet, weight_of, place, closest, totals);
-        }
-      });
     }
-    hand_in<Found>(totals, simt::warp_sum(alike), kTrials, sums + mine, chunks);
+    for_x.drain(1, from_x);
+    alike = simt::warp_sum(alike);
+    if (lane < kTrials) sums[(long long)lane * chunks + mine] = alike + of_trial;
   }
 }
 

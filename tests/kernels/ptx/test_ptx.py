@@ -60,6 +60,21 @@ PRODUCT(f64_16_16, double, 16, 16, ptx::mma_m16n8k16)
 PAIRS(f16_16_16, ptx::mma_m16n8k16_f16)
 PAIRS(bf16_16_16, ptx::mma_m16n8k16_bf16)
 
+// Four bytes a register, unsigned ones of A and signed ones of B.
+__global__ void bytes_16_32(const unsigned char* A, const signed char* B, int* D) {
+  const int g = threadIdx.x / 4, t = threadIdx.x % 4;
+  unsigned a[4] = {}, b[2] = {};
+  int d[4];
+  for (int i = 0; i < 16; ++i) {
+    const int row = g + i / 4 % 2 * 8, column = 4 * t + i % 4 + i / 8 * 16;
+    a[i / 4] |= (unsigned)A[row * 32 + column] << 8 * (i % 4);
+  }
+  for (int i = 0; i < 8; ++i) b[i / 4] |= (B[(4 * t + i % 4 + i / 4 * 16) * 8 + g] & 255u) << 8 * (i % 4);
+  for (int i = 0; i < 4; ++i) d[i] = D[(i < 2 ? g : g + 8) * 8 + t * 2 + (i & 1)];
+  ptx::mma_m16n8k32_u8_s8(d, a, b);
+  for (int i = 0; i < 4; ++i) D[(i < 2 ? g : g + 8) * 8 + t * 2 + (i & 1)] = d[i];
+}
+
 // The four 8 × 8 matrices of a row-major 16 × 16 one: upper left, lower left, upper right, lower right.
 template <bool transposed>
 __global__ void matrices(const unsigned short* x, unsigned* y) {
@@ -142,6 +157,7 @@ PRODUCTS = {
     "bf16_16_16": ("bfloat16", 16, 16, "const unsigned short*, const unsigned short*, float*"),
 }
 PARAMETERS = {call: parameters for call, (_, _, _, parameters) in PRODUCTS.items()} | {
+    "bytes_16_32": "const unsigned char*, const signed char*, int*",
     "matrices<false>": "const unsigned short*, unsigned*",
     "matrices<true>": "const unsigned short*, unsigned*",
     "matrices_back": "const unsigned short*, unsigned short*",
@@ -224,6 +240,15 @@ def test_product(on_machine, name):
     sums = D.astype(np.float64 if dtype == np.float64 else np.float32)
     on_machine(name)(bits(A, dtype), bits(B, dtype), sums)
     np.testing.assert_array_equal(sums, A @ B + D)
+
+
+def test_a_product_of_bytes(on_machine, rng):
+    A, B = rng.integers(0, 256, (16, 32), np.uint8), rng.integers(-128, 128, (32, 8), np.int8)
+    A[0], B[:, 0] = 255, -128  # the largest sum
+    D = rng.integers(-(2**30), 2**30, (16, 8), np.int32)
+    expected = A.astype(np.int64) @ B.astype(np.int64) + D
+    on_machine("bytes_16_32")(A, B, D)
+    np.testing.assert_array_equal(D, expected)
 
 
 def test_a_product_ignores_the_bits_below_tf32(on_machine):

@@ -6,8 +6,9 @@ from sklearn.datasets import make_blobs
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.init.plan import plusplus_plan
+from tsapps.apps.kmeans.init.plan import plusplus_plan, pruned_plan
 from tsapps.apps.kmeans.init.plusplus_launch import GreedyDraw, draw_plus_plus
+from tsapps.apps.kmeans.init.pruned_launch import PrunedSteps
 from tsapps.kernels.gpu_specs import KNOWN
 
 H200 = KNOWN["H200"]
@@ -49,27 +50,30 @@ class Seeding(GreedyDraw):
     X, k, dtype, weights
     first : int
     plan : PlusPlusPlan, optional
-    panels : bool, optional
-        Whether the half-precision copy of X is stored in panels; None: there is no copy.
-    raised : sequence of int
-        Rows whose norms in the copy are multiplied by four.
+    quantized : bool
+        Whether there is a quantized copy of X − mean.
     machine
         Of `HostMachine`.
     """
 
-    def __init__(self, X, k, dtype, weights=None, *, first=0, plan=None, panels=None, raised=(), **machine):
+    def __init__(self, X, k, dtype, weights=None, *, first=0, plan=None, quantized=False, **machine):
         data, self.plan = data_of(X, dtype, weights, **machine), plan or plan_of(*X.shape, k, dtype)
-        self.X, self.half_copy = data.held, None
-        if panels is not None:
+        self.X = data.held
+        if quantized:
             data.center(data.moments()[0], on_read=True)
-            self.half_copy = data.half_copy(-(-X.shape[1] // 16) if panels else 0, certifies=True)
-            self.half_copy.norms[list(raised)] *= 4
         draws = np.full((k - 1, self.plan.trials), np.nan)
-        super().__init__(data, data.held, self.plan, first, draws, self.half_copy)
+        super().__init__(data, data.held, self.plan, first, draws)
+        if quantized:
+            planned = pruned_plan(self.plan, X.shape[1], X.itemsize, weighted=weights is not None, device=H200)
+            self.by_copy = PrunedSteps(data, data.held, self.plan, planned, self.closest, self.sums)
+
+    def prune(self, step):
+        """Evaluate a step's candidates by the quantized copy."""
+        self.by_copy.evaluate(self.chosen[step - 1 :].ctypes.data, self.candidates[step:].ctypes.data)
 
     def step(self, step, draws=None):
         """Evaluate a step's candidates, and draw the next step's, if there is one."""
-        self.evaluate(step, self.by_rows)
+        self.evaluate(step)
         self.follow(step, draws)
 
     def follow(self, step, draws=None):
@@ -84,6 +88,6 @@ def blobs(n, d, k, seed=0):
     return X
 
 
-def drawn(data, first, draws, half_copy=None):
+def drawn(data, first, draws):
     """Return the samples that are drawn."""
-    return draw_plus_plus(data, lambda k: half_copy, first, draws).tolist()
+    return draw_plus_plus(data, first, draws).tolist()

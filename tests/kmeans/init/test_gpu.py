@@ -6,13 +6,14 @@ from sklearn.cluster import kmeans_plusplus
 from sklearn.datasets import make_blobs
 
 from tsapps.apps.kmeans import initial_centers
-from tsapps.apps.kmeans.init import plan as plusplus_plan
 from tsapps.apps.kmeans.open_engine import open_engine
 
 pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 import cupy
 
-from tsapps.apps.kmeans.init import plusplus_launch
+from tsapps.apps.kmeans.init import pruned_launch
+from tsapps.apps.kmeans.init.plan import first_pruned_step
+from tsapps.apps.kmeans.init.pruned_launch import PrunedSteps
 
 pytestmark = pytest.mark.gpu
 
@@ -77,26 +78,27 @@ def test_rows_that_are_not_aligned_and_a_mean(dtype, start):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("k", [24, 300])  # the copy in rows, and in panels
-@pytest.mark.parametrize(("d", "dtype"), [(130, "float32"), (600, "float32"), (16, "float64"), (96, "float16")])
-def test_the_copy_draws_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
+@pytest.mark.parametrize("k", [50, 300, 3000])  # 6, 8 and 11 points
+@pytest.mark.parametrize(
+    ("d", "dtype"), [(33, "float32"), (130, "float32"), (600, "float32"), (16, "float64"), (96, "float16")]
+)
+def test_pruned_steps_draw_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
     n = 30_011
     X = (100 + blobs(n, d, 2 * k)).astype(np.float32).astype(dtype)
     weights = 0.1 + np.random.default_rng(1).random(n) if weighted and dtype != "float16" else None
-    found, screened, plain = [], [], plusplus_launch._bind_pruned
+    found, pruned, evaluate = [], [], PrunedSteps.evaluate
 
-    def screening(*arguments):
-        screened.append(plain(*arguments))
-        return screened[-1]
+    def recorded(*arguments):
+        pruned.append(1)
+        evaluate(*arguments)
 
-    monkeypatch.setattr(plusplus_launch, "_bind_pruned", screening)
-    monkeypatch.setattr(plusplus_plan, "_MOST_CHUNKS", 400)  # as many as leave chunks of whole tiles of panels
+    monkeypatch.setattr(PrunedSteps, "evaluate", recorded)
     for least in (1 << 60, 0):
-        monkeypatch.setattr(plusplus_launch, "_LEAST_PRUNED_BYTES", least)
+        assert not pruned
+        monkeypatch.setattr(pruned_launch, "_LEAST_BYTES", least)
         found.append(seeds(X, k, 5, weights, mean=X.astype(np.float64).mean(axis=0))[0])
     np.testing.assert_array_equal(found[0], found[1])
-    assert any(screened)
-    assert None not in screened
+    assert len(pruned) == k - first_pruned_step(2 + int(np.log(k)))
 
 
 def test_same_bits_on_every_run():

@@ -128,7 +128,7 @@ def test_samples_without_weight_are_never_drawn(rng):
         of.step(step, rng.random(of.plan.trials))
         assert weights[of.candidates[step + 1]].all()
     # Not by rounding either: where a chunk's samples add up to a little less than its sum, it is the last with weight.
-    of.evaluate(6, of.by_rows)
+    of.evaluate(6)
     of.sums *= 1 + 1e-12
     of.follow(6, np.array([0.1, 0.5, 1 - 2.0**-53, 1.0]))
     assert weights[of.candidates[7]].all()

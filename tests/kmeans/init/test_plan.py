@@ -2,8 +2,14 @@
 
 import pytest
 
-from tsapps.apps.kmeans.data.plan import padded
-from tsapps.apps.kmeans.init.plan import MOST_TRIALS, first_pruned_step, plusplus_plan, pruned_plan
+from tsapps.apps.kmeans.init.plan import (
+    MOST_TRIALS,
+    first_pruned_step,
+    plusplus_plan,
+    pruned_plan,
+    quantized_bytes,
+    quantized_lanes,
+)
 from tsapps.kernels.gpu_specs import KNOWN
 
 
@@ -21,24 +27,31 @@ def test_plans(n, d, trials):
             assert plan.window >= d or (plan.window % 1024 == 0 and plan.lanes == 32)
 
 
-@pytest.mark.parametrize("panels", [False, True])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("itemsize", [4, 8])
-def test_plans_of_screens(itemsize, weighted, panels):
-    assert first_pruned_step(6) == 7
-    for d in (1, 16, 100, 128, 256, 511, 512, 768, 1500, 5000):
-        for n in (1000, 600_000, 2**20, 10**7):
-            plan = plusplus_plan(n, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
-            screen = pruned_plan(plan, d, padded(d), itemsize, panels=panels, weighted=weighted, device=KNOWN["H200"])
-            if d == 1 or (plan.chunk % 64 and panels):
-                assert d == 1 or n < 2**20
-                assert screen is None
-                continue
-            assert screen is None or d < 1500
-            assert screen is not None or d >= (1500 if itemsize == 4 else 511)
-            if screen is not None:
-                assert screen.shared_bytes <= 113 << 10
-                assert screen.stages == 3 if d <= 100 and not panels else screen.stages >= 2
+def test_shared_memory_of_pruned_steps(itemsize, weighted):
+    assert first_pruned_step(6) == 24
+    for d in (1, 16, 100, 128, 512, 768, 1500, 3000, 5000):
+        plan = plusplus_plan(600_000, d, 6, itemsize, aligned=True, device=KNOWN["H200"])
+        planned = pruned_plan(plan, d, itemsize, weighted=weighted, device=KNOWN["H200"])
+        if d == 1:
+            assert planned is None  # a lane reads a row
+        elif planned is None:
+            assert d >= 5000
+        else:
+            # Eight points of two bytes per element; for each of 8 · 64 rows in queues, nine numbers and two; stages of
+            # eight warps.
+            stage = 32 * (64 + 8 + itemsize * (1 + weighted))
+            assert planned.shared_bytes == -(-d // 32) * 32 * 8 * 2 + 8 * 64 * 4 * (9 + 2) + 8 * planned.stages * stage
+            assert planned.shared_bytes * planned.blocks <= 226 << 10
+            assert planned.blocks == (2 if d <= 1500 else 1) or (d, planned.stages) == (3000, 2)
+            assert planned.stages == 3 or d > 768
+
+
+def test_quantized_copy():
+    assert quantized_bytes(1000, 384) == 1000 * (384 + 12)
+    assert quantized_bytes(10, 33) == 10 * (64 + 12)
+    assert [1 << quantized_lanes(groups) for groups in (1, 2, 4, 12, 5, 48)] == [4, 8, 16, 16, 4, 32]
 
 
 def test_no_plan_for_more_trials_than_there_are_registers_for():

@@ -1,0 +1,107 @@
+"""Pruned steps of greedy k-means++ on a GPU: quantized copy and launches (plusplus_pruned.cuh)."""
+
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.load import load_kernels, pointer
+from tsapps.apps.kmeans.init.plan import (
+    MOST_TRIALS,
+    PlusPlusPlan,
+    PrunedPlan,
+    first_pruned_step,
+    pruned_plan,
+    quantized_bytes,
+    quantized_groups,
+)
+from tsapps.apps.kmeans.init.quantized_copy import QuantizedCopy
+from tsapps.kernels.plan.mma import ELEMENT
+
+__all__ = ["PrunedSteps", "pruned_steps"]
+
+# Numbers of threads per block of evaluate_candidates_pruned and quantize_points.
+_TRY_THREADS, _QUANTIZE_THREADS = 256, 256
+# Bytes of a PointTest, and maximum number of points.
+_TEST_BYTES, _MOST_POINTS = 24, MOST_TRIALS + 4
+# Minimum size of X in the working dtype, in bytes, and of a row. Smaller rows are read as fast as their codes.
+_LEAST_BYTES, _LEAST_ROW_BYTES = 32 << 20, 128
+# Minimum number of pruned steps: making the quantized copy takes about as long as two steps that read X.
+_LEAST_STEPS = 8
+
+
+class PrunedSteps:
+    """The quantized copy of X, and the launches of a pruned step.
+
+    Parameters
+    ----------
+    data : DeviceData
+    X : array of shape (n, d)
+        The samples in the dtype of `data`, row-major.
+    plan : PlusPlusPlan
+        The plan of the steps that are not pruned.
+    pruned : PrunedPlan
+    closest, sums : arrays of shape (n,) and (trials, chunks)
+        See `GreedyDraw`.
+
+    Attributes
+    ----------
+    copy : QuantizedCopy
+    """
+
+    def __init__(
+        self, data: DeviceData, X: Any, plan: PlusPlusPlan, pruned: PrunedPlan, closest: Any, sums: Any
+    ) -> None:
+        machine, (n, d), scalar, weights = data.machine, X.shape, ELEMENT[data.dtype.name], data.sample_weight
+        self.copy = QuantizedCopy(X, data.shift, data.spread()[1], machine)
+        copy, points = self.copy.argument, plan.trials + 1
+        table = machine.xp.zeros((2, quantized_groups(d), 64 * -(-points // 8)), np.uint32)
+        tests = machine.xp.zeros((_MOST_POINTS, _TEST_BYTES), np.uint8)
+        name = plan.kernel("evaluate_candidates_pruned", scalar, weighted=weights is not None)
+        names = f"quantize_points<{scalar}, {points}>", f"{name[:-1]}, {pruned.stages}>"
+        quantize, evaluate = load_kernels(machine, "init/plusplus_pruned.cuh", *names)
+        evaluate.max_dynamic_shared_size_bytes = pruned.shared_bytes
+        chosen = (
+            pointer(None),
+            pointer(None),
+        )  # the center of the previous step and the candidates: changed at each step
+        samples = X, np.int64(n), np.int32(d), pointer(weights)
+        chunks = np.int32(plan.chunk), np.int32(plan.chunks)
+        quantized = X, np.int32(d), *chosen, copy, table, tests
+        evaluated = *samples, *chosen, *chunks, closest, sums, copy, table, tests
+        blocks = min(data.gpu.multiprocessors * pruned.blocks, plan.chunks)
+        # The launches, and the position of the first of the two arguments that change.
+        self._launches = (
+            (machine.bind(quantize, (points,), (_QUANTIZE_THREADS,), quantized), 2),
+            (machine.bind(evaluate, (blocks,), (_TRY_THREADS,), evaluated, pruned.shared_bytes), len(samples)),
+        )
+
+    def evaluate(self, last: int, candidates: int) -> None:
+        """Compute the sums of a step's candidates, and update `closest` by the center of the previous step.
+
+        Parameters
+        ----------
+        last, candidates : int
+            Addresses of the sample index of that center, and of those of the candidates.
+        """
+        for launch, place in self._launches:
+            launch.change(place, last)
+            launch.change(place + 1, candidates)
+            launch()
+
+
+def pruned_steps(
+    data: DeviceData, X: Any, plan: PlusPlusPlan, steps: int, closest: Any, sums: Any
+) -> PrunedSteps | None:
+    """Return the pruned steps, or None if no step is to be pruned.
+
+    Steps are pruned if X and its rows are large, there are enough steps, and the copy leaves enough memory free.
+    `steps` is the number of steps; the others are as for `PrunedSteps`.
+    """
+    (n, d), size = X.shape, data.dtype.itemsize
+    if steps < first_pruned_step(plan.trials) + _LEAST_STEPS or not data.fits(quantized_bytes(n, d)):
+        return None
+    if X.nbytes < _LEAST_BYTES or d * size < _LEAST_ROW_BYTES:
+        return None
+    planned = pruned_plan(plan, d, size, weighted=data.sample_weight is not None, device=data.gpu)
+    return None if planned is None else PrunedSteps(data, X, plan, planned, closest, sums)
