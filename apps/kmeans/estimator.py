@@ -41,8 +41,8 @@ class TSKMeans(KMeans):
 
     With the same `random_state`, `TSKMeans` and `sklearn.cluster.KMeans` find the same clustering. Exception: for
     float32 data, other initial centers may be drawn for some seeds, because sums are rounded differently: on the CPU
-    for matrices of `tsapps.open_matrix` and with ``protect=True``, and on a GPU above 8 MiB. Ties are a second
-    exception; see docs/promises.md.
+    for matrices of `tsapps.open_matrix` and with ``protect=True``, and on a GPU above 8 MiB or for many samples. Ties
+    are a second exception; see docs/promises.md.
 
     Parameters
     ----------

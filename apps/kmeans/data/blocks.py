@@ -43,6 +43,10 @@ class Data(ABC):
     xp: Any
     #: The device that computes: "cpu" or "cuda:i".
     device: str
+    #: Maximum number of samples of a small X, and maximum product of samples and clusters for draws with scikit-learn's
+    #: rounding.
+    most_small: float = np.inf
+    most_drawn: float = np.inf
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
         self.source = source
@@ -65,7 +69,12 @@ class Data(ABC):
     @property
     def is_small(self) -> bool:
         """True if X is small (`SMALL`), so that running sums and random draws have scikit-learn's bits."""
-        return self.n_samples * self.n_features * self.dtype.itemsize <= SMALL
+        return self.n_samples * self.n_features * self.dtype.itemsize <= SMALL and self.n_samples <= self.most_small
+
+    def rounds_draws(self, n_clusters: int) -> bool:
+        """Return True if k-means++ draws `n_clusters` centers with scikit-learn's rounding: from a small float32 X."""
+        drawn = self.n_samples * n_clusters
+        return self.is_small and self.dtype == np.float32 and drawn <= self.most_drawn
 
     def copies(self) -> bool:
         """Return True if enough memory is available to hold a copy of X in `dtype` on this device."""

@@ -29,8 +29,7 @@ T = TypeVar("T")
 
 #: The 16-bit floating-point types.
 HALF_TYPES = ("float16", "bfloat16")
-# Target size in bytes of the widest temporary array of a block. It is large enough that launches (about 5 µs each) take
-# a small part of the time, and small relative to a GPU's memory.
+# Target size in bytes of the widest temporary array of a block: so large that launches take a small part of the time.
 _BLOCK_BYTES = 512 << 20
 # Maximum number of rows per block: float32 represents counts up to this number exactly.
 _MOST_ROWS = 1 << 24
@@ -81,6 +80,8 @@ class DeviceData(Data):
     shift : array of shape (d,)
         The point that kernels subtract from the rows that they read: the mean, or zero if rows are already centered.
     """
+
+    most_small, most_drawn = 1 << 19, 1 << 25  # 10 ns per sample, and 7 ns per sample and cluster
 
     def __init__(
         self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, *, takes_16_bit: bool = False

@@ -98,7 +98,7 @@ def kmeans_plusplus(
     """
     trials = 2 + int(np.log(n_clusters))
     # Only float32 needs scikit-learn's rounding: in float64, about one draw in 10¹⁰ depends on the rounding of sums.
-    small, first = data.is_small and data.dtype == np.float32, _first_sample(data, random_state)
+    small, first = data.rounds_draws(n_clusters), _first_sample(data, random_state)
     # The random numbers of all steps: they do not depend on the data, and scikit-learn draws the same sequence.
     draws = random_state.uniform(size=(n_clusters - 1, trials))
     if not small and draw is not None:

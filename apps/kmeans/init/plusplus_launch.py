@@ -59,6 +59,8 @@ class GreedyDraw:
         groups = -(-plan.chunks // _GROUP)
         self.sums, group_sums = xp.empty((trials, plan.chunks)), xp.empty((trials, groups))
         self.draws = xp.asarray(draws, dtype=np.float64)
+        # Before the other launches are bound, so that all kernels compile at the same time.
+        self.pruned = pruned_steps(data, X, plan, steps, self.closest, self.sums)
         samples = X, np.int64(n), np.int32(d), pointer(weights)
         chunks, window = (np.int32(plan.chunk), np.int32(plan.chunks)), np.int32(plan.window)
         blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
@@ -66,7 +68,6 @@ class GreedyDraw:
         self._read = *samples, self.closest, *chunks, self.sums, group_sums
         drawn = *self._read, self.candidates, self.draws, self.chosen, self.candidates
         self._evaluate = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
-        self.pruned = pruned_steps(data, X, plan, steps, self.closest, self.sums)
         added = self.sums, chunks[1], group_sums
         self._add_up = machine.bind(add_up, (groups,), (32 * trials,), added)
         self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), drawn)

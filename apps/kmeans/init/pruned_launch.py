@@ -53,13 +53,15 @@ class PrunedSteps:
         self, data: DeviceData, X: Any, plan: PlusPlusPlan, pruned: PrunedPlan, closest: Any, sums: Any
     ) -> None:
         machine, (n, d), scalar, weights = data.machine, X.shape, ELEMENT[data.dtype.name], data.sample_weight
-        self.copy = QuantizedCopy(X, data.shift, data.spread()[1], machine)
-        copy, points = self.copy.argument, plan.trials + 1
-        table = machine.xp.zeros((2, quantized_groups(d), 64 * -(-points // 8)), np.uint32)
-        tests = machine.xp.zeros((_MOST_POINTS, _TEST_BYTES), np.uint8)
+        points = plan.trials + 1
         name = plan.kernel("evaluate_candidates_pruned", scalar, weighted=weights is not None)
         names = f"quantize_points<{scalar}, {points}>", f"{name[:-1]}, {pruned.stages}>"
+        # These compile while the copy is made.
         quantize, evaluate = load_kernels(machine, "init/plusplus_pruned.cuh", *names)
+        self.copy = QuantizedCopy(X, data.shift, data.spread()[1], machine)
+        copy = self.copy.argument
+        table = machine.xp.zeros((2, quantized_groups(d), 64 * -(-points // 8)), np.uint32)
+        tests = machine.xp.zeros((_MOST_POINTS, _TEST_BYTES), np.uint8)
         evaluate.max_dynamic_shared_size_bytes = pruned.shared_bytes
         chosen = (
             pointer(None),

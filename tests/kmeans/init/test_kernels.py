@@ -196,3 +196,18 @@ def test_whole_seeding_of_grains(shape, n, grain, seed):
         expected.append(int(candidates[best]))
     with harness.schedule(seed=seed):
         assert drawn(data_of(X, dtype, weights), first, draws) == expected
+
+
+@pytest.mark.parametrize(
+    ("n", "k", "dtype", "draws", "small"),
+    [
+        (1 << 19, 64, "float32", True, True),
+        (1 << 19, 65, "float32", False, True),
+        ((1 << 19) + 1, 2, "float32", False, False),
+        (1000, 300, "float32", True, True),
+        (1000, 300, "float64", False, True),
+    ],
+)
+def test_few_samples_and_clusters_are_drawn_as_scikit_learn_rounds(n, k, dtype, draws, small):
+    data = data_of(np.zeros((n, 1)), dtype)
+    assert (data.rounds_draws(k), data.is_small) == (draws, small)
