@@ -24,7 +24,7 @@
 // Why it is fast: with j centers, a candidate is the nearest point for about 1 / (j + 1) of the rows, and stage 3 reads
 // little more than these rows. Reading the upper plane, an eighth of float32 X, is most of the work. Copies of the next
 // rows to shared memory are in flight during all stages (code_pipeline.cuh), and queued rows are prefetched to L2. 2M ×
-// 384 with nine points: 180 µs for stage 1 alone (2.3 TB/s), 230 to 300 for a mixture of Gaussians with hundreds of
+// 384 with nine points: 163 µs for stage 1 alone (2.5 TB/s), 220 to 290 for a mixture of Gaussians with hundreds of
 // centers, of 1,170 for reading X.
 #pragma once
 #include "kernels/device/warp_queue.cuh"
