@@ -192,11 +192,12 @@ def kinds_table(records: Sequence[dict[str, Any]]) -> str:
     others = [name for name in engines if name != OURS]
     wrong_of = " | ".join(f"{name}: wrong labels" for name in others)
     lines = [
-        f"| n | d | k | data | {' | '.join([OURS, *others])} | {wrong_of} |",
-        f"|---:|---:|---:|---|{'---:|' * (len(engines) + len(others))}",
+        f"| n | d | k | data | {' | '.join([OURS, *others])} | {OURS}, k-means++ | {wrong_of} |",
+        f"|---:|---:|---:|---|{'---:|' * (len(engines) + len(others) + 1)}",
     ]
     for (n, d, k, data), found in _by_data(records).items():
         times = " | ".join(f"{found[name]['fit_ms']:,.1f}" for name in [OURS, *others])
+        times += f" | {found[OURS]['seeded_fit_ms']:,.1f}"
         wrong = " | ".join(f"{100 * found[name]['wrong']:.2g} %" for name in others)
         lines.append(f"| {n:,} | {d} | {k:,} | {data} | {times} | {wrong} |")
     return "\n".join(lines)

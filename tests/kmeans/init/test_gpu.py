@@ -78,7 +78,7 @@ def test_rows_that_are_not_aligned_and_a_mean(dtype, start):
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize("k", [50, 300, 3000])  # 6, 8 and 11 points
+@pytest.mark.parametrize("k", [50, 420, 3000])  # 6, 9 and 11 points
 @pytest.mark.parametrize(
     ("d", "dtype"), [(33, "float32"), (130, "float32"), (600, "float32"), (16, "float64"), (96, "float16")]
 )
