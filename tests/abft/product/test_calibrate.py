@@ -27,15 +27,15 @@ from tsapps.apps.abft.product.thresholds import DTYPES, confidence, product_vari
 
 
 class Calibrations(dict):
-    """The calibration of each dtype, made on demand, for a number of rows and the depths that select the model."""
+    """The calibration of each dtype, made on demand, for a number of rows, its depths, and those that select the model."""
 
-    def __init__(self, rows, select_depths):
+    def __init__(self, rows, depths, select_depths):
         super().__init__()
-        self.rows, self.select_depths = rows, select_depths
+        self.rows, self.depths, self.select_depths = rows, depths, select_depths
 
     def __missing__(self, dtype):
         with (
-            patch.object(calibration, "DEPTHS", (16, 64, 256, 1024)),
+            patch.object(calibration, "DEPTHS", self.depths),
             patch.object(calibration, "_SELECT_DEPTHS", self.select_depths),
         ):
             return self.setdefault(dtype, calibrate(dtype, rows=self.rows, p=1e-6))
@@ -44,7 +44,11 @@ class Calibrations(dict):
 @pytest.fixture(
     scope="module",
     name="calibrations",
-    params=[(256, (300,)), pytest.param((1024, (600,)), marks=pytest.mark.exhaustive)],
+    # A model differs by the order within a run; tests have depths between those measured, and beyond the last.
+    params=[
+        (256, (16, 64, 256, 600), (100,)),
+        pytest.param((1024, (16, 64, 256, 1024), (600,)), marks=pytest.mark.exhaustive),
+    ],
     ids=["few rows", "many rows"],
 )
 def _calibrations(request):
@@ -103,7 +107,7 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
     with monkeypatch.context() as patched:
         patched.setattr(calibration, "sums_of", lambda A, B, *_: exact_products.exact_rows(A, B)[0])
         patched.setattr(calibration, "emulated_sums_of", lambda A, B, *_: exact_products.exact_rows(A, B)[0])
-        found = calibrate(dtype, 0, rows=512, p=1e-6)
+        found = calibrate(dtype, 0, rows=256, p=1e-6)
     unit = 2.0**-53 if dtype == "float64" else 2.0**-24
     assert found.predicted
     for depth in found.depths:
@@ -111,7 +115,7 @@ def test_sums_of_others_on_a_gpu(monkeypatch, dtype):
         assert depth.own.error <= depth.others.error < 2 * unit
     assert found.depths[1].others.error > 1.2 * found.depths[1].own.error
     rng = np.random.default_rng(5)
-    A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
+    A, B = rng.lognormal(0, 1, (500, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
     off = abs(next(calibration._sequential(A, B, dtype, 0)) - exact_products.exact_rows(A, B)[0])
     bounds = found.bounds(1024, 8, own=False)
     assert (off <= bounds.spread * rounding_deviations(A, B, bounds.model)).all()
@@ -164,7 +168,7 @@ def test_sizes_that_were_not_measured(calibrations, dtype, distribution, m, k, w
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 def test_sums_of_others_on_the_cpu(calibrations, dtype):
     rng = np.random.default_rng(7)
-    A, B = rng.lognormal(0, 1, (2000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
+    A, B = rng.lognormal(0, 1, (1000, 1024)).astype(dtype), rng.lognormal(0, 1, (1024, 8)).astype(dtype)
     bounds, exact = calibrations[dtype].bounds(1024, 8, own=False), exact_products.exact_rows(A, B)[0]
     allowed = bounds.spread * rounding_deviations(A, B, bounds.model)
     for sums in (sequential_sums(A, B), product_cpu.multiply(A, B), product_cpu.multiply(A[:1], B)):
@@ -240,16 +244,16 @@ def test_the_statistical_threshold_is_tight_with_few_false_positives(calibration
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_distribution_of_the_campaign(calibrations, dtype, distribution):
-    m, k, w = 20_000, 64, 16
+    m, k, w = 5000, 64, 16
     rng = np.random.default_rng(8)
     A, B = draw(distribution, (m, k), dtype, rng), draw(distribution, (k, w), dtype, rng)
     bounds = calibrations[dtype].bounds(k, w)
     sums = calibration.sums_of(A, B, dtype, None)
     off = sums - exact_products.exact_rows(A, B)[0]
     allowed = bounds.spread * rounding_deviations(A, B, bounds.model)
-    # All elements are tested, not only those of flagged rows: five of 320,000 exceed it with probability 2·10⁻⁵.
-    assert (abs(off) > allowed).sum() < 5
-    assert sum(len(rows) for rows, *_ in product_cpu.wrong_elements(A, B, sums.astype(A.dtype), range(m), bounds)) < 5
+    # All elements are tested, not only those of flagged rows: three of 80,000 exceed it with probability 8·10⁻⁵.
+    assert (abs(off) > allowed).sum() < 3
+    assert sum(len(rows) for rows, *_ in product_cpu.wrong_elements(A, B, sums.astype(A.dtype), range(m), bounds)) < 3
     # A BLAS that adds cancelling pairs sequentially computes nearly all bfloat16 sums exactly.
     lossy = off != 0 if (off != 0).mean() < 0.1 else np.full(off.shape, True)
     assert np.sqrt((allowed[lossy] ** 2).mean()) < 20 * np.sqrt((off[lossy] ** 2).mean())
