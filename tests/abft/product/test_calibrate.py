@@ -27,7 +27,7 @@ from tsapps.apps.abft.product.thresholds import DTYPES, confidence, product_vari
 
 
 class Calibrations(dict):
-    """The calibration of each dtype, made on demand, for a number of rows, its depths, and those that select the model."""
+    """The calibration of each dtype, made on demand, of some rows and depths; others select the model."""
 
     def __init__(self, rows, depths, select_depths):
         super().__init__()
