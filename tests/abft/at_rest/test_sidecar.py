@@ -69,10 +69,15 @@ def test_another_program_reads_it(path):
             np.testing.assert_array_equal(file.get_tensor(name), getattr(expected, name))
 
 
-def test_every_byte_of_it_is_watched(path):
+#: Every eleventh byte, or length; all of them in exhaustive runs.
+STEPS = pytest.mark.parametrize("step", [11, pytest.param(1, marks=pytest.mark.exhaustive)])
+
+
+@STEPS
+def test_every_byte_of_it_is_watched(path, step):
     whole = path.read_bytes()
     expected = read_sidecar(path)
-    for place in range(len(whole)):
+    for place in range(0, len(whole), step):
         damaged = bytearray(whole)
         damaged[place] ^= 1 << place % 8
         path.write_bytes(damaged)
@@ -84,9 +89,10 @@ def test_every_byte_of_it_is_watched(path):
         assert_same(found, expected)
 
 
-def test_every_length_of_it_is_watched(path):
+@STEPS
+def test_every_length_of_it_is_watched(path, step):
     whole = path.read_bytes()
-    for length in range(len(whole)):
+    for length in {*range(0, len(whole), step), *range(12), *range(len(whole) - 12, len(whole))}:
         path.write_bytes(whole[:length])
         with pytest.raises(SidecarError, match=r"A\.npy\.abft"):
             read_sidecar(path)
