@@ -6,6 +6,7 @@ from math import comb
 
 import numpy as np
 import pytest
+from exhaustive import property_test
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,8 +140,7 @@ def test_wrong_numbers_of_bytes():
         sums([b"abcd", b"abcde"], of)
 
 
-@settings(max_examples=300, deadline=None)
-@given(block=st.lists(WORDS, min_size=1, max_size=ROWS), data=st.data())
+@property_test(80, 300, block=st.lists(WORDS, min_size=1, max_size=ROWS), data=st.data())
 def test_one_or_two_words_of_a_block_are_as_they_were(block, data):
     places = data.draw(st.lists(st.integers(0, len(block) - 1), min_size=1, max_size=2, unique=True))
     damaged = list(block)
@@ -151,8 +151,7 @@ def test_one_or_two_words_of_a_block_are_as_they_were(block, data):
     assert sorted(found) == expected
 
 
-@settings(max_examples=300, deadline=None)
-@given(block=st.lists(WORDS, min_size=5, max_size=ROWS), data=st.data())
+@property_test(80, 300, block=st.lists(WORDS, min_size=5, max_size=ROWS), data=st.data())
 def test_more_words_of_a_block_are_refused(block, data):
     places = data.draw(st.lists(st.integers(0, len(block) - 1), min_size=3, max_size=20, unique=True))
     damaged = list(block)
@@ -170,8 +169,7 @@ def test_four_words_that_leave_the_first_sums_alone():
     assert block_faults(now, then, 8) is None
 
 
-@settings(max_examples=500, deadline=None)
-@given(data=st.data(), length=st.integers(1, ROWS), seed=st.integers(0, 2**32))
+@property_test(120, 500, data=st.data(), length=st.integers(1, ROWS), seed=st.integers(0, 2**32))
 def test_never_another_correction(data, length, seed):
     """One to six words, some by as little as a bit: what was, or nothing."""
     rng = np.random.default_rng(seed)
@@ -185,6 +183,7 @@ def test_never_another_correction(data, length, seed):
     assert found is not None or len(changed) > 2
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("shape", [(1, 3_000_000), (3000, 1000), (600, 5000), (750_000, 4)])
 @pytest.mark.parametrize("dtype", [np.float64, np.float32, np.float16, np.int8])
 def test_a_run_of_bytes_is_as_it_was(shape, dtype, rng):
