@@ -120,9 +120,9 @@ def interrupt():
     raise KeyboardInterrupt
 
 
-def at_every_line(stop, write, check):
-    """Let `write` be stopped at each of its lines in turn, and `check` after each; return at how many."""
-    for n in range(1, 1000):
+def at_every_line(stop, write, check, step):
+    """Let `write` be stopped at each step-th of its lines in turn, and `check` after each; return how many it has."""
+    for n in range(1 + (step > 1 and stop is interrupt), 1000, step):
 
         def stopped(n=n):
             at_line(n, [atomic_write], stop)
@@ -146,14 +146,17 @@ def without_fsync(monkeypatch):
 
 
 STOPS = pytest.mark.parametrize("stop", [kill, interrupt], ids=["killed", "interrupted"])
+#: Every third line, from the first if it is killed and from the second if interrupted; all of them in exhaustive runs.
+STEPS = pytest.mark.parametrize("step", [3, pytest.param(1, marks=pytest.mark.exhaustive)])
 
 
 @STOPS
+@STEPS
 @pytest.mark.each_choice
 @pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.filterwarnings("ignore:.*killed process")
-def test_a_file_is_whole_at_every_line(tmp_path, kind, old, stop):
+def test_a_file_is_whole_at_every_line(tmp_path, kind, old, stop, step):
     path = tmp_path / "x"
 
     def start_again():
@@ -169,15 +172,16 @@ def test_a_file_is_whole_at_every_line(tmp_path, kind, old, stop):
         start_again()
 
     start_again()
-    assert at_every_line(stop, lambda: write_bytes(path, b"new"), check) > 20
+    assert at_every_line(stop, lambda: write_bytes(path, b"new"), check, step) > 20
 
 
 @STOPS
+@STEPS
 @pytest.mark.each_choice
 @pytest.mark.usefixtures("without_fsync")
 @pytest.mark.parametrize("old", [True, False])
 @pytest.mark.filterwarnings("ignore:.*killed process")
-def test_a_directory_is_whole_at_every_line(tmp_path, exchange, old, stop):
+def test_a_directory_is_whole_at_every_line(tmp_path, exchange, old, stop, step):
     path = tmp_path / "x"
 
     def start_again():
@@ -196,4 +200,4 @@ def test_a_directory_is_whole_at_every_line(tmp_path, exchange, old, stop):
         start_again()
 
     start_again()
-    assert at_every_line(stop, lambda: write_directory(path, "new"), check) > 20
+    assert at_every_line(stop, lambda: write_directory(path, "new"), check, step) > 20
