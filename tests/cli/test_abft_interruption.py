@@ -13,6 +13,9 @@ import pytest
 
 from tsapps.apps.abft.at_rest.sidecar import read_sidecar
 
+#: How often a process is killed.
+ATTEMPTS = [4, pytest.param(16, marks=pytest.mark.exhaustive)]
+
 
 def start(*args):
     return subprocess.Popen(
@@ -81,13 +84,14 @@ def timed(*args):
     return time.monotonic() - began
 
 
-def test_killed_at_any_moment_of_encoding(directory, large):
+@pytest.mark.parametrize("attempts", ATTEMPTS)
+def test_killed_at_any_moment_of_encoding(directory, large, attempts):
     whole = timed("abft-encode", "x.npy", "--out", "whole.abft")
     expected = (directory / "whole.abft").read_bytes()
     moments = random.Random(0)
-    for attempt in range(8):
+    for attempt in range(attempts):
         process = start("abft-encode", "x.npy")
-        if attempt < 5:
+        if attempt % 2:
             time.sleep(moments.uniform(0.3, 1) * whole)
         else:  # while the sidecar is written
             wait_for_temporary(directory, process)
@@ -101,14 +105,15 @@ def test_killed_at_any_moment_of_encoding(directory, large):
         clean(directory)
 
 
-def test_killed_at_any_moment_of_repairing(directory, damaged):
+@pytest.mark.parametrize("attempts", ATTEMPTS)
+def test_killed_at_any_moment_of_repairing(directory, damaged, attempts):
     right, wrong = damaged
     whole = timed("abft-correct", "x.npy", "--out", "right.npy")
     moments = random.Random(0)
-    for attempt in range(8):
+    for attempt in range(attempts):
         (directory / "x.npy").write_bytes(wrong)
         process = start("abft-correct", "x.npy", "--in-place")
-        if attempt < 3:
+        if attempt % 3 == 1:
             time.sleep(moments.uniform(0.3, 1) * whole)
         else:  # while the copy is written, verified, brought to the disk
             assert wait_for_temporary(directory, process)
