@@ -160,7 +160,7 @@ def test_a_warp_examines_several_tiles(rng):
 )
 @pytest.mark.parametrize(("d", "k"), every(2, SHAPES, unpacked=True))
 def test_the_same_bits_as_without(d, k, apart, kind, rng):
-    n = 900 if d * k < 5000 else 400
+    n = 400
     X, _ = blobs(n, d, k, rng, apart=apart)
     weights = rng.random(n) + 0.5 if kind[2] else None
     arguments = X, k, kind, weights, X.mean(axis=0)
@@ -170,7 +170,7 @@ def test_the_same_bits_as_without(d, k, apart, kind, rng):
 
 def test_rows_are_left_out(rng):
     """Once labels have settled, only rows near a border are looked at."""
-    n, d, k = 4000, 16, 9
+    n, d, k = 2000, 16, 9
     X, _ = blobs(n, d, k, rng, apart=0.8)
     step, recorded = bounded_step(X, k, KINDS[0])
     found, passes = run(step, X[:k], 100), recorded.passes[:-1]  # without that of an iteration that was stopped
@@ -186,7 +186,7 @@ def test_rows_are_left_out(rng):
 
 @pytest.mark.parametrize("middle", [None, 3.0], ids=["next to zero", "infinite"])
 def test_what_float16_cannot_hold(middle, rng):
-    X, centers = blobs(600, 16, 9, rng)
+    X, centers = blobs(300, 16, 9, rng)
     X[7] *= 1e9
     X[8:40] *= 1e-9
     X[40:80] = X[40]
@@ -198,7 +198,7 @@ def test_what_float16_cannot_hold(middle, rng):
 
 @pytest.mark.parametrize("away", every(3, [1e3, 30.0, 1e7]))
 def test_a_center_far_away(away, rng):
-    X, centers = blobs(700, 40, 33, rng)
+    X, centers = blobs(350, 40, 33, rng)
     X -= X.mean(axis=0)
     X[5] = away * X[6]
     centers[7] = X[5]

@@ -105,7 +105,7 @@ def test_row_bounds_are_below_gaps(d, k, dtype, warpgroups, away, flushes, rng):
 @pytest.mark.parametrize("apart", [0.0, 0.4])
 @pytest.mark.parametrize(("d", "k", "dtype", "warpgroups"), every(2, SHAPES, unpacked=True))
 def test_the_same_bits_as_without(d, k, dtype, warpgroups, apart, rng):
-    X, _ = blobs(700, d, k, rng, apart=apart)
+    X, _ = blobs(400, d, k, rng, apart=apart)
     mean = X.mean(axis=0)
     plain = mma_step(X, k, dtype, mean, warpgroups=warpgroups)
     bounded, _ = bounded_step(X, k, dtype, mean, warpgroups=warpgroups)
@@ -202,7 +202,7 @@ def test_nothing_is_done_once_it_stops(rng):
 
 
 @property_test(
-    6,
+    4,
     20,
     shape=st.sampled_from(SHAPES),
     n=st.integers(1, 400),
