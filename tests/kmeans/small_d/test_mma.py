@@ -42,7 +42,7 @@ def test_by_hand_of_two_clusters():
 @pytest.mark.parametrize("away", [0.1, 5.0, 1e4], ids=lambda away: f"{away:g} away")
 @pytest.mark.parametrize(("d", "k"), MMA_SHAPES)
 def test_labels_and_sums(d, k, away, rng):
-    X, centers = blobs(1777, d, k, rng, apart=1.0)
+    X, centers = blobs(913, d, k, rng, apart=1.0)
     X, centers = X + away, centers + away
     mean = X.mean(axis=0)
     step = mma_step(X, k, mean=mean)
@@ -68,7 +68,7 @@ def test_halves(d, k, dtype, centered, rng):
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize(("d", "k"), every(2, WARPGROUP_SHAPES, unpacked=True))
 def test_warpgroups(d, k, dtype, away, rng):
-    X, centers = blobs(1500, d, k, rng, apart=1.0)
+    X, centers = blobs(800, d, k, rng, apart=1.0)
     X, centers = X + away, centers + away
     mean = X.mean(axis=0) if away else None
     step = mma_step(X, k, dtype, mean, warpgroups=True)
@@ -109,7 +109,7 @@ def test_the_last_rows_of_warpgroups(n, dtype, rng):
 @pytest.mark.parametrize("dtype", HALF_TYPES)
 @pytest.mark.parametrize(("d", "k"), every(2, [(40, 33), (64, 64)], unpacked=True))
 def test_sums_of_warpgroups_are_flushed(d, k, dtype, rng):
-    X, centers = blobs(2500, d, k, rng)
+    X, centers = blobs(1300, d, k, rng)
     step = mma_step(X, k, dtype, flushes=True, warpgroups=True)
     for now in (centers, centers[::-1], centers + 1):
         assert_assigns(step, now)
@@ -132,7 +132,7 @@ def test_rows_at_the_borders_by_warpgroups(dtype, rng):
 @pytest.mark.parametrize(("d", "k"), [(16, 16), (32, 64)])
 def test_few_rows_are_in_doubt(d, k, dtype, rng):
     # What is decided in float64 is decided by other centers here, so that of two candidates the wrong one is taken.
-    X, centers = blobs(8000, d, k, rng, apart=4 / np.sqrt(2 * d))
+    X, centers = blobs(3000, d, k, rng, apart=4 / np.sqrt(2 * d))
     step = mma_step(X, k, dtype)
     assert_assigns(step, centers)
     right = step.labels.copy()
@@ -164,7 +164,7 @@ def test_every_plan(changed, rng):
 
 @pytest.mark.parametrize(("d", "k"), [(3, 9), (16, 16), (64, 64)])
 def test_sums_are_flushed(d, k, rng):
-    X, centers = blobs(2500, d, k, rng)
+    X, centers = blobs(1300, d, k, rng)
     step = mma_step(X, k, flushes=True)
     for now in (centers, centers[::-1], centers + 1):
         assert_assigns(step, now)
