@@ -45,20 +45,20 @@ class Case(NamedTuple):
 
 
 CASES = [
-    Case(SmallDFmaStep, 900, 3, 5),
-    Case(SmallDFmaStep, 900, 8, 12, "bfloat16"),
-    Case(SmallDFmaStep, 2000, 16, 8, bounds=True),
-    Case(SmallDMmaStep, 900, 32, 10, "float16"),
-    Case(SmallDMmaStep, 900, 16, 24),
-    Case(SmallDMmaStep, 2000, 32, 8, bounds=True),
-    Case(SmallKStep, 500, 100, 9),
-    Case(SmallKStep, 500, 20, 33, weighted=True),
-    Case(SmallKStep, 500, 70, 6, "float64"),
-    Case(SmallKStep, 500, 70, 6, "bfloat16"),
+    Case(SmallDFmaStep, 400, 3, 5),
+    Case(SmallDFmaStep, 400, 8, 12, "bfloat16"),
+    Case(SmallDFmaStep, 1000, 16, 8, bounds=True),
+    Case(SmallDMmaStep, 400, 32, 10, "float16"),
+    Case(SmallDMmaStep, 400, 16, 24),
+    Case(SmallDMmaStep, 1000, 32, 8, bounds=True),
+    Case(SmallKStep, 300, 100, 9),
+    Case(SmallKStep, 300, 20, 33, weighted=True),
+    Case(SmallKStep, 300, 70, 6, "float64"),
+    Case(SmallKStep, 300, 70, 6, "bfloat16"),
     Case(SmallKStep, 400, 1100, 4),
     Case(SmallKStep, 2000, 80, 7, bounds=True),
-    Case(LargeKStep, 700, 20, 70),
-    Case(LargeKStep, 700, 90, 80, "float64", weighted=True),
+    Case(LargeKStep, 400, 20, 70),
+    Case(LargeKStep, 400, 90, 80, "float64", weighted=True),
 ]
 
 
