@@ -128,7 +128,7 @@ def test_by_hand():
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "k"), SHAPES)
 def test_what_is_right_is_found_right_and_every_fault_is_found(d, k, kind, share, rng):
-    n = 200
+    n = 100
     step, centers, following = iterated(d, k, kind, n, rng)
     checks, labels, sums = checks_of(step, share=share), step.labels, step.buffers.sums
     assert checks.found(centers, following) == 0
