@@ -63,10 +63,8 @@ class PrunedSteps:
         table = machine.xp.zeros((2, quantized_groups(d), 64 * -(-points // 8)), np.uint32)
         tests = machine.xp.zeros((_MOST_POINTS, _TEST_BYTES), np.uint8)
         evaluate.max_dynamic_shared_size_bytes = pruned.shared_bytes
-        chosen = (
-            pointer(None),
-            pointer(None),
-        )  # the center of the previous step and the candidates: changed at each step
+        # The center of the previous step, and the candidates: changed at each step.
+        chosen = pointer(None), pointer(None)
         samples = X, np.int64(n), np.int32(d), pointer(weights)
         chunks = np.int32(plan.chunk), np.int32(plan.chunks)
         quantized = X, np.int32(d), *chosen, copy, table, tests
