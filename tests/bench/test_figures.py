@@ -107,12 +107,12 @@ def test_kinds_of_data_by_hand():
     of = {("mixture", "tsapps"): (2, 0), ("mixture", "other"): (5, 0.01), ("mixture", "third"): (8, 0)}
     of |= {("zipf", "tsapps"): (4, 0), ("zipf", "other"): (3, 0.002), ("zipf", "third"): (9, 0.5)}
     records = [
-        {**shape, "data": data, "engine": engine, "fit_ms": ms, "wrong": wrong}
+        {**shape, "data": data, "engine": engine, "fit_ms": ms, "seeded_fit_ms": 10.0 * ms, "wrong": wrong}
         for (data, engine), (ms, wrong) in of.items()
     ]
     assert figures.kinds_table(records).splitlines()[2:] == [
-        "| 2,000 | 4 | 30 | mixture | 2.0 | 5.0 | 8.0 | 1 % | 0 % |",
-        "| 2,000 | 4 | 30 | zipf | 4.0 | 3.0 | 9.0 | 0.2 % | 50 % |",
+        "| 2,000 | 4 | 30 | mixture | 2.0 | 5.0 | 8.0 | 20.0 | 1 % | 0 % |",
+        "| 2,000 | 4 | 30 | zipf | 4.0 | 3.0 | 9.0 | 40.0 | 0.2 % | 50 % |",
     ]
     assert figures.kinds_text(records).endswith(": 2,000 × 4 with 30 clusters, 0.8 (zipf) to 2.5.")
 
