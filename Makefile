@@ -7,7 +7,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-all test-long lint docs dist clean
+.PHONY: demo test test-all test-compile test-long lint docs dist clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -29,6 +29,10 @@ demo: $(VENV)/demo.stamp
 
 test: $(VENV)/test.stamp
 	$(PYTEST) -m "not exhaustive and not compile"
+
+# Every kernel compiled by NVRTC: the part of test-long that a change must pass.
+test-compile: $(VENV)/test.stamp $(VENV)/compile.stamp
+	$(PYTEST) --durations=20 -m "compile and not exhaustive"
 
 # What make test leaves out; no test runs in both.
 test-long: $(VENV)/test.stamp $(VENV)/compile.stamp
