@@ -115,6 +115,7 @@ CONSTANTS = {
     "abft::kWarps": (_TILES, at_rest._WARPS),
     "batched::kSeedRows": ("apps/kmeans/batched/init.cuh", batched.SEED_ROWS),
     "batched::kTileRows": ("apps/kmeans/batched/assign.cuh", batched.TILE_ROWS),
+    "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", pruned_launch._QUANTIZE_THREADS),
     "kmeans::kCheckCenters": (_CHECKS, protect.CENTERS),
     "kmeans::kCheckColumns": (_CHECKS, protect.COLUMNS),
     "kmeans::kCheckRows": (_CHECKS, protect.ROWS),
@@ -133,6 +134,7 @@ CONSTANTS = {
     "kmeans::kQuantizeThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._THREADS),
     "kmeans::kRescoreThreads": ("apps/kmeans/assign/rescore_large_k.cuh", device_step.RESCORE_THREADS),
     "kmeans::kScaleThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._SCALE_THREADS),
+    "kmeans::kTryThreads": ("apps/kmeans/init/plusplus.cuh", init.TRY_THREADS),
     "kmeans::kTryRows<float, 8>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_SMALL),
     "kmeans::kTryRows<float, 9>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_LARGE),
     "kmeans::CodePipeline<float, true, 3>::kStage": (

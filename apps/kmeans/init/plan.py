@@ -10,6 +10,7 @@ from tsapps.kernels.gpu_specs import GpuSpec
 __all__ = [
     "COPY",
     "MOST_TRIALS",
+    "TRY_THREADS",
     "PlusPlusPlan",
     "PrunedPlan",
     "copy_errors",
@@ -28,6 +29,8 @@ COPY = np.dtype(
     [(name, "u8") for name in ("upper", "lower", "rows", "errors", "scales", "largest", "mean")]
     + [("groups", "i4"), ("unit", "f4"), ("roundings", "f4"), ("of_distance", "f4")]
 )
+#: Number of threads per block of evaluate_candidates and evaluate_candidates_pruned (kTryThreads).
+TRY_THREADS = 256
 # _WARP: number of lanes per warp. _BLOCKS: number of resident blocks of evaluate_candidates per multiprocessor.
 _WARP, _BLOCKS = 32, 2
 # _LARGE_D: minimum d at which a row is split among all lanes of a warp. _INTERVAL: maximum number of columns of such a
@@ -48,7 +51,7 @@ _RESERVED, _DECLARED = 1024, 256
 # evaluate_candidates_pruned. _WARPS: number of warps per block. _QUEUED: number of rows that each of the two queues of
 # a warp can hold. _TESTS: static shared memory per block in bytes, for up to 16 points (PointTest, and sample numbers).
 # _STAGE_ROWS, _STAGE_OF_ROW: rows of a pipeline stage, and bytes of each without D² and weight (CodePipeline).
-_WARPS, _QUEUED, _TESTS, _STAGE_ROWS, _STAGE_OF_ROW = 8, 64, 16 * (24 + 8), 32, 64 + 8
+_WARPS, _QUEUED, _TESTS, _STAGE_ROWS, _STAGE_OF_ROW = TRY_THREADS // _WARP, 64, 16 * (24 + 8), 32, 64 + 8
 # Maximum d for which products of codes with 16-bit numbers fit in 32 bits: 15 · 32,639 · d < 2³¹.
 _MOST_PRUNED_D = 4386
 # Bounds of rounding errors. _PRUNED_ROUNDINGS: error of the pruning test, relative to the sum of the squared norms of

@@ -6,16 +6,15 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, pointer
-from tsapps.apps.kmeans.init.plan import PlusPlusPlan, first_pruned_step, plusplus_plan
+from tsapps.apps.kmeans.init.plan import TRY_THREADS, PlusPlusPlan, first_pruned_step, plusplus_plan
 from tsapps.apps.kmeans.init.pruned_launch import pruned_steps
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["GreedyDraw", "draw_plus_plus"]
 
-# evaluate_candidates: number of threads per block and of blocks per multiprocessor. sample_candidates: number of
-# threads per block.
-_TRY_THREADS, _TRY_BLOCKS, _DRAW_THREADS = 256, 2, 512
+# Number of blocks of evaluate_candidates per multiprocessor, and of threads per block of sample_candidates.
+_TRY_BLOCKS, _DRAW_THREADS = 2, 512
 # Number of chunks per group (kGroup).
 _GROUP = 128
 
@@ -67,7 +66,7 @@ class GreedyDraw:
         tried = *samples, self.chosen, self.candidates, *chunks, window, self.closest, self.sums
         self._read = *samples, self.closest, *chunks, self.sums, group_sums
         drawn = *self._read, self.candidates, self.draws, self.chosen, self.candidates
-        self._evaluate = machine.bind(by_rows, (blocks,), (_TRY_THREADS,), tried, plan.shared_bytes)
+        self._evaluate = machine.bind(by_rows, (blocks,), (TRY_THREADS,), tried, plan.shared_bytes)
         added = self.sums, chunks[1], group_sums
         self._add_up = machine.bind(add_up, (groups,), (32 * trials,), added)
         self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), drawn)

@@ -7,7 +7,7 @@ import numpy as np
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, pointer
 from tsapps.apps.kmeans.init.plan import (
-    MOST_TRIALS,
+    TRY_THREADS,
     PlusPlusPlan,
     PrunedPlan,
     first_pruned_step,
@@ -20,10 +20,8 @@ from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["PrunedSteps", "pruned_steps"]
 
-# Numbers of threads per block of evaluate_candidates_pruned and quantize_points.
-_TRY_THREADS, _QUANTIZE_THREADS = 256, 256
-# Bytes of a PointTest, and maximum number of points.
-_TEST_BYTES, _MOST_POINTS = 24, MOST_TRIALS + 4
+# Number of threads per block of quantize_points (kCenterThreads), and bytes of a PointTest.
+_QUANTIZE_THREADS, _TEST_BYTES = 256, 24
 # Minimum size of X in the working dtype, in bytes, and of a row. Smaller rows are read as fast as their codes.
 _LEAST_BYTES, _LEAST_ROW_BYTES = 32 << 20, 128
 # Minimum number of pruned steps: making the quantized copy takes about as long as two steps that read X.
@@ -60,8 +58,9 @@ class PrunedSteps:
         quantize, evaluate = load_kernels(machine, "init/plusplus_pruned.cuh", *names)
         self.copy = QuantizedCopy(X, data.shift, data.spread()[1], machine)
         copy = self.copy.argument
-        table = machine.xp.zeros((2, quantized_groups(d), 64 * -(-points // 8)), np.uint32)
-        tests = machine.xp.zeros((_MOST_POINTS, _TEST_BYTES), np.uint8)
+        eights = -(-points // 8)  # The table and the tests are for whole blocks of eight points.
+        table = machine.xp.zeros((2, quantized_groups(d), 64 * eights), np.uint32)
+        tests = machine.xp.zeros((8 * eights, _TEST_BYTES), np.uint8)
         evaluate.max_dynamic_shared_size_bytes = pruned.shared_bytes
         # The center of the previous step, and the candidates: changed at each step.
         chosen = pointer(None), pointer(None)
@@ -73,7 +72,7 @@ class PrunedSteps:
         # The launches, and the position of the first of the two arguments that change.
         self._launches = (
             (machine.bind(quantize, (points,), (_QUANTIZE_THREADS,), quantized), 2),
-            (machine.bind(evaluate, (blocks,), (_TRY_THREADS,), evaluated, pruned.shared_bytes), len(samples)),
+            (machine.bind(evaluate, (blocks,), (TRY_THREADS,), evaluated, pruned.shared_bytes), len(samples)),
         )
 
     def evaluate(self, last: int, candidates: int) -> None:
