@@ -10,7 +10,7 @@ from typing import Any
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import architecture, build
 
-__all__ = ["Kernel", "compile_header", "kernel_of"]
+__all__ = ["Kernel", "begin_compilation", "compile_header", "cubin_of", "kernel_of"]
 
 
 class Kernel:
@@ -29,7 +29,7 @@ class Kernel:
     def __init__(self, source: str, kernels: Sequence[str], kernel: str, device: int) -> None:
         self._given, self._kernel, self._device = (source, tuple(kernels), architecture(device)), kernel, device
         self._most_shared = 0
-        self._built = _begun(*self._given)
+        _begun(*self._given)
 
     @cached_property
     def loaded(self) -> Any:
@@ -42,8 +42,7 @@ class Kernel:
         """
         import cupy
 
-        # A compilation that failed in the background is repeated here, so that every use raises its error.
-        cubin = build(*self._given) if self._built.exception() else self._built.result()
+        cubin = _result_of(*self._given)
         with cupy.cuda.Device(self._device):
             kernel = cupy.RawModule(path=str(cubin.path)).get_function(cubin.names[self._kernel])
             if self._most_shared:
@@ -79,6 +78,12 @@ def _begun(source: str, kernels: tuple[str, ...], arch: str) -> Future[Cubin]:
     return _compilers().submit(build, source, kernels, arch)
 
 
+def _result_of(source: str, kernels: tuple[str, ...], arch: str) -> Cubin:
+    """Return the result of `_begun`; a compilation that failed is repeated, so that every use raises its error."""
+    begun = _begun(source, kernels, arch)
+    return build(source, kernels, arch) if begun.exception() else begun.result()
+
+
 @cache
 def _compilers() -> ThreadPoolExecutor:
     """Return the pool of compiler threads, which run in parallel because NVRTC releases Python's interpreter lock."""
@@ -88,8 +93,23 @@ def _compilers() -> ThreadPoolExecutor:
 @cache
 def kernel_of(source: Path | str, kernels: tuple[str, ...], kernel: str, device: int) -> Kernel:
     """Return kernel `kernel` of a source file or source text for GPU `device`; all `kernels` are compiled together."""
-    text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
-    return Kernel(text, kernels, kernel, device)
+    return Kernel(_text_of(source), kernels, kernel, device)
+
+
+def begin_compilation(source: Path | str, kernels: tuple[str, ...], arch: str) -> None:
+    """Begin to compile `kernels` of a source file or source text in the background, unless that has begun before."""
+    _begun(_text_of(source), kernels, arch)
+
+
+@cache
+def cubin_of(source: Path | str, kernels: tuple[str, ...], arch: str) -> Cubin:
+    """Return the machine code of `kernels` of a source file or source text, compiled once in this process."""
+    return _result_of(_text_of(source), kernels, arch)
+
+
+@cache
+def _text_of(source: Path | str) -> str:
+    return source.read_text(encoding="utf-8") if isinstance(source, Path) else source
 
 
 def compile_header(header: str, name: str, arch: str) -> Cubin:

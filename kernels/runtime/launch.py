@@ -47,10 +47,12 @@ def pack(arguments: Iterable[Any]) -> tuple[np.ndarray, np.ndarray]:
     values, offsets = bytearray(), []
     for argument in arguments:
         offsets.append(len(values))
-        values += argument.tobytes() if isinstance(argument, np.generic) else np.uintp(address(argument)).tobytes()
+        values += (
+            argument.tobytes() if isinstance(argument, np.generic) else address(argument).to_bytes(8, sys.byteorder)
+        )
         values += bytes(-len(values) % _ALIGNMENT)
     held = np.frombuffer(values, np.uint8)
-    return held, np.array(offsets, np.uintp) + np.uintp(held.ctypes.data)
+    return held, np.array(offsets, np.uintp) + np.uintp(address(held))
 
 
 def structure(dtype: np.dtype, **fields: Any) -> Any:
@@ -69,14 +71,21 @@ def structure(dtype: np.dtype, **fields: Any) -> Any:
     TypeError
         If a field is missing or unknown.
     """
-    names = {name for name in dtype.names or () if not name.startswith("padding")}
-    if names != fields.keys():
+    names = _field_names(dtype)
+    if fields.keys() != names:
         raise TypeError(f"a structure has fields {sorted(names)}, got {sorted(fields)}")
-    made = np.zeros((), dtype)
-    for name, value in fields.items():
+    values = []
+    for name in dtype.names or ():
+        value = fields.get(name, 0)  # padding is zero
         plain = isinstance(value, (int, float, np.generic))
-        made[name] = value if plain else 0 if value is None else address(value)
-    return made[()]
+        values.append(value if plain else 0 if value is None else address(value))
+    return np.array(tuple(values), dtype)[()]
+
+
+@cache
+def _field_names(dtype: np.dtype) -> frozenset[str]:
+    """Return the names of the fields of a structure, without padding."""
+    return frozenset(name for name in dtype.names or () if not name.startswith("padding"))
 
 
 class _Attribute(ctypes.Structure):
@@ -128,8 +137,7 @@ class BoundLaunch:
 
         self._arguments = arguments
         values, self._addresses = pack(arguments)
-        # The buffer as 8-byte words, and the index of each argument's first word.
-        self._words, self._places = values.view(np.uint64), ((self._addresses - values.ctypes.data) // 8).tolist()
+        self._words = values.view(np.uint64)  # the buffer as 8-byte words
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         self._stream = cupy.cuda.get_current_stream
         self._launch = self._bound(kernel.ptr, (*sizes, shared_mem), int(self._addresses.ctypes.data))
@@ -148,7 +156,7 @@ class BoundLaunch:
         The argument is an address or a nonnegative integer. In a structure, `word` is the index of the 8-byte word to
         change.
         """
-        self._words[self._places[place] + word] = value
+        self._words[(int(self._addresses[place]) - address(self._words)) // 8 + word] = value
 
     def __call__(self) -> None:
         """Launch the kernel on the current stream. Not thread-safe."""

@@ -14,8 +14,8 @@ import numpy as np
 
 from tsapps.kernels.arrays import address
 from tsapps.kernels.gpu_specs import GpuSpec, live
-from tsapps.kernels.jit.compiler import architecture, build
-from tsapps.kernels.jit.kernel import Kernel, kernel_of
+from tsapps.kernels.jit.compiler import architecture
+from tsapps.kernels.jit.kernel import Kernel, cubin_of, kernel_of
 from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
 from tsapps.kernels.runtime.workspace import workspace
 
@@ -139,8 +139,7 @@ class CudaMachine:
 
         Each call loads a new module. CuPy itself loads each file only once, so all its users would share the variable.
         """
-        text = source.read_text(encoding="utf-8") if isinstance(source, Path) else source
-        cubin = build(text, names, architecture(self.index))
+        cubin = cubin_of(source, tuple(names), architecture(self.index))
         with self.current():
             module = self.xp.cuda.function.Module()
             module.load_file(str(cubin.path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,12 @@ __all__ = ["is_aligned", "load_kernels", "pointer", "types_of"]
 _FOLDER = Path(__file__).parents[1]
 
 
+@cache
+def _path(file: str) -> Path:
+    """Return the path of a file of apps/kmeans; always the same object, whose hash is computed only once."""
+    return _FOLDER / file
+
+
 def load_kernels(machine: Machine, file: str, *names: str) -> list[Any]:
     """Compile kernels of one file together, and return them.
 
@@ -28,7 +35,7 @@ def load_kernels(machine: Machine, file: str, *names: str) -> list[Any]:
     *names : str
         Names of kernels with template arguments, without the namespace ``kmeans::``.
     """
-    return machine.kernels(_FOLDER / file, *(f"kmeans::{name}" for name in names))
+    return machine.kernels(_path(file), *(f"kmeans::{name}" for name in names))
 
 
 def types_of(X: Any, dtype: Any) -> str:

@@ -172,7 +172,9 @@ class ArrayRows:
             yield start, self.array[start : start + rows]
 
     def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, in the order of the indices."""
+        """Return the rows with these indices, in the order of the indices; a view if there is one index."""
+        if len(indices) == 1:
+            return self.array[indices[0] : indices[0] + 1]
         if not isinstance(self.array, np.ndarray):
             import cupy
 
