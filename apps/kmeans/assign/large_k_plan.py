@@ -4,12 +4,15 @@ from dataclasses import dataclass
 
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["StreamPlan", "list_candidates", "stream_plan"]
+__all__ = ["StreamPlan", "depth_of", "list_candidates", "stream_plan"]
 
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 
+# Maximum number of features of rows that are split into two parts. Their products take up to three panels instead of
+# one, but the epilogue takes longer than those; and few rows are ambiguous.
+_MOST_SPLIT = 16
 # Maximum number of panels per row for short lists of candidates.
 _SHORT_PANELS = 4
 
@@ -21,6 +24,11 @@ def list_candidates(row_panels: int) -> int:
     lists would be large relative to X.
     """
     return 11 if row_panels <= _SHORT_PANELS else 27
+
+
+def depth_of(d: int, *, split: bool) -> int:
+    """Return the number of columns of a row of d features in the half-precision copy, without padding."""
+    return 3 * d if split else d
 
 
 @dataclass(frozen=True)
@@ -49,6 +57,8 @@ class StreamPlan:
     levels : bool
         Whether a constant is added to all scores of a row to make them positive. This requires row norms that bound
         the rounding error. It takes shared memory for one more panel per warpgroup.
+    split : bool
+        Whether rows and centers are split into two float16 parts each (data/split_copy.cuh).
     """
 
     panels: int
@@ -59,6 +69,7 @@ class StreamPlan:
     columns: int = 128
     stays: bool = True
     levels: bool = True
+    split: bool = False
 
     #: Number of rows per row tile.
     ROWS = 64
@@ -127,16 +138,18 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     Notes
     -----
     Shared memory holds the rows of a block and several chunks of centers; chunks are as large as this allows. If the
-    rows of a block do not fit, they stream as the centers do. Measurements are in docs/notes/lloyd.md.
+    rows of a block do not fit, they stream as the centers do. Short rows are split into two parts, which makes score
+    error bounds two orders of magnitude smaller. Measurements are in docs/notes/lloyd.md.
     """
     if device.compute_capability != "9.0":
         return None
-    panels_of_row, shared_memory = -(-d // 16), device.shared_memory_per_block - 1024
+    split = certifies and d <= _MOST_SPLIT
+    panels_of_row, shared_memory = -(-depth_of(d, split=split) // 16), device.shared_memory_per_block - 1024
     for most in (8, 4):
         chunks = -(-panels_of_row // most)
         panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
-            plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, levels=certifies)
+            plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, levels=certifies, split=split)
             if chunks <= stages_b and plan.shared_bytes <= shared_memory:
                 return plan
     # Larger column tiles read the rows less often, but multiply more padding after the last center.

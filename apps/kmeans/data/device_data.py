@@ -39,7 +39,7 @@ _THREADS = 256
 # in own_distances (ROWS_TOGETHER).
 _POINTS, _ROWS_TOGETHER = 8, 4
 # Approximate number of thread blocks of column_moments; and the thread-block shape of fold_moments (columns, rows).
-_MOMENT_BLOCKS, _FOLDED = 4096, (32, 8)
+_MOMENT_BLOCKS, _FOLDED = 4096, (32, 32)
 # 16-bit X is not centered if ‖mean‖² is at most this fraction of the total variance of the features.
 _NEARLY_CENTERED = 0.25
 # Smallest ratio of two weights that the 46-bit fixed-point sums support (update/fixed_point.cuh).
@@ -278,12 +278,12 @@ class DeviceData(Data):
             weights = abs(self.sample_weight[self.sample_weight != 0])
             return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
 
-    def half_copy(self, panels: int, *, certifies: bool) -> HalfCopy:
-        """Return the half-precision copy of X − `shift` with `panels` panels per row (0: row-major); cached."""
-        if self._half_copy is None or self._half_copy.panels != panels:
+    def half_copy(self, panels: int, *, certifies: bool, split: bool = False) -> HalfCopy:
+        """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters."""
+        if self._half_copy is None or (self._half_copy.panels, self._half_copy.is_split) != (panels, split):
             self._half_copy = None  # free the memory of the old copy before the new copy is made
             source, rms = (self.rows_on_gpu, self.shift), self.spread()[1]
-            self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies)
+            self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies, split=split)
         return self._half_copy
 
     @property
@@ -313,7 +313,7 @@ class DeviceData(Data):
         add_up, fold = self._kernel_of_blocks("column_moments", block, vectors=vectors), self._kernel("fold_moments")
         add_up((columns, slices), (width, _THREADS // width), arguments)
         totals, sizes = self.xp.empty((2, d)), (np.int32(slices), np.int32(d))
-        fold((-(-d // _FOLDED[0]),), _FOLDED, (parts, *sizes, totals, self._largest))
+        fold((-(-d // _FOLDED[0]), 3), _FOLDED, (parts, *sizes, totals, self._largest))
         return totals[0], totals[1]
 
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:

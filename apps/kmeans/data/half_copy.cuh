@@ -33,6 +33,9 @@ __device__ __forceinline__ Work centered(T x, Work mean) {
   return (Work)tsm2::Element<T>::value(x) - mean;
 }
 
+// The second float16 part of an element whose first part lacks `rest`: zero if the first part is infinite.
+__device__ __forceinline__ ptx::Half second_part(float rest) { return ptx::to_half(rest - rest == 0 ? rest : 0.0f); }
+
 // Number of elements that a lane processes at a time; a row is split among 2^log2_lanes lanes. With kAligned, one load
 // reads these elements, and rows must be aligned and consist of whole vectors.
 template <typename T>
@@ -78,7 +81,7 @@ __device__ __forceinline__ float norm_of(float square, float lost, float inverse
 template <typename T, typename Work, bool kAligned>
 __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
     make_half_copy(const T* X, long long leading, long long rows, int d, int padded, int panels, const Work* mean,
-                   float scale, float rounding, int log2_lanes, ptx::Half* half_copy, float* norms) {
+                   int log2_lanes, float scale, float rounding, ptx::Half* half_copy, float* norms) {
   constexpr int kWide = kVector<T>, kRows = kHalfCopyRows<T, kAligned>, kLoads = kAligned ? 1 : kWide;
   using Some = Packed<T, kWide / kLoads>;
   const int lanes = 1 << log2_lanes, member = simt::lane() & (lanes - 1), groups = 32 >> log2_lanes;

@@ -1,4 +1,7 @@
-"""The half-precision copy of X, which tensor-core iterations read instead of X; a kernel of half_copy.cuh makes it."""
+"""The half-precision copy of X, which tensor-core iterations read instead of X.
+
+A kernel of half_copy.cuh makes it; or, if rows are split into two parts, a kernel of split_copy.cuh.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from tsapps.apps.kmeans.data.load import is_aligned, load_kernels, types_of
 from tsapps.apps.kmeans.data.plan import (
     EXACT,
     ROUNDING,
+    SPLIT,
     UNCERTIFIED,
     half_copy_scale,
     log2_lanes,
@@ -40,12 +44,15 @@ class Placement(NamedTuple):
         The scale of the half-precision copy.
     norm_limit : numpy.float32
         Distant centers may be missing from the scores of rows whose norm exceeds this limit (`norm_limit_of`).
+    split : int
+        The number of features if rows and centers are split into two parts (split_copy.cuh); otherwise 0.
     """
 
     padded: int
     panels: int
     scale: np.float32
     norm_limit: np.float32
+    split: int = 0
 
 
 class HalfCopy:
@@ -68,30 +75,52 @@ class HalfCopy:
     certifies : bool
         If True, the norms yield proven error bounds, which certify labels. If False, most norms are scaled down by
         `UNCERTIFIED`, so that few rows are rescored.
+    split : bool
+        Whether rows are split into two parts, which need three times as many columns; only in panels.
     """
 
     def __init__(
-        self, X: Any, shift: Any, dtype: np.dtype, rms: float, panels: int, machine: Machine, *, certifies: bool
+        self,
+        X: Any,
+        shift: Any,
+        dtype: np.dtype,
+        rms: float,
+        panels: int,
+        machine: Machine,
+        *,
+        certifies: bool,
+        split: bool = False,
     ) -> None:
         n, d = X.shape
+        self._split = d if split else 0
         self._norm_limit = norm_limit_of(d, panels=panels > 0)
         self.panels, self.padded = panels, 16 * panels or padded(d)
         self.scale = np.float32(half_copy_scale(rms))
         n_rows = -(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n
         self.rows, self.norms = machine.xp.empty((n_rows, self.padded), np.float16), machine.xp.empty(n, np.float32)
-        # ρ of half_copy.cuh: the bound of a float16 row's rounding error relative to the row's norm.
+        # ρ of half_copy.cuh and split_copy.cuh: the bound of a row's rounding error relative to the row's norm.
         exact = X.itemsize == 2 and not bool(shift.any())
-        self.rounding = np.float32(EXACT if exact else ROUNDING)
-        sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
-        lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        name = f"make_half_copy<{types_of(X, dtype)}, {is_aligned(X)}>"
-        (kernel,) = load_kernels(machine, "data/half_copy.cuh", name)
-        arguments = (X, *sizes, shift, self.scale, self.rounding, lanes, self.rows, self.norms)
-        kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), arguments)
+        self.rounding = np.float32(SPLIT if split else EXACT if exact else ROUNDING)
+        copied = self.scale, self.rounding, self.rows, self.norms
+        if split:
+            name = f"make_split_copy<{types_of(X, dtype)}, {d}, {panels}, {is_aligned(X)}>"
+            (kernel,) = load_kernels(machine, "data/split_copy.cuh", name)
+            kernel((-(-n // _THREADS),), (_THREADS,), (X, np.int64(n), shift, *copied))
+        else:
+            sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
+            lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
+            name = f"make_half_copy<{types_of(X, dtype)}, {is_aligned(X)}>"
+            (kernel,) = load_kernels(machine, "data/half_copy.cuh", name)
+            kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), (X, *sizes, shift, lanes, *copied))
         if not certifies:
             # Norms beyond the limit are not scaled down: the scores of such rows may lack distant centers, so these
             # rows must be rescored.
             self.norms[self.norms <= self._norm_limit] *= np.float32(UNCERTIFIED)
+
+    @property
+    def is_split(self) -> bool:
+        """True if rows are split into two parts."""
+        return self._split > 0
 
     @property
     def nbytes(self) -> int:
@@ -101,4 +130,4 @@ class HalfCopy:
     @property
     def placement(self) -> Placement:
         """The layout of float16 centers for products with this copy."""
-        return Placement(self.padded, self.panels, self.scale, np.float32(self._norm_limit))
+        return Placement(self.padded, self.panels, self.scale, np.float32(self._norm_limit), self._split)

@@ -9,6 +9,7 @@ __all__ = [
     "MOST_EXPONENT",
     "ROUNDING",
     "ROWS",
+    "SPLIT",
     "UNCERTIFIED",
     "half_copy_scale",
     "half_copy_scales",
@@ -25,6 +26,8 @@ ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"),
 #: Bound ρ of the rounding error of a float16 row relative to its norm (half_copy.cuh): for data that must be rounded,
 #: and for data that float16 represents exactly.
 ROUNDING, EXACT = 2.0**-12, 2.0**-20
+#: The same bound for rows that are split into two parts (split_copy.cuh).
+SPLIT = 2.0**-20
 #: Factor on the row norms if labels are not certified. It makes the error bound of a score so small that few rows are
 #: rescored, except for the part of the bound that does not depend on row norms.
 UNCERTIFIED = 2.0**-10

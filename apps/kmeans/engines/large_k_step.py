@@ -9,11 +9,12 @@ The step supports smaller k too, but `select_step` selects it only for k > 64.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, depth_of
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_LARGE_K_BYTES,
     REASSIGNMENT_BYTES,
@@ -53,8 +54,9 @@ class LargeKStep(DeviceStep):
     """
 
     def __init__(self, data: DeviceData, plan: StreamPlan, k: int, *, certifies: bool) -> None:
-        half_copy = data.half_copy(plan.row_panels, certifies=certifies)
-        self._coefficients = tile_coefficients(data.n_features, float(half_copy.rounding), levels=plan.levels)
+        half_copy = data.half_copy(plan.row_panels, certifies=certifies, split=plan.split)
+        self._depth = depth_of(data.n_features, split=plan.split)
+        self._coefficients = tile_coefficients(self._depth, float(half_copy.rounding), levels=plan.levels)
         layout = Layout(half_copy.placement, plan.columns)
         self._order = ColumnOrderBuffers.allocated(data.xp, k, layout)
         super().__init__(data, k, layout, bounds=False, certifies=certifies)
@@ -106,10 +108,25 @@ class LargeKStep(DeviceStep):
         )
 
     def _bind_rows(self, centers: Any) -> list[Launch]:
-        half_copy, plan, k, of = self.half_copy, self._plan, np.int32(self.k), self.buffers
-        bind = self.data.machine.bind
-        n, d = self.data.source.shape
         lists = self._changes, self._ambiguous, self._lengths
+        stopped, together = self.buffers.stopped, np.bool_(self._together)
+        given = self.buffers.rows, centers, np.int32(self.k), *lists, np.int64(self._capacity), stopped, together
+        rescore = self.data.machine.bind(
+            self._rescore, self._rescore_grid, (RESCORE_THREADS,), given, self._rescore_shared_bytes
+        )
+        return [self._bound_product, rescore, *self._bound_update]
+
+    @cached_property
+    def _bound_update(self) -> list[Launch]:
+        """The launches that update the running sums."""
+        every = structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=3)
+        return self._segments.bind(self.buffers, every)
+
+    @cached_property
+    def _bound_product(self) -> Launch:
+        """The launch of the product, which reads the float16 centers of either buffer."""
+        half_copy, plan, of = self.half_copy, self._plan, self.buffers
+        n = self.data.n_samples
         nearest = structure(
             STREAMED_ARGMIN,
             center_stats=of.center_stats,
@@ -123,15 +140,9 @@ class LargeKStep(DeviceStep):
             stopped=of.stopped,
             capacity=self._capacity,
             n=n,
-            tensor_error=tensor_error(d),
+            tensor_error=tensor_error(self._depth),
             rounding=half_copy.rounding,
         )
         tiles = -(-n // plan.ROWS), self._n_columns // plan.columns
-        product = half_copy.rows, of.centers_half, *map(np.int32, tiles), nearest
-        certified = of.rows, centers, k, *lists, np.int64(self._capacity), of.stopped, np.bool_(self._together)
-        every = structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=3)
-        return [
-            bind(self._product, (self._blocks,), (plan.threads,), product, plan.shared_bytes),
-            bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified, self._rescore_shared_bytes),
-            *self._segments.bind(of, every),
-        ]
+        given = half_copy.rows, of.centers_half, *map(np.int32, tiles), nearest
+        return self.data.machine.bind(self._product, (self._blocks,), (plan.threads,), given, plan.shared_bytes)

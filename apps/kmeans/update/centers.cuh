@@ -102,7 +102,8 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
       const int column = centers_half.panels ? of.order.columns[j] : j;
       set_offset(of.offsets, centers_half, column, -kInfinity);
       // Writes zeros: an excluded center that is infinite in float16 would have NaN scores.
-      for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(column, i) = {0};
+      ptx::Half* const to = centers_half.of(column);
+      for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(to, i) = {0};
       some = 1;
       continue;
     }
@@ -132,7 +133,8 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
 // of reassigned rows and the stop flag.
 //
 // If `sorts`, converts centers again whose norms an earlier launch computed, with the columns sorted by these norms. It
-// then copies and resets nothing, and does nothing after the last iteration.
+// then copies and resets nothing, and does nothing after the last iteration. A center that equals an earlier one is
+// excluded: otherwise all rows of both would be ambiguous.
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 3)
     prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of, bool sorts) {
@@ -140,18 +142,21 @@ __global__ void __launch_bounds__(kCenterThreads, 3)
   if (sorts && *of.stopped) return;
   const int j = blockIdx.x, k = of.k, d = of.d;
   const int column = sorts && j < k ? column_of(of.order, k, j) : j;
+  const bool repeated = sorts && j < k && repeats(given, d, of.order, j);
   CenterFound mine = {};
+  ptx::Half* const to = of.centers_half.of(column);
 #pragma unroll 4
   for (int i = threadIdx.x; j < k && i < of.centers_half.padded; i += blockDim.x) {
     Work c = 0;
     if (i < d) c = given[(long long)j * d + i];
     if (i < d && !sorts) of.next[(long long)j * d + i] = c;
-    place((double)c, of.scale, of.centers_half.at(column, i), mine);
+    of.centers_half.place((double)c, of.scale, to, i, mine);
   }
   if (of.centers_half.second != 0 && j < k)
     mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
   if (threadIdx.x == 0) of.keep(j, column, mine);
+  if (threadIdx.x == 0 && repeated) set_offset(of.offsets, of.centers_half, column, -kInfinity);
   if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
   const auto least_of = [](int, double a, double b) { return b < a ? b : a; };
   double least = kInfinity;
@@ -227,7 +232,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
         mine.shift += (c - old) * (c - old);
         mine.potential += old * (weight * old - 2 * sum);
       }
-      place(c, of.scale, of.centers_half.at(own_column, i), mine);
+      of.centers_half.place(c, of.scale, of.centers_half.of(own_column), i, mine);
     }
   }
   if (stopped) return;

@@ -55,6 +55,20 @@ __device__ __forceinline__ int column_of(const ColumnOrder& order, int k, int j)
   return (int)over_block(Doubles<1>{before}, [](int, double a, double b) { return a + b; }).at[0];
 }
 
+// True if center j equals an earlier center, which then is the label of all rows of both. `order.norms` are the norms
+// of `centers` (k × d). By a block.
+template <typename Work>
+__device__ __forceinline__ bool repeats(const Work* centers, int d, const ColumnOrder& order, int j) {
+  double found = 0;
+  for (int i = threadIdx.x; i < j; i += blockDim.x) {
+    if (order.norms[i] != order.norms[j]) continue;
+    int same = 0;
+    while (same < d && centers[(long long)i * d + same] == centers[(long long)j * d + same]) ++same;
+    if (same == d) found = 1;
+  }
+  return over_block(Doubles<1>{found}, most_of).at[0] != 0;
+}
+
 // Computes the score error bounds of the column tiles. A warp per tile; excluded centers do not count.
 __device__ __forceinline__ void bound_tiles(const CenterFound* found, int k, double least, double far, int height,
                                             const ColumnOrder& order) {

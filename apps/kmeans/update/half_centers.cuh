@@ -1,20 +1,44 @@
 // Conversion of centers to float16: in rows or in panels, in one part or two, with the squared rounding errors.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
+#include "apps/kmeans/data/half_copy.cuh"
 #include "apps/kmeans/update/column_order.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
 
 // Destination of float16 centers: rows of `padded` columns, or panels (core_matrix_layout.cuh) of which the first holds
-// −‖c‖²/2. If `second` is not 0, the second parts of centers (assign/small_k.cuh) start at row `second`.
+// −‖c‖²/2. If `second` is not 0, the second parts of centers (assign/small_k.cuh) start at row `second`. If `split` is
+// not 0, it is the number of features, and the columns are those of data/split_copy.cuh.
 struct HalfCenters {
   ptx::Half* to;
   int padded, panels, height, second;  // panels: panels per center, 0 for rows; height: centers per tile
+  int split, padding;
 
-  __device__ __forceinline__ ptx::Half* at(int center, int column) const {
-    if (panels == 0) return to + (long long)center * padded + column;
-    return to + tsm2::panel_offset(center, column + tsm2::kPanelDepth, panels + 1, height);
+  // Returns the element of a center in a column. `first` is the center's element in column 0.
+  __device__ __forceinline__ ptx::Half* at(ptx::Half* first, int column) const {
+    return first + (panels == 0 ? column : tsm2::panel_offset(0, column, panels + 1, height));
+  }
+  __device__ __forceinline__ ptx::Half* of(int center) const {
+    if (panels == 0) return to + (long long)center * padded;
+    return to + tsm2::panel_offset(center, tsm2::kPanelDepth, panels + 1, height);
+  }
+
+  // Converts element i of a center to float16, and adds its terms to the squared norm and the squared rounding error.
+  // `c` is zero for the columns i past the last feature. `to` is of(center).
+  __device__ __forceinline__ void place(double c, float scale, ptx::Half* to, int i, CenterFound& found) const {
+    const double scaled = c * scale;
+    const ptx::Half first = ptx::to_half((float)scaled);
+    double lost = scaled - ptx::to_float(first);
+    if (split == 0 || i < split) *at(to, i) = first;
+    if (split != 0 && i < split) {
+      const ptx::Half second = second_part((float)lost);
+      *at(to, split + i) = first, *at(to, 2 * split + i) = second;
+      lost -= ptx::to_float(second);
+    }
+    if (split != 0 && i >= 3 * split) *at(to, i) = {0};
+    found.square += scaled * scaled;
+    found.lost += lost * lost;
   }
 };
 
@@ -27,21 +51,13 @@ __device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& ce
   }
 }
 
-// Converts one element of a center to float16, and adds its terms to the squared norm and the squared rounding error.
-__device__ __forceinline__ void place(double c, float scale, ptx::Half* half, CenterFound& found) {
-  const double scaled = c * scale;
-  *half = ptx::to_half((float)scaled);
-  const double lost = scaled - ptx::to_float(*half);
-  found.square += scaled * scaled;
-  found.lost += lost * lost;
-}
-
 // Writes the second part of center j (d,), by a block. Returns this thread's terms of the squared rounding error of the
 // sum of both parts. Each thread reads the columns of `center` that it wrote itself.
 template <typename Work>
 __device__ __forceinline__ double place_second(const Work* center, int d, float scale, const HalfCenters& centers_half,
                                                int j) {
   double all = 0;
+  ptx::Half* const to = centers_half.of(centers_half.second + j);
   constexpr int kAtOnce = 4;
   for (int begin = threadIdx.x; begin < d; begin += kAtOnce * kCenterThreads) {
     Work some[kAtOnce];
@@ -55,9 +71,8 @@ __device__ __forceinline__ double place_second(const Work* center, int d, float 
       const int i = begin + r * kCenterThreads;
       if (i >= d) break;
       const double scaled = (double)some[r] * scale, rest = scaled - ptx::to_float(ptx::to_half((float)scaled));
-      // An element that is infinite in float16 has no second part.
-      const ptx::Half second = ptx::to_half(fabs(rest) < kInfinity ? (float)(rest * kSecondScale) : 0.0f);
-      *centers_half.at(centers_half.second + j, i) = second;
+      const ptx::Half second = second_part((float)(rest * kSecondScale));
+      *centers_half.at(to, i) = second;
       const double lost = rest - ptx::to_float(second) / kSecondScale;
       all += lost * lost;
     }

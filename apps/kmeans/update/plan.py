@@ -40,7 +40,9 @@ LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step
 SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
 #: The C++ classes `HalfCenters` and `UpdateCenters` of update/centers.cuh, and `ColumnOrder` of
 #: update/column_order.cuh, as NumPy structures.
-HALF_CENTERS = np.dtype([("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second")]])
+HALF_CENTERS = np.dtype(
+    [("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second", "split", "padding")]]
+)
 COLUMN_ORDER = np.dtype(
     [(name, "u8") for name in ("norms", "next_norms", "columns", "centers", "tile_bounds")]
     + [(name, "f4") for name in ("of_norm", "of_lost", "of_half_square", "of_level")]
