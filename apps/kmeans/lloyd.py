@@ -148,6 +148,7 @@ def fit(
         raise ValueError("protect=True needs precision='exact': tf32 labels are not certified and cannot be checked")
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
+    engine.compile_ahead(n_clusters, draws=isinstance(init, str) and init == "k-means++")
     engine, mean, variance, exponent = _scaled_into_range(engine)
     best: Clustering | None = None
     protection = Protection() if protect else None

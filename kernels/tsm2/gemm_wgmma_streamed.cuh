@@ -65,7 +65,10 @@ class GemmWgmmaStreamed {
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / kConsumers / 8 * 8;
   // True if the two halves of the warpgroups multiply alternately. Shared memory must then hold all chunks of a column
   // tile of B, because one half multiplies all of them before the other half begins.
-  static constexpr bool kTakesTurns = kStays && kChunks <= kStagesB;
+#ifndef TURNS_FROM
+#define TURNS_FROM 8
+#endif
+  static constexpr bool kTakesTurns = kStays && kChunks <= kStagesB && kPanels * kChunks > TURNS_FROM;
 
   // A has `row_tiles` row tiles, and B has `column_tiles` column tiles.
   __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,

@@ -8,6 +8,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.engines.compile_ahead import Fit, begin_kernels_of
 from tsapps.apps.kmeans.engines.cublas_step import CublasStep
 from tsapps.apps.kmeans.engines.device_step import DeviceStep, integers_of
 from tsapps.apps.kmeans.engines.engine import Engine
@@ -19,7 +20,7 @@ from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
 from tsapps.kernels.arrays import address
-from tsapps.kernels.runtime.machine import Machine
+from tsapps.kernels.runtime.machine import CudaMachine, Machine
 
 __all__ = ["DeviceEngine"]
 
@@ -100,6 +101,14 @@ class DeviceEngine(Engine):
         self.data.moments()  # raises if X is not finite
         selected = self._select(k, self.data.subtracted(mean), single_pass=True)
         self.data.center(mean, on_read=selected.step != "cublas")
+
+    def compile_ahead(self, k: int, *, draws: bool) -> None:
+        """Begin to compile the kernels of a fit of k clusters; see `Engine.compile_ahead`."""
+        data, X = self.data, self.data.rows_on_gpu
+        usual = data.sample_weight is None and not data.spherical and self.options.precision == "exact"
+        if X is not None and usual and isinstance(data.machine, CudaMachine):
+            fit = Fit(DeviceEngine, X.shape, X.dtype, data.dtype, self.options, k, draws)
+            begin_kernels_of(fit, data.machine)
 
     def _plan_for(self, k: int) -> StepPlan:
         if self._selected is None or self._selected[0] != k:

@@ -134,12 +134,22 @@ class DeviceStep(Step):
         return False
 
     def _run(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> None:
-        """Run the launches that `bind` returns. `bind` is called once per key; later calls reuse its launches."""
+        """Run the launches that `bind` returns; see `_bound`."""
+        for launch in self._bound(key, bind):
+            launch()
+
+    def _bound(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> Sequence[Callable[[], None]]:
+        """Return the launches that `bind` returns. `bind` is called once per key; later calls return its launches."""
         launches = self._launches.get(key)
         if launches is None:
             launches = self._launches[key] = bind()
-        for launch in launches:
-            launch()
+        return launches
+
+    def _bound_rows(self, now: int) -> Sequence[Callable[[], None]]:
+        """Return the launches that label all rows by `buffers.centers[now]` and update the running sums."""
+        return self._bound(
+            ("rows", now, self._sorts, self._bounded), lambda: self._bind_rows(self.buffers.centers[now])
+        )
 
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
@@ -152,7 +162,8 @@ class DeviceStep(Step):
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
         """Label every sample with its nearest center; see `Step.assign`."""
         self._begin(centers)
-        self._run(("rows", self._sorts), lambda: self._bind_rows(self.buffers.centers[0]))
+        for launch in self._bound_rows(0):
+            launch()
         self._expected_reassigned = int(self.buffers.n_reassigned[0])
         if not (update or potential):
             return Assignment(self._expected_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
@@ -164,11 +175,15 @@ class DeviceStep(Step):
         """Return new bounds for the data and k of this step; None if the step does not support bounds."""
         return None
 
-    def _begin_bounds(self) -> None:
-        """Start bounds with the next iteration, if the step supports bounds and they fit in GPU memory."""
-        if self.bounds is None:
+    def create_bounds(self) -> None:
+        """Create `bounds`, if bounds may skip rows, the step supports them, and they fit in GPU memory."""
+        if self.bounds is None and self._may_have_bounds:
             fits = self.data.fits(BOUNDS_BYTES * self.data.n_samples)
             self.bounds = self._new_bounds() if fits else None
+
+    def _begin_bounds(self) -> None:
+        """Start bounds with the next iteration, if the step can have them."""
+        self.create_bounds()
         if self.bounds is None:
             self._may_have_bounds = False
         else:
@@ -282,7 +297,7 @@ class DeviceStep(Step):
         """
         arguments = (self._update_args(now, slot, tol),)
         update_centers = self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), arguments)
-        return [*self._bind_rows(self.buffers.centers[now]), update_centers]
+        return [*self._bound_rows(now), update_centers]
 
     def _update_args(self, now: int, slot: int, tol: float) -> Any:
         """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh for an iteration."""
@@ -311,6 +326,7 @@ class DeviceStep(Step):
                 panels=placement.panels,
                 height=layout.columns,
                 second=self._n_columns if layout.parts > 1 else 0,
+                split=placement.split,
             ),
             order=self._order_args(now),
             # Without bounds, null pointers: the kernel then computes no center drift.

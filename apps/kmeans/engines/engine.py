@@ -51,6 +51,12 @@ class Engine(ABC):
     def center(self, mean: np.ndarray, k: int) -> None:
         """Center X about `mean` (d,): now or on every read, depending on the step for k clusters."""
 
+    def compile_ahead(self, k: int, *, draws: bool) -> None:  # noqa: B027 (the CPU compiles nothing)
+        """Begin to compile the kernels of a fit of k clusters in the background, as far as they are known.
+
+        `draws` says whether k-means++ draws the initial centers.
+        """
+
     @abstractmethod
     def step_for(self, k: int) -> Step:
         """Return the Lloyd step for k clusters; calls with the same k return the same object."""

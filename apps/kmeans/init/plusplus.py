@@ -19,7 +19,7 @@ from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Draw", "Nearest", "kmeans_parallel", "kmeans_plusplus", "random_samples"]
+__all__ = ["Draw", "Nearest", "kmeans_parallel", "kmeans_plusplus", "n_trials", "random_samples"]
 
 #: Draws samples by greedy k-means++. Parameters: the index of the first sample, and uniform random numbers in [0, 1),
 #: (k − 1, trials). Candidate j of step i is the sample at which the running sum of w·D² reaches ``draws[i, j]`` of its
@@ -74,6 +74,11 @@ def _rows_on_host(data: Data) -> Callable[[np.ndarray], np.ndarray]:
     return rows
 
 
+def n_trials(n_clusters: int) -> int:
+    """Return the number of candidates of each step of greedy k-means++."""
+    return 2 + int(np.log(n_clusters))
+
+
 def kmeans_plusplus(
     data: Data, n_clusters: int, random_state: np.random.RandomState, draw: Draw | None = None
 ) -> np.ndarray:
@@ -96,7 +101,7 @@ def kmeans_plusplus(
     numpy.ndarray of shape (n_clusters, d)
         The centers, centered as `data` is.
     """
-    trials = 2 + int(np.log(n_clusters))
+    trials = n_trials(n_clusters)
     # Only float32 needs scikit-learn's rounding: in float64, about one draw in 10¹⁰ depends on the rounding of sums.
     small, first = data.rounds_draws(n_clusters), _first_sample(data, random_state)
     # The random numbers of all steps: they do not depend on the data, and scikit-learn draws the same sequence.

@@ -11,7 +11,7 @@ from tsapps.apps.kmeans.init.pruned_launch import pruned_steps
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
 
-__all__ = ["GreedyDraw", "draw_plus_plus"]
+__all__ = ["GreedyDraw", "draw_plus_plus", "greedy_draw"]
 
 # Number of blocks of evaluate_candidates per multiprocessor, and of threads per block of sample_candidates.
 _TRY_BLOCKS, _DRAW_THREADS = 2, 512
@@ -121,21 +121,25 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray) -> np.ndarra
     numpy.ndarray of shape (k,) or None
         Sample indices. None if X does not fit the GPU in the working dtype, or the kernels do not support its shape.
     """
-    steps, trials = draws.shape
+    if len(draws) == 0:
+        return np.array([first])
+    draw = greedy_draw(data, first, draws)
+    if draw is None:
+        return None
+    for step in range(len(draws) + 1):
+        draw.evaluate(step)
+        draw.sample(step)
+    return to_host(draw.chosen)
+
+
+def greedy_draw(data: DeviceData, first: int, draws: np.ndarray) -> GreedyDraw | None:
+    """Return the launches of `draw_plus_plus`, or None if it returns None; there is at least one row of `draws`."""
     X = data.held
     if X is None and data.rows_on_gpu is not None and data.fits(2 * data.rows_on_gpu.nbytes):
         X = data.rows_on_gpu.astype(data.dtype)  # of a 16-bit type
     if X is None:
         return None
-    if steps == 0:
-        return np.array([first])
     (n, d), size = X.shape, data.dtype.itemsize
     aligned = d * size % 16 == 0 and address(X) % 16 == 0
-    plan = plusplus_plan(n, d, trials, size, aligned=aligned, device=data.gpu)
-    if plan is None:
-        return None
-    draw = GreedyDraw(data, X, plan, first, draws)
-    for step in range(steps + 1):
-        draw.evaluate(step)
-        draw.sample(step)
-    return to_host(draw.chosen)
+    plan = plusplus_plan(n, d, draws.shape[1], size, aligned=aligned, device=data.gpu)
+    return None if plan is None else GreedyDraw(data, X, plan, first, draws)
