@@ -13,10 +13,8 @@
 // once per turn and remain there for the whole turn (kStays). Warpgroups then begin their row tiles at different column
 // tiles, so that they do not all end at the same time.
 //
-// Why it is fast: half of the warpgroups run their epilogue of a column tile while the tensor cores work for the other
-// half. The halves alternate explicitly (kTakesTurns), because the hardware interleaves all products in flight.
-// Otherwise the products of all warpgroups would end together, and the tensor cores would idle while all warpgroups run
-// their epilogues. A slow epilogue needs more warpgroups; the registers suffice for at most four.
+// Why it is fast: some warpgroups run their epilogue of a column tile while the tensor cores work for the others. A slow
+// epilogue needs more warpgroups; the registers suffice for at most four.
 //
 // The products read 6 KB of shared memory per 64 clocks of the tensor cores; the peak is 8 KB. Other reads of shared
 // memory must be few, so the tensor cores add even the bias. A block reads all n · k elements of B from the level-2
@@ -63,12 +61,6 @@ class GemmWgmmaStreamed {
   static constexpr int kLaunchRegisters = 65536 / kThreads / 8 * 8, kProducerRegisters = 40;
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / kConsumers / 8 * 8;
-  // True if the two halves of the warpgroups multiply alternately. Shared memory must then hold all chunks of a column
-  // tile of B, because one half multiplies all of them before the other half begins.
-#ifndef TURNS_FROM
-#define TURNS_FROM 8
-#endif
-  static constexpr bool kTakesTurns = kStays && kChunks <= kStagesB && kPanels * kChunks > TURNS_FROM;
 
   // A has `row_tiles` row tiles, and B has `column_tiles` column tiles.
   __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
@@ -100,12 +92,11 @@ class GemmWgmmaStreamed {
     const int group = simt::shuffle((int)threadIdx.x / 128, 0);
     typename Pipelines::Pieces a(group);
     PlaceOfB b;
-    unsigned parity = group < kHalf;
     int column_tile = pipelines_.start_of(group);
     unsigned char* const constants = pipelines_.constants + (Epilogue::kLevels ? group * Pipelines::kPanelA : 0);
     typename Epilogue::Fetched fetched;
     epilogue_.fetch(fetched, first_row_of(0, group));
-    skip_column_tiles(group, column_tile, b, parity);
+    skip_column_tiles(column_tile, b);
     for (int turn = 0; turn < pipelines_.turns; ++turn, a.next_turn()) {
       typename Epilogue::Rows rows;
       float levels[2];
@@ -115,7 +106,6 @@ class GemmWgmmaStreamed {
       for (int column = 0; column < pipelines_.column_tiles; ++column) {
         float sums[kColumns / 8][4];
         const bool comes = !kStays || column == 0, goes = !kStays || column == pipelines_.column_tiles - 1;
-        if (kTakesTurns) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
         int before_a = 0, before_b = 0;
 #pragma unroll 1
         for (int chunk = 0; chunk < kChunks; ++chunk) {
@@ -141,7 +131,6 @@ class GemmWgmmaStreamed {
           a.next_chunk(), b.next();
         }
         ptx::wgmma_wait<0>(sums);
-        if (kTakesTurns) pass_turn(group);
         release_stages(before_a, before_b, goes);
         epilogue_.take(rows, column_tile, sums);
         if (++column_tile == pipelines_.column_tiles) column_tile = 0;
@@ -149,7 +138,7 @@ class GemmWgmmaStreamed {
       epilogue_.fetch(fetched, first_row_of(turn + 1, group));
       epilogue_.end(rows, first_row_of(turn, group));
     }
-    skip_column_tiles(group, pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b, parity);
+    skip_column_tiles(pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b);
   }
 
   // `levels` are the numbers that the epilogue adds to the sums of this thread's two rows. Splits them into parts, and
@@ -171,22 +160,15 @@ class GemmWgmmaStreamed {
   }
 
   // Skips `steps` column tiles: takes part in their synchronization without multiplying.
-  __device__ __forceinline__ void skip_column_tiles(int group, int steps, PlaceOfB& b, unsigned& parity) const {
+  __device__ __forceinline__ void skip_column_tiles(int steps, PlaceOfB& b) const {
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
-      if (kTakesTurns) ptx::mbarrier_wait(pipelines_.may_begin + group, parity), parity ^= 1;
       for (int chunk = 0; chunk < kChunks; ++chunk, b.next()) {
         ptx::mbarrier_wait(pipelines_.full_b + b.stage, b.parity);
         release_stages(0, b.stage, false);
       }
-      if (kTakesTurns) pass_turn(group);
       simt::sync_warp();  // as after products: lanes that run ahead could miss a phase
     }
-  }
-
-  // Lets warpgroup (group + kHalf) % kGroups begin its products.
-  __device__ __forceinline__ void pass_turn(int group) const {
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(pipelines_.may_begin + (group + kHalf) % kGroups);
   }
 
   __device__ __forceinline__ void release_stages(int a, int b, bool goes) const {
@@ -194,11 +176,6 @@ class GemmWgmmaStreamed {
     ptx::mbarrier_arrive(pipelines_.empty_b + b);
     if (goes) ptx::mbarrier_arrive(pipelines_.empty_a + a);
   }
-
-  // After its products of a column tile, warpgroup g lets warpgroup (g + kHalf) % kGroups begin; the first kHalf
-  // warpgroups begin first. With an even number of warpgroups, two halves alternate; with an odd number, single
-  // warpgroups follow one another.
-  static constexpr int kHalf = kGroups % 2 ? 1 : kGroups / 2;
 
   const Pipelines pipelines_;
   const Epilogue& epilogue_;

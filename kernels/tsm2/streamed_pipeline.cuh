@@ -39,7 +39,7 @@ class StreamedPipelines {
   // With kStays, the barriers of a piece are selected by its warpgroup, its turn (even or odd) and its chunk. They are
   // not selected by the address of the piece, because different warpgroups use the same memory one after another.
   static constexpr int kAwaited = kStays ? 2 * kGroups * kChunks : kPieces;
-  static constexpr int kBarriers = 2 * (kAwaited + kStagesB) + kGroups;
+  static constexpr int kBarriers = 2 * (kAwaited + kStagesB);
   static constexpr int kSharedBytes = kPipelineBytes + kBarriers * (int)sizeof(ptx::Mbarrier);
   // Minimum number of turns for which a block staggers its warpgroups. Staggering costs time at the end of the block,
   // which is small compared with that of many turns.
@@ -90,8 +90,7 @@ class StreamedPipelines {
                                int column_tiles)
       : buffer_a(shared), buffer_b(shared + kPieces * kPiece), constants(shared + kPipelinesBytes),
         full_a(reinterpret_cast<ptx::Mbarrier*>(shared + kPipelineBytes)), empty_a(full_a + kAwaited),
-        full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), may_begin(empty_b + kStagesB),
-        column_tiles(column_tiles),
+        full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), column_tiles(column_tiles),
         turns((row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
         A_(reinterpret_cast<const unsigned char*>(A)), B_(reinterpret_cast<const unsigned char*>(B)),
         row_tiles_(row_tiles), apart_(kStays && turns >= kManyTurns) {}
@@ -107,7 +106,6 @@ class StreamedPipelines {
         ptx::mbarrier_init(full_b + i, 1);
         ptx::mbarrier_init(empty_b + i, kConsumers / 32);
       }
-      for (int i = 0; i < kGroups; ++i) ptx::mbarrier_init(may_begin + i, 4);
       ptx::mbarrier_init_fence();
     }
     auto* of_a = reinterpret_cast<ptx::Half*>(constants);
@@ -162,7 +160,6 @@ class StreamedPipelines {
   // The pipelines of A and of B, and the panels that multiply B's first panel.
   unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
-  ptx::Mbarrier* const may_begin;  // per warpgroup: the warpgroup waits here before its products
   const int column_tiles, turns;
 
  private:

@@ -89,7 +89,7 @@ class StreamPlan:
         """Dynamic shared memory of a block in bytes (kSharedBytes in streamed_pipeline.cuh)."""
         bytes_a, bytes_b = 32 * self.panels * self.ROWS, 32 * (self.panels + 1) * self.columns
         pieces = self.stages_a * (self.chunks if self.stays else self.groups)
-        barriers = 2 * ((2 * self.groups * self.chunks if self.stays else pieces) + self.stages_b) + self.groups
+        barriers = 2 * ((2 * self.groups * self.chunks if self.stays else pieces) + self.stages_b)
         constants = 32 * self.ROWS * (self.groups if self.levels else 1)
         return pieces * bytes_a + self.stages_b * bytes_b + constants + 8 * barriers
 
@@ -150,7 +150,7 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
         panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
             plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, levels=certifies, split=split)
-            if chunks <= stages_b and plan.shared_bytes <= shared_memory:
+            if plan.shared_bytes <= shared_memory:
                 return plan
     # Larger column tiles read the rows less often, but multiply more padding after the last center.
     columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))

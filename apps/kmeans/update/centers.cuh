@@ -99,11 +99,7 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
 #pragma unroll 4
   for (int j = threadIdx.x; j < of.k; j += blockDim.x) {
     if (found[j].is_excluded(least, far)) {
-      const int column = centers_half.panels ? of.order.columns[j] : j;
-      set_offset(of.offsets, centers_half, column, -kInfinity);
-      // Writes zeros: an excluded center that is infinite in float16 would have NaN scores.
-      ptx::Half* const to = centers_half.of(column);
-      for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(to, i) = {0};
+      exclude(of.offsets, centers_half, centers_half.panels ? of.order.columns[j] : j);
       some = 1;
       continue;
     }

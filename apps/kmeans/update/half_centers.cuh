@@ -51,6 +51,14 @@ __device__ __forceinline__ void set_offset(float* offsets, const HalfCenters& ce
   }
 }
 
+// Excludes the center in a column (update/centers.cuh). Not inlined, since that would take long to compile.
+__device__ __noinline__ void exclude(float* offsets, HalfCenters centers_half, int column) {
+  set_offset(offsets, centers_half, column, -kInfinity);
+  // Writes zeros: an excluded center that is infinite in float16 would have NaN scores.
+  ptx::Half* const to = centers_half.of(column);
+  for (int i = 0; centers_half.panels && i < centers_half.padded; ++i) *centers_half.at(to, i) = {0};
+}
+
 // Writes the second part of center j (d,), by a block. Returns this thread's terms of the squared rounding error of the
 // sum of both parts. Each thread reads the columns of `center` that it wrote itself.
 template <typename Work>
