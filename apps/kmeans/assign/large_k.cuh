@@ -155,14 +155,16 @@ struct StreamedArgminEpilogue {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float least = rows.lower[r];
-      int mine = 0, one = 0;
+      int mine = 0;
+      Found last = rows.found[r][0];
 #pragma unroll
       for (int i = 0; i < kKept; ++i) {
         Found& found = rows.found[r][i];
         if (!(found.upper() >= least)) found.mask = 0;
         mine += __popc(found.mask);
-        one = found.mask ? column(found) : one;
+        last = found.mask ? found : last;
       }
+      int one = column(last);
       // The number of candidates in all lanes of the row, plus kMore for each lane that dropped some.
       int all = mine + (rows.lost[r] >= least ? kMore : 0);
       const int neighbour = simt::shuffle_xor(all, 1);

@@ -3,7 +3,8 @@
 //
 // Why it is fast: one warp rescores a row with a list of candidates, and prefetches later rows. A whole block compares
 // kRescoredRows rows with all centers at a time. The rows are in shared memory, so the block reads each center from the
-// L2 cache once for all of them.
+// L2 cache once for all of them. It stops reading a center whose first features alone make it farther from every row
+// than the row's label.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -14,6 +15,8 @@ namespace kmeans {
 constexpr int kRescoreThreads = 256;
 // Number of rows that a block compares with all centers at a time, if shared memory holds them.
 constexpr int kRescoredRows = 8;
+// Minimum number of features for which centers are pruned.
+constexpr int kLeastPruned = 128;
 // Number of rows that a warp prefetches ahead of the row that it rescores.
 constexpr int kRowsAhead = 4;
 
@@ -61,51 +64,91 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
 }
 
 // Finds the nearest of all k centers to each of kRescoredRows rows by float32 distances. Stores −1 for a row whose
-// label these do not certify. `row_of(r)` is the index of row r. `nearest` and `values`, of kRescoredRows and
-// kRescoredRows · d elements, are in shared memory. By a block of kWarps warps.
-template <int kWarps, typename T, typename RowOf>
-__device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, float>& rows, const float* centers, int k,
-                                                        const RowOf& row_of, float* values, int* nearest) {
+// label these do not certify. `row_of(r)` and `label_of(r)` are the index and the label of row r. `order` lists the
+// centers by their norms, so that a warp has centers at a time that are likely to be near each other. `nearest` and
+// `values`, of kRescoredRows and kRescoredRows · d elements, are in shared memory. By a block of kWarps warps.
+template <int kWarps, typename T, typename RowOf, typename LabelOf>
+__device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, float>& rows, const float* centers,
+                                                        const int* order, int k, const RowOf& row_of,
+                                                        const LabelOf& label_of, float* values, int* nearest) {
   __shared__ Surely of_warp[kWarps][kRescoredRows];
-  constexpr int kCenters = 2;                 // centers of a warp at a time
+  __shared__ float limits[kRescoredRows];     // squared distances to the labels, rounded up
+  constexpr int kCenters = 4;                 // centers of a warp at a time
   constexpr int kLanes = 32 / kRescoredRows;  // lanes that get the distances of a row
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = rows.d;
+  const int some = d < kLeastPruned ? d : (d / 8 + 31) / 32 * 32;  // features after which a center may be pruned
   for (int r = 0; r < kRescoredRows; ++r) {
     const T* x = rows.X + row_of(r) * rows.leading;
     for (int i = threadIdx.x; i < d; i += blockDim.x) values[r * d + i] = centered<T, float>(x[i], rows.mean[i]);
   }
   __syncthreads();
+  for (int r = warp; r < kRescoredRows; r += kWarps) {
+    const int label = label_of(r);
+    float square = 0;
+    for (int i = lane; label >= 0 && i < d; i += 32) {
+      const float difference = values[r * d + i] - centers[(long long)label * d + i];
+      square = fmaf(difference, difference, square);
+    }
+    square = simt::warp_sum(square);
+    if (lane == 0) limits[r] = label >= 0 ? square * 1.001f : kInfinity;
+  }
+  __syncthreads();
+  const float limit = limits[lane / kLanes];
   Surely mine;  // of row lane / kLanes
   for (int first = kCenters * warp; first < k; first += kCenters * kWarps) {
     float squares[kCenters][kRescoredRows] = {};
+    int which[kCenters];
     const float* center[kCenters];
 #pragma unroll
-    for (int c = 0; c < kCenters; ++c) center[c] = centers + (long long)(first + c < k ? first + c : first) * d;
-    float next[kCenters];
+    for (int c = 0; c < kCenters; ++c) {
+      which[c] = order[first + c < k ? first + c : first];
+      center[c] = centers + (long long)which[c] * d;
+    }
+    // Adds the squares of the features of this lane from `begin` to `end`.
+    const auto add = [&](int begin, int end) {
+      float next[kCenters];
 #pragma unroll
-    for (int c = 0; c < kCenters; ++c) next[c] = lane < d ? center[c][lane] : 0.0f;
+      for (int c = 0; c < kCenters; ++c) next[c] = begin + lane < end ? center[c][begin + lane] : 0.0f;
 #pragma unroll 1
-    for (int i = lane; i < d; i += 32) {
-      float of_center[kCenters];
-#pragma unroll
-      for (int c = 0; c < kCenters; ++c) {
-        of_center[c] = next[c];
-        next[c] = i + 32 < d ? center[c][i + 32] : 0.0f;
-      }
-#pragma unroll
-      for (int r = 0; r < kRescoredRows; ++r) {
-        const float x = values[r * d + i];
+      for (int i = begin + lane; i < end; i += 32) {
+        float of_center[kCenters];
 #pragma unroll
         for (int c = 0; c < kCenters; ++c) {
-          const float difference = x - of_center[c];
-          squares[c][r] = fmaf(difference, difference, squares[c][r]);
+          of_center[c] = next[c];
+          next[c] = i + 32 < end ? center[c][i + 32] : 0.0f;
+        }
+#pragma unroll
+        for (int r = 0; r < kRescoredRows; ++r) {
+          const float x = values[r * d + i];
+#pragma unroll
+          for (int c = 0; c < kCenters; ++c) {
+            const float difference = x - of_center[c];
+            squares[c][r] = fmaf(difference, difference, squares[c][r]);
+          }
         }
       }
+    };
+    add(0, some);
+    if (some < d) {
+      float least = kInfinity;  // of the sums so far of row lane / kLanes
+#pragma unroll
+      for (int c = 0; c < kCenters; ++c) {
+        float sums[kRescoredRows];
+#pragma unroll
+        for (int r = 0; r < kRescoredRows; ++r) sums[r] = squares[c][r];
+        share_sums<kRescoredRows>(sums, lane, 32);
+        least = fminf(least, sums[0]);
+      }
+      if (__all_sync(simt::every_lane, least > limit)) {
+        mine.next = fminf(mine.next, least);  // all of these centers are farther than `least`
+        continue;
+      }
+      add(some, d);
     }
 #pragma unroll
     for (int c = 0; c < kCenters; ++c) {
       share_sums<kRescoredRows>(squares[c], lane, 32);
-      if (first + c < k) mine.take(squares[c][0], first + c);
+      if (first + c < k) mine.take(squares[c][0], which[c]);
     }
   }
   if (lane % kLanes == 0) of_warp[warp][lane / kLanes] = mine;
@@ -153,13 +196,13 @@ __device__ __forceinline__ int nearest_in_list(const CenteredRows<T, Work>& rows
   });
 }
 
-// Rescores the ambiguous rows. Block (x, y) processes part y of list x. If `together`, a block has
-// kRescoredRows · d floats of dynamic shared memory.
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x. `order` lists the centers by their norms. If
+// `together`, a block has kRescoredRows · d floats of dynamic shared memory.
 template <typename T, typename Work, int kCandidates>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
-    rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, int k, Reassignment* changes,
-                    const AmbiguousLargeK<kCandidates>* ambiguous, Lengths* lengths, long long capacity,
-                    const int* stopped, bool together) {
+    rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, const int* order, int k,
+                    Reassignment* changes, const AmbiguousLargeK<kCandidates>* ambiguous, Lengths* lengths,
+                    long long capacity, const int* stopped, bool together) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
   constexpr int kWarps = kRescoreThreads / 32;
@@ -200,7 +243,9 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
     if constexpr (sizeof(Work) == sizeof(float)) {
       if (together) {
         const auto row_of = [&](int r) { return (long long)entries[r < some ? -r : 0].row; };
-        nearest_of_all_together<kWarps>(rows, centers, k, row_of, simt::dynamic_shared<float>(), nearest);
+        const auto label_of = [&](int r) { return entries[r < some ? -r : 0].label; };
+        float* const values = simt::dynamic_shared<float>();
+        nearest_of_all_together<kWarps>(rows, centers, order, k, row_of, label_of, values, nearest);
       }
     }
     Reassignment mine = {};

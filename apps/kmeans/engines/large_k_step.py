@@ -110,7 +110,8 @@ class LargeKStep(DeviceStep):
     def _bind_rows(self, centers: Any) -> list[Launch]:
         lists = self._changes, self._ambiguous, self._lengths
         stopped, together = self.buffers.stopped, np.bool_(self._together)
-        given = self.buffers.rows, centers, np.int32(self.k), *lists, np.int64(self._capacity), stopped, together
+        of_centers = centers, self._order.centers, np.int32(self.k)
+        given = self.buffers.rows, *of_centers, *lists, np.int64(self._capacity), stopped, together
         rescore = self.data.machine.bind(
             self._rescore, self._rescore_grid, (RESCORE_THREADS,), given, self._rescore_shared_bytes
         )

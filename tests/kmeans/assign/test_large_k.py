@@ -227,18 +227,29 @@ def test_ties(equal, stride, rng):
     assert len(ambiguous) < 50
 
 
-@pytest.mark.parametrize("d", [100, 1030], ids=["rows together", "row by row"])
+@pytest.mark.parametrize("d", [100, 300, 1030], ids=["rows together", "with pruning", "row by row"])
 def test_rows_as_near_to_many_centers_of_different_norms(d, rng):
-    """Centers on a sphere about a point: their norms, so their column tiles, differ, but not their scores."""
-    k = 200
+    """Centers on a sphere about a point: their norms, so their column tiles, differ, but not their scores.
+
+    Other centers have the same norms, but are far away.
+    """
+    k = 300
     plan = StreamPlan(7, 1, 4, 5, 2) if d == 100 else stream_plan(d, k, H200)
     middle, toward = 3 * rng.standard_normal(d), rng.standard_normal((k, d))
-    centers = middle + toward / np.linalg.norm(toward, axis=1)[:, None]
+    toward /= np.linalg.norm(toward, axis=1)[:, None]
+    centers = middle + toward
+    far = rng.permutation(k)[:100]
+    centers[far] = toward[far] * np.linalg.norm(centers[far], axis=1)[:, None]
+    near = np.setdiff1d(np.arange(k), far)
     X = np.concatenate([middle + 1e-4 * rng.standard_normal((37, d)), centers[rng.integers(0, k, 20)]])
     step = step_of(X, k, KINDS[0], plan)
-    ambiguous, _ = assign(step, centers)
-    assert np.count_nonzero(ambiguous == 0) >= 30  # more candidates than a list holds
-    assert_right(step, centers)
+    # Without labels; then with labels, which are those of other centers the last time.
+    for order in (np.arange(k), np.arange(k), rng.permutation(k), np.arange(k)):
+        now = (centers + 1e-4 * rng.standard_normal(centers.shape))[order]
+        ambiguous, _ = assign(step, now)
+        assert np.count_nonzero(ambiguous == 0) >= 30  # more candidates than a list holds
+        assert_right(step, now)
+        assert np.isin(order[step.labels[:37]], near).all()
 
 
 @pytest.mark.parametrize("near", [1e-5, 1e-6, 1e-7])
