@@ -10,9 +10,9 @@ __all__ = ["StreamPlan", "depth_of", "list_candidates", "stream_plan"]
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 
-# Maximum number of features of rows that are split into two parts. Their products take up to three panels instead of
-# one, but the epilogue takes longer than those; and few rows are ambiguous.
-_MOST_SPLIT = 16
+# Rows of up to _MOST_SPLIT features are split into two parts if that adds at most _MOST_ADDED panels of centers: more
+# would take longer on data without heavy tails than rescoring its ambiguous rows.
+_MOST_SPLIT, _MOST_ADDED = 16, 1024
 # Maximum number of panels per row for short lists of candidates.
 _SHORT_PANELS = 4
 
@@ -143,8 +143,9 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     """
     if device.compute_capability != "9.0":
         return None
-    split = certifies and d <= _MOST_SPLIT
-    panels_of_row, shared_memory = -(-depth_of(d, split=split) // 16), device.shared_memory_per_block - 1024
+    single, double = (-(-depth_of(d, split=split) // 16) for split in (False, True))
+    split = certifies and d <= _MOST_SPLIT and (double - single) * k <= _MOST_ADDED
+    panels_of_row, shared_memory = double if split else single, device.shared_memory_per_block - 1024
     for most in (8, 4):
         chunks = -(-panels_of_row // most)
         panels = -(-panels_of_row // chunks)
