@@ -13,8 +13,8 @@
 // once per turn and remain there for the whole turn (kStays). Warpgroups then begin their row tiles at different column
 // tiles, so that they do not all end at the same time.
 //
-// Why it is fast: some warpgroups run their epilogue of a column tile while the tensor cores work for the others. A slow
-// epilogue needs more warpgroups; the registers suffice for at most four.
+// Why it is fast: some warpgroups run their epilogue of a column tile while the tensor cores work for the others. A
+// slow epilogue needs more warpgroups; the registers suffice for at most four.
 //
 // The products read 6 KB of shared memory per 64 clocks of the tensor cores; the peak is 8 KB. Other reads of shared
 // memory must be few, so the tensor cores add even the bias. A block reads all n · k elements of B from the level-2

@@ -72,8 +72,8 @@ __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, fl
                                                         const int* order, int k, const RowOf& row_of,
                                                         const LabelOf& label_of, float* values, int* nearest) {
   __shared__ Surely of_warp[kWarps][kRescoredRows];
-  // Squared distances to the labels, rounded up. They only decide which centers are pruned: `next` of a `Surely` includes
-  // a lower bound of the distance of each pruned center.
+  // Squared distances to the labels, rounded up. They only decide which centers are pruned: `next` of a `Surely`
+  // includes a lower bound of the distance of each pruned center.
   __shared__ float limits[kRescoredRows];
   constexpr int kCenters = 4;                 // centers of a warp at a time
   constexpr int kLanes = 32 / kRescoredRows;  // lanes that get the distances of a row

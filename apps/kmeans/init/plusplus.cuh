@@ -199,12 +199,12 @@ struct Search {
 
   // Returns the index of the first thread at which `passed` plus the running sum of `value` reaches `target`, and sets
   // `passed` to the sum before this thread. If rounding puts the target past the end: the last thread with a positive
-  // value, or 0 if there is none.
-  __device__ int first_at_least(double value, double target) {
+  // value, or 0 if there is none. The threads past the last with `present` have value 0; their running sum may round up.
+  __device__ int first_at_least(bool present, double value, double target) {
     if (threadIdx.x == 0) found = 0x7fffffff, positive = 0;
     double before, all;
     const double base = passed, up_to = running_sum(value, of_warps, before, all);
-    if (base + up_to >= target) atomicMin(&found, (int)threadIdx.x);
+    if (present && base + up_to >= target) atomicMin(&found, (int)threadIdx.x);
     if (value > 0) atomicMax(&positive, (int)threadIdx.x);
     __syncthreads();
     const int thread = found < kDrawThreads ? found : positive;
@@ -244,10 +244,12 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
 
   // Finds the first group, and its first chunk, at which the running sum of the sums reaches the target.
   const double target = draws[blockIdx.x] * potentials[best];
-  const int group = search.first_at_least(thread < groups ? group_sums[best * groups + thread] : 0.0, target);
+  const bool own = thread < groups;
+  const int group = search.first_at_least(own, own ? group_sums[best * groups + thread] : 0.0, target);
   const int inner = group * kGroup + thread;
   const bool has = thread < kGroup && inner < chunks;
-  const int place = group * kGroup + search.first_at_least(has ? sums[(long long)best * chunks + inner] : 0.0, target);
+  const int place =
+      group * kGroup + search.first_at_least(has, has ? sums[(long long)best * chunks + inner] : 0.0, target);
 
   // Finds the sample within the chunk. The running sum over the samples rounds differently from the sum of the chunk,
   // and may just miss the target. Then the last sample with a positive w·D² is drawn.
