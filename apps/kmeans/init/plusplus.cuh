@@ -199,7 +199,7 @@ struct Search {
 
   // Returns the index of the first thread at which `passed` plus the running sum of `value` reaches `target`, and sets
   // `passed` to the sum before this thread. If rounding puts the target past the end: the last thread with a positive
-  // value, or 0 if there is none. The threads past the last with `present` have value 0; their running sum may round up.
+  // value, or 0 if there is none. Threads past the last with `present` have value 0; their running sum may round up.
   __device__ int first_at_least(bool present, double value, double target) {
     if (threadIdx.x == 0) found = 0x7fffffff, positive = 0;
     double before, all;
