@@ -243,6 +243,11 @@ def test_other_kernels_compile_without_spills(scalar, arch):
             for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
             for aligned in ("true", "false")
         ],
+        "data/split_copy.cuh": [
+            f"make_split_copy<{element}, {scalar}, {d}, {-(-3 * d // 16)}, {aligned}>"
+            for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
+            for d, aligned in ((1, "false"), (4, "true"), (15, "false"), (16, "true"))
+        ],
         "update/centers.cuh": [f"prepare_centers<{scalar}>", f"update_centers<{scalar}>"],
         "assign/rescore.cuh": [f"rescore<{scalar}, {scalar}>"],
         "bounds/state.cuh": ["select_active_rows<int>", "select_active_rows<kmeans::Label>"],
