@@ -34,7 +34,7 @@ class Fit:
     engine : type
         The class of the engine, which is created with the arguments of `DeviceEngine`.
     shape, x_dtype : tuple of int, numpy.dtype
-        Shape (n, d) and dtype of X, which is on the GPU.
+        Shape (n, d) and dtype of X, which is on the GPU; n may be larger than that of X.
     dtype : {float32, float64}
         The working dtype.
     options : Options

@@ -107,7 +107,9 @@ class DeviceEngine(Engine):
         data, X = self.data, self.data.rows_on_gpu
         usual = data.sample_weight is None and not data.spherical and self.options.precision == "exact"
         if X is not None and usual and isinstance(data.machine, CudaMachine):
-            fit = Fit(DeviceEngine, X.shape, X.dtype, data.dtype, self.options, k, draws)
+            # Rounded up, so that fits whose numbers of samples differ little compile ahead only once.
+            shape = 1 << (data.n_samples - 1).bit_length(), data.n_features
+            fit = Fit(DeviceEngine, shape, X.dtype, data.dtype, self.options, k, draws)
             begin_kernels_of(fit, data.machine)
 
     def _plan_for(self, k: int) -> StepPlan:

@@ -138,7 +138,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3)
   if (sorts && *of.stopped) return;
   const int j = blockIdx.x, k = of.k, d = of.d;
   const int column = sorts && j < k ? column_of(of.order, k, j) : j;
-  const bool repeated = sorts && j < k && repeats(given, d, of.order, j);
+  const bool repeated = sorts && j < k && k <= kMostSorted && repeats(given, d, of.order, j);
   CenterFound mine = {};
   ptx::Half* const to = of.centers_half.of(column);
 #pragma unroll 4
@@ -202,6 +202,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
   const int rank = of.centers_half.panels ? column_of(of.order, k, j) : j;
   if (threadIdx.x == 0) own_column = rank;
   __syncthreads();
+  ptx::Half* const to = of.centers_half.of(own_column);
   // Loads kAtOnce columns before it writes any of them.
   constexpr int kAtOnce = 4;
   for (int begin = threadIdx.x; begin < of.centers_half.padded; begin += kAtOnce * kCenterThreads) {
@@ -228,7 +229,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
         mine.shift += (c - old) * (c - old);
         mine.potential += old * (weight * old - 2 * sum);
       }
-      of.centers_half.place(c, of.scale, of.centers_half.of(own_column), i, mine);
+      of.centers_half.place(c, of.scale, to, i, mine);
     }
   }
   if (stopped) return;

@@ -39,7 +39,8 @@ struct ColumnOrder {
   }
 };
 
-// With more centers, columns are not sorted: each block compares its center with all others.
+// With more centers, columns are not sorted and no center is excluded as repeated: each block compares its center with
+// all others.
 constexpr int kMostSorted = 1 << 14;
 
 // The column of center j: the number of centers that come before it. By a block.
