@@ -35,9 +35,12 @@ OutOfOrderError.__module__ = "cupy_backends.cuda.api.runtime"
         (ValueError("one\ntwo"), ExitCode.FAILURE, "one two"),
         (TypeError("of no kind"), ExitCode.FAILURE, "of no kind"),
         (MemoryError("Unable to allocate 9 TiB"), ExitCode.FAILURE, "out of memory: Unable to allocate 9 TiB"),
+        (MemoryError(), ExitCode.FAILURE, "out of memory"),
         (OSError(errno.ENOSPC, "No space left on device"), ExitCode.FAILURE, "No space left on device"),
         (OSError(errno.EIO, "Input/output error", "a.npy"), ExitCode.FAILURE, "a.npy: Input/output error"),
         (OSError("300 requested and 200 written"), ExitCode.FAILURE, "300 requested and 200 written"),
+        (OSError(), ExitCode.FAILURE, "OSError"),
+        (ValueError(), ExitCode.FAILURE, "ValueError"),
         (OutOfOrderError("cudaErrorLaunchFailure"), ExitCode.FAILURE, "the GPU failed: cudaErrorLaunchFailure"),
     ],
 )

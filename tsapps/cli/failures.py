@@ -25,12 +25,12 @@ def explain(error: BaseException) -> tuple[str, ExitCode] | None:
     if isinstance(error, NoDeviceError):
         return str(error), ExitCode.NO_DEVICE
     if isinstance(error, MemoryError):
-        return f"out of memory: {error}", ExitCode.FAILURE
+        return f"out of memory: {error}" if str(error) else "out of memory", ExitCode.FAILURE
     if isinstance(error, OSError):
-        what = error.strerror or " ".join(map(str, error.args))
+        what = error.strerror or " ".join(map(str, error.args)) or type(error).__name__
         return f"{error.filename}: {what}" if error.filename is not None else what, ExitCode.FAILURE
     if isinstance(error, (ValueError, TypeError)):
-        return str(error), ExitCode.FAILURE
+        return str(error) or type(error).__name__, ExitCode.FAILURE
     if type(error).__module__.startswith("cupy"):
         return f"the GPU failed: {error}", ExitCode.FAILURE
     return None
