@@ -17,57 +17,16 @@ from kmeans.host_steps import (
     away_of,
     blobs,
     centered,
-    data_on_host,
     float16_scores,
     iterate_once,
     place,
 )
+from kmeans.large_k_steps import BLOCKS, PLANS, SPLITS, STAYS, STAYS_IN_PARTS, assign, candidates, step_of
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, depth_of, stream_plan
-from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES
-from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.kernels.gpu_specs import KNOWN
 
-BLOCKS = 3
 H200 = KNOWN["H200"]
-#: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by.
-STAYS, STAYS_IN_PARTS, STREAMS = (
-    (100, StreamPlan(7, 1, 4, 5, 2)),
-    (50, StreamPlan(2, 2, 3, 3, 4)),
-    (70, StreamPlan(1, 5, 2, 3, 5, 200, stays=False)),
-)
-PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
-#: d and a plan that splits rows: with all columns in use, with padding, and with the rows' tiles in parts.
-SPLITS = [
-    (16, StreamPlan(3, 1, 4, 4, 2, split=True)),
-    (3, StreamPlan(1, 1, 2, 3, 2, split=True)),
-    (13, StreamPlan(2, 2, 3, 3, 4, split=True)),
-]
-
-
-def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle=None):
-    """Return a step with no sample in any cluster."""
-    data = data_on_host(X, kind, weights, mean, middle=middle, multiprocessors=BLOCKS)
-    step = LargeKStep(data, replace(plan, levels=plan.levels and certifies), k, certifies=certifies)
-    step.reset()
-    return step
-
-
-def candidates(step):
-    """Return how many candidates each ambiguous row has, or 0 for all centers, before they are rescored."""
-    lengths = step._lengths
-    words = AMBIGUOUS_LARGE_K_BYTES[step._plan.candidates] // 4
-    ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, words)
-    assert (lengths <= ambiguous.shape[1]).all()
-    each = zip(ambiguous, lengths, strict=True)
-    return np.concatenate([[*(some[:listed, 2] % 2**16), *np.zeros(all_, int)] for some, (_, listed, all_) in each])
-
-
-def assign(step, centers):
-    """Assign samples to centers; return the `candidates` of ambiguous rows and the number of reassigned rows."""
-    found = assign_placed(step, place(step, centers), candidates)
-    assert (step._lengths <= step._capacity).all()
-    return found
 
 
 def test_by_hand():
@@ -120,65 +79,6 @@ def test_without_certification_labels_are_the_best_float16_scores(d, plan, rng):
     assert lost.max() <= (d + 2) * 2**-23 * abs(scores).max()
 
 
-@pytest.mark.parametrize("n", [1, 31, 700])
-@pytest.mark.parametrize("kind", [KINDS[0], *KINDS[3:], *FAR_KINDS], ids=lambda kind: "-".join(map(str, kind)))
-@pytest.mark.parametrize(("d", "plan"), SPLITS)
-def test_split_copy(d, plan, kind, n, rng):
-    """The three parts of each row, and norms that bound what they lose of it."""
-    X = (blobs(n, d, 9, rng)[0] + away_of(kind)) * np.exp(rng.uniform(-6, 5, (n, 1)))
-    X[n // 2] *= 1e-6
-    mean = X.mean(axis=0)
-    if kind[0] != "float16":
-        X[n // 3 : n // 3 + n // 100] *= 1e7  # infinite in float16
-    data = data_on_host(X, kind, mean=mean, middle=3.0, multiprocessors=1)
-    half_copy = data.half_copy(plan.row_panels, certifies=True, split=True)
-    wanted = (centered(data) * data.dtype.type(half_copy.scale)).astype(np.float64)
-    # From tiles of 64 rows in panels of 16 columns, which have groups of 8 rows and 8 columns.
-    panels = half_copy.rows.reshape(-1, plan.row_panels, 8, 2, 8, 8)
-    found = panels.transpose(0, 2, 4, 1, 3, 5).reshape(-1, 16 * plan.row_panels)[:n].astype(np.float64)
-    first, second, again, rest = np.split(found, [d, 2 * d, 3 * d], axis=1)
-    with np.errstate(over="ignore"):
-        np.testing.assert_array_equal(first, wanted.astype(np.float32).astype(np.float16))
-    np.testing.assert_array_equal(again, first)
-    assert not rest.any()
-    fine = np.isfinite(first).all(axis=1)
-    assert fine.mean() >= 0.98
-    assert fine.all() == (n < 100 or kind[0] == "float16")
-    assert (half_copy.norms[~fine] == np.inf).all()
-    first, second, wanted, norms = first[fine], second[fine], wanted[fine], half_copy.norms[fine]
-    np.testing.assert_array_equal(second, (wanted - first).astype(np.float32).astype(np.float16))
-    lost = np.linalg.norm(wanted - first - second, axis=1)
-    least = np.maximum(np.linalg.norm(first + second, axis=1), lost / (half_copy.rounding / 2))
-    assert (norms >= least).all()
-    assert (norms <= least * 1.0005).all()
-    # With any centers: the score error that the copy causes, of a sum without roundings.
-    centers = rng.standard_normal((50, d)) * np.exp(3 * rng.standard_normal((50, 1)))
-    one = centers.astype(np.float16).astype(np.float64)
-    two = (centers - one).astype(np.float16).astype(np.float64)
-    error = abs(wanted @ centers.T - (first @ (one + two).T + second @ one.T))
-    of_centers = half_copy.rounding * np.linalg.norm(centers, axis=1) + np.linalg.norm(centers - one - two, axis=1)
-    assert (error <= norms[:, np.newaxis] * of_centers).all()
-
-
-@pytest.mark.each_choice
-@pytest.mark.parametrize("kind", [*KINDS, *FAR_KINDS], ids=lambda kind: "-".join(map(str, kind)))
-@pytest.mark.parametrize(("d", "plan"), SPLITS, ids=["full", "padded", "in parts"])
-def test_few_rows_are_ambiguous_if_rows_are_split(d, plan, kind, rng):
-    n, k = 300, plan.columns + 12
-    X, centers = blobs(n, d, k, rng, apart=0.7)
-    weights = rng.random(n) * 3 if kind[2] else None
-    X = (X + away_of(kind)).astype(DTYPES[kind[0]]).astype(np.float64)
-    X[:20] = np.round(X[:20])
-    centers[1:60] = np.round(centers[1:60])  # some at equal distances
-    step = step_of(X, k, kind, plan, weights, X.mean(axis=0))
-    for now in (centers, centers[::-1].copy()):
-        before, moved = step.labels.copy(), now + away_of(kind) - step.data.shift
-        ambiguous, n_reassigned = assign(step, moved)
-        assert_right(step, moved)
-        assert n_reassigned == np.count_nonzero(before != step.labels)
-        assert len(ambiguous) <= 20
-
-
 @pytest.mark.each_choice
 @pytest.mark.parametrize("kind", [*KINDS, *FAR_KINDS], ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams"])
@@ -205,10 +105,7 @@ def test_labels_and_sums(d, plan, kind, rng):
     every(3, [(2, 1), (27, 1), (200, 1), (28, 1), (2, 128), (3, 128), (4, 128), (28, 128)], unpacked=True),
 )
 def test_ties(equal, stride, rng):
-    """Centers nearly the same, of adjacent indices and 128 apart: their rows have all of them as candidates.
-
-    If they are the same, no row is ambiguous because of them, and the lowest index wins.
-    """
+    """Centers nearly the same, of adjacent indices and 128 apart: their rows have all of them as candidates."""
     k = max(140, stride * (equal - 1) + 40)
     d, plan = STAYS
     X, centers = blobs(150, d, k, rng, apart=0.5)
@@ -220,10 +117,19 @@ def test_ties(equal, stride, rng):
     assert_right(step, centers)
     listed = equal if equal <= plan.candidates else 0  # such centers have adjacent columns
     assert np.count_nonzero(ambiguous == listed) >= 100
-    centers[places] = centers[0]
+
+
+@pytest.mark.parametrize("places", [[0, 1], [3, 139, 200], list(range(28))], ids=["two", "three", "many"])
+def test_equal_centers(places, rng):
+    """No row is ambiguous because of them, and the lowest index wins."""
+    d, plan = STAYS
+    X, centers = blobs(150, d, 210, rng, apart=0.5)
+    X[:100] = centers[places[-1]] + 0.1 * rng.standard_normal((100, d))
+    centers[places] = centers[places[-1]]
+    step = step_of(X, 210, KINDS[0], plan)
     ambiguous, _ = assign(step, centers)
     assert_right(step, centers)
-    assert (step.labels[:100] == 0).all()
+    assert (step.labels[:100] == places[0]).all()
     assert len(ambiguous) < 50
 
 
@@ -244,7 +150,7 @@ def test_rows_as_near_to_many_centers_of_different_norms(d, rng):
     X = np.concatenate([middle + 1e-4 * rng.standard_normal((37, d)), centers[rng.integers(0, k, 20)]])
     step = step_of(X, k, KINDS[0], plan)
     # Without labels; then with labels, which are those of other centers the last time.
-    for order in (np.arange(k), np.arange(k), rng.permutation(k), np.arange(k)):
+    for order in (np.arange(k), rng.permutation(k), np.arange(k)):
         now = (centers + 1e-4 * rng.standard_normal(centers.shape))[order]
         ambiguous, _ = assign(step, now)
         assert np.count_nonzero(ambiguous == 0) >= 30  # more candidates than a list holds

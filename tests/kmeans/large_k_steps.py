@@ -1,0 +1,50 @@
+"""Steps for large k on a HostMachine, and plans of the streamed product for tests."""
+
+from dataclasses import replace
+
+import numpy as np
+from kmeans.host_steps import assign_placed, data_on_host, place
+
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
+from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES
+from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
+
+BLOCKS = 3
+#: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by.
+STAYS, STAYS_IN_PARTS, STREAMS = (
+    (100, StreamPlan(7, 1, 4, 5, 2)),
+    (50, StreamPlan(2, 2, 3, 3, 4)),
+    (70, StreamPlan(1, 5, 2, 3, 5, 200, stays=False)),
+)
+PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
+#: d and a plan that splits rows: with all columns in use, with padding, and with the rows' tiles in parts.
+SPLITS = [
+    (16, StreamPlan(3, 1, 4, 4, 2, split=True)),
+    (3, StreamPlan(1, 1, 2, 3, 2, split=True)),
+    (13, StreamPlan(2, 2, 3, 3, 4, split=True)),
+]
+
+
+def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle=None):
+    """Return a step with no sample in any cluster."""
+    data = data_on_host(X, kind, weights, mean, middle=middle, multiprocessors=BLOCKS)
+    step = LargeKStep(data, replace(plan, levels=plan.levels and certifies), k, certifies=certifies)
+    step.reset()
+    return step
+
+
+def candidates(step):
+    """Return how many candidates each ambiguous row has, or 0 for all centers, before they are rescored."""
+    lengths = step._lengths
+    words = AMBIGUOUS_LARGE_K_BYTES[step._plan.candidates] // 4
+    ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, words)
+    assert (lengths <= ambiguous.shape[1]).all()
+    each = zip(ambiguous, lengths, strict=True)
+    return np.concatenate([[*(some[:listed, 2] % 2**16), *np.zeros(all_, int)] for some, (_, listed, all_) in each])
+
+
+def assign(step, centers):
+    """Assign samples to centers; return the `candidates` of ambiguous rows and the number of reassigned rows."""
+    found = assign_placed(step, place(step, centers), candidates)
+    assert (step._lengths <= step._capacity).all()
+    return found
