@@ -101,7 +101,6 @@ def begin_compilation(source: Path | str, kernels: tuple[str, ...], arch: str) -
     _begun(_text_of(source), kernels, arch)
 
 
-@cache
 def cubin_of(source: Path | str, kernels: tuple[str, ...], arch: str) -> Cubin:
     """Return the machine code of `kernels` of a source file or source text, compiled once in this process."""
     return _result_of(_text_of(source), kernels, arch)

@@ -28,7 +28,8 @@ class CompilingMachine:
 
     def __init__(self, machine: Machine, begin: Callable[..., None]) -> None:
         self.xp, self.index, self.gpu, self._begin = _Zeros(), machine.index, machine.gpu, begin
-        self._free_bytes = machine.free_bytes()
+        with machine.current():
+            self._free_bytes = machine.free_bytes()
 
     def current(self) -> AbstractContextManager[Any]:
         """Return a context that does nothing."""

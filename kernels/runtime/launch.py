@@ -9,7 +9,7 @@ import ctypes
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, byref, c_int, c_uint, c_void_p, pointer
-from functools import cache, partial
+from functools import cache, cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -156,7 +156,13 @@ class BoundLaunch:
         The argument is an address or a nonnegative integer. In a structure, `word` is the index of the 8-byte word to
         change.
         """
-        self._words[(int(self._addresses[place]) - address(self._words)) // 8 + word] = value
+        self._words[self._places[place] + word] = value
+
+    @cached_property
+    def _places(self) -> list[int]:
+        """Index of the first word of each argument; most launches are never changed."""
+        places: list[int] = ((self._addresses - self._addresses[0]) // 8).tolist()
+        return places
 
     def __call__(self) -> None:
         """Launch the kernel on the current stream. Not thread-safe."""

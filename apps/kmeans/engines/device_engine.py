@@ -105,7 +105,7 @@ class DeviceEngine(Engine):
     def compile_ahead(self, k: int, *, draws: bool) -> None:
         """Begin to compile the kernels of a fit of k clusters; see `Engine.compile_ahead`."""
         data, X = self.data, self.data.rows_on_gpu
-        usual = data.sample_weight is None and not data.spherical and self.options.precision == "exact"
+        usual = data.sample_weight is None and not data.spherical and self.certifies
         if X is not None and usual and isinstance(data.machine, CudaMachine):
             # Rounded up, so that fits whose numbers of samples differ little compile ahead only once.
             shape = 1 << (data.n_samples - 1).bit_length(), data.n_features

@@ -1,5 +1,7 @@
 """Compilation ahead of a fit: the kernels that a fit on a HostMachine uses are among those that began to compile."""
 
+from contextlib import contextmanager
+
 import numpy as np
 import pytest
 from host_cuda.machine import HostMachine
@@ -92,3 +94,19 @@ def test_without_memory_kernels_compile_when_they_are_needed(monkeypatch):
 
     monkeypatch.setattr(module, "run_without_computing", refused)
     assert module.begin_kernels_of(fit_of((100, 5), "float32", Options(), 3, draws=False), HostMachine()) is None
+
+
+def test_free_memory_is_that_of_the_machines_own_gpu():
+    class TwoGpus(HostMachine):
+        current_index = 0
+
+        @contextmanager
+        def current(self):
+            self.current_index = 1
+            yield
+            self.current_index = 0
+
+        def free_bytes(self):
+            return [10, 20][self.current_index]
+
+    assert CompilingMachine(TwoGpus(), print).free_bytes() == 20
