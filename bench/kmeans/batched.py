@@ -127,7 +127,7 @@ class BatchedTsapps(Batched):
         batch = self._open[iterations]
         batch.labels.fill(-1)
         batch.status.fill(STATUS["place"])
-        for name in ("sums", "counts", "n_reassigned", "arrived", "iterations"):
+        for name in ("sums", "counts", "n_reassigned", "iterations"):
             batch.arrays[name].fill(0)
         return batch
 

@@ -67,7 +67,7 @@ def kmeans_batched(
     - s_i = s + i (modulo 2³²) if `random_state` is an int s;
     - s_i = the i-th element of ``random_state.randint(2**31 - 1, size=b)`` if it is None or a RandomState.
 
-    On the CPU, `TSKMeans` itself clusters one problem after the other. On a GPU, two kernel launches compute one
+    On the CPU, `TSKMeans` itself clusters one problem after the other. On a GPU, three kernel launches compute one
     iteration of all problems, and the host reads the status of the problems every few iterations. There is no
     equivalent of ``TSKMeans(protect=True)``.
 
@@ -204,12 +204,12 @@ def _seeds(random_state: Any, problems: int) -> list[int]:
 def _out_of_range(array: Any, inertia: Any) -> list[int]:
     """Return the indices of problems whose squared distances overflow or underflow float32; these need `TSKMeans`."""
     n, dtype = array.shape[1], np.dtype(np.float32)
+    totals = to_host(inertia)
     found = []
-    for i, value in enumerate(to_host(inertia).tolist()):
-        if not is_in_range(dtype, value / n, value):
-            square = float(np.ptp(to_host(array[i]).astype(np.float64), axis=0).max()) ** 2
-            if square > 0 and not is_in_range(dtype, square, square * array[i].size):
-                found.append(i)
+    for i in np.flatnonzero(~is_in_range(dtype, totals / n, totals)).tolist():
+        square = float(np.ptp(to_host(array[i]).astype(np.float64), axis=0).max()) ** 2
+        if square > 0 and not is_in_range(dtype, square, square * array[i].size):
+            found.append(i)
     return found
 
 

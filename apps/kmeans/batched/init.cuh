@@ -5,7 +5,7 @@
 //                      step s: rows at which the running sum of squared distances reaches uniform · potential.
 // candidate_distances  for each candidate and row x: minimum of ‖x − candidate‖² and the squared distance of x to the
 //                      nearest center; and the sum of these minima, the potential of the candidate
-// inertias             Σ ‖x − c‖² over the rows x and the centers c of their labels
+// inertias             Σ ‖x − c‖² over the rows x and the centers c of their labels; and which labels occur
 //
 // Distances are summed in double and rounded to float. The running sum accumulates in float in the order of the rows,
 // as in scikit-learn, because the last bits of the sum decide which row a uniform number selects.
@@ -160,21 +160,30 @@ __global__ void __launch_bounds__(256, 2)
 }
 
 // Block (x, problem) processes kSeedRows rows, from row kSeedRows · x on, and writes their sum to `parts` (b ×
-// gridDim.x).
-template <typename T>
-__global__ void __launch_bounds__(256, 4) inertias(const Batch<T> batch, double* parts) {
+// gridDim.x). Sets used[problem · k + j] for every label j that occurs.
+template <typename T, bool kAligned, int kRows>
+__global__ void __launch_bounds__(256, 4) inertias(const Batch<T> batch, double* parts, bool* used) {
   __shared__ double of_warp[kSeedThreads / 32];
-  const int problem = blockIdx.y, lane = threadIdx.x % 4, d = batch.d;
+  using Lanes = LanesOfRows<kRows>;
+  const int problem = blockIdx.y, d = batch.d;
   const float* mean = batch.means + (long long)problem * d;
   const long long begin = (long long)blockIdx.x * kSeedRows;
   const long long end = begin + kSeedRows < batch.n ? begin + kSeedRows : batch.n;
   double sum = 0;
-  for (long long row = begin + threadIdx.x / 4; row < end; row += kSeedThreads / 4) {
+  for (long long row = begin + threadIdx.x / 32 * kRows + Lanes::row(); row < end; row += kSeedThreads / 32 * kRows) {
     const T* x = batch.row(problem, row);
-    const float* center = batch.centers + ((long long)problem * batch.k + batch.labels[problem * batch.n + row]) * d;
-    for (int j = lane; j < d; j += 4) {
-      const double delta = (double)batch.centered(x[j], mean[j]) - (double)center[j];
-      sum += delta * delta;
+    const long long label = (long long)problem * batch.k + batch.labels[problem * batch.n + row];
+    if (Lanes::column() == 0) used[label] = true;
+    const float* center = batch.centers + label * d;
+#pragma unroll 2
+    for (int j = Lanes::column(); j < d; j += Lanes::kStride) {
+      float some[8];
+      load_centered<kAligned>(x, mean, j, d, some);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const double delta = (double)some[i] - (double)(kAligned || j + i < d ? center[j + i] : 0.0f);
+        sum += delta * delta;
+      }
     }
   }
   sum = simt::warp_sum(sum);

@@ -18,16 +18,16 @@ from tsapps.apps.kmeans.batched.plan import (
     STATUS,
     TILE_ROWS,
     BatchPlan,
-    fixed_point_scales,
-    update_parts,
+    update_blocks,
+    wide_bits,
 )
-from tsapps.apps.kmeans.data.plan import half_copy_scales, norm_limit_of
+from tsapps.apps.kmeans.data.plan import norm_limit_of
 from tsapps.apps.kmeans.empty_clusters import relocate_empty_clusters
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
-from tsapps.kernels.runtime.machine import Machine
+from tsapps.kernels.runtime.machine import Launch, Machine
 
 __all__ = ["BatchedLloyd", "random_states"]
 
@@ -35,8 +35,8 @@ _FOLDER = Path(__file__).parents[1]
 # Number of iterations between two reads of the status by the host: a read takes as long as an iteration of small
 # problems.
 _ITERATIONS_PER_READ = 4
-# Number of blocks of make_half_copy per multiprocessor.
-_BLOCKS = 8
+# make_half_copy: maximum number of blocks per multiprocessor; and minimum number of rows that a block copies at a time.
+_BLOCKS, _COPIED_ROWS = 8, 64
 # column_moments: maximum number of blocks per problem; and minimum number of rows per block.
 _SLICES, _SLICE_ROWS = 64, 256
 
@@ -86,12 +86,14 @@ class BatchedLloyd:
         # Cache of kernels, because looking up a kernel takes about as long as a launch.
         self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
         b, n, d = self.b, self.n, self.d = X.shape
-        self.mean, scales = self._compute_scales(tol)
+        parts = -(-n // SEED_ROWS)
         arrays = {
             "X": X,
-            "means": xp.asarray(self.mean),
-            **{name: xp.asarray(value) for name, value in scales.items()},
-            "tolerances": xp.asarray(self.tolerances),
+            **{name: xp.empty((b, d), dtype) for name, dtype in (("means", np.float32), ("sum_scales", np.float64))},
+            "half_copy_scales": xp.empty(b, np.float32),
+            "sum_units": xp.empty((b, d)),
+            "tolerances": xp.empty(b),
+            "narrow": xp.empty(b, np.int32),
             "half_copy": xp.empty((b, n, plan.padded), np.float16),
             "norms": xp.empty((b, n), np.float32),
             "labels": xp.full((b, n), -1, np.int32),
@@ -101,12 +103,13 @@ class BatchedLloyd:
             "center_stats": xp.empty((b, 6), np.float32),
             "sums": xp.zeros((b, k, d + 1), np.int64),
             "changes": xp.empty((b, n, 2), np.int32),
-            **{name: xp.zeros(b, np.uint32) for name in ("counts", "n_reassigned", "arrived")},
+            **{name: xp.zeros(b, np.uint32) for name in ("counts", "n_reassigned")},
             "status": xp.full(b, STATUS["place"], np.int32),
             "iterations": xp.zeros(b, np.int32),
         }
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
+        self._used, self._inertias = xp.zeros((b, k), np.bool_), xp.empty((b, parts))
         self._max_iter = max_iter
         self._batch = structure(
             BATCH,
@@ -119,12 +122,16 @@ class BatchedLloyd:
             max_iter=max_iter,
             tensor_error=tensor_error(d),
             norm_limit=norm_limit_of(d),
+            sum_columns=plan.sum_columns,
         )
-        self._launch("make_half_copy", (self._blocks(n), b))
+        # Whether lanes can load vectors of eight elements, and the number of rows that a warp loads at a time.
+        aligned = d % 8 == 0 and address(X) % 16 == 0
+        self._by_rows = f", {str(aligned).lower()}, {16 if plan.padded == 16 else 8}"
+        self._prepare(tol)
 
     def _blocks(self, rows: int) -> int:
-        """Return the number of blocks per problem for a kernel with one row per warp and 8 warps per block."""
-        return max(1, min(-(-rows // 8), -(-self.machine.gpu.multiprocessors * _BLOCKS // self.b)))
+        """Return the number of blocks per problem for make_half_copy."""
+        return max(1, min(-(-rows // _COPIED_ROWS), -(-self.machine.gpu.multiprocessors * _BLOCKS // self.b)))
 
     def _launch(self, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0) -> None:
         """Launch a kernel of `KERNELS` on all problems.
@@ -132,16 +139,11 @@ class BatchedLloyd:
         `option` is the text of the template arguments after the type of X, and `shared` the dynamic shared memory in
         bytes.
         """
-        self._launch_on(self._batch, kernel, grid, *arguments, option=option, shared=shared)
-
-    def _launch_on(
-        self, batch: Any, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0
-    ) -> None:
         key = kernel, option, shared
         if key not in self._kernels:
             self._kernels[key] = self._kernel(*key)
         made, threads = self._kernels[key]
-        made(grid, (threads,), (batch, *arguments), shared_mem=shared)
+        made(grid, (threads,), (self._batch, *arguments), shared_mem=shared)
 
     def _kernel(self, kernel: str, option: str, shared: int) -> tuple[Any, int]:
         """Return a kernel that may use `shared` bytes of dynamic shared memory, and its threads per block."""
@@ -150,36 +152,20 @@ class BatchedLloyd:
         # All batches use the same kernel objects, so a batch of another shape may have raised the limit further.
         if shared > made.max_dynamic_shared_size_bytes:
             made.max_dynamic_shared_size_bytes = shared
-        return made, threads
+        return made, threads or self.plan.update_threads
 
-    def _compute_scales(self, tol: float) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Compute the moments of X, and set `tolerances` and `sum_scales`.
-
-        Returns the means, (b, d), float32, and the arrays of scales by their name in `Batch`.
-        """
+    def _prepare(self, tol: float) -> None:
+        """Compute the means and scales of all problems, and the half-precision copy."""
         xp, (b, n, d) = self.xp, self.X.shape
         slices = min(_SLICES, -(-n // _SLICE_ROWS))
-        moments = xp.empty((b, slices, 3, d))
-        batch = np.zeros((), BATCH)
-        batch["X"], batch["n"], batch["d"] = address(self.X), n, d
-        self._launch_on(batch[()], "column_moments", (slices, b), moments)
-        sums, largest = to_host(moments[:, :, :2].sum(axis=1)) / n, to_host(moments[:, :, 2].max(axis=1))
-        mean, square = sums[:, 0], sums[:, 1]
-        if not np.isfinite(mean).all():
-            self._refuse(int(np.flatnonzero(~np.isfinite(mean).all(axis=1))[0]))
-        origin = to_host(self.X[:, 0]).astype(np.float64)
-        rounded = (origin + mean).astype(np.float32)
-        variance = np.maximum(square - mean * mean, 0).mean(axis=1)
-        self.tolerances = tol * variance
-        off = origin - rounded
-        rms = np.sqrt(variance + ((mean + off) ** 2).mean(axis=1))
-        self.sum_scales, self._narrow = fixed_point_scales(n, largest + abs(off), rms)
-        units = 1 / self.sum_scales
-        return rounded, {
-            "half_copy_scales": half_copy_scales(rms),
-            "sum_scales": self.sum_scales,
-            "sum_units": units,
-        }
+        moments, refused = xp.empty((b, slices, 3, d)), xp.full(1, b, np.int32)
+        self._launch("column_moments", (slices, b), moments)
+        given = moments, np.int32(slices), np.int32(wide_bits(n)), np.float64(tol), refused
+        self._launch("problem_scales", (1, b), *given)
+        self._launch("make_half_copy", (self._blocks(n), b), option=self._by_rows)
+        first = int(to_host(refused)[0])
+        if first < b:
+            self._refuse(first)
 
     def _refuse(self, problem: int) -> None:
         rows = to_host(self.X[problem]).astype(np.float32)
@@ -231,14 +217,14 @@ class BatchedLloyd:
 
     def iterate(self) -> None:
         """Iterate until every problem has converged or reached `max_iter`; then assign the final labels."""
-        tiles, parts = -(-self.n // TILE_ROWS), update_parts(self.n, self.b, self.machine.gpu.multiprocessors)
-        shared = self._narrow and self.plan.sums_fit
-        option, shared_bytes = (", true", self.plan.update_bytes) if shared else (", false", 0)
-        self._launch("prepare_centers", (1, self.b))
+        launches = self._bind_iteration()
+        self._prepare_centers()
+        done = 0
         while True:
-            for _ in range(_ITERATIONS_PER_READ):
-                self._assign(tiles)
-                self._launch("update", (parts, self.b), option=option, shared=shared_bytes)
+            for _ in range(max(1, min(_ITERATIONS_PER_READ, self._max_iter - done))):
+                done += 1
+                for launch in launches:
+                    launch()
             status = to_host(self.status).copy()
             empty = np.flatnonzero(status == STATUS["empty"]).tolist()
             for problem in empty:
@@ -246,23 +232,39 @@ class BatchedLloyd:
             if empty:
                 self.status[:] = self.xp.asarray(status)
             if (status == STATUS["place"]).any():
-                self._launch("prepare_centers", (1, self.b))
+                self._prepare_centers()
             elif not (status == STATUS["running"]).any():
                 break
         # In problems without strict convergence, assign the samples to the final centers.
         self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
-        self._launch("prepare_centers", (1, self.b))
-        self._assign(tiles)
+        self._prepare_centers()
+        launches[0]()
 
-    def _assign(self, tiles: int) -> None:
-        option = f", {self.plan.width}"
-        self._launch("assign", (tiles, self.b), option=option, shared=self.plan.assign_bytes)
+    def _bind(self, kernel: str, blocks: int, option: str, shared: int = 0) -> Launch:
+        """Return a launch of a kernel with `blocks` blocks per problem, for kernels that are launched many times."""
+        made, threads = self._kernel(kernel, option, shared)
+        return self.machine.bind(made, (blocks, self.b), (threads,), (self._batch,), shared, dependent=False)
+
+    def _bind_iteration(self) -> list[Launch]:
+        """Return the launches of an iteration: assign the samples, update the sums, and compute the new centers."""
+        plan, multiprocessors = self.plan, self.machine.gpu.multiprocessors
+        blocks = update_blocks(self.n, self.d, self.b, multiprocessors, plan)
+        threads = f", {plan.update_threads}"
+        return [
+            self._bind("assign", -(-self.n // TILE_ROWS), f", {plan.width}", plan.assign_bytes),
+            self._bind("update_sums", blocks, f", {str(plan.sums_fit).lower()}{threads}", plan.update_bytes),
+            self._bind("update_centers", 1, threads),
+        ]
+
+    def _prepare_centers(self) -> None:
+        self._launch("prepare_centers", (1, self.b), option=f", {self.plan.update_threads}")
 
     def _fill_empty(self, problem: int) -> int:
         """Relocate the empty clusters of a problem on the host, as `lloyd.fit` does; return the new status."""
         values = to_host(self.arrays["sums"][problem]).astype(np.float64)
         n_reassigned = int(to_host(self.arrays["n_reassigned"])[problem])
-        step = Assignment(n_reassigned, values[:, :-1] / self.sum_scales[problem], values[:, -1], float("nan"))
+        units = to_host(self.arrays["sum_units"][problem])
+        step = Assignment(n_reassigned, values[:, :-1] * units, values[:, -1], float("nan"))
         before = to_host(self.centers[problem])
         one: Any = _Problem(self, problem)
         relocate_empty_clusters(one, one.labels, step, before)
@@ -273,13 +275,12 @@ class BatchedLloyd:
             return STATUS["strict"]
         # Relocation moved centers. The status "ended", unlike "strict", causes a final assignment.
         last = n_reassigned == 0 or int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
-        return STATUS["ended" if last or shift <= self.tolerances[problem] else "place"]
+        return STATUS["ended" if last or shift <= float(to_host(self.arrays["tolerances"])[problem]) else "place"]
 
     def inertias(self) -> Any:
         """Return the inertia Σ ‖x − c‖² of every problem, (b,), float64."""
-        tiles = -(-self.n // SEED_ROWS)
-        parts = self.xp.empty((self.b, tiles))
-        self._launch("inertias", (tiles, self.b), parts)
+        parts = self._inertias
+        self._launch("inertias", (parts.shape[1], self.b), parts, self._used, option=self._by_rows)
         return parts.sum(axis=1)
 
     def final_centers(self) -> Any:
@@ -287,11 +288,11 @@ class BatchedLloyd:
         return self.centers + self.arrays["means"][:, np.newaxis]
 
     def warn_of_lost_clusters(self) -> None:
-        """Warn, as scikit-learn does, if problems have empty clusters, as a rule because of duplicate samples."""
-        # Mark each label that occurs. Counting labels would need atomics, and the largest label on the host.
-        found = self.xp.zeros((self.b, self.k), np.bool_)
-        found[self.xp.arange(self.b)[:, np.newaxis], self.labels] = True
-        lost = np.flatnonzero(~to_host(found.all(axis=1)))
+        """Warn, as scikit-learn does, if problems have empty clusters, as a rule because of duplicate samples.
+
+        Call `inertias` before.
+        """
+        lost = np.flatnonzero(~to_host(self._used).all(axis=1))
         if len(lost):
             warnings.warn(
                 f"Number of distinct clusters found smaller than n_clusters ({self.k}) in {len(lost)} problems, of "

@@ -1,11 +1,10 @@
-"""Launch plan of batched K-means: tile sizes, shared memory, structures of kernel arguments, fixed-point scales."""
+"""Launch plan of batched K-means: tile sizes, shared memory, structures of kernel arguments."""
 
 from dataclasses import dataclass
 from math import ceil, log2
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.plan import MOST_EXPONENT
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
@@ -19,8 +18,8 @@ __all__ = [
     "TILE_ROWS",
     "BatchPlan",
     "batch_plan",
-    "fixed_point_scales",
-    "update_parts",
+    "update_blocks",
+    "wide_bits",
 ]
 
 #: Pointer members of the C++ class `Batch` of batched/problem.cuh, in order.
@@ -32,6 +31,7 @@ POINTERS = (
         "sum_scales",
         "sum_units",
         "tolerances",
+        "narrow",
         "half_copy",
         "norms",
         "labels",
@@ -45,7 +45,6 @@ POINTERS = (
         "changes",
         "counts",
         "n_reassigned",
-        "arrived",
         "status",
         "iterations",
     ),
@@ -54,19 +53,21 @@ POINTERS = (
 BATCH = np.dtype(
     [(name, "u8") for name in POINTERS]
     + [("n", "i8"), ("d", "i4"), ("k", "i4"), ("padded", "i4"), ("columns", "i4"), ("max_iter", "i4")]
-    + [("tensor_error", "f4"), ("norm_limit", "f4"), ("padding", "i4")]
+    + [("tensor_error", "f4"), ("norm_limit", "f4"), ("sum_columns", "i4")]
 )
 PLUSPLUS_ARGS = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]
     + [("trials", "i4"), ("tiles", "i4")]
 )
-#: Source file and number of threads per block of every kernel.
+#: Source file and number of threads per block of every kernel, or None for the threads of the plan.
 KERNELS = {
     "column_moments": ("batched/problem.cuh", 256),
+    "problem_scales": ("batched/scales.cuh", 256),
     "make_half_copy": ("batched/problem.cuh", 256),
     "assign": ("batched/assign.cuh", 128),
-    "prepare_centers": ("batched/update.cuh", 512),
-    "update": ("batched/update.cuh", 512),
+    "prepare_centers": ("batched/update.cuh", None),
+    "update_sums": ("batched/update.cuh", None),
+    "update_centers": ("batched/update.cuh", None),
     "sample_candidates": ("batched/init.cuh", 256),
     "candidate_distances": ("batched/init.cuh", 256),
     "inertias": ("batched/init.cuh", 256),
@@ -84,16 +85,15 @@ _LEAST_CAPABILITY = 8.0
 # Size in bytes of the candidate lists of `assign` in shared memory: three 4-byte entries for each of 4 rows per thread,
 # 128 threads.
 _LIST_BYTES = 3 * 4 * 128 * 4
-# Maximum size in bytes of the sums of `update` in shared memory, so that two blocks fit on a multiprocessor.
+# Maximum size in bytes of the sums of `update_sums` in shared memory, so that two blocks fit on a multiprocessor.
 _MOST_SUM_BYTES = 100 << 10
-# Number of bits of a fixed-point element, without the sign: if added as two limbs in shared memory; and if added as a
-# 64-bit number in global memory.
-_NARROW_BITS, _WIDE_BITS = 30, 46
-# Maximum ratio of the largest |x − mean| of a feature to the root mean square for which 30 bits are as exact as
-# float32.
-_SPREAD = 2.0**8
-_LEAST_EXPONENT = -900
-# Minimum number of rows per block of `update`, if a problem has several blocks.
+# Number of columns of a slice of the sums of `update_sums`, if the sums of all columns do not fit in shared memory.
+_SLICE = 32
+# Number of threads per block of batched/update.cuh: for problems of up to _SMALL elements, and for others.
+_THREADS, _SMALL = (128, 512), 1 << 14
+# Number of bits of a fixed-point element that has more than 30, without the sign.
+_WIDE_BITS = 46
+# Minimum number of rows per block of `update_sums`, if a problem has several blocks.
 _CHANGES = 256
 
 
@@ -108,9 +108,13 @@ class BatchPlan:
     width, columns : int
         Number of centers per chunk; and k rounded up to a multiple of `width`.
     assign_bytes, update_bytes : int
-        Bytes of dynamic shared memory per block of `assign`; and of `update` if its sums are in shared memory.
+        Bytes of dynamic shared memory per block of `assign`, and of `update_sums`.
+    update_threads : int
+        Threads per block of the kernels of batched/update.cuh.
+    sum_columns : int
+        Number of columns of a slice of the sums; each block of `update_sums` adds to one slice.
     sums_fit : bool
-        True if the sums of `update` fit in shared memory.
+        True if the sums of a slice fit in shared memory.
     """
 
     padded: int
@@ -118,6 +122,8 @@ class BatchPlan:
     columns: int
     assign_bytes: int
     update_bytes: int
+    update_threads: int
+    sum_columns: int
     sums_fit: bool
 
 
@@ -134,43 +140,30 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     columns = -(-k // width) * width
     buffers = min(2, columns // width)
     assign_bytes = _LIST_BYTES + 2 * 4 * width + (TILE_ROWS + buffers * width) * (padded + 8) * 2
-    update_bytes = 2 * 4 * k * (d + 1)
     available = min(device.shared_memory_per_block, _MOST_SUM_BYTES)
     served = n <= _MOST_ROWS and k <= _MOST_CLUSTERS and float(device.compute_capability) >= _LEAST_CAPABILITY
     if not served or max(assign_bytes, 8 * 8 * d) > device.shared_memory_per_block:
         return None
-    return BatchPlan(padded, width, columns, assign_bytes, update_bytes, update_bytes <= available)
+    sliced = next((c for c in (d, _SLICE) if c <= d and _sum_bytes(k, c) <= available), None)
+    update_bytes = 0 if sliced is None else _sum_bytes(k, sliced)
+    threads = _THREADS[n * d > _SMALL]
+    return BatchPlan(padded, width, columns, assign_bytes, update_bytes, threads, sliced or d, sliced is not None)
 
 
-def fixed_point_scales(n: int, largest: np.ndarray, rms: np.ndarray) -> tuple[np.ndarray, bool]:
-    """Choose the scales of the fixed-point sums; all are powers of two.
+def _sum_bytes(k: int, columns: int) -> int:
+    """Return the shared memory for the sums of a slice in bytes: two limbs per column, and for the number of rows."""
+    return 2 * 4 * k * (columns + 1)
 
-    Parameters
-    ----------
-    n : int
-        Number of rows of a problem.
-    largest : numpy.ndarray of shape (b, d)
-        An upper bound of ``|x − mean|`` for each feature.
-    rms : numpy.ndarray of shape (b,)
-        The root mean square of all elements x − mean of a problem.
 
-    Returns
-    -------
-    scales : numpy.ndarray of shape (b, d)
-    narrow : bool
-        True if elements have 30 bits, because these are as exact as float32. Otherwise elements have 46 bits, or fewer
-        if the sum of n elements would overflow.
+def wide_bits(n: int) -> int:
+    """Return the number of bits of a fixed-point element, if not 30, such that a sum of n elements fits in 64 bits."""
+    return min(_WIDE_BITS, 62 - ceil(log2(n)))
+
+
+def update_blocks(n: int, d: int, problems: int, multiprocessors: int, plan: BatchPlan) -> int:
+    """Return the number of blocks of `update_sums` per problem: slices of columns times parts of the rows.
+
+    All problems together get about two blocks per multiprocessor. Each part has at least 256 rows.
     """
-    exponents = np.clip(np.ceil(np.log2(np.where(largest > 0, largest, 1.0))), _LEAST_EXPONENT, None)
-    alike = bool((largest.max(axis=1) <= _SPREAD * rms).all())
-    narrow = alike and bool((abs(exponents) < MOST_EXPONENT).all())
-    bits = _NARROW_BITS if narrow else min(_WIDE_BITS, 62 - ceil(log2(n)))
-    return np.exp2(bits - exponents), narrow
-
-
-def update_parts(n: int, problems: int, multiprocessors: int) -> int:
-    """Return the number of blocks of `update` per problem.
-
-    All problems together get about two blocks per multiprocessor. Each problem gets at most one block per 256 rows.
-    """
-    return max(1, min(-(-2 * multiprocessors // problems), -(-n // _CHANGES)))
+    slices = -(-d // plan.sum_columns)
+    return slices * max(1, min(-(-2 * multiprocessors // (problems * slices)), -(-n // _CHANGES)))

@@ -1,13 +1,15 @@
 // Batched K-means: state of b problems of n rows, d columns and k clusters; moments and half-precision copies of X.
 //
 //   X (b × n × d, any dtype)  →  moments (b × slices × 3 × d)   Σ(x − origin), Σ(x − origin)², max |x − origin|
+//                             →  means, scales, tolerances (scales.cuh)
 //                             →  half copy (b × n × padded, float16) = fl16((x − mean) · scale), and norms (b × n)
 //
 // The half copy and its norms are defined as in data/half_copy.cuh, but with a mean and a scale per problem. `padded`
 // is d rounded up to a multiple of 16, the k extent of one mma. `slices` is gridDim.x of column_moments.
 //
 // Why it is fast: blockIdx.y is the problem, so one launch processes all problems. X is read once for the moments and
-// once for the half copy; iterations then read the half copy, and X only for ambiguous and reassigned rows.
+// once for the half copy; iterations then read the half copy, and X only for ambiguous and reassigned rows. A lane
+// loads eight adjacent elements at a time, and a warp loads eight or more rows.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/ptx/types.cuh"
@@ -38,11 +40,12 @@ struct Change {
 template <typename T>
 struct Batch {
   const T* X;
-  const float* means;               // d
-  const float* half_copy_scales;    // 1
-  const double* sum_scales;         // d: fixed-point scales
-  const double* sum_units;          // d: their inverses, exact
-  const double* tolerances;         // 1
+  float* means;                     // d
+  float* half_copy_scales;          // 1
+  double* sum_scales;               // d: fixed-point scales
+  double* sum_units;                // d: their inverses, exact
+  double* tolerances;               // 1
+  int* narrow;                      // 1: whether fixed-point elements have 30 bits, otherwise up to 46
   ptx::Half* half_copy;             // n × padded
   float* norms;                     // n
   int* labels;                      // n
@@ -53,12 +56,11 @@ struct Batch {
   unsigned long long* sums;         // k × (d + 1): fixed-point cluster sums; column d: number of rows
   Change* changes;                  // n: list of reassigned rows
   unsigned *counts, *n_reassigned;  // 1: length of `changes`; number of rows that the last iteration reassigned
-  unsigned* arrived;                // 1: number of blocks of `update` that have finished
   int *status, *iterations;         // 1
   long long n;
   int d, k, padded, columns, max_iter;
   float tensor_error, norm_limit;
-  int padding;
+  int sum_columns;  // number of columns of `sums` of which one block of `update_sums` has the sums in shared memory
 
   __device__ __forceinline__ const T* row(int problem, long long index) const { return X + (problem * n + index) * d; }
   // Returns an element of X minus the mean, in float: the operand of all distances and sums.
@@ -106,32 +108,78 @@ __global__ void __launch_bounds__(256, 4) column_moments(const Batch<T> batch, d
   }
 }
 
-// Writes `half_copy` and `norms`. A warp converts one row at a time, and each lane two elements at a time.
-template <typename T>
+// The lanes of a warp divide rows into vectors of eight elements: kRows · lanes-per-row = 32. Lane `vector · kRows + row`
+// has every (32 / kRows)-th vector of a row, from number `vector` on.
+template <int kRows>
+struct LanesOfRows {
+  static constexpr int kStride = 8 * (32 / kRows);  // number of columns from one vector of a lane to the next
+  static __device__ __forceinline__ int row() { return threadIdx.x % 32 % kRows; }
+  static __device__ __forceinline__ int column() { return threadIdx.x % 32 / kRows * 8; }
+  // The sum over the lanes of a row.
+  template <typename Sum>
+  static __device__ __forceinline__ Sum sum(Sum mine) {
+#pragma unroll
+    for (int bits = kRows; bits < 32; bits *= 2) mine += simt::shuffle_xor(mine, bits);
+    return mine;
+  }
+};
+
+// Loads x − mean of eight elements from column j on; columns from d on are zero. With kAligned, d is a multiple of
+// eight, and rows are aligned to 16 bytes.
+template <bool kAligned, typename T>
+__device__ __forceinline__ void load_centered(const T* x, const float* mean, int j, int d, float (&to)[8]) {
+  if constexpr (kAligned) {
+    constexpr int kWide = 16 / (int)sizeof(T);
+    simt::Vector<T, kWide> some[8 / kWide];
+#pragma unroll
+    for (int i = 0; i < 8 / kWide; ++i) some[i] = *reinterpret_cast<const simt::Vector<T, kWide>*>(x + j + i * kWide);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = (float)tsm2::Element<T>::value(some[i / kWide].at[i % kWide]) - mean[j + i];
+  } else {
+#pragma unroll
+    for (int i = 0; i < 8; ++i) to[i] = j + i < d ? (float)tsm2::Element<T>::value(x[j + i]) - mean[j + i] : 0.0f;
+  }
+}
+
+// Writes `half_copy` and `norms`. kRows: number of rows that a warp converts at a time.
+template <typename T, bool kAligned, int kRows>
 __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
-  const int problem = blockIdx.y, lane = threadIdx.x % 32, warps = kPrepareThreads / 32 * gridDim.x, d = batch.d;
+  using Lanes = LanesOfRows<kRows>;
+  const int problem = blockIdx.y, warps = kPrepareThreads / 32 * gridDim.x, d = batch.d;
   const float scale = batch.half_copy_scales[problem], *mean = batch.means + (long long)problem * d;
-  for (long long row = kPrepareThreads / 32LL * blockIdx.x + threadIdx.x / 32; row < batch.n; row += warps) {
+  const long long warp = kPrepareThreads / 32LL * blockIdx.x + threadIdx.x / 32;
+  for (long long first = kRows * warp; first < batch.n; first += kRows * warps) {
+    const bool present = first + Lanes::row() < batch.n;
+    const long long row = present ? first + Lanes::row() : batch.n - 1;
     const T* x = batch.row(problem, row);
-    unsigned* to = reinterpret_cast<unsigned*>(batch.half_copy + (problem * batch.n + row) * batch.padded);
+    ptx::Half* to = batch.half_copy + (problem * batch.n + row) * batch.padded;
     float square = 0, lost = 0;
-#pragma unroll 2
-    for (int j = 2 * lane; j < batch.padded; j += 64) {
-      const float first = j < d ? batch.centered(x[j], mean[j]) * scale : 0.0f;
-      const float second = j + 1 < d ? batch.centered(x[j + 1], mean[j + 1]) * scale : 0.0f;
-      const unsigned pair = ptx::to_half_pair(first, second);
-      to[j / 2] = pair;
-      const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
-      const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
-      square += a * a + b * b;
-      lost += (first - a) * (first - a) + (second - b) * (second - b);
+#pragma unroll 4
+    for (int j = Lanes::column(); j < batch.padded; j += Lanes::kStride) {
+      float some[8];
+      simt::Vector<unsigned, 4> pairs;
+      if (kAligned && j >= d) {
+        pairs = {};
+      } else {
+        load_centered<kAligned>(x, mean, j, d, some);
+#pragma unroll
+        for (int i = 0; i < 8; i += 2) {
+          const float left = some[i] * scale, right = some[i + 1] * scale;
+          const unsigned pair = pairs.at[i / 2] = ptx::to_half_pair(left, right);
+          const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
+          const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
+          square += a * a + b * b;
+          lost += (left - a) * (left - a) + (right - b) * (right - b);
+        }
+      }
+      if (present) *reinterpret_cast<simt::Vector<unsigned, 4>*>(to + j) = pairs;
     }
-    square = simt::warp_sum(square);
-    lost = simt::warp_sum(lost);
+    square = Lanes::sum(square);
+    lost = Lanes::sum(lost);
     // As in data/half_copy.cuh: the larger of the norm and 2¹² times the rounding error. NaN becomes infinite.
     const float least = 4096 * sqrtf(lost), most = sqrtf(square);
     const float norm = 1.0002f * (least > most ? least : most);
-    if (lane == 0) batch.norms[problem * batch.n + row] = norm < kInfinity ? norm : kInfinity;
+    if (present && Lanes::column() == 0) batch.norms[problem * batch.n + row] = norm < kInfinity ? norm : kInfinity;
   }
 }
 

@@ -5,14 +5,16 @@
 //                         →  centers, centers_half, half_squares, center_stats
 //
 // A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of additions, so
-// every grid gives the same bits. If the k·(d + 1) sums fit in shared memory, elements have 30 bits. A block then sums
-// the two 16-bit limbs of elements separately, in 32 bits, for at most kFlush rows. Otherwise elements have 46 bits,
-// and blocks add them directly in global memory. The last block of a problem to finish computes the new centers and the
+// every grid gives the same bits. The blocks of a problem divide its reassigned rows into parts, and the columns of the
+// sums into slices of `sum_columns`, whose sums fit in shared memory. If elements have 30 bits (scales.cuh), a block sums
+// the two 16-bit limbs of elements separately, in 32 bits, for at most kFlush rows. If they have more, or no slice
+// fits, blocks add elements directly in global memory. Then one block per problem computes the new centers and the
 // stopping test.
 //
 // Why it is fast: a row that is not reassigned costs nothing, and after the first iterations few rows are reassigned. A
-// reassigned row costs a read of X and 2·d additions (4·d additions of limbs), about 10·d instructions of a lane: 50 ps
-// per row at d = 128 if all rows are reassigned.
+// reassigned row costs a read of X and two additions in shared memory per element and sum. The level-2 cache, which
+// would have to make all these additions otherwise, gets one addition per sum and block: at k = 293 and d = 128, the
+// first iteration takes a fifth of the time.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/types.cuh"
@@ -21,49 +23,55 @@ namespace batched {
 
 // kFlush: maximum number of rows between two additions of the limbs to the global sums. kLeastShare: minimum number of
 // rows that a block processes.
-constexpr int kUpdateThreads = 512;
 constexpr unsigned kFlush = 32768, kLeastShare = 256;
 
-// Adds elements to the cluster sums of a problem: with kShared in shared memory until `flush`, else in global memory.
+// The sums of one slice of columns of a problem: `columns` columns from `first` on, and the number of rows if `first` is
+// 0. `add` adds integers in shared memory until `flush`, or else in global memory.
 template <bool kShared>
-struct ProblemSums {
+struct SliceSums {
   unsigned long long* sums;
-  unsigned* digits;  // limbs: two planes of k × (d + 1)
-  int width, size;
+  unsigned* limbs;  // two planes of k × (columns + 1); the last column is the number of rows
+  int d, k, first, columns;
 
-  __device__ __forceinline__ void add(int cluster, int column, float value, double scale) const {
-    if constexpr (kShared) {
-      add_integer(cluster, column, __float2int_rn(value * (float)scale));
-    } else {
-      add_integer(cluster, column, __double2ll_rn((double)value * scale));
-    }
-  }
+  // Adds a number to a sum, and subtracts it from the sum of another cluster if `from` is not negative.
   template <typename Integer>
-  __device__ __forceinline__ void add_integer(int cluster, int column, Integer number) const {
-    if constexpr (kShared) {
-      const int place = cluster * width + column;
-      atomicAdd(&digits[place], (unsigned)(number & 0xffff));
-      atomicAdd(&digits[size + place], (unsigned)(number >> 16));
-    } else {
-      atomicAdd(&sums[(long long)cluster * width + column], (unsigned long long)(long long)number);
-    }
+  __device__ __forceinline__ void move(int from, int to, int column, Integer number) const {
+    add(to, column, number);
+    if (from >= 0) add(from, column, -number);
   }
+  // `clear` and `flush` are called by all threads of a block.
   __device__ __forceinline__ void clear() const {
     if constexpr (kShared) {
-      for (int i = threadIdx.x; i < 2 * size; i += kUpdateThreads) digits[i] = 0;
+      for (int i = threadIdx.x; i < 2 * size(); i += blockDim.x) limbs[i] = 0;
       __syncthreads();
     }
   }
   __device__ __forceinline__ void flush() const {
     if constexpr (kShared) {
       __syncthreads();
-      for (int i = threadIdx.x; i < size; i += kUpdateThreads) {
-        const long long sum = (long long)(int)digits[size + i] * 65536 + digits[i];
-        if (sum != 0) atomicAdd(&sums[i], (unsigned long long)sum);
-        digits[i] = digits[size + i] = 0;
+      for (int i = threadIdx.x; i < size(); i += blockDim.x) {
+        const long long sum = (long long)(int)limbs[size() + i] * 65536 + limbs[i];
+        if (sum != 0) atomicAdd(of(i / (columns + 1), i % (columns + 1)), (unsigned long long)sum);
+        limbs[i] = limbs[size() + i] = 0;
       }
       __syncthreads();
     }
+  }
+
+ private:
+  template <typename Integer>
+  __device__ __forceinline__ void add(int cluster, int column, Integer number) const {
+    if constexpr (kShared) {
+      const int place = cluster * (columns + 1) + column;
+      atomicAdd(&limbs[place], (unsigned)(number & 0xffff));
+      atomicAdd(&limbs[size() + place], (unsigned)(number >> 16));
+    } else {
+      atomicAdd(of(cluster, column), (unsigned long long)(long long)number);
+    }
+  }
+  __device__ __forceinline__ int size() const { return k * (columns + 1); }
+  __device__ __forceinline__ unsigned long long* of(int cluster, int column) const {
+    return sums + (long long)cluster * (d + 1) + (column == columns ? d : first + column);
   }
 };
 
@@ -87,9 +95,9 @@ struct Found {
 // Converts the centers of a problem to float16, and writes their half_squares and center_stats. With kFromSums, it
 // first computes the centers as means of the sums. All threads of a block must call it; thread 0 gets the squared
 // center shift.
-template <typename T, bool kFromSums>
+template <int kThreads, bool kFromSums, typename T>
 __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
-  __shared__ Found of_warp[kUpdateThreads / 32];
+  __shared__ Found of_warp[kThreads / 32];
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
   const double scale = batch.half_copy_scales[problem];
   const double* units = batch.sum_units + (long long)problem * d;
@@ -98,13 +106,13 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   const float beyond = 16.1f / 2 * batch.norm_limit * batch.norm_limit;
   float* half_squares = batch.half_squares + (long long)problem * batch.columns;
   Found found = {{}, {}, kInfinity, 0};
-  for (int j = warp; j < batch.k; j += kUpdateThreads / 32) {
+  for (int j = warp; j < batch.k; j += kThreads / 32) {
     const long long which = (long long)problem * batch.k + j;
     const unsigned long long* sums = batch.sums + which * (d + 1);
     float* center = batch.centers + which * d;
     ptx::Half* centers_half = batch.centers_half + ((long long)problem * batch.columns + j) * batch.padded;
     double inverse = 0, square = 0, lost = 0, shift = 0;
-    if constexpr (kFromSums) inverse = 1 / (double)simt::load_from_other_block(sums + d);
+    if constexpr (kFromSums) inverse = 1 / (double)sums[d];
     // kColumns columns per lane are loaded before the first of them is written.
     constexpr int kColumns = 4;
     for (int first = lane; first < batch.padded; first += 32 * kColumns) {
@@ -115,7 +123,7 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
         const int i = first + 32 * at;
         before[at] = i < d ? center[i] : 0.0f;
         if constexpr (kFromSums) {
-          after[at] = i < d ? (double)(long long)simt::load_from_other_block(sums + i) * units[i] : 0.0;
+          after[at] = i < d ? (double)(long long)sums[i] * units[i] : 0.0;
         }
       }
 #pragma unroll
@@ -153,13 +161,13 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
   if (lane == 0) of_warp[warp] = found;
   __syncthreads();
   double least = kInfinity;
-  for (int i = 0; i < kUpdateThreads / 32; ++i) least = of_warp[i].least < least ? of_warp[i].least : least;
+  for (int i = 0; i < kThreads / 32; ++i) least = of_warp[i].least < least ? of_warp[i].least : least;
   const bool leaves_out = least / 2 <= beyond / 4;
-  for (int j = threadIdx.x; leaves_out && j < batch.k; j += kUpdateThreads) {
+  for (int j = threadIdx.x; leaves_out && j < batch.k; j += kThreads) {
     if (!(half_squares[j] <= beyond)) half_squares[j] = kInfinity;
   }
   if (threadIdx.x == 0) {
-    for (int i = 1; i < kUpdateThreads / 32; ++i) {
+    for (int i = 1; i < kThreads / 32; ++i) {
       found.near.add(of_warp[i].near);
       found.far.add(of_warp[i].far);
       found.shift += of_warp[i].shift;
@@ -178,27 +186,28 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
 }
 
 // Block (0, problem) prepares the centers that the host has set, for problems of status kPlace.
-template <typename T>
-__global__ void __launch_bounds__(512, 2) prepare_centers(const Batch<T> batch) {
+template <typename T, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) prepare_centers(const Batch<T> batch) {
   if (batch.status[blockIdx.y] != kPlace) return;
-  place<T, false>(batch, blockIdx.y);
+  place<kThreads, false>(batch, blockIdx.y);
   __syncthreads();
   if (threadIdx.x == 0) batch.status[blockIdx.y] = kRunning;
 }
 
-// Ends an iteration of a problem: computes the new centers and the status. The last block of the problem to finish
-// calls it.
-template <typename T>
-__device__ __forceinline__ void update_centers(const Batch<T>& batch, int problem) {
+// Block (0, problem) ends an iteration of the problem: computes the new centers and the status.
+template <typename T, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_centers(const Batch<T> batch) {
+  const int problem = blockIdx.y;
+  if (batch.status[problem] != kRunning) return;
   __shared__ bool empty;
   if (threadIdx.x == 0) empty = false;
   __syncthreads();
-  for (int j = threadIdx.x; j < batch.k; j += kUpdateThreads) {
+  for (int j = threadIdx.x; j < batch.k; j += kThreads) {
     const long long which = (long long)problem * batch.k + j;
-    if (simt::load_from_other_block(batch.sums + which * (batch.d + 1) + batch.d) == 0) empty = true;
+    if (batch.sums[which * (batch.d + 1) + batch.d] == 0) empty = true;
   }
   __syncthreads();
-  const double shift = empty ? 0.0 : place<T, true>(batch, problem);
+  const double shift = empty ? 0.0 : place<kThreads, true>(batch, problem);
   if (threadIdx.x != 0) return;
   const unsigned n_reassigned = batch.counts[problem];
   const int iterations = ++batch.iterations[problem];
@@ -208,63 +217,79 @@ __device__ __forceinline__ void update_centers(const Batch<T>& batch, int proble
   batch.counts[problem] = 0;
 }
 
-// Block (x, problem) adds part x of the problem's reassigned rows to the sums, and subtracts the rows from the sums of
-// their old clusters.
-template <typename T, bool kShared>
-__global__ void __launch_bounds__(512, kShared ? 2 : 1) update(const Batch<T> batch) {
-  const int problem = blockIdx.y, lane = threadIdx.x % 32, warp = threadIdx.x / 32, d = batch.d;
-  if (batch.status[problem] != kRunning) return;
-  const unsigned count = batch.counts[problem], even = (count + gridDim.x - 1) / gridDim.x;
-  const unsigned share = even < kLeastShare ? kLeastShare : even;
-  const unsigned long long begin = (unsigned long long)share * blockIdx.x;
-  const unsigned long long end = begin + share < count ? begin + share : count;
-  const ProblemSums<kShared> here{batch.sums + (long long)problem * batch.k * (d + 1), simt::dynamic_shared<unsigned>(),
-                                  d + 1, batch.k * (d + 1)};
-  const float* mean = batch.means + (long long)problem * d;
-  const double* scales = batch.sum_scales + (long long)problem * d;
+// Adds rows `begin` to `end` − 1 of the list of reassigned rows to the sums of a slice, and subtracts them from the sums
+// of their old clusters. `number(x − mean, column of the slice)` is the fixed-point element.
+template <bool kShared, int kTogether, typename T, typename Number>
+__device__ __forceinline__ void add_rows(const Batch<T>& batch, int problem, const SliceSums<kShared>& here,
+                                         unsigned begin, unsigned end, Number number) {
+  const int lane = threadIdx.x % 32;
+  const float* mean = batch.means + (long long)problem * batch.d + here.first;
+  const T* x = batch.row(problem, 0) + here.first;
+  const int columns = batch.d - here.first < here.columns ? batch.d - here.first : here.columns;
   if (begin < end) here.clear();
-  for (unsigned long long some = begin; some < end; some += kFlush) {
-    const unsigned long long last = some + kFlush < end ? some + kFlush : end;
-    for (unsigned long long first = some + 32 * warp; first < last; first += kUpdateThreads) {
+  for (unsigned some = begin; some < end; some += kFlush) {
+    const unsigned last = end - some < kFlush ? end : some + kFlush;
+    for (unsigned first = some + threadIdx.x / 32 * 32; first < last; first += blockDim.x) {
       const int rows = last - first < 32 ? (int)(last - first) : 32;
       Change change = {0, -1};
       int label = -1;
       if (lane < rows) {
         change = batch.changes[problem * batch.n + first + lane];
         label = batch.labels[problem * batch.n + change.row];
-        here.add_integer(label, d, 1);
-        if (change.from >= 0) here.add_integer(change.from, d, -1);
+        if (here.first == 0) here.move(change.from, label, here.columns, 1);
       }
       // A warp loads kTogether rows before it adds any of them.
-      constexpr int kTogether = kShared ? 4 : 2;
       for (int i = 0; i < rows; i += kTogether) {
-        const T* x[kTogether];
+        unsigned row[kTogether];
         int to[kTogether], from[kTogether];
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
           const int source = i + j < rows ? i + j : i;
-          x[j] = batch.row(problem, simt::shuffle(change.row, source));
+          row[j] = simt::shuffle(change.row, source);
           to[j] = i + j < rows ? simt::shuffle(label, source) : -1;
           from[j] = simt::shuffle(change.from, source);
         }
-        for (int column = lane; column < d; column += 32) {
+#pragma unroll 1
+        for (int column = lane; column < columns; column += 32) {
           const float middle = mean[column];
-          const double scale = scales[column];
           float value[kTogether];
 #pragma unroll
-          for (int j = 0; j < kTogether; ++j) value[j] = batch.centered(x[j][column], middle);
+          for (int j = 0; j < kTogether; ++j)
+            value[j] = batch.centered(x[(long long)row[j] * batch.d + column], middle);
 #pragma unroll
           for (int j = 0; j < kTogether; ++j) {
-            if (to[j] < 0) continue;
-            here.add(to[j], column, value[j], scale);
-            if (from[j] >= 0) here.add(from[j], column, -value[j], scale);
+            if (to[j] >= 0) here.move(from[j], to[j], column, number(value[j], column));
           }
         }
       }
     }
     here.flush();
   }
-  if (simt::last_to_arrive(&batch.arrived[problem], gridDim.x)) update_centers(batch, problem);
+}
+
+// Block (slice + slices · part, problem) adds a part of the problem's reassigned rows to a slice of the sums. kShared:
+// whether the sums of a slice fit in shared memory.
+template <typename T, bool kShared, int kThreads>
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_sums(const Batch<T> batch) {
+  const int problem = blockIdx.y, d = batch.d;
+  if (batch.status[problem] != kRunning) return;
+  const unsigned slices = (d + batch.sum_columns - 1) / batch.sum_columns, parts = gridDim.x / slices;
+  const unsigned count = batch.counts[problem], even = (count + parts - 1) / parts;
+  const unsigned share = even < kLeastShare ? kLeastShare : even;
+  const unsigned long long at = (unsigned long long)share * (blockIdx.x / slices);
+  const unsigned begin = at < count ? (unsigned)at : count, end = count - begin < share ? count : begin + share;
+  unsigned long long* sums = batch.sums + (long long)problem * batch.k * (d + 1);
+  const int first = blockIdx.x % slices * batch.sum_columns;
+  const double* scales = batch.sum_scales + (long long)problem * d + first;
+  if (kShared && batch.narrow[problem]) {
+    const SliceSums<true> here{sums, simt::dynamic_shared<unsigned>(), d, batch.k, first, batch.sum_columns};
+    add_rows<true, 4>(batch, problem, here, begin, end,
+                      [&](float x, int column) { return __float2int_rn(x * (float)scales[column]); });
+  } else {
+    const SliceSums<false> here{sums, nullptr, d, batch.k, first, batch.sum_columns};
+    add_rows<false, 2>(batch, problem, here, begin, end,
+                       [&](float x, int column) { return __double2ll_rn((double)x * scales[column]); });
+  }
 }
 
 }  // namespace batched

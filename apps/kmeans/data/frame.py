@@ -37,21 +37,25 @@ _COLUMNS = 16384
 _MOST_LOSS = 2.0**-12
 
 
-def is_in_range(dtype: np.dtype, square: float, total: float) -> bool:
+def is_in_range(dtype: np.dtype, square: Any, total: Any) -> Any:
     """Return True if squared distances in `dtype` neither overflow nor lose precision to underflow.
 
     Parameters
     ----------
     dtype : numpy.dtype
         float32 or float64.
-    square : float
+    square : float or numpy.ndarray of float64
         A typical squared distance.
-    total : float
+    total : float or numpy.ndarray of float64
         An upper bound of the sum of all squared distances.
+
+    Returns
+    -------
+    bool or numpy.ndarray of bool
     """
     numbers = np.finfo(dtype)
     least = float(numbers.tiny) / float(numbers.eps) ** 2
-    return least * _HEADROOM < square and total < float(numbers.max) / _HEADROOM
+    return (least * _HEADROOM < square) & (total < float(numbers.max) / _HEADROOM)
 
 
 def exponent_of(largest: float) -> int:

@@ -12,7 +12,6 @@ __all__ = [
     "SPLIT",
     "UNCERTIFIED",
     "half_copy_scale",
-    "half_copy_scales",
     "log2_lanes",
     "norm_limit_of",
     "padded",
@@ -56,13 +55,6 @@ def half_copy_scale(rms: float) -> float:
     """Return the scale of the half-precision copy, a power of two, for data with this root mean square."""
     exponent = round(log2(_TARGET_RMS) - log2(rms)) if 0 < rms < inf else 0
     return float(2.0 ** min(max(exponent, -MOST_EXPONENT), MOST_EXPONENT))
-
-
-def half_copy_scales(rms: np.ndarray) -> np.ndarray:
-    """Return `half_copy_scale` for each element of `rms`, in the shape of `rms`, float32."""
-    usable = (rms > 0) & (rms < inf)
-    exponents = np.rint(log2(_TARGET_RMS) - np.log2(np.where(usable, rms, _TARGET_RMS)))
-    return np.exp2(np.clip(exponents, -MOST_EXPONENT, MOST_EXPONENT)).astype(np.float32)
 
 
 def norm_limit_of(d: int, *, panels: bool = False) -> float:

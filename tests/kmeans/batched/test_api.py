@@ -11,7 +11,7 @@ from host_cuda import harness
 import tsapps
 from tsapps import TSKMeans, kmeans_batched
 from tsapps.apps.kmeans.batched import api as batched
-from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, fixed_point_scales, update_parts
+from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, update_blocks, wide_bits
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 
@@ -137,7 +137,8 @@ def test_plans(d, k, device):
     assert k <= plan.columns < k + plan.width
     assert plan.width in (16, 32, 64)
     assert plan.assign_bytes <= KNOWN[device].shared_memory_per_block
-    assert plan.sums_fit == (8 * k * (d + 1) <= 100 << 10)
+    assert plan.sums_fit == (8 * k * (min(d, 32) + 1) <= 100 << 10)
+    assert plan.update_bytes <= 100 << 10
 
 
 def test_no_plan_where_rows_do_not_fit_a_block():
@@ -146,34 +147,41 @@ def test_no_plan_where_rows_do_not_fit_a_block():
     assert batch_plan(2**32, 16, 16, KNOWN["H200"]) is None
 
 
-def test_integers_by_hand():
-    scales, narrow = fixed_point_scales(1000, np.array([[3.0, 0.0], [0.25, 1.0]]), np.array([1.0, 0.5]))
-    assert narrow
-    assert scales.tolist() == [[2.0**28, 2.0**30], [2.0**32, 2.0**30]]
-    scales, narrow = fixed_point_scales(1000, np.array([[3.0, 300.0], [0.25, 1.0]]), np.array([1.0, 0.5]))
-    assert not narrow  # one lies far out
-    assert scales[0].tolist() == [2.0**44, 2.0**37]
-
-
-@pytest.mark.parametrize("n", [1, 75_000, 2**32 - 1])
+@pytest.mark.parametrize("n", [1, 2, 3, 65_536, 65_537, 75_000, 2**32 - 1])
 def test_sums_do_not_overflow(n):
-    for largest in ([1.0, 5.0], [1e-30, 1e30]):
-        scales, narrow = fixed_point_scales(n, np.array([largest]), np.array([1.0]))
-        elements = scales * largest
-        assert (elements <= 2.0**30 if narrow else elements * n < 2.0**63).all()
+    assert 2.0 ** wide_bits(n) * n < 2.0**63
+    assert wide_bits(n) == 46 or 2.0 ** (wide_bits(n) + 1) * n > 2.0**62
 
 
-def test_parts():
-    assert update_parts(75_000, 32, 132) == 9
-    assert update_parts(1000, 32, 132) == 4
-    assert update_parts(1000, 1024, 132) == 1
+def test_slices_of_the_sums():
+    gpu = KNOWN["H200"]
+    assert [batch_plan(1000, 64, k, gpu).sum_columns for k in (50, 196, 197, 387, 388)] == [64, 64, 32, 32, 64]
+    assert not batch_plan(1000, 64, 388, gpu).sums_fit
+    assert batch_plan(1000, 16, 752, gpu).sum_columns == 16
+
+
+def test_blocks_of_the_update():
+    whole, sliced = (batch_plan(75_000, 128, k, KNOWN["H200"]) for k in (50, 300))
+    assert update_blocks(75_000, 128, 32, 132, whole) == 9
+    assert update_blocks(1000, 128, 32, 132, whole) == 4
+    assert update_blocks(1000, 128, 1024, 132, whole) == 1
+    assert update_blocks(75_000, 128, 32, 132, sliced) == 4 * 3
+    assert update_blocks(75_000, 128, 1024, 132, sliced) == 4
 
 
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("scalar", ["float", "ptx::Half", "ptx::Bfloat16"])
 def test_kernels_compile_without_spills(scalar, arch):
-    options = {"assign": [", 16", ", 32", ", 64"], "update": [", true", ", false"]}
+    rows = [f", {aligned}, {rows}" for aligned in ("true", "false") for rows in (8, 16)]
+    options = {
+        "assign": [", 16", ", 32", ", 64"],
+        "update_sums": [", true, 512", ", false, 512", ", true, 128", ", false, 128"],
+        "prepare_centers": [", 512", ", 128"],
+        "update_centers": [", 512", ", 128"],
+        "make_half_copy": rows,
+        "inertias": rows,
+    }
     for file in {file for file, _ in KERNELS.values()}:
         source = (harness.ROOT / "apps" / "kmeans" / file).read_text(encoding="utf-8")
         names = {

@@ -14,6 +14,7 @@ from sklearn.exceptions import ConvergenceWarning
 from tsapps import TSKMeans
 from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
 from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
+from tsapps.apps.kmeans.data.plan import half_copy_scale
 
 
 def blobs(b, n, d, k, rng, apart=3.0):
@@ -34,15 +35,15 @@ def one_iteration(X, centers, dtype="float32", multiprocessors=2):
     batch = batch_of(X, centers.shape[1], dtype=dtype, max_iter=1, multiprocessors=multiprocessors)
     batch.start_at(centers)
     # An iteration that nothing follows: neither new centers nor labels of them.
-    batch._launch("prepare_centers", (1, batch.b))
-    batch._assign(-(-batch.n // 128))
+    batch._prepare_centers()
+    batch._bind_iteration()[0]()
     return batch
 
 
 def assert_nearest(batch):
     """Labels are nearest centers to float64's last bits, the lowest of equals."""
     for i in range(batch.b):
-        centered = batch.X[i].astype(np.float32) - batch.mean[i]
+        centered = batch.X[i].astype(np.float32) - batch.arrays["means"][i]
         distances = oracle.square_distances(centered, batch.centers[i])
         mine = distances[np.arange(batch.n), batch.labels[i]]
         assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
@@ -51,8 +52,8 @@ def assert_nearest(batch):
 def assert_sums(batch):
     """Sums are those of the labels, to the last bit."""
     for i in range(batch.b):
-        centered = batch.X[i].astype(np.float32) - batch.mean[i]
-        integers = np.rint(centered.astype(np.float64) * batch.sum_scales[i]).astype(np.int64)
+        centered = batch.X[i].astype(np.float32) - batch.arrays["means"][i]
+        integers = np.rint(centered.astype(np.float64) * batch.arrays["sum_scales"][i]).astype(np.int64)
         expected = np.zeros((batch.k, batch.d + 1), np.int64)
         np.add.at(expected, batch.labels[i], np.column_stack([integers, np.ones(batch.n, np.int64)]))
         np.testing.assert_array_equal(batch.arrays["sums"][i], expected)
@@ -84,23 +85,63 @@ def test_labels_and_sums(d, k, dtype, rng):
     assert_nearest(batch)
     changed = batch.arrays["counts"].copy()
     assert changed.tolist() == [150, 150]
-    shared = batch._narrow and batch.plan.sums_fit
-    batch._launch("update", (2, 2), option=f", {str(shared).lower()}", shared=batch.plan.update_bytes if shared else 0)
+    for update in batch._bind_iteration()[1:]:
+        update()
     assert_sums(batch)
     assert not batch.arrays["counts"].any()
     assert set(batch.status.tolist()) <= {STATUS["ended"], STATUS["empty"]}
 
 
-def test_both_kinds_of_sums(rng):
-    X, centers = blobs(2, 500, 24, 7, rng)
-    for narrow in (True, False):
-        batch = batch_of(X, 7)
-        batch._narrow = narrow
-        batch.start_at(centers)
-        batch.iterate()
-        assert batch.plan.sums_fit
-        assert_sums(batch)
-        assert_nearest(batch)
+@pytest.mark.parametrize(("d", "k"), [(24, 7), (40, 330), (40, 400)])
+def test_kinds_of_sums(d, k, rng):
+    # In shared memory: all columns, or slices of them. In global memory.
+    X, centers = blobs(3, 500, d, k, rng)
+    batch = batch_of(X, k, max_iter=3, tol=0)
+    assert batch.arrays["narrow"].tolist() == [1, 1, 1]
+    batch.arrays["narrow"][2] = 0
+    assert (batch.plan.sum_columns, batch.plan.sums_fit) == {7: (24, True), 330: (32, True), 400: (40, False)}[k]
+    centers[:, :k] = X[:, :k]  # no cluster is empty
+    batch.start_at(centers)
+    batch.iterate()
+    assert_nearest(batch)
+    batch.status.fill(STATUS["running"])
+    batch._bind_iteration()[1]()  # adds the changes of the final assignment
+    assert_sums(batch)
+
+
+def test_scales_by_hand():
+    X = np.array([[[1.0, -4], [3, 4]], [[0, 5], [0, 5]], [[1000, 1], [0, 0]]])
+    batch = batch_of(X, 1, tol=0.5)
+    assert batch.arrays["means"].tolist() == [[2, 0], [0, 5], [500, 0.5]]
+    assert batch.arrays["tolerances"].tolist() == [0.5 * 8.5, 0, 0.5 * (500**2 + 0.5**2) / 2]
+    assert batch.arrays["narrow"].tolist() == [1, 1, 1]
+    # Bounds of |x − mean| are |x − x₀| + |x₀ − mean|: 3 and 12, 0 and 0, 1500 and 1.5.
+    assert batch.arrays["sum_scales"].tolist() == [[2.0**28, 2.0**26], [2.0**30, 2.0**30], [2.0**19, 2.0**29]]
+    # Root mean squares: 2.9, 0 and 353.6.
+    assert batch.arrays["half_copy_scales"].tolist() == [4, 1, 2.0**-4]
+
+
+def test_scales_of_each_problem(rng):
+    magnitudes = 10.0 ** rng.uniform(-12, 12, (12, 1, 1))
+    spreads = 10.0 ** rng.uniform(-3, 3, (12, 1, 20))
+    X = magnitudes * (rng.standard_normal((12, 4000, 20)) * spreads + rng.standard_normal((12, 1, 20)))
+    X[:6, 100, 3] = 1e6 * abs(X[:6]).max(axis=(1, 2))
+    X = X.astype(np.float32)
+    batch = batch_of(X, 1, tol=0.25)
+    exact = X.astype(np.float64)
+    np.testing.assert_allclose(batch.arrays["means"], exact.mean(axis=1), rtol=1e-6, atol=0)
+    np.testing.assert_allclose(batch.arrays["tolerances"], exact.var(axis=1).mean(axis=1) / 4, rtol=1e-10)
+    away = abs(exact - batch.arrays["means"][:, np.newaxis])
+    rms, largest = np.sqrt((away**2).mean(axis=(1, 2))), away.max(axis=1)
+    narrow = largest.max(axis=1) <= 256 * rms
+    assert narrow.tolist() == 6 * [False] + 6 * [True]
+    assert batch.arrays["narrow"].astype(bool).tolist() == narrow.tolist()
+    assert batch.arrays["half_copy_scales"].tolist() == [half_copy_scale(one) for one in rms]
+    elements = largest * batch.arrays["sum_scales"]
+    limits = np.where(narrow, 2.0**30, 2.0**46)[:, np.newaxis]
+    assert (elements <= limits).all()
+    assert (elements >= limits / 8).all()  # the bounds of |x − mean| are at most four times as large
+    assert (batch.arrays["sum_scales"] * batch.arrays["sum_units"] == 1).all()
 
 
 def seeds_in_order(X, k, state):
@@ -125,7 +166,7 @@ def test_seeds(n, d, k, rng):
     batch = batch_of(X, k)
     batch.start_at_plusplus([np.random.RandomState(i) for i in range(2)])
     for i in range(2):
-        centered = batch.X[i] - batch.mean[i]
+        centered = batch.X[i] - batch.arrays["means"][i]
         expected = centered[seeds_in_order(centered, k, np.random.RandomState(i))]
         np.testing.assert_array_equal(batch.centers[i], expected)
 
@@ -135,7 +176,7 @@ def test_seeds_of_many_candidates(rng, monkeypatch):
     X, _ = blobs(1, 200, 3, 6, rng)
     batch = batch_of(X, 6)
     batch.start_at_plusplus([np.random.RandomState(0)])
-    centered = batch.X[0] - batch.mean[0]
+    centered = batch.X[0] - batch.arrays["means"][0]
     np.testing.assert_array_equal(batch.centers[0], centered[seeds_in_order(centered, 6, np.random.RandomState(0))])
 
 
@@ -204,6 +245,7 @@ def test_launches_are_as_many_for_any_number_of_problems(start, rng, monkeypatch
         batch = batch_of(X[:b], 5, max_iter=4, tol=0)
         getattr(batch, start)(centers[:b] if start == "start_at" else random_states(range(b)))
         batch.iterate()
+        batch.inertias()
         batch.warn_of_lost_clusters()
         batch.inertias()
         assert batch.arrays["iterations"].tolist() == [4] * b
@@ -250,10 +292,10 @@ def test_a_center_far_away_widens_no_bound(away, rng):
     batch = batch_of(X, 70)
     # Scaled by what most rows are like.
     batch.arrays["half_copy_scales"][:] = 16 / X[0].std()
-    batch._launch("make_half_copy", (1, 2))
+    batch._launch("make_half_copy", (1, 2), option=batch._by_rows)
     centers[1, 67] = X[1, 5]
     batch.start_at(centers)
-    batch._launch("prepare_centers", (1, 2))
+    batch._prepare_centers()
     norm, _, half_square, norm_limit, least, near = batch.arrays["center_stats"][1]
     left_out = np.isinf(batch.arrays["half_squares"][1, :70])
     if away > 10:
@@ -264,7 +306,7 @@ def test_a_center_far_away_widens_no_bound(away, rng):
         assert least <= norm
         assert near == pytest.approx(1.05 * least + 1)
     assert np.isinf(batch.arrays["center_stats"][0, 3])
-    batch._assign(3)
+    batch._bind_iteration()[0]()
     assert_nearest(batch)
     assert batch.labels[1, 5] == 67
 
@@ -337,6 +379,7 @@ def test_fewer_distinct_samples_than_clusters():
     batch.start_at_plusplus([np.random.RandomState(i) for i in range(2)])
     batch.iterate()
     with pytest.warns(ConvergenceWarning, match=r"in 1 problems, of which problem 1 is the first"):
+        batch.inertias()
         batch.warn_of_lost_clusters()
     assert batch.inertias().tolist() == [0, 0]
 
