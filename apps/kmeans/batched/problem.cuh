@@ -108,8 +108,8 @@ __global__ void __launch_bounds__(256, 4) column_moments(const Batch<T> batch, d
   }
 }
 
-// The lanes of a warp divide rows into vectors of eight elements: kRows · lanes-per-row = 32. Lane `vector · kRows + row`
-// has every (32 / kRows)-th vector of a row, from number `vector` on.
+// Divides kRows rows among the lanes of a warp, in vectors of eight elements. Lane `vector · kRows + row` has every
+// (32 / kRows)-th vector of a row, from number `vector` on.
 template <int kRows>
 struct LanesOfRows {
   static constexpr int kStride = 8 * (32 / kRows);  // number of columns from one vector of a lane to the next

@@ -2,8 +2,8 @@
 //
 //   means             origin + Σ(x − origin) / n, rounded to float; the origin is row 0
 //   half_copy_scales  the power of two that brings the root mean square of x − mean nearest to 16 (data/plan.py)
-//   sum_scales        2^(bits − e), where 2^e is at least the largest |x − mean| of the feature. bits is 30 if that is as
-//                     exact as float32: if no |x − mean| of the problem is above 256 times the root mean square.
+//   sum_scales        2^(bits − e), where 2^e is at least the largest |x − mean| of the feature. bits is 30 if that is
+//                     as exact as float32: if no |x − mean| of the problem is above 256 times the root mean square.
 //                     Otherwise bits is 46, or less if the sum of n elements could overflow
 //   tolerances        tol times the mean variance of the features
 //
@@ -40,8 +40,8 @@ __device__ __forceinline__ int ceil_log2(double x) {
   return exponent < kLeastExponent ? kLeastExponent : exponent;
 }
 
-// Block (0, problem) computes one problem. `moments` has `slices` parts per problem. `wide_bits` is the number of bits of
-// an element if the problem is not narrow. `refused` becomes the smallest index of a problem that is not finite.
+// Block (0, problem) computes one problem. `moments` has `slices` parts per problem. `wide_bits` is the number of bits
+// of an element if the problem is not narrow. `refused` becomes the smallest index of a problem that is not finite.
 template <typename T>
 __global__ void __launch_bounds__(256)
     problem_scales(const Batch<T> batch, const double* moments, int slices, int wide_bits, double tol, int* refused) {
@@ -49,8 +49,8 @@ __global__ void __launch_bounds__(256)
   const double* from = moments + (long long)problem * slices * 3 * d;
   float* means = batch.means + (long long)problem * d;
   double* scales = batch.sum_scales + (long long)problem * d;
-  // Number 0: Σ variance. 1: Σ (mean − rounded mean)². 2: largest |x − mean|. 3: whether a moment is not finite. 4 and 5:
-  // largest e and −e.
+  // Number 0: Σ variance. 1: Σ (mean − rounded mean)². 2: largest |x − mean|. 3: whether a moment is not finite.
+  // 4 and 5: largest e and −e.
   kmeans::Doubles<6> mine = {{0, 0, 0, 0, -1e9, -1e9}};
   for (int j = threadIdx.x; j < d; j += kPrepareThreads) {
     double sum = 0, square = 0, largest = 0;

@@ -6,8 +6,8 @@
 //
 // A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of additions, so
 // every grid gives the same bits. The blocks of a problem divide its reassigned rows into parts, and the columns of the
-// sums into slices of `sum_columns`, whose sums fit in shared memory. If elements have 30 bits (scales.cuh), a block sums
-// the two 16-bit limbs of elements separately, in 32 bits, for at most kFlush rows. If they have more, or no slice
+// sums into slices of `sum_columns`, whose sums fit in shared memory. If elements have 30 bits (scales.cuh), a block
+// sums the two 16-bit limbs of elements separately, in 32 bits, for at most kFlush rows. If they have more, or no slice
 // fits, blocks add elements directly in global memory. Then one block per problem computes the new centers and the
 // stopping test.
 //
@@ -25,8 +25,8 @@ namespace batched {
 // rows that a block processes.
 constexpr unsigned kFlush = 32768, kLeastShare = 256;
 
-// The sums of one slice of columns of a problem: `columns` columns from `first` on, and the number of rows if `first` is
-// 0. `add` adds integers in shared memory until `flush`, or else in global memory.
+// The sums of one slice of columns of a problem: `columns` columns from `first` on, and the number of rows if `first`
+// is 0. `move` adds integers in shared memory until `flush`, or else in global memory.
 template <bool kShared>
 struct SliceSums {
   unsigned long long* sums;
@@ -217,8 +217,8 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_centers(cons
   batch.counts[problem] = 0;
 }
 
-// Adds rows `begin` to `end` − 1 of the list of reassigned rows to the sums of a slice, and subtracts them from the sums
-// of their old clusters. `number(x − mean, column of the slice)` is the fixed-point element.
+// Adds rows `begin` to `end` − 1 of the list of reassigned rows to the sums of a slice, and subtracts them from the
+// sums of their old clusters. `number(x − mean, column of the slice)` is the fixed-point element.
 template <bool kShared, int kTogether, typename T, typename Number>
 __device__ __forceinline__ void add_rows(const Batch<T>& batch, int problem, const SliceSums<kShared>& here,
                                          unsigned begin, unsigned end, Number number) {
