@@ -109,6 +109,18 @@ def test_kinds_of_sums(d, k, rng):
     assert_sums(batch)
 
 
+def test_a_problem_is_the_same_beside_any_other(rng):
+    X, centers = blobs(2, 4000, 20, 3, rng)
+    X[1, 7, 0] = 1e6  # so that elements of its sums have more than 30 bits
+    both, alone = batch_of(X, 3, max_iter=2, tol=0), batch_of(X[:1], 3, max_iter=2, tol=0)
+    assert both.arrays["narrow"].tolist() == [1, 0]
+    for batch, some in ((both, centers), (alone, centers[:1])):
+        batch.start_at(some)
+        batch.iterate()
+    np.testing.assert_array_equal(both.arrays["sums"][0], alone.arrays["sums"][0])
+    np.testing.assert_array_equal(both.centers[0], alone.centers[0])
+
+
 def test_scales_by_hand():
     X = np.array([[[1.0, -4], [3, 4]], [[0, 5], [0, 5]], [[1000, 1], [0, 0]]])
     batch = batch_of(X, 1, tol=0.5)
