@@ -86,7 +86,6 @@ class BatchedLloyd:
         # Cache of kernels, because looking up a kernel takes about as long as a launch.
         self._kernels: dict[tuple[str, str, int], tuple[Any, int]] = {}
         b, n, d = self.b, self.n, self.d = X.shape
-        parts = -(-n // SEED_ROWS)
         arrays = {
             "X": X,
             **{name: xp.empty((b, d), dtype) for name, dtype in (("means", np.float32), ("sum_scales", np.float64))},
@@ -109,7 +108,7 @@ class BatchedLloyd:
         }
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
-        self._used, self._inertias = xp.zeros((b, k), np.bool_), xp.empty((b, parts))
+        self._used = xp.zeros((b, k), np.bool_)
         self._max_iter = max_iter
         self._batch = structure(
             BATCH,
@@ -128,10 +127,6 @@ class BatchedLloyd:
         aligned = d % 8 == 0 and address(X) % 16 == 0
         self._by_rows = f", {str(aligned).lower()}, {16 if plan.padded == 16 else 8}"
         self._prepare(tol)
-
-    def _blocks(self, rows: int) -> int:
-        """Return the number of blocks per problem for make_half_copy."""
-        return max(1, min(-(-rows // _COPIED_ROWS), -(-self.machine.gpu.multiprocessors * _BLOCKS // self.b)))
 
     def _launch(self, kernel: str, grid: tuple[int, int], *arguments: Any, option: str = "", shared: int = 0) -> None:
         """Launch a kernel of `KERNELS` on all problems.
@@ -162,7 +157,8 @@ class BatchedLloyd:
         self._launch("column_moments", (slices, b), moments)
         given = moments, np.int32(slices), np.int32(wide_bits(n)), np.float64(tol), refused
         self._launch("problem_scales", (1, b), *given)
-        self._launch("make_half_copy", (self._blocks(n), b), option=self._by_rows)
+        blocks = min(-(-n // _COPIED_ROWS), -(-self.machine.gpu.multiprocessors * _BLOCKS // b))
+        self._launch("make_half_copy", (blocks, b), option=self._by_rows)
         first = int(to_host(refused)[0])
         if first < b:
             self._refuse(first)
@@ -217,13 +213,13 @@ class BatchedLloyd:
 
     def iterate(self) -> None:
         """Iterate until every problem has converged or reached `max_iter`; then assign the final labels."""
-        launches = self._bind_iteration()
+        assign, *update = self._bind_iteration()
         self._prepare_centers()
         done = 0
         while True:
             for _ in range(max(1, min(_ITERATIONS_PER_READ, self._max_iter - done))):
                 done += 1
-                for launch in launches:
+                for launch in (assign, *update):
                     launch()
             status = to_host(self.status).copy()
             empty = np.flatnonzero(status == STATUS["empty"]).tolist()
@@ -238,7 +234,7 @@ class BatchedLloyd:
         # In problems without strict convergence, assign the samples to the final centers.
         self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
         self._prepare_centers()
-        launches[0]()
+        assign()
 
     def _bind(self, kernel: str, blocks: int, option: str, shared: int = 0) -> Launch:
         """Return a launch of a kernel with `blocks` blocks per problem, for kernels that are launched many times."""
@@ -279,8 +275,9 @@ class BatchedLloyd:
 
     def inertias(self) -> Any:
         """Return the inertia Σ ‖x − c‖² of every problem, (b,), float64."""
-        parts = self._inertias
-        self._launch("inertias", (parts.shape[1], self.b), parts, self._used, option=self._by_rows)
+        tiles = -(-self.n // SEED_ROWS)
+        parts = self.xp.empty((self.b, tiles))
+        self._launch("inertias", (tiles, self.b), parts, self._used, option=self._by_rows)
         return parts.sum(axis=1)
 
     def final_centers(self) -> Any:

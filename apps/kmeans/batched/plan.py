@@ -108,13 +108,11 @@ class BatchPlan:
     width, columns : int
         Number of centers per chunk; and k rounded up to a multiple of `width`.
     assign_bytes, update_bytes : int
-        Bytes of dynamic shared memory per block of `assign`, and of `update_sums`.
+        Bytes of dynamic shared memory per block of `assign`, and of `update_sums` (0 if its sums do not fit there).
     update_threads : int
         Threads per block of the kernels of batched/update.cuh.
     sum_columns : int
         Number of columns of a slice of the sums; each block of `update_sums` adds to one slice.
-    sums_fit : bool
-        True if the sums of a slice fit in shared memory.
     """
 
     padded: int
@@ -124,7 +122,11 @@ class BatchPlan:
     update_bytes: int
     update_threads: int
     sum_columns: int
-    sums_fit: bool
+
+    @property
+    def sums_fit(self) -> bool:
+        """True if the sums of a slice fit in shared memory."""
+        return self.update_bytes > 0
 
 
 def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
@@ -147,7 +149,7 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     sliced = next((c for c in (d, _SLICE) if c <= d and _sum_bytes(k, c) <= available), None)
     update_bytes = 0 if sliced is None else _sum_bytes(k, sliced)
     threads = _THREADS[n * d > _SMALL]
-    return BatchPlan(padded, width, columns, assign_bytes, update_bytes, threads, sliced or d, sliced is not None)
+    return BatchPlan(padded, width, columns, assign_bytes, update_bytes, threads, sliced or d)
 
 
 def _sum_bytes(k: int, columns: int) -> int:

@@ -8,8 +8,8 @@
 // is d rounded up to a multiple of 16, the k extent of one mma. `slices` is gridDim.x of column_moments.
 //
 // Why it is fast: blockIdx.y is the problem, so one launch processes all problems. X is read once for the moments and
-// once for the half copy; iterations then read the half copy, and X only for ambiguous and reassigned rows. A lane
-// loads eight adjacent elements at a time, and a warp loads eight or more rows.
+// once for the half copy; iterations then read the half copy, and X only for ambiguous and reassigned rows. For the
+// half copy, a lane loads eight adjacent elements at a time, and a warp eight or more rows.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/ptx/types.cuh"
@@ -64,7 +64,7 @@ struct Batch {
 
   __device__ __forceinline__ const T* row(int problem, long long index) const { return X + (problem * n + index) * d; }
   // Returns an element of X minus the mean, in float: the operand of all distances and sums.
-  __device__ __forceinline__ float centered(T x, float mean) const { return (float)tsm2::Element<T>::value(x) - mean; }
+  static __device__ __forceinline__ float centered(T x, float mean) { return (float)tsm2::Element<T>::value(x) - mean; }
 };
 
 constexpr int kPrepareThreads = 256;
@@ -134,10 +134,10 @@ __device__ __forceinline__ void load_centered(const T* x, const float* mean, int
 #pragma unroll
     for (int i = 0; i < 8 / kWide; ++i) some[i] = *reinterpret_cast<const simt::Vector<T, kWide>*>(x + j + i * kWide);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = (float)tsm2::Element<T>::value(some[i / kWide].at[i % kWide]) - mean[j + i];
+    for (int i = 0; i < 8; ++i) to[i] = Batch<T>::centered(some[i / kWide].at[i % kWide], mean[j + i]);
   } else {
 #pragma unroll
-    for (int i = 0; i < 8; ++i) to[i] = j + i < d ? (float)tsm2::Element<T>::value(x[j + i]) - mean[j + i] : 0.0f;
+    for (int i = 0; i < 8; ++i) to[i] = j + i < d ? Batch<T>::centered(x[j + i], mean[j + i]) : 0.0f;
   }
 }
 

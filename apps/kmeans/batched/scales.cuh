@@ -19,40 +19,37 @@ constexpr int kMostExponent = 96, kLeastExponent = -900;
 constexpr int kNarrowBits = 30;
 constexpr double kSpread = 256;
 
-// The exponent e of a positive number 2^e · m, 1 ≤ m < 2, and m.
-struct Binary {
+// The smallest e with 2^e ≥ x, at least kLeastExponent; 0 if x is 0.
+__device__ __forceinline__ int ceil_log2(double x) {
   int exponent;
-  double mantissa;
-};
-__device__ __forceinline__ Binary binary_of(double x) {
-  const long long bits = __double_as_longlong(x), mantissa = bits & ((1LL << 52) - 1);
-  return {(int)(bits >> 52 & 0x7ff) - 1023, __longlong_as_double(mantissa | 1023LL << 52)};
-}
-__device__ __forceinline__ double power_of_two(int exponent) {
-  return __longlong_as_double((long long)(exponent + 1023) << 52);
+  const double mantissa = frexp(x, &exponent);  // x = mantissa · 2^exponent, ½ ≤ mantissa < 1
+  exponent -= mantissa == 0.5;
+  return exponent < kLeastExponent ? kLeastExponent : exponent;
 }
 
-// The smallest e with 2^e ≥ x; 0 if x is 0.
-__device__ __forceinline__ int ceil_log2(double x) {
-  if (!(x > 0)) return 0;
-  const Binary of = binary_of(x);
-  const int exponent = of.exponent + (of.mantissa > 1);
-  return exponent < kLeastExponent ? kLeastExponent : exponent;
+// The e of the half-copy scale 2^e for this root mean square.
+__device__ __forceinline__ int half_copy_exponent(double rms) {
+  if (!(rms > 0 && rms < kInfinity)) return 0;
+  int exponent;
+  const double mantissa = frexp(rms, &exponent);
+  exponent =
+      4 - exponent + (mantissa < 0.70710678118654752);  // 4 = log2(16); the nearest integer, since √½ is irrational
+  return exponent < -kMostExponent ? -kMostExponent : exponent > kMostExponent ? kMostExponent : exponent;
 }
 
 // Block (0, problem) computes one problem. `moments` has `slices` parts per problem. `wide_bits` is the number of bits
 // of an element if the problem is not narrow. `refused` becomes the smallest index of a problem that is not finite.
 template <typename T>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(kmeans::kCenterThreads)
     problem_scales(const Batch<T> batch, const double* moments, int slices, int wide_bits, double tol, int* refused) {
   const int problem = blockIdx.y, d = batch.d;
   const double* from = moments + (long long)problem * slices * 3 * d;
   float* means = batch.means + (long long)problem * d;
   double* scales = batch.sum_scales + (long long)problem * d;
   // Number 0: Σ variance. 1: Σ (mean − rounded mean)². 2: largest |x − mean|. 3: whether a moment is not finite.
-  // 4 and 5: largest e and −e.
-  kmeans::Doubles<6> mine = {{0, 0, 0, 0, -1e9, -1e9}};
-  for (int j = threadIdx.x; j < d; j += kPrepareThreads) {
+  // 4: largest −e.
+  kmeans::Doubles<5> mine = {{0, 0, 0, 0, -kInfinity}};
+  for (int j = threadIdx.x; j < d; j += kmeans::kCenterThreads) {
     double sum = 0, square = 0, largest = 0;
     for (int slice = 0; slice < slices; ++slice) {
       const double* of = from + (long long)slice * 3 * d + j;
@@ -67,34 +64,27 @@ __global__ void __launch_bounds__(256)
     means[j] = rounded;
     largest += off < 0 ? -off : off;
     const int exponent = ceil_log2(largest);
-    scales[j] = largest;
+    scales[j] = exponent;  // until the number of bits is known
     mine.at[0] += variance > 0 ? variance : 0;
     mine.at[1] += (mean + off) * (mean + off);
     mine.at[2] = largest > mine.at[2] ? largest : mine.at[2];
     if (!(mean - mean == 0)) mine.at[3] = 1;
-    mine.at[4] = exponent > mine.at[4] ? exponent : mine.at[4];
-    mine.at[5] = -exponent > mine.at[5] ? -exponent : mine.at[5];
+    mine.at[4] = -exponent > mine.at[4] ? -exponent : mine.at[4];
   }
   const auto all =
       kmeans::over_block(mine, [](int i, double x, double y) { return i < 2 ? x + y : kmeans::most_of(i, x, y); });
   const double variance = all.at[0] / d, rms = sqrt(variance + all.at[1] / d);
-  const bool narrow = all.at[2] <= kSpread * rms && all.at[4] < kMostExponent && all.at[5] < kMostExponent;
+  const bool narrow = all.at[2] <= kSpread * rms && ceil_log2(all.at[2]) < kMostExponent && all.at[4] < kMostExponent;
   const int bits = narrow ? kNarrowBits : wide_bits;
-  for (int j = threadIdx.x; j < d; j += kPrepareThreads) {
-    const int exponent = bits - ceil_log2(scales[j]);
-    scales[j] = power_of_two(exponent);
-    batch.sum_units[(long long)problem * d + j] = power_of_two(-exponent);
+  for (int j = threadIdx.x; j < d; j += kmeans::kCenterThreads) {
+    const int exponent = bits - (int)scales[j];
+    scales[j] = ldexp(1.0, exponent);
+    batch.sum_units[(long long)problem * d + j] = ldexp(1.0, -exponent);
   }
   if (threadIdx.x != 0) return;
   batch.tolerances[problem] = tol * variance;
   batch.narrow[problem] = narrow;
-  int exponent = 0;
-  if (rms > 0 && rms < kInfinity) {
-    const Binary of = binary_of(rms);
-    exponent = 4 - of.exponent - (of.mantissa > 1.4142135623730951);
-    exponent = exponent < -kMostExponent ? -kMostExponent : exponent > kMostExponent ? kMostExponent : exponent;
-  }
-  batch.half_copy_scales[problem] = (float)power_of_two(exponent);
+  batch.half_copy_scales[problem] = (float)ldexp(1.0, half_copy_exponent(rms));
   if (all.at[3] != 0) atomicMin(refused, problem);
 }
 

@@ -217,24 +217,24 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_centers(cons
   batch.counts[problem] = 0;
 }
 
-// Adds rows `begin` to `end` − 1 of the list of reassigned rows to the sums of a slice, and subtracts them from the
-// sums of their old clusters. `number(x − mean, column of the slice)` is the fixed-point element.
+// Adds `left` reassigned rows, listed from `changes` on, to the sums of a slice, and subtracts them from the sums of
+// their old clusters. `number(x − mean, column of the slice)` is the fixed-point element.
 template <bool kShared, int kTogether, typename T, typename Number>
 __device__ __forceinline__ void add_rows(const Batch<T>& batch, int problem, const SliceSums<kShared>& here,
-                                         unsigned begin, unsigned end, Number number) {
+                                         const Change* changes, unsigned left, Number number) {
   const int lane = threadIdx.x % 32;
   const float* mean = batch.means + (long long)problem * batch.d + here.first;
   const T* x = batch.row(problem, 0) + here.first;
   const int columns = batch.d - here.first < here.columns ? batch.d - here.first : here.columns;
-  if (begin < end) here.clear();
-  for (unsigned some = begin; some < end; some += kFlush) {
-    const unsigned last = end - some < kFlush ? end : some + kFlush;
-    for (unsigned first = some + threadIdx.x / 32 * 32; first < last; first += blockDim.x) {
-      const int rows = last - first < 32 ? (int)(last - first) : 32;
+  if (left > 0) here.clear();
+  while (left > 0) {
+    const unsigned count = left < kFlush ? left : kFlush;
+    for (unsigned first = threadIdx.x / 32 * 32; first < count; first += blockDim.x) {
+      const int rows = count - first < 32 ? (int)(count - first) : 32;
       Change change = {0, -1};
       int label = -1;
       if (lane < rows) {
-        change = batch.changes[problem * batch.n + first + lane];
+        change = changes[first + lane];
         label = batch.labels[problem * batch.n + change.row];
         if (here.first == 0) here.move(change.from, label, here.columns, 1);
       }
@@ -264,6 +264,8 @@ __device__ __forceinline__ void add_rows(const Batch<T>& batch, int problem, con
       }
     }
     here.flush();
+    changes += count;
+    left -= count;
   }
 }
 
@@ -276,18 +278,19 @@ __global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_sums(const B
   const unsigned slices = (d + batch.sum_columns - 1) / batch.sum_columns, parts = gridDim.x / slices;
   const unsigned count = batch.counts[problem], even = (count + parts - 1) / parts;
   const unsigned share = even < kLeastShare ? kLeastShare : even;
-  const unsigned long long at = (unsigned long long)share * (blockIdx.x / slices);
-  const unsigned begin = at < count ? (unsigned)at : count, end = count - begin < share ? count : begin + share;
+  const unsigned long long begin = (unsigned long long)share * (blockIdx.x / slices);
+  const unsigned left = begin >= count ? 0 : count - begin < share ? (unsigned)(count - begin) : share;
+  const Change* changes = batch.changes + problem * batch.n + begin;
   unsigned long long* sums = batch.sums + (long long)problem * batch.k * (d + 1);
   const int first = blockIdx.x % slices * batch.sum_columns;
   const double* scales = batch.sum_scales + (long long)problem * d + first;
   if (kShared && batch.narrow[problem]) {
     const SliceSums<true> here{sums, simt::dynamic_shared<unsigned>(), d, batch.k, first, batch.sum_columns};
-    add_rows<true, 4>(batch, problem, here, begin, end,
+    add_rows<true, 4>(batch, problem, here, changes, left,
                       [&](float x, int column) { return __float2int_rn(x * (float)scales[column]); });
   } else {
     const SliceSums<false> here{sums, nullptr, d, batch.k, first, batch.sum_columns};
-    add_rows<false, 2>(batch, problem, here, begin, end,
+    add_rows<false, 2>(batch, problem, here, changes, left,
                        [&](float x, int column) { return __double2ll_rn((double)x * scales[column]); });
   }
 }

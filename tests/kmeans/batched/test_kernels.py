@@ -7,27 +7,14 @@ import oracle
 import pytest
 from exhaustive import property_test
 from host_cuda import harness
-from host_cuda.machine import HostKernel, HostMachine
+from host_cuda.machine import HostKernel
 from hypothesis import strategies as st
+from kmeans.batches import batch_of, blobs
 from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
-from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
-from tsapps.apps.kmeans.batched.plan import STATUS, batch_plan
-from tsapps.apps.kmeans.data.plan import half_copy_scale
-
-
-def blobs(b, n, d, k, rng, apart=3.0):
-    """Clusters that overlap, and centers among them."""
-    middles = apart * rng.standard_normal((b, k, d))
-    X = middles[np.arange(b)[:, np.newaxis], rng.integers(0, k, (b, n))] + rng.standard_normal((b, n, d))
-    return X, middles + 0.3 * rng.standard_normal((b, k, d))
-
-
-def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2):
-    X = np.ascontiguousarray(np.asarray(X).astype(dtype))
-    machine = HostMachine(multiprocessors)
-    return BatchedLloyd(machine, X, k, batch_plan(*X.shape[1:], k, machine.gpu), max_iter=max_iter, tol=tol)
+from tsapps.apps.kmeans.batched.lloyd import random_states
+from tsapps.apps.kmeans.batched.plan import STATUS
 
 
 def one_iteration(X, centers, dtype="float32", multiprocessors=2):
@@ -119,41 +106,6 @@ def test_a_problem_is_the_same_beside_any_other(rng):
         batch.iterate()
     np.testing.assert_array_equal(both.arrays["sums"][0], alone.arrays["sums"][0])
     np.testing.assert_array_equal(both.centers[0], alone.centers[0])
-
-
-def test_scales_by_hand():
-    X = np.array([[[1.0, -4], [3, 4]], [[0, 5], [0, 5]], [[1000, 1], [0, 0]]])
-    batch = batch_of(X, 1, tol=0.5)
-    assert batch.arrays["means"].tolist() == [[2, 0], [0, 5], [500, 0.5]]
-    assert batch.arrays["tolerances"].tolist() == [0.5 * 8.5, 0, 0.5 * (500**2 + 0.5**2) / 2]
-    assert batch.arrays["narrow"].tolist() == [1, 1, 1]
-    # Bounds of |x − mean| are |x − x₀| + |x₀ − mean|: 3 and 12, 0 and 0, 1500 and 1.5.
-    assert batch.arrays["sum_scales"].tolist() == [[2.0**28, 2.0**26], [2.0**30, 2.0**30], [2.0**19, 2.0**29]]
-    # Root mean squares: 2.9, 0 and 353.6.
-    assert batch.arrays["half_copy_scales"].tolist() == [4, 1, 2.0**-4]
-
-
-def test_scales_of_each_problem(rng):
-    magnitudes = 10.0 ** rng.uniform(-12, 12, (12, 1, 1))
-    spreads = 10.0 ** rng.uniform(-3, 3, (12, 1, 20))
-    X = magnitudes * (rng.standard_normal((12, 4000, 20)) * spreads + rng.standard_normal((12, 1, 20)))
-    X[:6, 100, 3] = 1e6 * abs(X[:6]).max(axis=(1, 2))
-    X = X.astype(np.float32)
-    batch = batch_of(X, 1, tol=0.25)
-    exact = X.astype(np.float64)
-    np.testing.assert_allclose(batch.arrays["means"], exact.mean(axis=1), rtol=1e-6, atol=0)
-    np.testing.assert_allclose(batch.arrays["tolerances"], exact.var(axis=1).mean(axis=1) / 4, rtol=1e-10)
-    away = abs(exact - batch.arrays["means"][:, np.newaxis])
-    rms, largest = np.sqrt((away**2).mean(axis=(1, 2))), away.max(axis=1)
-    narrow = largest.max(axis=1) <= 256 * rms
-    assert narrow.tolist() == 6 * [False] + 6 * [True]
-    assert batch.arrays["narrow"].astype(bool).tolist() == narrow.tolist()
-    assert batch.arrays["half_copy_scales"].tolist() == [half_copy_scale(one) for one in rms]
-    elements = largest * batch.arrays["sum_scales"]
-    limits = np.where(narrow, 2.0**30, 2.0**46)[:, np.newaxis]
-    assert (elements <= limits).all()
-    assert (elements >= limits / 8).all()  # the bounds of |x − mean| are at most four times as large
-    assert (batch.arrays["sum_scales"] * batch.arrays["sum_units"] == 1).all()
 
 
 def seeds_in_order(X, k, state):
@@ -259,7 +211,6 @@ def test_launches_are_as_many_for_any_number_of_problems(start, rng, monkeypatch
         batch.iterate()
         batch.inertias()
         batch.warn_of_lost_clusters()
-        batch.inertias()
         assert batch.arrays["iterations"].tolist() == [4] * b
         return list(launched)
 
