@@ -15,6 +15,7 @@ from tsapps.apps.abft.at_rest.gpu.plan import TASK
 from tsapps.apps.abft.product import gpu as abft_gpu
 from tsapps.apps.abft.product import plan as abft
 from tsapps.apps.abft.product.plan import detect_epilogue, row_sums_epilogue
+from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS, ONE_PRODUCT
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
@@ -25,7 +26,7 @@ from tsapps.apps.kmeans.assign.plan import (
     TILE_BOUND,
 )
 from tsapps.apps.kmeans.batched import plan as batched
-from tsapps.apps.kmeans.batched.plan import BATCH, PLUSPLUS_ARGS
+from tsapps.apps.kmeans.batched.plan import BATCH, CANDIDATES, LIST_BYTES, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.engines import device_step
@@ -86,6 +87,9 @@ STRUCTURES = {
     "kmeans::UpdateCenters<float>": ("apps/kmeans/update/centers.cuh", UPDATE_CENTERS),
     "batched::Batch<float>": ("apps/kmeans/batched/problem.cuh", BATCH),
     "batched::PlusPlusArgs": ("apps/kmeans/batched/init.cuh", PLUSPLUS_ARGS),
+    "tsm2::OneProduct": ("kernels/tsm2/streamed_turns.cuh", ONE_PRODUCT),
+    "tsm2::ManyProducts": ("kernels/tsm2/streamed_turns.cuh", MANY_PRODUCTS),
+    "batched::CandidatesEpilogue<128, 3, true>": ("apps/kmeans/batched/candidates.cuh", CANDIDATES),
     "tsm2::Order": ("kernels/tsm2/emulated_gemm.cuh", ORDER),
 }
 
@@ -96,6 +100,7 @@ SIZES = {
         f"kmeans::AmbiguousLargeK<{most}>": ("apps/kmeans/assign/large_k_lists.cuh", size)
         for most, size in AMBIGUOUS_LARGE_K_BYTES.items()
     },
+    "batched::CandidateList": ("apps/kmeans/batched/candidate_list.cuh", LIST_BYTES),
     "kmeans::PointTest": ("apps/kmeans/init/code_products.cuh", pruned_launch._TEST_BYTES),
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }
@@ -114,6 +119,7 @@ CONSTANTS = {
     "abft::kStrip": (_TILES, at_rest._STRIP),
     "abft::kWarps": (_TILES, at_rest._WARPS),
     "batched::kSeedRows": ("apps/kmeans/batched/init.cuh", batched.SEED_ROWS),
+    "batched::kSettleThreads": ("apps/kmeans/batched/settle.cuh", batched.SETTLE_ROWS),
     "batched::kTileRows": ("apps/kmeans/batched/assign.cuh", batched.TILE_ROWS),
     "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", pruned_launch._QUANTIZE_THREADS),
     "kmeans::kCheckCenters": (_CHECKS, protect.CENTERS),

@@ -238,8 +238,8 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
 
 template <bool clears, typename T = Half, int blocks>
 TSA_PTX void wgmma(float (&d)[blocks][4], unsigned long long a, unsigned long long b) {
-  static_assert(blocks <= 8 || (is_half<T> && blocks % 3 == 1 && 13 <= blocks && blocks <= 25),
-                "8 to 64 columns, or 104, 128, 152, 176 or 200 of halves");
+  static_assert(blocks <= 8 || (is_half<T> && (blocks <= 16 || (blocks % 3 == 1 && blocks <= 25))),
+                "8 to 64 columns; of halves 8 to 128, 152, 176 or 200");
   if constexpr (blocks == 1) {
     TSA_SHARED_WGMMA(1, "8", "%4, %5, %6");
   } else if constexpr (blocks == 2) {
@@ -256,8 +256,20 @@ TSA_PTX void wgmma(float (&d)[blocks][4], unsigned long long a, unsigned long lo
     TSA_SHARED_WGMMA(7, "56", "%28, %29, %30");
   } else if constexpr (blocks == 8) {
     TSA_SHARED_WGMMA(8, "64", "%32, %33, %34");
+  } else if constexpr (blocks == 9) {
+    TSA_SHARED_WGMMA(9, "72", "%36, %37, %38");
+  } else if constexpr (blocks == 10) {
+    TSA_SHARED_WGMMA(10, "80", "%40, %41, %42");
+  } else if constexpr (blocks == 11) {
+    TSA_SHARED_WGMMA(11, "88", "%44, %45, %46");
+  } else if constexpr (blocks == 12) {
+    TSA_SHARED_WGMMA(12, "96", "%48, %49, %50");
   } else if constexpr (blocks == 13) {
     TSA_SHARED_WGMMA(13, "104", "%52, %53, %54");
+  } else if constexpr (blocks == 14) {
+    TSA_SHARED_WGMMA(14, "112", "%56, %57, %58");
+  } else if constexpr (blocks == 15) {
+    TSA_SHARED_WGMMA(15, "120", "%60, %61, %62");
   } else if constexpr (blocks == 16) {
     TSA_SHARED_WGMMA(16, "128", "%64, %65, %66");
   } else if constexpr (blocks == 19) {

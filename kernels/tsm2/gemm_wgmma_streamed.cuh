@@ -38,7 +38,7 @@ namespace tsm2 {
 //   open(), close()                      are called first and last; a barrier of the block follows open and precedes
 //                                        close
 //   fetch(Fetched&, row)                 loads data of the row tile that begins at `row`, ahead of its turn; the row
-//                                        tile may lie beyond the end of A
+//                                        tile may lie beyond the end of A, or not be multiplied at all
 //   begin(Rows&, Fetched, levels)        is called before the first column tile of a row tile; if kLevels, it sets
 //                                        levels[i], which is added to all sums of row i of this thread's two rows
 //   take(Rows&, column tile, sums)       consumes a column tile: the fragments (ptx/mma.cuh) of a warp's 16 rows
@@ -48,10 +48,10 @@ namespace tsm2 {
 // column tiles of a row tile come in increasing order, begin with any tile, and continue with tile 0 after the last.
 // The template constants are those of streamed_pipeline.cuh.
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays,
-          typename Epilogue>
+          typename Products, typename Epilogue>
 class GemmWgmmaStreamed {
   using Pipelines =
-      StreamedPipelines<kColumns, kPanels, kChunks, kGroups, kStagesA, kStagesB, kStays, Epilogue::kLevels>;
+      StreamedPipelines<kColumns, kPanels, kChunks, kGroups, kStagesA, kStagesB, kStays, Epilogue::kLevels, Products>;
   using PlaceOfB = typename Pipelines::template Place<kStagesB>;
 
  public:
@@ -62,10 +62,10 @@ class GemmWgmmaStreamed {
   static constexpr int kConsumerRegisters =
       (kLaunchRegisters * kThreads - kProducerRegisters * 128) / kConsumers / 8 * 8;
 
-  // A has `row_tiles` row tiles, and B has `column_tiles` column tiles.
-  __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
+  // B has `column_tiles` column tiles.
+  __device__ GemmWgmmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, const Products& products,
                                int column_tiles, const Epilogue& epilogue)
-      : pipelines_(shared, A, B, row_tiles, column_tiles), epilogue_(epilogue) {}
+      : pipelines_(shared, A, B, products, column_tiles), epilogue_(epilogue) {}
 
   __device__ __forceinline__ void run() const {
     pipelines_.set_up();
@@ -84,7 +84,7 @@ class GemmWgmmaStreamed {
 
  private:
   __device__ __forceinline__ long long first_row_of(int turn, int group) const {
-    return (long long)pipelines_.tile_of(turn, group) * kPanelRows;
+    return (long long)pipelines_.turns.row_tile(turn, group) * kPanelRows;
   }
 
   __device__ __forceinline__ void multiply() const {
@@ -97,7 +97,7 @@ class GemmWgmmaStreamed {
     typename Epilogue::Fetched fetched;
     epilogue_.fetch(fetched, first_row_of(0, group));
     skip_column_tiles(column_tile, b);
-    for (int turn = 0; turn < pipelines_.turns; ++turn, a.next_turn()) {
+    for (int turn = 0; turn < pipelines_.turns.count(); ++turn, a.next_turn()) {
       typename Epilogue::Rows rows;
       float levels[2];
       epilogue_.begin(rows, fetched, levels);
@@ -181,18 +181,18 @@ class GemmWgmmaStreamed {
   const Epilogue& epilogue_;
 };
 
-// `row_tiles` and `column_tiles` are at least 1.
+// `column_tiles` is at least 1.
 template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays,
-          typename Epilogue>
+          typename Products, typename Epilogue>
 __global__ void __launch_bounds__(128 * kGroups + 128, 1)
-    gemm_wgmma_streamed(const ptx::Half* A, const ptx::Half* B, int row_tiles, int column_tiles,
+    gemm_wgmma_streamed(const ptx::Half* A, const ptx::Half* B, const Products products, int column_tiles,
                         const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   if (epilogue.idle()) return;
-  using Kernel = GemmWgmmaStreamed<kColumns, kPanels, kChunks, kGroups, kStagesA, kStagesB, kStays, Epilogue>;
+  using Kernel = GemmWgmmaStreamed<kColumns, kPanels, kChunks, kGroups, kStagesA, kStagesB, kStays, Products, Epilogue>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
-  Kernel(shared, A, B, row_tiles, column_tiles, epilogue).run();
+  Kernel(shared, A, B, products, column_tiles, epilogue).run();
 }
 
 }  // namespace tsm2

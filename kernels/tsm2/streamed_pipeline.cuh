@@ -16,14 +16,17 @@
 #include "kernels/ptx/types.cuh"
 #include "kernels/ptx/wgmma.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
+#include "kernels/tsm2/streamed_turns.cuh"
 
 namespace tsm2 {
 
 // A row tile of A has kPanels · kChunks panels; a column tile of B has one more panel, the first. kStagesA: with
 // kStays, the number of row tiles of A in shared memory, from kGroups to 2 · kGroups; else the number of chunks of A in
 // shared memory per warpgroup. kStagesB: the number of chunks of B in shared memory. With kLevels, the products also
-// add a number per row of A (core_matrix_layout.cuh).
-template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels>
+// add a number per row of A (core_matrix_layout.cuh). Products: the products that the launch computes
+// (streamed_turns.cuh).
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kStagesA, int kStagesB, bool kStays, bool kLevels,
+          typename Products>
 class StreamedPipelines {
  public:
   static constexpr int kConsumers = 128 * kGroups, kThreads = kConsumers + 128;
@@ -85,15 +88,14 @@ class StreamedPipelines {
     Place<kStagesA> stage_;
   };
 
-  // A has `row_tiles` row tiles, and B has `column_tiles` column tiles.
-  __device__ StreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, int row_tiles,
+  // B has `column_tiles` column tiles.
+  __device__ StreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, const Products& products,
                                int column_tiles)
       : buffer_a(shared), buffer_b(shared + kPieces * kPiece), constants(shared + kPipelinesBytes),
         full_a(reinterpret_cast<ptx::Mbarrier*>(shared + kPipelineBytes)), empty_a(full_a + kAwaited),
-        full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), column_tiles(column_tiles),
-        turns((row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
+        full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), column_tiles(column_tiles), turns(products),
         A_(reinterpret_cast<const unsigned char*>(A)), B_(reinterpret_cast<const unsigned char*>(B)),
-        row_tiles_(row_tiles), apart_(kStays && turns >= kManyTurns) {}
+        apart_(kStays && turns.kOneB && turns.count() >= kManyTurns) {}
 
   // Initializes barriers and constants. All threads of the block call it; a barrier must follow.
   __device__ __forceinline__ void set_up() const {
@@ -121,13 +123,14 @@ class StreamedPipelines {
   __device__ __forceinline__ void copy() const {
     Place<kStagesA> a;
     Place<kStagesB> b;
-    const int steps = turns * column_tiles + start_of(kGroups - 1);
-    int column = 0, turn = 0, begun = 0;  // begun: number of warpgroups whose row tile of this turn is being copied
+    const int steps = turns.count() * column_tiles + start_of(kGroups - 1);
+    int column = 0, product = turns.product(0), turn_of_b = 0;
+    int turn = 0, begun = 0;  // begun: number of warpgroups whose row tile of this turn is being copied
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       if (kStays) {
 #pragma unroll 1
-        for (; turn < turns && step == turn * column_tiles + start_of(begun); a.next()) {
+        for (; turn < turns.count() && step == turn * column_tiles + start_of(begun); a.next()) {
           copy_tile(a.stage, turn, begun);
           if (++begun == kGroups) begun = 0, ++turn;
         }
@@ -139,28 +142,25 @@ class StreamedPipelines {
           for (int group = 0; group < kGroups; ++group) {
             const int piece = a.stage * kGroups + group;
             ptx::mbarrier_wait(empty_a + piece, a.parity ^ 1);
-            copy_a({piece, piece, 0}, tile_of(step / column_tiles, group), chunk);
+            copy_a({piece, piece, 0}, turns.copied_tile(turn_of_b, group), chunk);
           }
           a.next();
         }
-        copy_b(b, column, chunk);
+        copy_b(b, product, column, chunk);
         b.next();
       }
-      if (++column == column_tiles) column = 0;
+      if (++column == column_tiles) column = 0, product = turns.product(++turn_of_b);
     }
   }
 
-  // tile_of: the index of the row tile that a warpgroup multiplies in a turn. start_of: the number of column tiles that
-  // pass before a warpgroup starts.
-  __device__ __forceinline__ int tile_of(int turn, int group) const {
-    return (turn * (int)gridDim.x + (int)blockIdx.x) * kGroups + group;
-  }
+  // The number of column tiles that pass before a warpgroup starts.
   __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
 
   // The pipelines of A and of B, and the panels that multiply B's first panel.
   unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
-  const int column_tiles, turns;
+  const int column_tiles;
+  const Turns<Products, kGroups> turns;
 
  private:
   // Copies a warpgroup's row tile of a turn. Waits first until the row tile that was in the same memory, kStagesA row
@@ -174,27 +174,27 @@ class StreamedPipelines {
         const int before = (2 * group_before + turn_before % 2) * kChunks + chunk;
         ptx::mbarrier_wait(empty_a + before, (unsigned)turn_before / 2 % 2);
       }
-      copy_a({stage * kChunks + chunk, (2 * group + turn % 2) * kChunks + chunk, 0}, tile_of(turn, group), chunk);
+      copy_a({stage * kChunks + chunk, (2 * group + turn % 2) * kChunks + chunk, 0}, turns.copied_tile(turn, group),
+             chunk);
     }
   }
 
   __device__ __forceinline__ void copy_a(const Piece& to, int tile, int chunk) const {
-    // Instead of a row tile beyond the last, the last row tile is copied again.
-    const long long from = tile < row_tiles_ ? tile : row_tiles_ - 1;
+    const long long from = (long long)tile * kChunks + chunk;
     ptx::mbarrier_arrive_expect(full_a + to.barrier, kPiece);
-    ptx::bulk_copy(buffer_a + to.at * kPiece, A_ + (from * kChunks + chunk) * kPiece, kPiece, full_a + to.barrier);
+    ptx::bulk_copy(buffer_a + to.at * kPiece, A_ + from * kPiece, kPiece, full_a + to.barrier);
   }
 
-  __device__ __forceinline__ void copy_b(const Place<kStagesB>& to, int column, int chunk) const {
+  __device__ __forceinline__ void copy_b(const Place<kStagesB>& to, int product, int column, int chunk) const {
     const int more = chunk == 0 ? kPanelB : 0;
-    const long long from = column * (kChunks * (long long)kChunkB + kPanelB) + chunk * kChunkB + kPanelB - more;
+    const long long tile = (long long)product * column_tiles + column;
+    const long long from = tile * (kChunks * (long long)kChunkB + kPanelB) + chunk * kChunkB + kPanelB - more;
     ptx::mbarrier_wait(empty_b + to.stage, to.parity ^ 1);
     ptx::mbarrier_arrive_expect(full_b + to.stage, kChunkB + more);
     ptx::bulk_copy(buffer_b + to.stage * kStageB + kPanelB - more, B_ + from, kChunkB + more, full_b + to.stage);
   }
 
   const unsigned char *const A_, *const B_;
-  const int row_tiles_;
   const bool apart_;
 };
 

@@ -1,38 +1,25 @@
 // Labels for large k: the arg-min epilogue of small_k.cuh, for a GEMM that streams the centers, kColumns at a time
 // (gemm_wgmma_streamed.cuh). Symbols: see the head of small_k.cuh.
 //
-// Columns are sorted by the norms that the centers had one iteration before (update/centers.cuh), so the centers of a
-// column tile have similar norms. A row i has a score error bound E for each column tile T:
+// It finds the candidates of each row (streamed_candidates.cuh), and lists the rows that are ambiguous or have a new
+// label. Columns are sorted by the norms that the centers had one iteration before (update/centers.cuh), so the centers
+// of a column tile have similar norms. A row i has a score error bound E for each column tile T:
 //
 //   E = min(norm · b_T + a_T, E_i)   b_T = max_j ((ρ + 2⁻²² + γ) ‖c_j‖ + (1 + γ) δ_j),   a_T = max_j γ' ‖c_j‖²/2
 //
 // over the centers j of the tile. E_i is E of small_k.cuh. γ' = γ + 2⁻²², because the tensor cores also add −‖c‖²/2.
 // With a level (kLevelled), γ' times the level is added to both. The core-matrix layout adds 2⁻³².
-//
-// A *lower score* is a score minus E, and an *upper score* is a score plus E. While centers stream by, those whose
-// upper score is at least the row's best lower score so far are *candidates*. Scores are processed in *units* of at
-// most 128 centers, of which a lane holds a quarter. It keeps the kKept latest units with candidates: for each, a
-// 32-bit mask and the best upper score of its tile. At the end, the candidates of a unit remain candidates if this
-// upper score is at least the final best lower score.
-//
-// Why it is fast: accumulators start at −‖c‖²/2, so a score needs no addition, and one instruction finds the largest of
-// three scores. Only a tile with a score near the row's best needs two more instructions per score, to set candidate
-// bits in the mantissa of a float. The more tiles, the rarer this is. Independent chains of instructions hide latency.
 #pragma once
-#include "apps/kmeans/assign/large_k_lists.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
+#include "apps/kmeans/assign/streamed_candidates.cuh"
 
 namespace kmeans {
 
-// 2⁹⁶, the factor that makes score differences saturate to 0 or 1: scores differ by 0 or by 2⁻⁵⁶ to 2³¹.
-constexpr float kSteep = 7.9228163e28f;
-
-// kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
-// kLevelled: a number per row, the level, is added to all scores of the row. It is computed from norms and makes the
-// best score larger than 2 E_i. So scores compare as integers: negative scores then have the wrong order, but they are
-// not those of candidates. kCandidates: maximum number of candidates in the list of an ambiguous row.
+// kColumns, kKept and kLevelled: see streamed_candidates.cuh. kCandidates: maximum number of candidates in the list of
+// an ambiguous row.
 template <int kColumns, int kKept, bool kLevelled, int kCandidates>
 struct StreamedArgminEpilogue {
+  using Streamed = StreamedCandidates<kColumns, kKept, kLevelled>;
   static constexpr bool kLevels = kLevelled;
 
   const CenterStats* center_stats;
@@ -53,33 +40,10 @@ struct StreamedArgminEpilogue {
     int label[2];
   };
 
-  // A tile has kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask has bits for at most 16 fragments.
-  static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
-  static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
-
-  // Candidates of a unit: mask bit 2·j + i is column 8·j + 2·(lane % 4) + i. The unit number replaces the last bits of
-  // the best upper score of the tile, which is rounded up first.
-  static constexpr unsigned numbers() {
-    unsigned numbers = 1;
-    while (numbers < (kMostCenters + kColumns - 1) / kColumns * kUnits) numbers *= 2;
-    return numbers;
-  }
-  static constexpr unsigned kNumbers = numbers();
-  struct Found {
-    unsigned upper_and_unit, mask;
-
-    __device__ __forceinline__ float upper() const { return __uint_as_float(upper_and_unit); }
-    __device__ __forceinline__ int unit() const { return upper_and_unit % kNumbers; }
-  };
-
-  // State of rows g = lane / 4 and g + 8 of this warp's 16; the four lanes of a row hold the same `lower`.
   struct Rows {
-    // `lower`: the best lower score so far. `error`: E_i. `lost`: the largest upper score that was kept with candidates
-    // since dropped, for lack of space.
-    float lower[2], norm[2], error[2], lost[2];
+    typename Streamed::Rows of;
+    float norm[2];
     int label[2];
-    bool within[2];
-    Found found[2][kKept];  // the latest unit first
   };
 
   __device__ __forceinline__ bool idle() const { return *stopped; }
@@ -95,87 +59,40 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void fetch(Fetched& fetched, long long first) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const long long row = row_of(first, r);
+      const long long row = Streamed::row_of(first, r);
       fetched.norm[r] = row < n ? norms[row] : 0.0f;
       fetched.label[r] = row < n ? labels[row] : 0;
     }
   }
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched, float (&levels)[2]) const {
-    const CenterStats most = *center_stats;
-    const float of_sums = tensor_error + 1.0f / (1 << 22);  // γ'
-    const RowBound bound(most, tensor_error, rounding, of_sums);
+    Streamed::begin(rows.of, fetched.norm, *center_stats, tensor_error, rounding, levels);
 #pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      const float norm = fetched.norm[r], least = kLevelled ? least_score(norm, most.least) : 0.0f;
-      rows.norm[r] = norm;
-      rows.error[r] = 1.001f * (bound(norm) + of_sums * least) + 2.5e-10f;
-      rows.within[r] = norm <= most.norm_limit;
-      rows.label[r] = fetched.label[r];
-      rows.lower[r] = rows.lost[r] = -kInfinity;
-#pragma unroll
-      for (int i = 0; i < kKept; ++i) rows.found[r][i] = {0, 0};
-      levels[r] = rows.within[r] ? least + 4 * rows.error[r] : 0.0f;
-    }
+    for (int r = 0; r < 2; ++r) rows.norm[r] = fetched.norm[r], rows.label[r] = fetched.label[r];
   }
 
-  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[kFragments][4]) const {
+  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[kColumns / 8][4]) const {
     const TileBound bound = tile_bounds[tile];
-    float own[2], error[2], threshold[2];
+    float error[2];
 #pragma unroll
-    for (int r = 0; r < 2; ++r) own[r] = most(scores, r);
-    float best[2] = {own[0], own[1]};
-#pragma unroll
-    for (int lanes = 1; lanes <= 2; lanes *= 2) {
-#pragma unroll
-      for (int r = 0; r < 2; ++r) best[r] = fmaxf(best[r], simt::shuffle_xor(best[r], lanes));
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      error[r] = fminf(fmaf(rows.norm[r], bound.of_norm, bound.always), rows.error[r]);
-      rows.lower[r] = fmaxf(rows.lower[r], best[r] - error[r]);
-      threshold[r] = error[r] - rows.lower[r];
-    }
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (!__any_sync(simt::every_lane, own[r] + threshold[r] > 0)) continue;
-#pragma unroll
-      for (int unit = 0; unit < kUnits; ++unit) {
-        const unsigned mask = candidates(scores, r, unit, threshold[r] * kSteep);
-        add(rows, r, tile * kUnits + unit, mask, best[r] + error[r]);
-      }
-    }
+    for (int r = 0; r < 2; ++r) error[r] = fminf(fmaf(rows.norm[r], bound.of_norm, bound.always), rows.of.error[r]);
+    Streamed::take(rows.of, tile, scores, error);
   }
 
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     const int lane = threadIdx.x % 4;
-    const unsigned row = (unsigned)row_of(first, 0);
+    const unsigned row = (unsigned)Streamed::row_of(first, 0);
     // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in lower lanes.
     int to[2], count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float least = rows.lower[r];
-      int mine = 0;
-      Found last = rows.found[r][0];
-#pragma unroll
-      for (int i = 0; i < kKept; ++i) {
-        Found& found = rows.found[r][i];
-        if (!(found.upper() >= least)) found.mask = 0;
-        mine += __popc(found.mask);
-        last = found.mask ? found : last;
-      }
-      int one = column(last);
-      // The number of candidates in all lanes of the row, plus kMore for each lane that dropped some.
-      int all = mine + (rows.lost[r] >= least ? kMore : 0);
-      const int neighbour = simt::shuffle_xor(all, 1);
-      all += neighbour;
-      const int others = simt::shuffle_xor(all, 2);
-      at[r] = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
-      all = rows.within[r] ? all + others : kMore;
-      const bool present = row + 8 * r < n, certified = all == 1;
-      if (present && certified && mine == 1) one = centers[one];
-      to[r] = present && certified && mine == 1 && one != rows.label[r] ? one : -1;
-      count[r] = present && !certified ? all : 1;
+      const typename Streamed::Count here = Streamed::count(rows.of, r);
+      const bool present = row + 8 * r < n, certified = here.all == 1;
+      int one = here.first;
+      if (present && certified && here.mine == 1) one = centers[one];
+      to[r] = present && certified && here.mine == 1 && one != rows.label[r] ? one : -1;
+      count[r] = present && !certified ? here.all : 1;
+      at[r] = here.before;
     }
     if (!__any_sync(simt::every_lane, (to[0] & to[1]) >= 0 || count[0] != 1 || count[1] != 1)) return;
     unsigned place[2];
@@ -202,11 +119,7 @@ struct StreamedArgminEpilogue {
       if (!listed(r)) continue;
       AmbiguousLargeK<kCandidates>& entry = ambiguous[blockIdx.x * capacity + own];
       if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = count[r];
-#pragma unroll
-      for (int i = 0; i < kKept; ++i) {
-        Found& found = rows.found[r][i];
-        for (; found.mask; found.mask &= found.mask - 1) entry.candidates[at[r]++] = centers[column(found)];
-      }
+      Streamed::for_each(rows.of, r, [&](int column) { entry.candidates[at[r]++] = centers[column]; });
     }
   }
 
@@ -215,84 +128,6 @@ struct StreamedArgminEpilogue {
   static __device__ __forceinline__ Lengths* here() {
     __shared__ Lengths lengths;
     return &lengths;
-  }
-
-  static __device__ __forceinline__ long long row_of(long long first, int r) {
-    return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-  }
-
-  // Upper bound of minus the best score of a row: the score of the center of the minimum norm is at least minus this.
-  static __device__ __forceinline__ float least_score(float norm, float least_norm) {
-    return 1.02f * least_norm * (norm + least_norm / 2);
-  }
-
-  // The column of the first of this lane's candidates.
-  static __device__ __forceinline__ int column(const Found& found) {
-    const int bit = __ffs(found.mask) - 1;
-    const int fragment = found.unit() % kUnits * kOfUnit + bit / 2;
-    return found.unit() / kUnits * kColumns + fragment * 8 + (int)threadIdx.x % 4 * 2 + bit % 2;
-  }
-
-  // Returns the largest of this lane's scores of a row, by independent chains of maxima.
-  static __device__ __forceinline__ float most(const float (&scores)[kFragments][4], int r) {
-    if constexpr (kLevelled) {
-      return __int_as_float(largest<int>(scores, r));
-    } else {
-      return largest<float>(scores, r);
-    }
-  }
-
-  template <typename Number>
-  static __device__ __forceinline__ Number largest(const float (&scores)[kFragments][4], int r) {
-    constexpr int kTogether = 4;
-    Number most[kTogether];
-#pragma unroll
-    for (int j = 0; j < kFragments; ++j) {
-      Number one, other, &here = most[j % kTogether];
-      read(scores[j][2 * r], one), read(scores[j][2 * r + 1], other);
-      here = j < kTogether ? larger(one, other) : larger(larger(here, one), other);
-    }
-    return larger(larger(larger(most[0], most[1]), most[2]), most[3]);
-  }
-
-  static __device__ __forceinline__ void read(float score, int& to) { to = __float_as_int(score); }
-  static __device__ __forceinline__ void read(float score, float& to) { to = score; }
-  static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
-  static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
-
-  // Returns a mask with a bit for each score of a unit that exceeds a limit; `threshold` is the limit times −kSteep.
-  // Four independent chains compute eight bits each.
-  static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
-                                                        float threshold) {
-    constexpr float kNoBits = 1 << 23;
-    float parts[4] = {kNoBits, kNoBits, kNoBits, kNoBits};
-#pragma unroll
-    for (int bit = 0; bit < 8; ++bit) {
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const int fragment = 4 * part + bit / 2, j = unit * kOfUnit + fragment;
-        if (fragment >= kOfUnit || j >= kFragments) continue;
-        const float above = __saturatef(fmaf(scores[j][2 * r + bit % 2], kSteep, threshold));
-        parts[part] = fmaf(above, (float)(1 << bit), parts[part]);
-      }
-    }
-    const unsigned low = __byte_perm(__float_as_uint(parts[0]), __float_as_uint(parts[1]), 0x0040);
-    const unsigned high = __byte_perm(__float_as_uint(parts[2]), __float_as_uint(parts[3]), 0x0040);
-    return __byte_perm(low, high, 0x5410);
-  }
-
-  // Stores a unit's candidates, if any, with the best upper score of its tile. They replace those of the latest stored
-  // unit if these are no longer candidates.
-  static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask, float upper) {
-    Found(&kept)[kKept] = rows.found[r];
-    const float above = upper + fabsf(upper) * (2.0f / (1 << 23) * kNumbers);
-    const bool any = mask != 0;
-    const bool stays = any && kept[0].mask != 0 && kept[0].upper() >= rows.lower[r];
-    const Found last = kept[kKept - 1];
-    rows.lost[r] = stays && last.mask != 0 ? fmaxf(rows.lost[r], last.upper()) : rows.lost[r];
-#pragma unroll
-    for (int i = kKept - 1; i > 0; --i) kept[i] = stays ? kept[i - 1] : kept[i];
-    if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
   }
 };
 

@@ -1,11 +1,29 @@
 """Plan of the assignment for large k: template arguments of gemm_wgmma_streamed.cuh from sizes (pure)."""
 
 from dataclasses import dataclass
+from math import ceil
+
+import numpy as np
 
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["StreamPlan", "depth_of", "list_candidates", "stream_plan"]
+__all__ = [
+    "MANY_PRODUCTS",
+    "ONE_PRODUCT",
+    "StreamPlan",
+    "batched_stream_plan",
+    "depth_of",
+    "list_candidates",
+    "stream_plan",
+]
 
+#: The C++ classes `OneProduct` and `ManyProducts` of streamed_turns.cuh, as NumPy structures.
+ONE_PRODUCT = np.dtype([("row_tiles", "i4")])
+MANY_PRODUCTS = np.dtype([("products", "u8"), ("count", "u8"), ("turns_each", "i4"), ("padding", "i4")])
+
+# Maximum number of centers per column tile of four warpgroups, which registers limit; and bytes of shared memory that
+# the driver and the epilogue use.
+_MOST_COLUMNS, _RESERVED = 128, 1024
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
@@ -93,18 +111,21 @@ class StreamPlan:
         constants = 32 * self.ROWS * (self.groups if self.levels else 1)
         return pieces * bytes_a + self.stages_b * bytes_b + constants + 8 * barriers
 
-    @property
-    def kernel(self) -> str:
-        """Name expression of the kernel."""
+    def kernel_of(self, products: str, epilogue: str) -> str:
+        """Return the name expression of the kernel for C++ classes of products and of an epilogue."""
         sizes = self.columns, self.panels, self.chunks, self.groups, self.stages_a, self.stages_b
         numbers = ", ".join(map(str, sizes))
-        return f"tsm2::gemm_wgmma_streamed<{numbers}, {str(self.stays).lower()}, {self.epilogue}>"
+        return f"tsm2::gemm_wgmma_streamed<{numbers}, {str(self.stays).lower()}, tsm2::{products}, {epilogue}>"
 
     @property
-    def epilogue(self) -> str:
-        """C++ class of the epilogue. With four warpgroups, registers limit it to three units with candidates."""
-        kept = 3 if self.groups > 3 else 5
-        return f"kmeans::StreamedArgminEpilogue<{self.columns}, {kept}, {str(self.levels).lower()}, {self.candidates}>"
+    def kernel(self) -> str:
+        """Name expression of the kernel for one problem."""
+        return self.kernel_of("OneProduct", f"kmeans::StreamedArgminEpilogue<{self.kept}, {self.candidates}>")
+
+    @property
+    def kept(self) -> str:
+        """Template arguments of `StreamedCandidates`. With four warpgroups, registers limit it to three units."""
+        return f"{self.columns}, {3 if self.groups > 3 else 5}, {str(self.levels).lower()}"
 
     @property
     def candidates(self) -> int:
@@ -145,17 +166,42 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
         return None
     single, double = (-(-depth_of(d, split=split) // 16) for split in (False, True))
     split = certifies and d <= _MOST_SPLIT and (double - single) * k <= _MOST_ADDED
-    panels_of_row, shared_memory = double if split else single, device.shared_memory_per_block - 1024
-    for most in (8, 4):
-        chunks = -(-panels_of_row // most)
-        panels = -(-panels_of_row // chunks)
-        for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
-            plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, levels=certifies, split=split)
-            if plan.shared_bytes <= shared_memory:
-                return plan
+    panels_of_row = double if split else single
+    plan = _resident_plan(panels_of_row, _MOST_COLUMNS, device, levels=certifies, split=split)
+    if plan is not None:
+        return plan
     # Larger column tiles read the rows less often, but multiply more padding after the last center.
     columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
     # For such large d the GEMM takes much longer than its epilogue. So three warpgroups suffice, and levels, which
     # shorten the epilogue, would save little.
     plans = (StreamPlan(4, -(-panels_of_row // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
-    return next(plan for plan in plans if plan.shared_bytes <= shared_memory)
+    return next(plan for plan in plans if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED)
+
+
+def batched_stream_plan(d: int, k: int, device: GpuSpec) -> StreamPlan | None:
+    """Plan the GEMM of an iteration of many problems, which is worth its price if k is not much below a column tile.
+
+    Returns
+    -------
+    StreamPlan or None
+        None if the GPU has no wgmma instructions, or rows do not fit in shared memory. Column tiles are as wide as the
+        fewest that hold k centers need.
+    """
+    if device.compute_capability != "9.0":
+        return None
+    columns = 8 * ceil(k / ceil(k / _MOST_COLUMNS) / 8)
+    return _resident_plan(ceil(d / 16), columns, device, levels=True, split=False)
+
+
+def _resident_plan(
+    panels_of_row: int, columns: int, device: GpuSpec, *, levels: bool, split: bool
+) -> StreamPlan | None:
+    """Plan a GEMM whose row tiles stay in shared memory while the centers stream, if they fit."""
+    for most in (8, 4):
+        chunks = -(-panels_of_row // most)
+        panels = -(-panels_of_row // chunks)
+        for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
+            plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, columns, levels=levels, split=split)
+            if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
+                return plan
+    return None

@@ -26,6 +26,7 @@
 // chunk. Float32 FMA would take 8,192. For 16 columns of X, a warp needs 2 + kWidth / 16 ldmatrix.x4 and kWidth / 4
 // mma.
 #pragma once
+#include "apps/kmeans/batched/nearest.cuh"
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/ldmatrix.cuh"
@@ -54,41 +55,6 @@ __device__ __forceinline__ void copy_rows(ptx::Half* to, const ptx::Half* from, 
     if (quad >= quads) quad -= quads, to += 8;
   }
 }
-
-// Number of centers that a warp compares with a row at a time, if it compares all centers.
-constexpr int kOfAll = 8;
-
-// Nearest of the centers given to `consider` to one row, by float64 distances; all lanes of a warp share the work.
-template <typename T>
-struct Nearest {
-  const Batch<T>& batch;
-  const T* x;
-  const float *mean, *centers;
-  double least;
-  int label;
-
-  // Compares kTogether centers with the row at a time, because each distance is a chain of dependent additions.
-  template <int kTogether>
-  __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
-    double sums[kTogether] = {};
-    for (int j = threadIdx.x % 32; j < batch.d; j += 32) {
-      const double value = batch.centered(x[j], mean[j]);
-#pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const double delta = value - (double)centers[(long long)some[i] * batch.d + j];
-        sums[i] += delta * delta;
-      }
-    }
-#pragma unroll
-    for (int i = 0; i < kTogether; ++i) {
-      const double sum = simt::warp_sum(sums[i]);
-      if (sum < least || (sum == least && some[i] < label)) {
-        least = sum;
-        label = some[i];
-      }
-    }
-  }
-};
 
 // kFurther: maximum number of chunks with candidates that are stored for a row besides the first. kTooMany: value of
 // Known::further if there are more such chunks, or if the error bound is not finite.
@@ -258,12 +224,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + one / 4;
     Nearest<T> nearest{batch, batch.X + (from + row) * batch.d, mean, centers, kInfinity, 0};
     if (further == kTooMany) {
-      for (int center = 0; center < batch.k; center += kOfAll) {
-        int some[kOfAll];
-#pragma unroll
-        for (int i = 0; i < kOfAll; ++i) some[i] = center + i < batch.k ? center + i : batch.k - 1;
-        nearest.consider(some);
-      }
+      nearest.consider_all();
     } else {
       int waits = -1;  // a candidate that is compared together with the next candidate, or −1
       for (int part = 0; part < 4 * (1 + further); ++part) {

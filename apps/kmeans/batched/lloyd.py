@@ -8,13 +8,17 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
+from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS
 from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.apps.kmeans.batched.plan import (
     BATCH,
+    CANDIDATES,
     KERNELS,
+    LIST_BYTES,
     PLUSPLUS_ARGS,
     POINTERS,
     SEED_ROWS,
+    SETTLE_ROWS,
     STATUS,
     TILE_ROWS,
     BatchPlan,
@@ -32,6 +36,10 @@ from tsapps.kernels.runtime.machine import Launch, Machine
 __all__ = ["BatchedLloyd", "random_states"]
 
 _FOLDER = Path(__file__).parents[1]
+_PRODUCT = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmeans/batched/candidates.cuh"\n'
+# Rows per list of candidates. On most data fewer rows are ambiguous; without a list, a row is compared with all
+# centers.
+_ROWS_OF_LIST = 4
 # Number of iterations between two reads of the status by the host: a read takes as long as an iteration of small
 # problems.
 _ITERATIONS_PER_READ = 4
@@ -93,11 +101,11 @@ class BatchedLloyd:
             "sum_units": xp.empty((b, d)),
             "tolerances": xp.empty(b),
             "narrow": xp.empty(b, np.int32),
-            "half_copy": xp.empty((b, n, plan.padded), np.float16),
-            "norms": xp.empty((b, n), np.float32),
+            "half_copy": xp.empty((b, plan.rows, plan.padded), np.float16),
+            "norms": xp.empty((b, plan.rows), np.float32),
             "labels": xp.full((b, n), -1, np.int32),
             "centers": xp.empty((b, k, d), np.float32),
-            "centers_half": xp.zeros((b, plan.columns, plan.padded), np.float16),
+            "centers_half": xp.zeros((b, plan.columns, plan.center_columns), np.float16),
             "half_squares": xp.full((b, plan.columns), np.inf, np.float32),
             "center_stats": xp.empty((b, 6), np.float32),
             "sums": xp.zeros((b, k, d + 1), np.int64),
@@ -105,6 +113,8 @@ class BatchedLloyd:
             **{name: xp.zeros(b, np.uint32) for name in ("counts", "n_reassigned")},
             "status": xp.full(b, STATUS["place"], np.int32),
             "iterations": xp.zeros(b, np.int32),
+            "running": None if plan.stream is None else xp.empty(b, np.int32),
+            **{name: None if plan.stream is None else xp.zeros(1, np.int32) for name in ("n_running", "arrived")},
         }
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
@@ -114,14 +124,17 @@ class BatchedLloyd:
             BATCH,
             **{name: arrays[name] for name in POINTERS},
             n=n,
+            rows=plan.rows,
             d=d,
             k=k,
             padded=plan.padded,
             columns=plan.columns,
             max_iter=max_iter,
             tensor_error=tensor_error(d),
-            norm_limit=norm_limit_of(d),
+            norm_limit=norm_limit_of(d, panels=plan.stream is not None),
             sum_columns=plan.sum_columns,
+            panels=0 if plan.stream is None else plan.stream.row_panels,
+            tile_columns=plan.width,
         )
         # Whether lanes can load vectors of eight elements, and the number of rows that a warp loads at a time.
         aligned = d % 8 == 0 and address(X) % 16 == 0
@@ -213,13 +226,13 @@ class BatchedLloyd:
 
     def iterate(self) -> None:
         """Iterate until every problem has converged or reached `max_iter`; then assign the final labels."""
-        assign, *update = self._bind_iteration()
+        assign, update = self._bind_assign(), self._bind_update()
         self._prepare_centers()
         done = 0
         while True:
             for _ in range(max(1, min(_ITERATIONS_PER_READ, self._max_iter - done))):
                 done += 1
-                for launch in (assign, *update):
+                for launch in (*assign, *update):
                     launch()
             status = to_host(self.status).copy()
             empty = np.flatnonzero(status == STATUS["empty"]).tolist()
@@ -234,20 +247,45 @@ class BatchedLloyd:
         # In problems without strict convergence, assign the samples to the final centers.
         self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
         self._prepare_centers()
-        assign()
+        for launch in assign:
+            launch()
 
-    def _bind(self, kernel: str, blocks: int, option: str, shared: int = 0) -> Launch:
+    def _bind(self, kernel: str, blocks: int, option: str = "", shared: int = 0, given: tuple[Any, ...] = ()) -> Launch:
         """Return a launch of a kernel with `blocks` blocks per problem, for kernels that are launched many times."""
         made, threads = self._kernel(kernel, option, shared)
-        return self.machine.bind(made, (blocks, self.b), (threads,), (self._batch,), shared, dependent=False)
+        return self.machine.bind(made, (blocks, self.b), (threads,), (self._batch, *given), shared, dependent=False)
 
-    def _bind_iteration(self) -> list[Launch]:
-        """Return the launches of an iteration: assign the samples, update the sums, and compute the new centers."""
+    def _bind_assign(self) -> list[Launch]:
+        """Return the launches that assign the samples and list those that are reassigned."""
+        plan = self.plan
+        if plan.stream is None:
+            return [self._bind("assign", -(-self.n // TILE_ROWS), f", {plan.width}", plan.assign_bytes)]
+        stream, machine, rows = plan.stream, self.machine, self.b * plan.rows
+        blocks = min(machine.gpu.multiprocessors, self.b * plan.turns)
+        capacity = -(-self.b * plan.turns // blocks) * stream.ROWS * stream.groups // _ROWS_OF_LIST
+        found = self.arrays["found"] = self.xp.empty(rows, np.int32)
+        lists = self.arrays["lists"] = self.xp.empty((blocks * capacity, LIST_BYTES), np.uint8)
+        of = {name: self.arrays[name] for name in ("center_stats", "norms", "n_running")}
+        sizes = {"rows": plan.rows, "capacity": capacity, "tensor_error": tensor_error(self.d)}
+        epilogue = structure(CANDIDATES, **of, found=found, lists=lists, **sizes)
+        running = self.arrays["running"], self.arrays["n_running"]
+        products = structure(MANY_PRODUCTS, products=running[0], count=running[1], turns_each=plan.turns)
+        name = stream.kernel_of("ManyProducts", f"batched::CandidatesEpilogue<{stream.kept}>")
+        (product,) = machine.kernels(_PRODUCT, name)
+        product.max_dynamic_shared_size_bytes = stream.shared_bytes
+        matrices = self.arrays["half_copy"], self.arrays["centers_half"]
+        given = *matrices, products, np.int32(plan.columns // plan.width), epilogue
+        return [
+            machine.bind(product, (blocks,), (stream.threads,), given, stream.shared_bytes, dependent=False),
+            self._bind("settle", -(-self.n // SETTLE_ROWS), given=(found, lists)),
+        ]
+
+    def _bind_update(self) -> list[Launch]:
+        """Return the launches that update the sums by the reassigned samples, and compute the new centers."""
         plan, multiprocessors = self.plan, self.machine.gpu.multiprocessors
         blocks = update_blocks(self.n, self.d, self.b, multiprocessors, plan)
         threads = f", {plan.update_threads}"
         return [
-            self._bind("assign", -(-self.n // TILE_ROWS), f", {plan.width}", plan.assign_bytes),
             self._bind("update_sums", blocks, f", {str(plan.sums_fit).lower()}{threads}", plan.update_bytes),
             self._bind("update_centers", 1, threads),
         ]

@@ -5,15 +5,20 @@ from math import ceil, log2
 
 import numpy as np
 
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, batched_stream_plan
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "BATCH",
+    "CANDIDATES",
     "KERNELS",
+    "LIST_BYTES",
     "MOST_PROBLEMS",
+    "MOST_ROWS",
     "PLUSPLUS_ARGS",
     "POINTERS",
     "SEED_ROWS",
+    "SETTLE_ROWS",
     "STATUS",
     "TILE_ROWS",
     "BatchPlan",
@@ -47,13 +52,22 @@ POINTERS = (
         "n_reassigned",
         "status",
         "iterations",
+        "running",
+        "n_running",
+        "arrived",
     ),
 )
-#: The C++ classes `Batch` of batched/problem.cuh and `PlusPlusArgs` of batched/init.cuh, as NumPy structures.
+#: The C++ classes `Batch` of batched/problem.cuh, `CandidatesEpilogue` of batched/candidates.cuh and `PlusPlusArgs` of
+#: batched/init.cuh, as NumPy structures.
 BATCH = np.dtype(
     [(name, "u8") for name in POINTERS]
-    + [("n", "i8"), ("d", "i4"), ("k", "i4"), ("padded", "i4"), ("columns", "i4"), ("max_iter", "i4")]
-    + [("tensor_error", "f4"), ("norm_limit", "f4"), ("sum_columns", "i4")]
+    + [(name, "i8") for name in ("n", "rows")]
+    + [(name, "i4") for name in ("d", "k", "padded", "columns", "max_iter")]
+    + [("tensor_error", "f4"), ("norm_limit", "f4"), ("sum_columns", "i4"), ("panels", "i4"), ("tile_columns", "i4")]
+)
+CANDIDATES = np.dtype(
+    [(name, "u8") for name in ("center_stats", "norms", "found", "lists", "n_running")]
+    + [("rows", "u4"), ("capacity", "u4"), ("tensor_error", "f4"), ("padding", "f4")]
 )
 PLUSPLUS_ARGS = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]
@@ -65,19 +79,23 @@ KERNELS = {
     "problem_scales": ("batched/scales.cuh", 256),
     "make_half_copy": ("batched/problem.cuh", 256),
     "assign": ("batched/assign.cuh", 128),
-    "prepare_centers": ("batched/update.cuh", None),
-    "update_sums": ("batched/update.cuh", None),
-    "update_centers": ("batched/update.cuh", None),
+    "settle": ("batched/settle.cuh", 256),
+    "prepare_centers": ("batched/centers.cuh", None),
+    "update_sums": ("batched/sums.cuh", None),
+    "update_centers": ("batched/centers.cuh", None),
     "sample_candidates": ("batched/init.cuh", 256),
     "candidate_distances": ("batched/init.cuh", 256),
     "inertias": ("batched/init.cuh", 256),
 }
 #: The C++ enum `Status` of batched/problem.cuh.
 STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}
-#: Number of rows per block of `assign`; and of `candidate_distances` and `inertias`.
-TILE_ROWS, SEED_ROWS = 128, 512
-#: Maximum number of problems per launch: CUDA's limit of the second grid dimension.
-MOST_PROBLEMS = 65_535
+#: Number of rows per block of `assign`; of `settle`; and of `candidate_distances` and `inertias`.
+TILE_ROWS, SETTLE_ROWS, SEED_ROWS = 128, 256, 512
+#: Size in bytes of the C++ class `CandidateList` of batched/candidate_list.cuh.
+LIST_BYTES = 32
+#: Maximum number of problems per launch: CUDA's limit of the second grid dimension. Maximum number of rows of their
+#: half-precision copies together, if there are several: indices have 31 bits.
+MOST_PROBLEMS, MOST_ROWS = 65_535, 2**31 - 1
 # Maximum number of rows and of clusters: row indices have 32 bits, indices of chunks of centers have 16 bits, and a
 # k-means++ step has at most 16 candidates.
 _MOST_ROWS, _MOST_CLUSTERS = 2**32 - 1, 1 << 20
@@ -89,7 +107,11 @@ _LIST_BYTES = 3 * 4 * 128 * 4
 _MOST_SUM_BYTES = 100 << 10
 # Number of columns of a slice of the sums of `update_sums`, if the sums of all columns do not fit in shared memory.
 _SLICE = 32
-# Number of threads per block of batched/update.cuh: for problems of up to _SMALL elements, and for others.
+# The product streams the centers of problems of more than _FEW clusters and at least _STREAMED_ROWS rows: fewer would
+# leave much of a column tile, or of a turn, empty. 16-bit numbers limit the clusters.
+_FEW, _STREAMED_ROWS, _MOST_STREAMED = 32, 256, 1 << 16
+# Number of threads per block of batched/sums.cuh and batched/centers.cuh: for problems of up to _SMALL elements, and
+# for others.
 _THREADS, _SMALL = (128, 512), 1 << 14
 # Number of bits of a fixed-point element that has more than 30, without the sign.
 _WIDE_BITS = 46
@@ -103,18 +125,21 @@ class BatchPlan:
 
     Attributes
     ----------
-    padded : int
-        Elements per row of the half-precision copy.
+    rows, padded : int
+        Rows of a problem in the half-precision copy, and elements per row.
     width, columns : int
-        Number of centers per chunk; and k rounded up to a multiple of `width`.
+        Number of centers per chunk or column tile; and k rounded up to a multiple of `width`.
     assign_bytes, update_bytes : int
         Bytes of dynamic shared memory per block of `assign`, and of `update_sums` (0 if its sums do not fit there).
     update_threads : int
-        Threads per block of the kernels of batched/update.cuh.
+        Threads per block of the kernels of batched/sums.cuh and batched/centers.cuh.
     sum_columns : int
         Number of columns of a slice of the sums; each block of `update_sums` adds to one slice.
+    stream : StreamPlan or None
+        Plan of the product that assigns rows, if centers stream (batched/candidates.cuh); else, `assign` does.
     """
 
+    rows: int
     padded: int
     width: int
     columns: int
@@ -122,6 +147,17 @@ class BatchPlan:
     update_bytes: int
     update_threads: int
     sum_columns: int
+    stream: StreamPlan | None = None
+
+    @property
+    def turns(self) -> int:
+        """Number of turns of the product per problem, if centers stream."""
+        return 0 if self.stream is None else self.rows // (self.stream.ROWS * self.stream.groups)
+
+    @property
+    def center_columns(self) -> int:
+        """Columns of the float16 centers: with a panel of biases, if centers stream."""
+        return self.padded + (0 if self.stream is None else 16)
 
     @property
     def sums_fit(self) -> bool:
@@ -137,11 +173,19 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     BatchPlan or None
         None if the kernels do not support the shape or the GPU.
     """
-    padded = -(-d // 16) * 16
-    width = 16 if k <= 16 else 32 if k <= 32 else 64
+    stream = (
+        batched_stream_plan(d, k, device)
+        if _FEW < k <= _MOST_STREAMED and _STREAMED_ROWS <= n <= MOST_ROWS // 2
+        else None
+    )
+    if stream is not None:
+        together = stream.ROWS * stream.groups
+        rows, padded, width, assign_bytes = -(-n // together) * together, 16 * stream.row_panels, stream.columns, 0
+    else:
+        rows, padded, width = n, -(-d // 16) * 16, 16 if k <= 16 else 32 if k <= 32 else 64
+        buffers = 1 if k <= width else 2
+        assign_bytes = _LIST_BYTES + 2 * 4 * width + (TILE_ROWS + buffers * width) * (padded + 8) * 2
     columns = -(-k // width) * width
-    buffers = min(2, columns // width)
-    assign_bytes = _LIST_BYTES + 2 * 4 * width + (TILE_ROWS + buffers * width) * (padded + 8) * 2
     available = min(device.shared_memory_per_block, _MOST_SUM_BYTES)
     served = n <= _MOST_ROWS and k <= _MOST_CLUSTERS and float(device.compute_capability) >= _LEAST_CAPABILITY
     if not served or max(assign_bytes, 8 * 8 * d) > device.shared_memory_per_block:
@@ -149,7 +193,7 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     sliced = next((c for c in (d, _SLICE) if c <= d and _sum_bytes(k, c) <= available), None)
     update_bytes = 0 if sliced is None else _sum_bytes(k, sliced)
     threads = _THREADS[n * d > _SMALL]
-    return BatchPlan(padded, width, columns, assign_bytes, update_bytes, threads, sliced or d)
+    return BatchPlan(rows, padded, width, columns, assign_bytes, update_bytes, threads, sliced or d, stream)
 
 
 def _sum_bytes(k: int, columns: int) -> int:

@@ -2,10 +2,12 @@
 //
 //   X (b × n × d, any dtype)  →  moments (b × slices × 3 × d)   Σ(x − origin), Σ(x − origin)², max |x − origin|
 //                             →  means, scales, tolerances (scales.cuh)
-//                             →  half copy (b × n × padded, float16) = fl16((x − mean) · scale), and norms (b × n)
+//                             →  half copy (b × rows × padded, float16) = fl16((x − mean) · scale), and norms (b × rows)
 //
 // The half copy and its norms are defined as in data/half_copy.cuh, but with a mean and a scale per problem. `padded`
-// is d rounded up to a multiple of 16, the k extent of one mma. `slices` is gridDim.x of column_moments.
+// is d rounded up to a multiple of 16, the k extent of one mma. `rows` is n; or, if the half copy consists of panels
+// (core_matrix_layout.cuh), n rounded up to whole turns of the product (assign_streamed.cuh). Further rows are zeros.
+// `slices` is gridDim.x of column_moments.
 //
 // Why it is fast: blockIdx.y is the problem, so one launch processes all problems. X is read once for the moments and
 // once for the half copy; iterations then read the half copy, and X only for ambiguous and reassigned rows. For the
@@ -14,6 +16,7 @@
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "kernels/ptx/types.cuh"
 #include "kernels/device/element.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace batched {
 
@@ -46,23 +49,33 @@ struct Batch {
   double* sum_units;                // d: their inverses, exact
   double* tolerances;               // 1
   int* narrow;                      // 1: whether fixed-point elements have 30 bits, otherwise up to 46
-  ptx::Half* half_copy;             // n × padded
-  float* norms;                     // n
+  ptx::Half* half_copy;             // rows × padded
+  float* norms;                     // rows
   int* labels;                      // n
   float* centers;                   // k × d
-  ptx::Half* centers_half;          // columns × padded: centers · scale; zero past center k − 1
+  ptx::Half* centers_half;          // columns × padded: centers · scale; zero past center k − 1. In panels, with
+                                    // −half_squares in the first panel
   float* half_squares;              // columns: ‖c · scale‖²/2; infinite past center k − 1, and for excluded centers
   CenterStats* center_stats;        // 1
   unsigned long long* sums;         // k × (d + 1): fixed-point cluster sums; column d: number of rows
   Change* changes;                  // n: list of reassigned rows
   unsigned *counts, *n_reassigned;  // 1: length of `changes`; number of rows that the last iteration reassigned
   int *status, *iterations;         // 1
-  long long n;
+  // For all problems together: those that are kRunning, their number, and the arrivals of list_running; null if no
+  // kernel reads them.
+  int *running, *n_running;
+  unsigned* arrived;
+  long long n, rows;
   int d, k, padded, columns, max_iter;
   float tensor_error, norm_limit;
   int sum_columns;  // number of columns of `sums` of which one block of `update_sums` has the sums in shared memory
+  int panels, tile_columns;  // panels per row of the half copy, 0 for rows; centers per tile of `centers_half`
 
   __device__ __forceinline__ const T* row(int problem, long long index) const { return X + (problem * n + index) * d; }
+  // Returns the offset of an element of the half copy. `row` counts the rows of all problems.
+  __device__ __forceinline__ long long place(long long row, int column) const {
+    return panels ? tsm2::panel_offset(row, column, panels, tsm2::kPanelRows) : row * padded + column;
+  }
   // Returns an element of X minus the mean, in float: the operand of all distances and sums.
   static __device__ __forceinline__ float centered(T x, float mean) { return (float)tsm2::Element<T>::value(x) - mean; }
 };
@@ -148,17 +161,16 @@ __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
   const int problem = blockIdx.y, warps = kPrepareThreads / 32 * gridDim.x, d = batch.d;
   const float scale = batch.half_copy_scales[problem], *mean = batch.means + (long long)problem * d;
   const long long warp = kPrepareThreads / 32LL * blockIdx.x + threadIdx.x / 32;
-  for (long long first = kRows * warp; first < batch.n; first += kRows * warps) {
-    const bool present = first + Lanes::row() < batch.n;
-    const long long row = present ? first + Lanes::row() : batch.n - 1;
-    const T* x = batch.row(problem, row);
-    ptx::Half* to = batch.half_copy + (problem * batch.n + row) * batch.padded;
+  for (long long first = kRows * warp; first < batch.rows; first += kRows * warps) {
+    const long long row = first + Lanes::row(), to = problem * batch.rows + row;
+    const bool present = row < batch.n;
+    const T* x = batch.row(problem, present ? row : batch.n - 1);
     float square = 0, lost = 0;
 #pragma unroll 4
     for (int j = Lanes::column(); j < batch.padded; j += Lanes::kStride) {
       float some[8];
       simt::Vector<unsigned, 4> pairs;
-      if (kAligned && j >= d) {
+      if (!present || (kAligned && j >= d)) {
         pairs = {};
       } else {
         load_centered<kAligned>(x, mean, j, d, some);
@@ -172,14 +184,14 @@ __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
           lost += (left - a) * (left - a) + (right - b) * (right - b);
         }
       }
-      if (present) *reinterpret_cast<simt::Vector<unsigned, 4>*>(to + j) = pairs;
+      if (row < batch.rows) *reinterpret_cast<simt::Vector<unsigned, 4>*>(batch.half_copy + batch.place(to, j)) = pairs;
     }
     square = Lanes::sum(square);
     lost = Lanes::sum(lost);
     // As in data/half_copy.cuh: the larger of the norm and 2¹² times the rounding error. NaN becomes infinite.
     const float least = 4096 * sqrtf(lost), most = sqrtf(square);
     const float norm = 1.0002f * (least > most ? least : most);
-    if (present && Lanes::column() == 0) batch.norms[problem * batch.n + row] = norm < kInfinity ? norm : kInfinity;
+    if (row < batch.rows && Lanes::column() == 0) batch.norms[to] = norm < kInfinity ? norm : kInfinity;
   }
 }
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, depth_of
+from tsapps.apps.kmeans.assign.large_k_plan import ONE_PRODUCT, StreamPlan, depth_of
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_LARGE_K_BYTES,
     REASSIGNMENT_BYTES,
@@ -144,6 +144,6 @@ class LargeKStep(DeviceStep):
             tensor_error=tensor_error(self._depth),
             rounding=half_copy.rounding,
         )
-        tiles = -(-n // plan.ROWS), self._n_columns // plan.columns
-        given = half_copy.rows, of.centers_half, *map(np.int32, tiles), nearest
+        product = structure(ONE_PRODUCT, row_tiles=-(-n // plan.ROWS))
+        given = half_copy.rows, of.centers_half, product, np.int32(self._n_columns // plan.columns), nearest
         return self.data.machine.bind(self._product, (self._blocks,), (plan.threads,), given, plan.shared_bytes)

@@ -113,10 +113,7 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
   // Rounded up; infinity remains infinity. Row norms that do not certify labels give no limit R (small_k.cuh).
   const float near_norm = (float)(sqrt(least) * 1.000001), norm = (float)(sqrt(square) * 1.000001),
               of_lost = (float)(sqrt(lost) * 1.000001);
-  // Scores beyond 2²⁸, or 2³¹ in panels, would overflow in the epilogue. A center that is infinite in float16 has no
-  // finite products. Panels cannot hold −‖c‖²/2 of a norm beyond 2¹⁵.
-  const bool holds = of_lost < kInfinity && (centers_half.panels == 0 || norm < (float)(1 << 15));
-  const float within = holds ? (float)(1 << (centers_half.panels ? 29 : 27)) / norm : -1.0f;
+  const float within = most_row_norm(norm, of_lost, centers_half.panels != 0);
   *of.center_stats = {norm,
                       of_lost,
                       (float)(square / 2 * 1.000001),

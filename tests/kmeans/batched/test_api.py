@@ -135,7 +135,9 @@ def test_plans(d, k, device):
     assert d <= plan.padded < d + 16
     assert plan.columns % plan.width == 0
     assert k <= plan.columns < k + plan.width
-    assert plan.width in (16, 32, 64)
+    assert (plan.stream is not None) == (device == "H200" and k > 32)
+    assert plan.width % 8 == 0 and plan.width <= 128 if plan.stream else plan.width in (16, 32, 64)
+    assert 0 <= plan.rows - 75_000 < (256 if plan.stream else 1)
     assert plan.assign_bytes <= KNOWN[device].shared_memory_per_block
     assert plan.sums_fit == (8 * k * (min(d, 32) + 1) <= 100 << 10)
     assert plan.update_bytes <= 100 << 10

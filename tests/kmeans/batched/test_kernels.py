@@ -23,7 +23,8 @@ def one_iteration(X, centers, dtype="float32", multiprocessors=2):
     batch.start_at(centers)
     # An iteration that nothing follows: neither new centers nor labels of them.
     batch._prepare_centers()
-    batch._bind_iteration()[0]()
+    for assign in batch._bind_assign():
+        assign()
     return batch
 
 
@@ -72,7 +73,7 @@ def test_labels_and_sums(d, k, dtype, rng):
     assert_nearest(batch)
     changed = batch.arrays["counts"].copy()
     assert changed.tolist() == [150, 150]
-    for update in batch._bind_iteration()[1:]:
+    for update in batch._bind_update():
         update()
     assert_sums(batch)
     assert not batch.arrays["counts"].any()
@@ -92,7 +93,7 @@ def test_kinds_of_sums(d, k, rng):
     batch.iterate()
     assert_nearest(batch)
     batch.status.fill(STATUS["running"])
-    batch._bind_iteration()[1]()  # adds the changes of the final assignment
+    batch._bind_update()[0]()  # adds the changes of the final assignment
     assert_sums(batch)
 
 
@@ -269,7 +270,8 @@ def test_a_center_far_away_widens_no_bound(away, rng):
         assert least <= norm
         assert near == pytest.approx(1.05 * least + 1)
     assert np.isinf(batch.arrays["center_stats"][0, 3])
-    batch._bind_iteration()[0]()
+    for assign in batch._bind_assign():
+        assign()
     assert_nearest(batch)
     assert batch.labels[1, 5] == 67
 

@@ -1,15 +1,12 @@
-// Batched update: updates fixed-point cluster sums by the reassigned rows, and computes the new centers of every
-// problem, without host synchronisation. Sizes b, d, k: see problem.cuh.
+// Batched update of the fixed-point cluster sums by the reassigned rows of every problem. Sizes b, d, k: see problem.cuh.
 //
-//   changes (assign.cuh)  →  sums (b × k × (d + 1), 64-bit integers)
-//                         →  centers, centers_half, half_squares, center_stats
+//   changes, labels  →  sums (b × k × (d + 1), 64-bit integers)  →  centers (centers.cuh)
 //
 // A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of additions, so
 // every grid gives the same bits. The blocks of a problem divide its reassigned rows into parts, and the columns of the
 // sums into slices of `sum_columns`, whose sums fit in shared memory. If elements have 30 bits (scales.cuh), a block
 // sums the two 16-bit limbs of elements separately, in 32 bits, for at most kFlush rows. If they have more, or no slice
-// fits, blocks add elements directly in global memory. Then one block per problem computes the new centers and the
-// stopping test.
+// fits, blocks add elements directly in global memory.
 //
 // Why it is fast: a row that is not reassigned costs nothing, and after the first iterations few rows are reassigned. A
 // reassigned row costs a read of X and two additions in shared memory per element and sum. The level-2 cache, which
@@ -74,148 +71,6 @@ struct SliceSums {
     return sums + (long long)cluster * (d + 1) + (column == columns ? d : first + column);
   }
 };
-
-// The largest ‖c‖² (`square`) and ‖c − ĉ‖² (`lost`) of several scaled centers c and their float16 values ĉ.
-struct Largest {
-  double square, lost;
-
-  __device__ __forceinline__ void add(const Largest& other) {
-    square = square < other.square ? other.square : square;
-    lost = lost < other.lost ? other.lost : lost;
-  }
-};
-
-// Statistics of the centers of a warp, then of all centers. `near`: of centers with a norm that is not excluded
-// (update/centers.cuh); `far`: of the other centers. `least`: smallest squared norm. `shift`: squared center shift.
-struct Found {
-  Largest near, far;
-  double least, shift;
-};
-
-// Converts the centers of a problem to float16, and writes their half_squares and center_stats. With kFromSums, it
-// first computes the centers as means of the sums. All threads of a block must call it; thread 0 gets the squared
-// center shift.
-template <int kThreads, bool kFromSums, typename T>
-__device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
-  __shared__ Found of_warp[kThreads / 32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
-  const double scale = batch.half_copy_scales[problem];
-  const double* units = batch.sum_units + (long long)problem * d;
-  // Largest ‖c‖²/2 that is never excluded: ‖c‖ is about four norm limits (update/centers.cuh). The factor is 16.1
-  // instead of 16, because row norms are norms of rounded values.
-  const float beyond = 16.1f / 2 * batch.norm_limit * batch.norm_limit;
-  float* half_squares = batch.half_squares + (long long)problem * batch.columns;
-  Found found = {{}, {}, kInfinity, 0};
-  for (int j = warp; j < batch.k; j += kThreads / 32) {
-    const long long which = (long long)problem * batch.k + j;
-    const unsigned long long* sums = batch.sums + which * (d + 1);
-    float* center = batch.centers + which * d;
-    ptx::Half* centers_half = batch.centers_half + ((long long)problem * batch.columns + j) * batch.padded;
-    double inverse = 0, square = 0, lost = 0, shift = 0;
-    if constexpr (kFromSums) inverse = 1 / (double)sums[d];
-    // kColumns columns per lane are loaded before the first of them is written.
-    constexpr int kColumns = 4;
-    for (int first = lane; first < batch.padded; first += 32 * kColumns) {
-      float before[kColumns];
-      double after[kColumns];
-#pragma unroll
-      for (int at = 0; at < kColumns; ++at) {
-        const int i = first + 32 * at;
-        before[at] = i < d ? center[i] : 0.0f;
-        if constexpr (kFromSums) {
-          after[at] = i < d ? (double)(long long)sums[i] * units[i] : 0.0;
-        }
-      }
-#pragma unroll
-      for (int at = 0; at < kColumns; ++at) {
-        const int i = first + 32 * at;
-        if (i >= batch.padded) break;
-        float now = before[at];
-        if constexpr (kFromSums) {
-          now = (float)(after[at] * inverse);
-          if (i < d) center[i] = now;
-        }
-        const double c = now;
-        shift += (c - before[at]) * (c - before[at]);
-        const double scaled = c * scale;
-        const ptx::Half half = ptx::to_half((float)scaled);
-        centers_half[i] = half;
-        const double rest = scaled - ptx::to_float(half);
-        square += scaled * scaled;
-        lost += rest * rest;
-      }
-    }
-    square = simt::warp_sum(square);
-    lost = simt::warp_sum(lost);
-    shift = simt::warp_sum(shift);
-    const float half_square = (float)(square / 2);
-    if (lane == 0) half_squares[j] = half_square;
-    if (half_square <= beyond) {
-      found.near.add({square, lost});
-    } else {
-      found.far.add({square, lost});
-    }
-    found.least = square < found.least ? square : found.least;
-    found.shift += shift;
-  }
-  if (lane == 0) of_warp[warp] = found;
-  __syncthreads();
-  double least = kInfinity;
-  for (int i = 0; i < kThreads / 32; ++i) least = of_warp[i].least < least ? of_warp[i].least : least;
-  const bool leaves_out = least / 2 <= beyond / 4;
-  for (int j = threadIdx.x; leaves_out && j < batch.k; j += kThreads) {
-    if (!(half_squares[j] <= beyond)) half_squares[j] = kInfinity;
-  }
-  if (threadIdx.x == 0) {
-    for (int i = 1; i < kThreads / 32; ++i) {
-      found.near.add(of_warp[i].near);
-      found.far.add(of_warp[i].far);
-      found.shift += of_warp[i].shift;
-    }
-    const float near_norm = (float)(sqrt(least) * 1.000001);
-    const bool some = leaves_out && found.far.square > 0;
-    if (!leaves_out) found.near.add(found.far);
-    batch.center_stats[problem] = {(float)(sqrt(found.near.square) * 1.000001),
-                                   (float)(sqrt(found.near.lost) * 1.000001),
-                                   (float)(found.near.square / 2 * 1.000001),
-                                   some ? batch.norm_limit : kInfinity,
-                                   near_norm,
-                                   1.05f * near_norm + 1};
-  }
-  return found.shift;
-}
-
-// Block (0, problem) prepares the centers that the host has set, for problems of status kPlace.
-template <typename T, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) prepare_centers(const Batch<T> batch) {
-  if (batch.status[blockIdx.y] != kPlace) return;
-  place<kThreads, false>(batch, blockIdx.y);
-  __syncthreads();
-  if (threadIdx.x == 0) batch.status[blockIdx.y] = kRunning;
-}
-
-// Block (0, problem) ends an iteration of the problem: computes the new centers and the status.
-template <typename T, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_centers(const Batch<T> batch) {
-  const int problem = blockIdx.y;
-  if (batch.status[problem] != kRunning) return;
-  __shared__ bool empty;
-  if (threadIdx.x == 0) empty = false;
-  __syncthreads();
-  for (int j = threadIdx.x; j < batch.k; j += kThreads) {
-    const long long which = (long long)problem * batch.k + j;
-    if (batch.sums[which * (batch.d + 1) + batch.d] == 0) empty = true;
-  }
-  __syncthreads();
-  const double shift = empty ? 0.0 : place<kThreads, true>(batch, problem);
-  if (threadIdx.x != 0) return;
-  const unsigned n_reassigned = batch.counts[problem];
-  const int iterations = ++batch.iterations[problem];
-  const bool ends = shift <= batch.tolerances[problem] || iterations >= batch.max_iter;
-  batch.status[problem] = empty ? kEmpty : n_reassigned == 0 ? kStrict : ends ? kEnded : kRunning;
-  batch.n_reassigned[problem] = n_reassigned;
-  batch.counts[problem] = 0;
-}
 
 // Adds `left` reassigned rows, listed from `changes` on, to the sums of a slice, and subtracts them from the sums of
 // their old clusters. `number(x − mean, column of the slice)` is the fixed-point element.
