@@ -68,7 +68,7 @@ STRUCTURES = {
     "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
     **{one.name: (one.header, one.arguments) for one in EPILOGUES},
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
-    "kmeans::StreamedArgminEpilogue<128, 4, true, 11>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
+    "kmeans::StreamedArgminEpilogue<128, 4, true, false, 11>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
     "kmeans::ArgminEpilogueBounded": ("apps/kmeans/bounds/assign.cuh", BOUNDED),
     "kmeans::BoundsState": ("apps/kmeans/bounds/state.cuh", BOUNDS_STATE),
     "kmeans::DriftArgs": ("apps/kmeans/bounds/state.cuh", DRIFT),
@@ -89,7 +89,7 @@ STRUCTURES = {
     "batched::PlusPlusArgs": ("apps/kmeans/batched/init.cuh", PLUSPLUS_ARGS),
     "tsm2::OneProduct": ("kernels/tsm2/streamed_turns.cuh", ONE_PRODUCT),
     "tsm2::ManyProducts": ("kernels/tsm2/streamed_turns.cuh", MANY_PRODUCTS),
-    "batched::CandidatesEpilogue<128, 3, true>": ("apps/kmeans/batched/candidates.cuh", CANDIDATES),
+    "batched::CandidatesEpilogue<128, 3, true, false>": ("apps/kmeans/batched/candidates.cuh", CANDIDATES),
     "tsm2::Order": ("kernels/tsm2/emulated_gemm.cuh", ORDER),
 }
 
@@ -120,6 +120,7 @@ CONSTANTS = {
     "abft::kWarps": (_TILES, at_rest._WARPS),
     "batched::kSeedRows": ("apps/kmeans/batched/init.cuh", batched.SEED_ROWS),
     "batched::kSettleThreads": ("apps/kmeans/batched/settle.cuh", batched.SETTLE_ROWS),
+    "batched::kListParts": ("apps/kmeans/batched/settle.cuh", batched.LIST_PARTS),
     "batched::kTileRows": ("apps/kmeans/batched/assign.cuh", batched.TILE_ROWS),
     "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", pruned_launch._QUANTIZE_THREADS),
     "kmeans::kCheckCenters": (_CHECKS, protect.CENTERS),

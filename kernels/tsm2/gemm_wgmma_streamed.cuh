@@ -37,7 +37,7 @@ namespace tsm2 {
 //   idle()                               returns true if the launch has nothing to do
 //   open(), close()                      are called first and last; a barrier of the block follows open and precedes
 //                                        close
-//   fetch(Fetched&, row)                 loads data of the row tile that begins at `row`, ahead of its turn; the row
+//   fetch(Fetched&, row, product)        loads data of the row tile that begins at `row`, ahead of its turn; the row
 //                                        tile may lie beyond the end of A, or not be multiplied at all
 //   begin(Rows&, Fetched, levels)        is called before the first column tile of a row tile; if kLevels, it sets
 //                                        levels[i], which is added to all sums of row i of this thread's two rows
@@ -83,10 +83,6 @@ class GemmWgmmaStreamed {
   }
 
  private:
-  __device__ __forceinline__ long long first_row_of(int turn, int group) const {
-    return (long long)pipelines_.turns.row_tile(turn, group) * kPanelRows;
-  }
-
   __device__ __forceinline__ void multiply() const {
     // A shuffle tells the compiler that all lanes have the same value.
     const int group = simt::shuffle((int)threadIdx.x / 128, 0);
@@ -95,9 +91,11 @@ class GemmWgmmaStreamed {
     int column_tile = pipelines_.start_of(group);
     unsigned char* const constants = pipelines_.constants + (Epilogue::kLevels ? group * Pipelines::kPanelA : 0);
     typename Epilogue::Fetched fetched;
-    epilogue_.fetch(fetched, first_row_of(0, group));
+    auto at = pipelines_.first_turn;
+    const auto row = [&] { return (long long)at.row_tile(group) * kPanelRows; };
+    epilogue_.fetch(fetched, row(), at.product());
     skip_column_tiles(column_tile, b);
-    for (int turn = 0; turn < pipelines_.turns.count(); ++turn, a.next_turn()) {
+    for (int turn = 0; turn < pipelines_.turns; ++turn, a.next_turn()) {
       typename Epilogue::Rows rows;
       float levels[2];
       epilogue_.begin(rows, fetched, levels);
@@ -135,8 +133,10 @@ class GemmWgmmaStreamed {
         epilogue_.take(rows, column_tile, sums);
         if (++column_tile == pipelines_.column_tiles) column_tile = 0;
       }
-      epilogue_.fetch(fetched, first_row_of(turn + 1, group));
-      epilogue_.end(rows, first_row_of(turn, group));
+      const long long ended = row();
+      at.next();
+      epilogue_.fetch(fetched, row(), at.product());
+      epilogue_.end(rows, ended);
     }
     skip_column_tiles(pipelines_.start_of(kGroups - 1) - pipelines_.start_of(group), b);
   }

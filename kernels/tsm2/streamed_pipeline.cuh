@@ -93,9 +93,9 @@ class StreamedPipelines {
                                int column_tiles)
       : buffer_a(shared), buffer_b(shared + kPieces * kPiece), constants(shared + kPipelinesBytes),
         full_a(reinterpret_cast<ptx::Mbarrier*>(shared + kPipelineBytes)), empty_a(full_a + kAwaited),
-        full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), column_tiles(column_tiles), turns(products),
-        A_(reinterpret_cast<const unsigned char*>(A)), B_(reinterpret_cast<const unsigned char*>(B)),
-        apart_(kStays && turns.kOneB && turns.count() >= kManyTurns) {}
+        full_b(empty_a + kAwaited), empty_b(full_b + kStagesB), column_tiles(column_tiles), first_turn(products),
+        turns(first_turn.count()), A_(reinterpret_cast<const unsigned char*>(A)),
+        B_(reinterpret_cast<const unsigned char*>(B)), apart_(kStays && first_turn.kOneB && turns >= kManyTurns) {}
 
   // Initializes barriers and constants. All threads of the block call it; a barrier must follow.
   __device__ __forceinline__ void set_up() const {
@@ -123,16 +123,16 @@ class StreamedPipelines {
   __device__ __forceinline__ void copy() const {
     Place<kStagesA> a;
     Place<kStagesB> b;
-    const int steps = turns.count() * column_tiles + start_of(kGroups - 1);
-    int column = 0, product = turns.product(0), turn_of_b = 0;
-    int turn = 0, begun = 0;  // begun: number of warpgroups whose row tile of this turn is being copied
+    const int steps = turns * column_tiles + start_of(kGroups - 1);
+    Turns<Products, kGroups> turn_of_a = first_turn, turn_of_b = first_turn;
+    int column = 0, turn = 0, begun = 0;  // begun: number of warpgroups whose row tile of this turn is being copied
 #pragma unroll 1
     for (int step = 0; step < steps; ++step) {
       if (kStays) {
 #pragma unroll 1
-        for (; turn < turns.count() && step == turn * column_tiles + start_of(begun); a.next()) {
-          copy_tile(a.stage, turn, begun);
-          if (++begun == kGroups) begun = 0, ++turn;
+        for (; turn < turns && step == turn * column_tiles + start_of(begun); a.next()) {
+          copy_tile(a.stage, turn, begun, turn_of_a.copied_tile(begun));
+          if (++begun == kGroups) begun = 0, ++turn, turn_of_a.next();
         }
       }
 #pragma unroll 1
@@ -142,14 +142,14 @@ class StreamedPipelines {
           for (int group = 0; group < kGroups; ++group) {
             const int piece = a.stage * kGroups + group;
             ptx::mbarrier_wait(empty_a + piece, a.parity ^ 1);
-            copy_a({piece, piece, 0}, turns.copied_tile(turn_of_b, group), chunk);
+            copy_a({piece, piece, 0}, turn_of_b.copied_tile(group), chunk);
           }
           a.next();
         }
-        copy_b(b, product, column, chunk);
+        copy_b(b, turn_of_b.product(), column, chunk);
         b.next();
       }
-      if (++column == column_tiles) column = 0, product = turns.product(++turn_of_b);
+      if (++column == column_tiles) column = 0, turn_of_b.next();
     }
   }
 
@@ -160,12 +160,14 @@ class StreamedPipelines {
   unsigned char *const buffer_a, *const buffer_b, *const constants;
   ptx::Mbarrier *const full_a, *const empty_a, *const full_b, *const empty_b;
   const int column_tiles;
-  const Turns<Products, kGroups> turns;
+  // The first turn of this block, and the number of its turns.
+  const Turns<Products, kGroups> first_turn;
+  const int turns;
 
  private:
-  // Copies a warpgroup's row tile of a turn. Waits first until the row tile that was in the same memory, kStagesA row
-  // tiles earlier, has been multiplied.
-  __device__ __forceinline__ void copy_tile(int stage, int turn, int group) const {
+  // Copies a row tile for a warpgroup in a turn. Waits first until the row tile that was in the same memory, kStagesA
+  // row tiles earlier, has been multiplied.
+  __device__ __forceinline__ void copy_tile(int stage, int turn, int group, int tile) const {
     int turn_before = turn - kStagesA / kGroups, group_before = group - kStagesA % kGroups;
     if (group_before < 0) group_before += kGroups, --turn_before;
 #pragma unroll 1
@@ -174,8 +176,7 @@ class StreamedPipelines {
         const int before = (2 * group_before + turn_before % 2) * kChunks + chunk;
         ptx::mbarrier_wait(empty_a + before, (unsigned)turn_before / 2 % 2);
       }
-      copy_a({stage * kChunks + chunk, (2 * group + turn % 2) * kChunks + chunk, 0}, turns.copied_tile(turn, group),
-             chunk);
+      copy_a({stage * kChunks + chunk, (2 * group + turn % 2) * kChunks + chunk, 0}, tile, chunk);
     }
   }
 

@@ -4,6 +4,9 @@
 //   ManyProducts   A_i · B_iᵀ for several i, of the same shape. A block takes successive turns, so that B_i rarely
 //                  changes from one turn to the next. The row tiles of A_i come before those of A_(i + 1) in memory, and
 //                  are a multiple of kGroups: all row tiles of a turn belong to one product. B_i likewise.
+//
+// `Turns` is the number of turns of a block, and a position among them, which starts at the first. A position past the
+// last turn repeats it or lies beyond the end of A.
 #pragma once
 
 namespace tsm2 {
@@ -13,7 +16,7 @@ struct OneProduct {
 };
 
 struct ManyProducts {
-  const int *products, *count;  // the products to compute, and their number
+  const int *products, *count;  // the products to compute, and their number, at least 1
   int turns_each;               // number of turns of a product
 };
 
@@ -26,25 +29,21 @@ class Turns<OneProduct, kGroups> {
   static constexpr bool kOneB = true;
 
   __device__ explicit Turns(const OneProduct& of)
-      : count_((of.row_tiles - (int)blockIdx.x * kGroups + (int)gridDim.x * kGroups - 1) / ((int)gridDim.x * kGroups)),
-        row_tiles_(of.row_tiles) {}
+      : step_((int)gridDim.x * kGroups), row_tiles_(of.row_tiles), tile_((int)blockIdx.x * kGroups) {}
 
-  // The number of turns of this block.
-  __device__ __forceinline__ int count() const { return count_; }
-  // The row tile that a warpgroup multiplies in a turn. It may lie beyond the end of A.
-  __device__ __forceinline__ int row_tile(int turn, int group) const {
-    return (turn * (int)gridDim.x + (int)blockIdx.x) * kGroups + group;
-  }
+  __device__ __forceinline__ int count() const { return (row_tiles_ - (int)blockIdx.x * kGroups + step_ - 1) / step_; }
+  __device__ __forceinline__ void next() { tile_ += step_; }
+  // The row tile that a warpgroup multiplies. It may lie beyond the end of A.
+  __device__ __forceinline__ int row_tile(int group) const { return tile_ + group; }
   // The row tile that is copied for it: beyond the end of A, the last.
-  __device__ __forceinline__ int copied_tile(int turn, int group) const {
-    const int tile = row_tile(turn, group);
-    return tile < row_tiles_ ? tile : row_tiles_ - 1;
+  __device__ __forceinline__ int copied_tile(int group) const {
+    return row_tile(group) < row_tiles_ ? row_tile(group) : row_tiles_ - 1;
   }
-  // The product that a turn belongs to.
-  __device__ __forceinline__ int product(int) const { return 0; }
+  __device__ __forceinline__ int product() const { return 0; }
 
  private:
-  const int count_, row_tiles_;
+  const int step_, row_tiles_;
+  int tile_;
 };
 
 template <int kGroups>
@@ -52,25 +51,32 @@ class Turns<ManyProducts, kGroups> {
  public:
   static constexpr bool kOneB = false;
 
-  // At least one product is to be computed.
   __device__ explicit Turns(const ManyProducts& of)
-      : of_(of), all_(*of.count * of.turns_each), begin_(first_of(blockIdx.x)), end_(first_of(blockIdx.x + 1)) {}
-
-  __device__ __forceinline__ int count() const { return end_ - begin_; }
-  // `turn` may be past the last.
-  __device__ __forceinline__ int row_tile(int turn, int group) const {
-    const int one = turn_of_all(turn), place = one / of_.turns_each;
-    return ((of_.products[place] - place) * of_.turns_each + one) * kGroups + group;
+      : of_(of), all_(*of.count * of.turns_each), at_(first_of(blockIdx.x)) {
+    const int first = at_ < all_ ? at_ : all_ - 1;  // a block without turns
+    place_ = first / of.turns_each;
+    turn_ = first % of.turns_each;
+    product_ = of.products[place_];
   }
-  __device__ __forceinline__ int copied_tile(int turn, int group) const { return row_tile(turn, group); }
-  __device__ __forceinline__ int product(int turn) const { return of_.products[turn_of_all(turn) / of_.turns_each]; }
+
+  __device__ __forceinline__ int count() const { return first_of(blockIdx.x + 1) - first_of(blockIdx.x); }
+  __device__ __forceinline__ void next() {
+    if (++at_ >= all_) return;
+    if (++turn_ == of_.turns_each) turn_ = 0, product_ = of_.products[++place_];
+  }
+  __device__ __forceinline__ int row_tile(int group) const {
+    return (product_ * of_.turns_each + turn_) * kGroups + group;
+  }
+  __device__ __forceinline__ int copied_tile(int group) const { return row_tile(group); }
+  // The product that the turn belongs to.
+  __device__ __forceinline__ int product() const { return product_; }
 
  private:
   __device__ __forceinline__ int first_of(unsigned block) const { return (int)((long long)all_ * block / gridDim.x); }
-  __device__ __forceinline__ int turn_of_all(int turn) const { return begin_ + turn < all_ ? begin_ + turn : all_ - 1; }
 
   const ManyProducts& of_;
-  const int all_, begin_, end_;
+  const int all_;
+  int at_, place_, turn_, product_;
 };
 
 }  // namespace tsm2

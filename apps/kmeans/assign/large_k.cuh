@@ -15,11 +15,11 @@
 
 namespace kmeans {
 
-// kColumns, kKept and kLevelled: see streamed_candidates.cuh. kCandidates: maximum number of candidates in the list of
+// kColumns, kKept, kLevelled and kKeepsAll: see streamed_candidates.cuh. kCandidates: maximum number of candidates in the list of
 // an ambiguous row.
-template <int kColumns, int kKept, bool kLevelled, int kCandidates>
+template <int kColumns, int kKept, bool kLevelled, bool kKeepsAll, int kCandidates>
 struct StreamedArgminEpilogue {
-  using Streamed = StreamedCandidates<kColumns, kKept, kLevelled>;
+  using Streamed = StreamedCandidates<kColumns, kKept, kLevelled, kKeepsAll>;
   static constexpr bool kLevels = kLevelled;
 
   const CenterStats* center_stats;
@@ -56,7 +56,7 @@ struct StreamedArgminEpilogue {
     if (threadIdx.x == 0) lengths[blockIdx.x] = *here();
   }
 
-  __device__ __forceinline__ void fetch(Fetched& fetched, long long first) const {
+  __device__ __forceinline__ void fetch(Fetched& fetched, long long first, int) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const long long row = Streamed::row_of(first, r);

@@ -24,6 +24,8 @@ MANY_PRODUCTS = np.dtype([("products", "u8"), ("count", "u8"), ("turns_each", "i
 # Maximum number of centers per column tile of four warpgroups, which registers limit; and bytes of shared memory that
 # the driver and the epilogue use.
 _MOST_COLUMNS, _RESERVED = 128, 1024
+# Maximum number of column tiles of which lanes keep all candidates; registers of four warpgroups limit it.
+_FEW_TILES = 3
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
@@ -75,6 +77,8 @@ class StreamPlan:
     levels : bool
         Whether a constant is added to all scores of a row to make them positive. This requires row norms that bound
         the rounding error. It takes shared memory for one more panel per warpgroup.
+    tiles : int or None
+        Number of column tiles, if lanes keep the candidates of all of them; see kKeepsAll in streamed_candidates.cuh.
     split : bool
         Whether rows and centers are split into two float16 parts each (data/split_copy.cuh).
     """
@@ -87,6 +91,7 @@ class StreamPlan:
     columns: int = 128
     stays: bool = True
     levels: bool = True
+    tiles: int | None = None
     split: bool = False
 
     #: Number of rows per row tile.
@@ -125,7 +130,8 @@ class StreamPlan:
     @property
     def kept(self) -> str:
         """Template arguments of `StreamedCandidates`. With four warpgroups, registers limit it to three units."""
-        return f"{self.columns}, {3 if self.groups > 3 else 5}, {str(self.levels).lower()}"
+        kept = self.tiles or (_FEW_TILES if self.groups > 3 else 5)
+        return f"{self.columns}, {kept}, {str(self.levels).lower()}, {str(self.tiles is not None).lower()}"
 
     @property
     def candidates(self) -> int:
@@ -167,7 +173,7 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     single, double = (-(-depth_of(d, split=split) // 16) for split in (False, True))
     split = certifies and d <= _MOST_SPLIT and (double - single) * k <= _MOST_ADDED
     panels_of_row = double if split else single
-    plan = _resident_plan(panels_of_row, _MOST_COLUMNS, device, levels=certifies, split=split)
+    plan = _resident_plan(panels_of_row, k, device, levels=certifies, split=split)
     if plan is not None:
         return plan
     # Larger column tiles read the rows less often, but multiply more padding after the last center.
@@ -184,24 +190,27 @@ def batched_stream_plan(d: int, k: int, device: GpuSpec) -> StreamPlan | None:
     Returns
     -------
     StreamPlan or None
-        None if the GPU has no wgmma instructions, or rows do not fit in shared memory. Column tiles are as wide as the
-        fewest that hold k centers need.
+        None if the GPU has no wgmma instructions, or rows do not fit in shared memory.
     """
     if device.compute_capability != "9.0":
         return None
-    columns = 8 * ceil(k / ceil(k / _MOST_COLUMNS) / 8)
-    return _resident_plan(ceil(d / 16), columns, device, levels=True, split=False)
+    return _resident_plan(ceil(d / 16), k, device, levels=True, split=False)
 
 
-def _resident_plan(
-    panels_of_row: int, columns: int, device: GpuSpec, *, levels: bool, split: bool
-) -> StreamPlan | None:
-    """Plan a GEMM whose row tiles stay in shared memory while the centers stream, if they fit."""
+def _resident_plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool, split: bool) -> StreamPlan | None:
+    """Plan a GEMM whose row tiles stay in shared memory while the centers stream, if they fit.
+
+    Column tiles are as wide as the fewest that hold k centers need. With few of them, levels would take longer than
+    they save.
+    """
+    tiles = ceil(k / _MOST_COLUMNS)
+    columns, few = 8 * ceil(k / tiles / 8), tiles <= _FEW_TILES
     for most in (8, 4):
         chunks = -(-panels_of_row // most)
         panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
-            plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, columns, levels=levels, split=split)
+            options = {"levels": levels and not few, "tiles": tiles if few else None, "split": split}
+            plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, columns, **options)
             if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
                 return plan
     return None

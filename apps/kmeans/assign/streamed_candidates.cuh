@@ -9,9 +9,11 @@
 // 32-bit mask and the best upper score of its tile. At the end, the candidates of a unit remain candidates if this
 // upper score is at least the final best lower score.
 //
-// Why it is fast: accumulators start at −‖c‖²/2, so a score needs no addition, and one instruction finds the largest of
-// three scores. Only a tile with a score near the row's best needs two more instructions per score, to set candidate
-// bits in the mantissa of a float. The more tiles, the rarer this is. Independent chains of instructions hide latency.
+// Why it is fast: accumulators start at −‖c‖²/2, so a score needs no addition. A maximum takes one instruction per two
+// or three scores, and two more instructions per score set candidate bits in the mantissa of a float. Independent chains
+// of instructions hide latency. With many tiles, only those with a score near the row's best need candidate bits. With
+// few (kKeepsAll), some row of a warp needs them for almost every tile. So lanes set them without asking: each lane
+// compares with its own best lower score, which needs no shuffles, and keeps all units, which needs no conditions.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "apps/kmeans/assign/large_k_lists.cuh"
@@ -24,8 +26,8 @@ constexpr float kSteep = 7.9228163e28f;
 // kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
 // kLevelled: a number per row, the level, is added to all scores of the row. It is computed from norms and makes the
 // best score larger than 2 E_i. So scores compare as integers: negative scores then have the wrong order, but they are
-// not those of candidates.
-template <int kColumns, int kKept, bool kLevelled>
+// not those of candidates. kKeepsAll: there are only kKept units.
+template <int kColumns, int kKept, bool kLevelled, bool kKeepsAll>
 struct StreamedCandidates {
   // A tile has kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask has bits for at most 16 fragments.
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
@@ -46,9 +48,9 @@ struct StreamedCandidates {
     __device__ __forceinline__ int unit() const { return upper_and_unit % kNumbers; }
   };
 
-  // State of rows g = lane / 4 and g + 8 of this warp's 16; the four lanes of a row hold the same `lower`.
+  // State of rows g = lane / 4 and g + 8 of this warp's 16.
   struct Rows {
-    // `lower`: the best lower score so far. `error`: E_i. `lost`: the largest upper score that was kept with candidates
+    // `lower`: the best lower score so far; with kKeepsAll, of this lane's centers. `error`: E_i. `lost`: the largest upper score that was kept with candidates
     // since dropped, for lack of space.
     float lower[2], error[2], lost[2];
     bool within[2];
@@ -79,6 +81,24 @@ struct StreamedCandidates {
     float own[2], threshold[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) own[r] = most(scores, r);
+    if constexpr (kKeepsAll) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        rows.lower[r] = fmaxf(rows.lower[r], own[r] - error[r]);
+        threshold[r] = (error[r] - rows.lower[r]) * kSteep;
+      }
+#pragma unroll
+      for (int unit = 0; unit < kUnits; ++unit) {
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+          const unsigned mask = candidates(scores, r, unit, threshold[r]);
+#pragma unroll
+          for (int i = kKept - 1; i > 0; --i) rows.found[r][i] = rows.found[r][i - 1];
+          rows.found[r][0] = found_of(tile * kUnits + unit, mask, own[r] + error[r]);
+        }
+      }
+      return;
+    }
     float best[2] = {own[0], own[1]};
 #pragma unroll
     for (int lanes = 1; lanes <= 2; lanes *= 2) {
@@ -111,7 +131,11 @@ struct StreamedCandidates {
   // Counts the candidates of row r, and clears the masks of units that have none.
   static __device__ __forceinline__ Count count(Rows& rows, int r) {
     const int lane = threadIdx.x % 4;
-    const float least = rows.lower[r];
+    float least = rows.lower[r];
+    if constexpr (kKeepsAll) {
+      least = fmaxf(least, simt::shuffle_xor(least, 1));
+      least = fmaxf(least, simt::shuffle_xor(least, 2));
+    }
     Count here = {0, 0, 0, 0};
     Found last = rows.found[r][0];
 #pragma unroll
@@ -122,7 +146,7 @@ struct StreamedCandidates {
       last = found.mask ? found : last;
     }
     here.first = column(last);
-    here.all = here.mine + (rows.lost[r] >= least ? kMore : 0);
+    here.all = here.mine + (!kKeepsAll && rows.lost[r] >= least ? kMore : 0);
     const int neighbour = simt::shuffle_xor(here.all, 1);
     here.all += neighbour;
     const int others = simt::shuffle_xor(here.all, 2);
@@ -211,14 +235,18 @@ struct StreamedCandidates {
   // unit if these are no longer candidates.
   static __device__ __forceinline__ void add(Rows& rows, int r, int unit, unsigned mask, float upper) {
     Found(&kept)[kKept] = rows.found[r];
-    const float above = upper + fabsf(upper) * (2.0f / (1 << 23) * kNumbers);
     const bool any = mask != 0;
     const bool stays = any && kept[0].mask != 0 && kept[0].upper() >= rows.lower[r];
     const Found last = kept[kKept - 1];
     rows.lost[r] = stays && last.mask != 0 ? fmaxf(rows.lost[r], last.upper()) : rows.lost[r];
 #pragma unroll
     for (int i = kKept - 1; i > 0; --i) kept[i] = stays ? kept[i - 1] : kept[i];
-    if (any) kept[0] = {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
+    if (any) kept[0] = found_of(unit, mask, upper);
+  }
+
+  static __device__ __forceinline__ Found found_of(int unit, unsigned mask, float upper) {
+    const float above = upper + fabsf(upper) * (2.0f / (1 << 23) * kNumbers);
+    return {(__float_as_uint(above) & ~(kNumbers - 1)) | unit, mask};
   }
 };
 

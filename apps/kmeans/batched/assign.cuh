@@ -209,8 +209,6 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
       certified = found == 1 && known[r].further == 0;
     }
   }
-  const float* centers = batch.centers + (long long)problem * batch.k * batch.d;
-  const float* mean = batch.means + (long long)problem * batch.d;
   unsigned waiting = __ballot_sync(simt::every_lane, own < present && !certified);
   for (; waiting; waiting &= waiting - 1) {
     const int one = __ffs(waiting) - 1, r = one % 4;
@@ -222,7 +220,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
     }
     further = simt::shuffle(first ? further : kTooMany, one);
     const int row = 32 * warp + 16 * (r / 2) + 8 * (r % 2) + one / 4;
-    Nearest<T> nearest{batch, batch.X + (from + row) * batch.d, mean, centers, kInfinity, 0};
+    Nearest<T, 32> nearest(batch, problem, begin + row);
     if (further == kTooMany) {
       nearest.consider_all();
     } else {
@@ -241,7 +239,7 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
       }
       if (waits >= 0) nearest.consider({waits, waits});
     }
-    if (lane == one) label = nearest.label;
+    if (lane == one) label = nearest.label();
   }
 
   const int before = own < present ? batch.labels[from + own] : label;

@@ -3,10 +3,15 @@
 
 namespace batched {
 
-// The candidates of an ambiguous row: at most kListed centers. A row with more, or without a list because they ran out,
-// is compared with all centers: kCompareAll.
-constexpr int kListed = 15, kCompareAll = -2147483647 - 1;
+// Values of `found` for an ambiguous row: its candidates are in a list; or there was no room for one, and it is compared
+// with all centers.
+constexpr int kIsListed = -1, kCompareAll = -2;
+
+// An ambiguous row and its candidates. `row` counts the rows of the half copies of all problems. If `count` is 0, all
+// centers are candidates.
+constexpr int kListed = 13;
 struct alignas(32) CandidateList {
+  unsigned row;
   unsigned short count, at[kListed];
 };
 

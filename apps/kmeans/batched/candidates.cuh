@@ -4,8 +4,8 @@
 //
 //   half copy (b × rows × padded), centers_half (b × columns × padded), in panels  →  found (b × rows), lists
 //
-// found[row] is a center; or, for an ambiguous row, minus the number of its list, minus one; or kCompareAll. Rows past
-// n get values too, which nothing reads. settle.cuh reads the others.
+// found[row] is a center; or, for an ambiguous row, kIsListed or kCompareAll. Rows past n get values too, which nothing
+// reads. settle.cuh reads the others.
 //
 // Scores, error bounds and candidates are those of assign/large_k.cuh and assign/streamed_candidates.cuh, with the
 // statistics of the problem's centers. Columns are not sorted, so the error bound of a row is the same for all column
@@ -20,9 +20,9 @@
 
 namespace batched {
 
-template <int kColumns, int kKept, bool kLevelled>
+template <int kColumns, int kKept, bool kLevelled, bool kKeepsAll>
 struct CandidatesEpilogue {
-  using Streamed = kmeans::StreamedCandidates<kColumns, kKept, kLevelled>;
+  using Streamed = kmeans::StreamedCandidates<kColumns, kKept, kLevelled, kKeepsAll>;
   using Rows = typename Streamed::Rows;
   static constexpr bool kLevels = kLevelled;
 
@@ -30,13 +30,14 @@ struct CandidatesEpilogue {
   const float* norms;
   int* found;
   CandidateList* lists;  // block x's begin at x · capacity
+  unsigned* lengths;     // one per block: the rows that asked for a list, which may be more than `capacity`
   const int* n_running;  // number of problems that the launch processes
-  unsigned rows, capacity;
+  unsigned capacity;
   float tensor_error;  // γ
 
   struct Fetched {
     float norm[2];
-    unsigned problem;
+    int problem;
   };
 
   __device__ __forceinline__ bool idle() const { return *n_running == 0; }
@@ -45,10 +46,12 @@ struct CandidatesEpilogue {
     if (threadIdx.x == 0) *length() = 0;
   }
 
-  __device__ __forceinline__ void close() const {}
+  __device__ __forceinline__ void close() const {
+    if (threadIdx.x == 0) lengths[blockIdx.x] = *length();
+  }
 
-  __device__ __forceinline__ void fetch(Fetched& fetched, long long first) const {
-    fetched.problem = (unsigned)first / rows;
+  __device__ __forceinline__ void fetch(Fetched& fetched, long long first, int problem) const {
+    fetched.problem = problem;
 #pragma unroll
     for (int r = 0; r < 2; ++r) fetched.norm[r] = norms[Streamed::row_of(first, r)];
   }
@@ -72,20 +75,18 @@ struct CandidatesEpilogue {
       count[r] = here.all, at[r] = here.before;
     }
     if (!__any_sync(simt::every_lane, count[0] != 1 || count[1] != 1)) return;
-    const auto listed = [&](int r) { return 1 < count[r] && count[r] <= kListed; };
     unsigned place[2];
-    kmeans::places_of(leads && listed(0), leads && listed(1), length(), place);
+    kmeans::places_of(leads && count[0] != 1, leads && count[1] != 1, length(), place);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const unsigned own = simt::shuffle(place[r], (int)(threadIdx.x & 28));
       if (count[r] == 1) continue;
-      const bool fits = listed(r) && own < capacity;
-      const unsigned number = blockIdx.x * capacity + own;
-      if (leads) found[row + 8 * r] = fits ? ~(int)number : kCompareAll;
-      if (!fits) continue;
-      CandidateList& list = lists[number];
-      if (leads) list.count = count[r];
-      Streamed::for_each(of, r, [&](int column) { list.at[at[r]++] = column; });
+      if (leads) found[row + 8 * r] = own < capacity ? kIsListed : kCompareAll;
+      if (own >= capacity) continue;
+      CandidateList& list = lists[blockIdx.x * capacity + own];
+      const bool fits = count[r] <= kListed;
+      if (leads) list.row = row + 8 * r, list.count = fits ? count[r] : 0;
+      if (fits) Streamed::for_each(of, r, [&](int column) { list.at[at[r]++] = column; });
     }
   }
 

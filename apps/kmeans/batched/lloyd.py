@@ -15,6 +15,7 @@ from tsapps.apps.kmeans.batched.plan import (
     CANDIDATES,
     KERNELS,
     LIST_BYTES,
+    LIST_PARTS,
     PLUSPLUS_ARGS,
     POINTERS,
     SEED_ROWS,
@@ -250,10 +251,10 @@ class BatchedLloyd:
         for launch in assign:
             launch()
 
-    def _bind(self, kernel: str, blocks: int, option: str = "", shared: int = 0, given: tuple[Any, ...] = ()) -> Launch:
+    def _bind(self, kernel: str, blocks: int, option: str, shared: int = 0) -> Launch:
         """Return a launch of a kernel with `blocks` blocks per problem, for kernels that are launched many times."""
         made, threads = self._kernel(kernel, option, shared)
-        return self.machine.bind(made, (blocks, self.b), (threads,), (self._batch, *given), shared, dependent=False)
+        return self.machine.bind(made, (blocks, self.b), (threads,), (self._batch,), shared, dependent=False)
 
     def _bind_assign(self) -> list[Launch]:
         """Return the launches that assign the samples and list those that are reassigned."""
@@ -263,11 +264,15 @@ class BatchedLloyd:
         stream, machine, rows = plan.stream, self.machine, self.b * plan.rows
         blocks = min(machine.gpu.multiprocessors, self.b * plan.turns)
         capacity = -(-self.b * plan.turns // blocks) * stream.ROWS * stream.groups // _ROWS_OF_LIST
-        found = self.arrays["found"] = self.xp.empty(rows, np.int32)
-        lists = self.arrays["lists"] = self.xp.empty((blocks * capacity, LIST_BYTES), np.uint8)
+        written = {
+            "found": self.xp.empty(rows, np.int32),
+            "lists": self.xp.empty((blocks * capacity, LIST_BYTES), np.uint8),
+            "lengths": self.xp.empty(blocks, np.uint32),
+        }
+        self.arrays |= written
         of = {name: self.arrays[name] for name in ("center_stats", "norms", "n_running")}
-        sizes = {"rows": plan.rows, "capacity": capacity, "tensor_error": tensor_error(self.d)}
-        epilogue = structure(CANDIDATES, **of, found=found, lists=lists, **sizes)
+        sizes = {"capacity": capacity, "tensor_error": tensor_error(self.d)}
+        epilogue = structure(CANDIDATES, **of, **written, **sizes)
         running = self.arrays["running"], self.arrays["n_running"]
         products = structure(MANY_PRODUCTS, products=running[0], count=running[1], turns_each=plan.turns)
         name = stream.kernel_of("ManyProducts", f"batched::CandidatesEpilogue<{stream.kept}>")
@@ -275,9 +280,12 @@ class BatchedLloyd:
         product.max_dynamic_shared_size_bytes = stream.shared_bytes
         matrices = self.arrays["half_copy"], self.arrays["centers_half"]
         given = *matrices, products, np.int32(plan.columns // plan.width), epilogue
+        settle, threads = self._kernel("settle", "", 0)
+        tiles = -(-self.n // SETTLE_ROWS)
+        lists = self._batch, *written.values(), *map(np.uint32, (capacity, blocks, tiles))
         return [
             machine.bind(product, (blocks,), (stream.threads,), given, stream.shared_bytes, dependent=False),
-            self._bind("settle", -(-self.n // SETTLE_ROWS), given=(found, lists)),
+            machine.bind(settle, (blocks * LIST_PARTS + self.b * tiles,), (threads,), lists, dependent=False),
         ]
 
     def _bind_update(self) -> list[Launch]:

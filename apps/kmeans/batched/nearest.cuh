@@ -2,56 +2,65 @@
 //
 //   a row of X, its candidates  →  the nearest of them; of equally near ones, that of the lowest index
 //
-// Why it is fast: a warp computes the distances to several centers at a time, because each is a chain of dependent
+// Why it is fast: the distances to several centers are computed at a time, because each is a chain of dependent
 // additions.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 
 namespace batched {
 
-// Number of centers that a warp compares with a row at a time, if it compares all centers.
+// Number of centers that are compared with a row at a time, if all centers are.
 constexpr int kOfAll = 8;
 
-// Nearest of the centers given to `consider` to one row, by float64 distances; all lanes of a warp share the work.
-template <typename T>
-struct Nearest {
-  const Batch<T>& batch;
-  const T* x;
-  const float *mean, *centers;
-  double least;
-  int label;
+// Nearest of the centers given to `consider` to one row. kLanes adjacent lanes share the work; all lanes of the warp must
+// call it. `centers` are those of the row's problem.
+template <typename T, int kLanes>
+class Nearest {
+ public:
+  __device__ __forceinline__ Nearest(const Batch<T>& batch, int problem, long long row)
+      : x_(batch.row(problem, row)), mean_(batch.means + (long long)problem * batch.d),
+        centers_(batch.centers + (long long)problem * batch.k * batch.d), d_(batch.d), k_(batch.k) {}
 
-  // Compares kTogether centers with the row at a time, because each distance is a chain of dependent additions.
+  __device__ __forceinline__ int label() const { return label_; }
+
   template <int kTogether>
   __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
     double sums[kTogether] = {};
-    for (int j = threadIdx.x % 32; j < batch.d; j += 32) {
-      const double value = batch.centered(x[j], mean[j]);
+    for (int j = threadIdx.x % kLanes; j < d_; j += kLanes) {
+      const double value = Batch<T>::centered(x_[j], mean_[j]);
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) {
-        const double delta = value - (double)centers[(long long)some[i] * batch.d + j];
+        const double delta = value - (double)centers_[(long long)some[i] * d_ + j];
         sums[i] += delta * delta;
       }
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
-      const double sum = simt::warp_sum(sums[i]);
-      if (sum < least || (sum == least && some[i] < label)) {
-        least = sum;
-        label = some[i];
+#pragma unroll
+      for (int bits = kLanes / 2; bits > 0; bits /= 2) sums[i] += simt::shuffle_xor(sums[i], bits);
+      if (sums[i] < least_ || (sums[i] == least_ && some[i] < label_)) {
+        least_ = sums[i];
+        label_ = some[i];
       }
     }
   }
 
-  // Compares all centers with the row.
+  // Considers all centers.
   __device__ __forceinline__ void consider_all() {
-    for (int center = 0; center < batch.k; center += kOfAll) {
+    for (int center = 0; center < k_; center += kOfAll) {
       int some[kOfAll];
 #pragma unroll
-      for (int i = 0; i < kOfAll; ++i) some[i] = center + i < batch.k ? center + i : batch.k - 1;
+      for (int i = 0; i < kOfAll; ++i) some[i] = center + i < k_ ? center + i : k_ - 1;
       consider(some);
     }
   }
+
+ private:
+  const T* x_;
+  const float *mean_, *centers_;
+  const int d_, k_;
+  double least_ = kInfinity;
+  int label_ = 0;
 };
 
 }  // namespace batched

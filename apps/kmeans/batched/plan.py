@@ -13,6 +13,7 @@ __all__ = [
     "CANDIDATES",
     "KERNELS",
     "LIST_BYTES",
+    "LIST_PARTS",
     "MOST_PROBLEMS",
     "MOST_ROWS",
     "PLUSPLUS_ARGS",
@@ -66,8 +67,8 @@ BATCH = np.dtype(
     + [("tensor_error", "f4"), ("norm_limit", "f4"), ("sum_columns", "i4"), ("panels", "i4"), ("tile_columns", "i4")]
 )
 CANDIDATES = np.dtype(
-    [(name, "u8") for name in ("center_stats", "norms", "found", "lists", "n_running")]
-    + [("rows", "u4"), ("capacity", "u4"), ("tensor_error", "f4"), ("padding", "f4")]
+    [(name, "u8") for name in ("center_stats", "norms", "found", "lists", "lengths", "n_running")]
+    + [("capacity", "u4"), ("tensor_error", "f4")]
 )
 PLUSPLUS_ARGS = np.dtype(
     [(name, "u8") for name in ("uniforms", "candidates", "distances", "potentials", "best")]
@@ -89,8 +90,9 @@ KERNELS = {
 }
 #: The C++ enum `Status` of batched/problem.cuh.
 STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}
-#: Number of rows per block of `assign`; of `settle`; and of `candidate_distances` and `inertias`.
-TILE_ROWS, SETTLE_ROWS, SEED_ROWS = 128, 256, 512
+#: Number of rows per block of `assign`; of `settle`, and its blocks per list; and of `candidate_distances` and
+#: `inertias`.
+TILE_ROWS, SETTLE_ROWS, LIST_PARTS, SEED_ROWS = 128, 256, 4, 512
 #: Size in bytes of the C++ class `CandidateList` of batched/candidate_list.cuh.
 LIST_BYTES = 32
 #: Maximum number of problems per launch: CUDA's limit of the second grid dimension. Maximum number of rows of their

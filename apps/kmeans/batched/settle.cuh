@@ -3,8 +3,9 @@
 //
 //   found (b × rows), lists  →  labels (b × n), changes
 //
-// Why it is fast: a row with one candidate costs a read of 8 bytes. A warp compares the candidates of one ambiguous row
-// at a time. A block that has reassigned rows takes room for all of them by one atomic addition.
+// Why it is fast: a row with one candidate costs a read of 8 bytes, and a block takes room for all its reassigned rows
+// by one atomic addition. Ambiguous rows are divided evenly among blocks of their own, which start first. Eight lanes
+// compare the candidates of one of them, so that a warp waits for the data of four rows at a time.
 #pragma once
 #include "apps/kmeans/batched/candidate_list.cuh"
 #include "apps/kmeans/batched/nearest.cuh"
@@ -12,40 +13,80 @@
 
 namespace batched {
 
-constexpr int kSettleThreads = 256;
+// kSettleThreads: threads per block, each of which settles a row. kListParts: blocks per list. kRowLanes: lanes per
+// ambiguous row.
+constexpr int kSettleThreads = 256, kListParts = 4, kRowLanes = 8;
 
-// Block (x, problem) labels 256 rows of the problem, from row 256·x on.
+// Labels an ambiguous row, given by one lane of those that share it.
+template <typename T>
+__device__ __forceinline__ void relabel(const Batch<T>& batch, int problem, unsigned row, int label) {
+  int& to = batch.labels[problem * batch.n + row];
+  const int before = to;
+  if (before == label) return;
+  batch.changes[problem * batch.n + atomicAdd(&batch.counts[problem], 1u)] = {row, before};
+  to = label;
+}
+
+// Labels a part of the rows of a list.
+template <typename T>
+__device__ __forceinline__ void settle_list(const Batch<T>& batch, const CandidateList* list, unsigned length,
+                                            unsigned part) {
+  constexpr unsigned kRows = kSettleThreads / kRowLanes;
+  for (unsigned first = part * kRows; first < length; first += kListParts * kRows) {
+    const unsigned own = first + threadIdx.x / kRowLanes, rows = (unsigned)batch.rows;
+    const CandidateList& entry = list[own < length ? own : first];
+    const int problem = (int)(entry.row / rows), count = entry.count;
+    const unsigned row = entry.row % rows;
+    const bool present = row < batch.n;
+    Nearest<T, kRowLanes> nearest(batch, problem, present ? row : 0);
+    int most = count;
+#pragma unroll
+    for (int bits = kRowLanes; bits < 32; bits *= 2) {
+      const int other = simt::shuffle_xor(most, bits);
+      most = other > most ? other : most;
+    }
+    for (int i = 0; i < most; i += 2) {
+      const int last = count > 0 ? count - 1 : 0;
+      const int one = entry.at[i < last ? i : last], other = entry.at[i + 1 < last ? i + 1 : last];
+      nearest.consider({count > 0 ? one : 0, count > 0 ? other : 0});
+    }
+    int label = nearest.label();
+    if (__any_sync(simt::every_lane, count == 0)) {
+      Nearest<T, kRowLanes> of_all(batch, problem, present ? row : 0);
+      of_all.consider_all();
+      if (count == 0) label = of_all.label();
+    }
+    if (own < length && present && threadIdx.x % kRowLanes == 0) relabel(batch, problem, row, label);
+  }
+}
+
+// The first `lists` · kListParts blocks label ambiguous rows: list i begins at i · capacity and has lengths[i] rows, or
+// `capacity` if lengths[i] is larger. Then, `tiles` blocks per problem label 256 rows each.
 template <typename T>
 __global__ void __launch_bounds__(kSettleThreads)
-    settle(const Batch<T> batch, const int* found, const CandidateList* lists) {
-  const int problem = blockIdx.y, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    settle(const Batch<T> batch, const int* found, const CandidateList* entries, const unsigned* lengths,
+           unsigned capacity, unsigned lists, unsigned tiles) {
+  if (*batch.n_running == 0) return;
+  if (blockIdx.x < lists * kListParts) {
+    const unsigned list = blockIdx.x / kListParts, length = lengths[list];
+    settle_list(batch, entries + (long long)list * capacity, length < capacity ? length : capacity,
+                blockIdx.x % kListParts);
+    return;
+  }
+  const unsigned tile = blockIdx.x - lists * kListParts;
+  const int problem = (int)(tile / tiles), warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if (batch.status[problem] != kRunning) return;
-  const long long row = (long long)blockIdx.x * kSettleThreads + threadIdx.x, of_all = problem * batch.n + row;
-  const bool present = row < batch.n;
-  int label = present ? found[problem * batch.rows + row] : 0;
-  const int before = present ? batch.labels[of_all] : label;
-  unsigned waiting = __ballot_sync(simt::every_lane, label < 0);
-  for (; waiting; waiting &= waiting - 1) {
-    const int one = __ffs(waiting) - 1, number = simt::shuffle(label, one);
-    Nearest<T> nearest{batch,
-                       batch.row(problem, row - lane + one),
-                       batch.means + (long long)problem * batch.d,
-                       batch.centers + (long long)problem * batch.k * batch.d,
-                       kInfinity,
-                       0};
-    if (number == kCompareAll) {
-      nearest.consider_all();
-    } else {
-      const CandidateList& list = lists[~number];
-      for (int i = 0; i < list.count; i += 2) {
-        nearest.consider({(int)list.at[i], (int)list.at[i + 1 < list.count ? i + 1 : i]});
-      }
-    }
-    if (lane == one) label = nearest.label;
+  const long long row = (long long)(tile % tiles) * kSettleThreads + threadIdx.x, of_all = problem * batch.n + row;
+  const int label = row < batch.n ? found[problem * batch.rows + row] : kIsListed;
+  for (unsigned waiting = __ballot_sync(simt::every_lane, label == kCompareAll); waiting; waiting &= waiting - 1) {
+    const long long one = row - lane + __ffs(waiting) - 1;
+    Nearest<T, kRowLanes> nearest(batch, problem, one);
+    nearest.consider_all();
+    if (lane == 0) relabel(batch, problem, (unsigned)one, nearest.label());
   }
 
-  const bool changes = present && label != before;
-  const unsigned changed = __ballot_sync(simt::every_lane, changes);
+  const int before = label >= 0 ? batch.labels[of_all] : label;
+  const unsigned changed = __ballot_sync(simt::every_lane, label != before);
   __shared__ unsigned begin_of[kSettleThreads / 32];
   if (lane == 0) begin_of[warp] = __popc(changed);
   __syncthreads();
@@ -60,7 +101,7 @@ __global__ void __launch_bounds__(kSettleThreads)
     for (int i = 0; i < kSettleThreads / 32; ++i) begin_of[i] += begin;
   }
   __syncthreads();
-  if (!changes) return;
+  if (label == before) return;
   const unsigned place = begin_of[warp] + __popc(changed & ((1u << lane) - 1));
   batch.changes[problem * batch.n + place] = {(unsigned)row, before};
   batch.labels[of_all] = label;
