@@ -4,7 +4,7 @@
 
 namespace kmeans {
 
-// Number of threads per block of the kernels that call over_block.
+// Number of threads per block of the kernels that call over_block, if they do not state another.
 constexpr int kCenterThreads = 256;
 
 template <int count>
@@ -15,9 +15,9 @@ struct Doubles {
 // Reduces `count` numbers over the threads of a block: result i combines number i of every thread. All threads get all
 // results. `op(i, x, y)` combines two values x and y of number i. The order of the combinations is fixed, so the result
 // has the same bits on every run. Its loops are not unrolled, which halves the time that such kernels take to compile.
-template <int count, typename Op>
+template <int kThreads = kCenterThreads, int count, typename Op>
 __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op) {
-  __shared__ Doubles<count> of_warp[kCenterThreads / 32];
+  __shared__ Doubles<count> of_warp[kThreads / 32];
   const auto take = [&](const Doubles<count>& other) {
 #pragma unroll
     for (int i = 0; i < count; ++i) mine.at[i] = op(i, mine.at[i], other.at[i]);
@@ -34,7 +34,7 @@ __device__ __forceinline__ Doubles<count> over_block(Doubles<count> mine, Op op)
   __syncthreads();
   mine = of_warp[0];
 #pragma unroll 1
-  for (int warp = 1; warp < kCenterThreads / 32; ++warp) take(of_warp[warp]);
+  for (int warp = 1; warp < kThreads / 32; ++warp) take(of_warp[warp]);
   return mine;
 }
 

@@ -1,10 +1,12 @@
 """Batches of K-means problems whose kernels run on the CPU."""
 
+from unittest.mock import patch
+
 import numpy as np
 from host_cuda.machine import HostMachine
 
+from tsapps.apps.kmeans.batched import plan as batched
 from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd
-from tsapps.apps.kmeans.batched.plan import batch_plan
 
 
 def blobs(b, n, d, k, rng, apart=3.0):
@@ -14,7 +16,11 @@ def blobs(b, n, d, k, rng, apart=3.0):
     return X, middles + 0.3 * rng.standard_normal((b, k, d))
 
 
-def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2):
+def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2, streams=None):
+    """A batch whose centers stream, or do not; by default as its plan says."""
     X = np.ascontiguousarray(np.asarray(X).astype(dtype))
     machine = HostMachine(multiprocessors)
-    return BatchedLloyd(machine, X, k, batch_plan(*X.shape[1:], k, machine.gpu), max_iter=max_iter, tol=tol)
+    limits = {None: {"_FEW": batched._FEW}, True: {"_FEW": 0, "_STREAMED_ROWS": 1}, False: {"_FEW": k}}[streams]
+    with patch.multiple(batched, **limits):
+        plan = batched.batch_plan(*X.shape[1:], k, machine.gpu)
+    return BatchedLloyd(machine, X, k, plan, max_iter=max_iter, tol=tol)

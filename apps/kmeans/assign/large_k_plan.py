@@ -21,9 +21,9 @@ __all__ = [
 ONE_PRODUCT = np.dtype([("row_tiles", "i4")])
 MANY_PRODUCTS = np.dtype([("products", "u8"), ("count", "u8"), ("turns_each", "i4"), ("padding", "i4")])
 
-# Maximum number of centers per column tile of four warpgroups, which registers limit; and bytes of shared memory that
-# the driver and the epilogue use.
-_MOST_COLUMNS, _RESERVED = 128, 1024
+# Maximum number of centers per column tile of four warpgroups, which registers limit; minimum number, which the
+# epilogue needs; and bytes of shared memory that the driver and the epilogue use.
+_MOST_COLUMNS, _LEAST_COLUMNS, _RESERVED = 128, 32, 1024
 # Maximum number of column tiles of which lanes keep all candidates; registers of four warpgroups limit it.
 _FEW_TILES = 3
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
@@ -204,7 +204,7 @@ def _resident_plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool,
     they save.
     """
     tiles = ceil(k / _MOST_COLUMNS)
-    columns, few = 8 * ceil(k / tiles / 8), tiles <= _FEW_TILES
+    columns, few = max(_LEAST_COLUMNS, 8 * ceil(k / tiles / 8)), tiles <= _FEW_TILES
     for most in (8, 4):
         chunks = -(-panels_of_row // most)
         panels = -(-panels_of_row // chunks)

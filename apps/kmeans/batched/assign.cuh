@@ -11,7 +11,7 @@
 //
 // A score is x̂·ĉ − ‖c‖²/2, with an error of at most E (symbols: assign/small_k.cuh). Accumulators start at −‖c‖²/2:
 //
-//   E = norm·(2⁻¹² C + δ + γ(C + δ)) + (γ + 2⁻²¹) H
+//   E = norm·(ρ C + δ + γ(C + δ)) + (γ + 2⁻²¹) H
 //
 // Candidates are centers with scores of at least the best score minus 2E. Four lanes store the candidates of a row as
 // bit masks, 16 bits per lane and chunk, of up to four chunks. A chunk whose best score is more than 2E above the best
@@ -120,7 +120,8 @@ __global__ void __launch_bounds__(128, 3) assign(const Batch<T> batch) {
   ptx::cp_async_commit();
 
   const CenterStats most = batch.center_stats[problem];
-  const RowBound bound(most, batch.tensor_error, 1.0f / 4096 + 1.0f / (1 << 22), batch.tensor_error + 1.0f / (1 << 21));
+  const RowBound bound(most, batch.tensor_error, batch.roundings[problem] + 1.0f / (1 << 22),
+                       batch.tensor_error + 1.0f / (1 << 21));
   // Row r of a lane's four rows is row 16·(r / 2) + 8·(r % 2) + g of the warp's 32.
   Known known[4];
   float error_bound[4];

@@ -27,6 +27,7 @@ struct CandidatesEpilogue {
   static constexpr bool kLevels = kLevelled;
 
   const kmeans::CenterStats* center_stats;  // one per problem
+  const float* roundings;                   // ρ, one per problem
   const float* norms;
   int* found;
   CandidateList* lists;  // block x's begin at x · capacity
@@ -57,7 +58,8 @@ struct CandidatesEpilogue {
   }
 
   __device__ __forceinline__ void begin(Rows& of, const Fetched& fetched, float (&levels)[2]) const {
-    Streamed::begin(of, fetched.norm, center_stats[fetched.problem], tensor_error, 1.0f / 4096, levels);
+    const int problem = fetched.problem;
+    Streamed::begin(of, fetched.norm, center_stats[problem], tensor_error, roundings[problem], levels);
   }
 
   __device__ __forceinline__ void take(Rows& of, int tile, const float (&scores)[kColumns / 8][4]) const {

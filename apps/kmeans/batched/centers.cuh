@@ -3,11 +3,15 @@
 //
 //   sums (b × k × (d + 1))  →  centers, centers_half, half_squares, center_stats, status
 //
-// Why it is fast: one block computes one problem, a warp one center at a time. The last block to arrive lists the
-// problems that go on, so that the next product (assign_streamed.cuh) is shared evenly among its blocks.
+// Several blocks compute the centers of a problem, a warp one center at a time. The last of them to arrive computes what
+// depends on all centers. Of the blocks of all problems, the last lists the problems that go on.
+//
+// Why it is fast: blocks of all problems fill the GPU. The list lets the next product (candidates.cuh) share the rows of
+// the problems that go on evenly among its blocks.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "apps/kmeans/update/half_centers.cuh"
+#include "kernels/device/block_reduce.cuh"
 
 namespace batched {
 
@@ -24,47 +28,24 @@ __device__ __forceinline__ kmeans::HalfCenters half_centers_of(const Batch<T>& b
           0};
 }
 
-// The largest ‖c‖² (`square`) and ‖c − ĉ‖² (`lost`) of several scaled centers c and their float16 values ĉ.
-struct Largest {
-  double square, lost;
-
-  __device__ __forceinline__ void add(const Largest& other) {
-    square = square < other.square ? other.square : square;
-    lost = lost < other.lost ? other.lost : lost;
-  }
-};
-
-// Statistics of the centers of a warp, then of all centers. `near`: of centers with a norm that is not excluded
-// (update/centers.cuh); `far`: of the other centers. `least`: smallest squared norm. `shift`: squared center shift.
-struct Found {
-  Largest near, far;
-  double least, shift;
-};
-
-// Converts the centers of a problem to float16, and writes their half_squares and center_stats. With kFromSums, it
-// first computes the centers as means of the sums. All threads of a block must call it; thread 0 gets the squared
-// center shift.
+// Converts this block's share of the centers of a problem to float16, and writes `placed`. With kFromSums, it first
+// computes them as means of the sums.
 template <int kThreads, bool kFromSums, typename T>
-__device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
-  __shared__ Found of_warp[kThreads / 32];
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, d = batch.d;
+__device__ __forceinline__ void place(const Batch<T>& batch, int problem) {
+  constexpr int kWarps = kThreads / 32;
+  const int lane = threadIdx.x % 32, d = batch.d;
   const double scale = batch.half_copy_scales[problem];
   const double* units = batch.sum_units + (long long)problem * d;
-  // Largest ‖c‖²/2 that is never excluded: ‖c‖ is about four norm limits (update/centers.cuh). The factor is 16.1
-  // instead of 16, because row norms are norms of rounded values.
-  const float beyond = 16.1f / 2 * batch.norm_limit * batch.norm_limit;
   const kmeans::HalfCenters half_centers = half_centers_of(batch, problem);
   // The distance of the elements of a center that are 32 columns apart.
   const int further = batch.panels ? 32 * batch.tile_columns : 32;
-  float* half_squares = batch.half_squares + (long long)problem * batch.columns;
-  Found& found = of_warp[warp];  // in shared memory, since registers are few
-  if (lane == 0) found = {{}, {}, kInfinity, 0};
-  for (int j = warp; j < batch.k; j += kThreads / 32) {
+  for (int j = blockIdx.x * kWarps + threadIdx.x / 32; j < batch.k; j += gridDim.x * kWarps) {
     const long long which = (long long)problem * batch.k + j;
     const unsigned long long* sums = batch.sums + which * (d + 1);
     float* center = batch.centers + which * d;
     ptx::Half* to = half_centers.at(half_centers.of(j), lane);
-    double inverse = 0, square = 0, lost = 0, shift = 0;
+    double inverse = 0;
+    Placed placed = {0, 0, 0};
     if constexpr (kFromSums) inverse = 1 / (double)sums[d];
     // kColumns columns per lane are loaded before the first of them is written.
     constexpr int kColumns = 4;
@@ -89,65 +70,76 @@ __device__ __forceinline__ double place(const Batch<T>& batch, int problem) {
           if (i < d) center[i] = now;
         }
         const double c = now;
-        shift += (c - before[at]) * (c - before[at]);
+        placed.shift += (c - before[at]) * (c - before[at]);
         const double scaled = c * scale;
         const ptx::Half half = ptx::to_half((float)scaled);
         to[at * further] = half;
         const double rest = scaled - ptx::to_float(half);
-        square += scaled * scaled;
-        lost += rest * rest;
+        placed.square += scaled * scaled;
+        placed.lost += rest * rest;
       }
     }
-    square = simt::warp_sum(square);
-    lost = simt::warp_sum(lost);
-    shift = simt::warp_sum(shift);
-    const float half_square = (float)(square / 2);
-    if (lane != 0) continue;
-    half_squares[j] = half_square;
-    (half_square <= beyond ? found.near : found.far).add({square, lost});
-    found.least = square < found.least ? square : found.least;
-    found.shift += shift;
+    placed = {simt::warp_sum(placed.square), simt::warp_sum(placed.lost), simt::warp_sum(placed.shift)};
+    if (lane == 0) batch.placed[which] = placed;
   }
-  __syncthreads();
-  double least = kInfinity;
-  for (int i = 0; i < kThreads / 32; ++i) least = of_warp[i].least < least ? of_warp[i].least : least;
-  const bool leaves_out = least / 2 <= beyond / 4;
+}
+
+// Writes half_squares and center_stats of a problem by `placed`, excludes distant centers (update/centers.cuh), and
+// returns the squared center shift. All threads of one block call it, after all centers are placed.
+template <int kThreads, typename T>
+__device__ __forceinline__ double put_together(const Batch<T>& batch, int problem) {
+  const Placed* placed = batch.placed + (long long)problem * batch.k;
+  float* half_squares = batch.half_squares + (long long)problem * batch.columns;
+  const kmeans::HalfCenters half_centers = half_centers_of(batch, problem);
+  // Largest ‖c‖² that is never excluded. The factor is 16.1 instead of 16, because row norms are norms of rounded values.
+  const double far = 16.1 * batch.norm_limit * batch.norm_limit;
+  // Number 0: smallest squared norm. 1: squared center shift.
+  kmeans::Doubles<2> all = {{kInfinity, 0}};
+  for (int j = threadIdx.x; j < batch.k; j += kThreads) {
+    all.at[0] = placed[j].square < all.at[0] ? placed[j].square : all.at[0];
+    all.at[1] += placed[j].shift;
+  }
+  all = kmeans::over_block<kThreads>(all, [](int i, double a, double b) { return i == 1 ? a + b : b < a ? b : a; });
+  const double least = all.at[0];
+  // Number 0: largest ‖c‖². 1: largest ‖c − ĉ‖², both of centers that are not excluded. 2: whether any is excluded.
+  kmeans::Doubles<3> most = {{0, 0, 0}};
   for (int j = threadIdx.x; j < batch.columns; j += kThreads) {
-    const bool excluded = leaves_out && j < batch.k && !(half_squares[j] <= beyond);
-    if (excluded) half_squares[j] = kInfinity;
+    const bool there = j < batch.k, excluded = there && least <= far / 4 && !(placed[j].square <= far);
+    const float half_square = there && !excluded ? (float)(placed[j].square / 2) : kInfinity;
+    half_squares[j] = half_square;
+    if (there && !excluded) {
+      most.at[0] = kmeans::most_of(0, most.at[0], placed[j].square);
+      most.at[1] = kmeans::most_of(0, most.at[1], placed[j].lost);
+    }
+    if (excluded) most.at[2] = 1;
     if (batch.panels == 0) continue;
     if (excluded) {
       kmeans::exclude(nullptr, half_centers, j);
     } else {
-      kmeans::set_offset(nullptr, half_centers, j, -half_squares[j]);
+      kmeans::set_offset(nullptr, half_centers, j, -half_square);
     }
   }
+  most = kmeans::over_block<kThreads>(most, kmeans::most_of);
   if (threadIdx.x == 0) {
-    for (int i = 1; i < kThreads / 32; ++i) {
-      found.near.add(of_warp[i].near);
-      found.far.add(of_warp[i].far);
-      found.shift += of_warp[i].shift;
-    }
-    const float near_norm = (float)(sqrt(least) * 1.000001);
-    const bool some = leaves_out && found.far.square > 0;
-    if (!leaves_out) found.near.add(found.far);
-    const float norm = (float)(sqrt(found.near.square) * 1.000001), lost = (float)(sqrt(found.near.lost) * 1.000001);
+    // Rounded up; infinity remains infinity.
+    const float norm = (float)(sqrt(most.at[0]) * 1.000001), lost = (float)(sqrt(most.at[1]) * 1.000001);
     const float within = batch.panels ? kmeans::most_row_norm(norm, lost, true) : kInfinity;
+    const float near_norm = (float)(sqrt(least) * 1.000001);
     batch.center_stats[problem] = {norm,
                                    lost,
-                                   (float)(found.near.square / 2 * 1.000001),
-                                   some && batch.norm_limit < within ? batch.norm_limit : within,
+                                   (float)(most.at[0] / 2 * 1.000001),
+                                   most.at[2] != 0 && batch.norm_limit < within ? batch.norm_limit : within,
                                    near_norm,
                                    1.05f * near_norm + 1};
   }
-  return found.shift;
+  return all.at[1];
 }
 
 // Writes the list of the problems that are kRunning, in the last of the blocks of all problems to arrive. All threads
 // of a block must call it after they have written their problem's status.
 template <typename T>
 __device__ __forceinline__ void list_running(const Batch<T>& batch) {
-  if (batch.running == nullptr || !simt::last_to_arrive(batch.arrived, gridDim.y)) return;
+  if (batch.running == nullptr || !simt::last_to_arrive(batch.arrived + gridDim.y, gridDim.x * gridDim.y)) return;
   __shared__ int count;
   if (threadIdx.x == 0) count = 0;
   __syncthreads();
@@ -158,21 +150,23 @@ __device__ __forceinline__ void list_running(const Batch<T>& batch) {
   if (threadIdx.x == 0) *batch.n_running = count;
 }
 
-// Block (0, problem) prepares the centers that the host has set, for problems of status kPlace.
+// Blocks (x, problem) prepare the centers that the host has set, for problems of status kPlace.
 template <typename T, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) prepare_centers(const Batch<T> batch) {
   const int problem = blockIdx.y;
   if (batch.status[problem] == kPlace) {
     place<kThreads, false>(batch, problem);
-    __syncthreads();  // all threads have read the status
-    if (threadIdx.x == 0) batch.status[problem] = kRunning;
+    if (simt::last_to_arrive(batch.arrived + problem, gridDim.x)) {
+      put_together<kThreads>(batch, problem);
+      if (threadIdx.x == 0) batch.status[problem] = kRunning;
+    }
   }
   list_running(batch);
 }
 
-// Ends an iteration of a problem: computes the new centers and the status.
+// True if a cluster of a problem is empty.
 template <int kThreads, typename T>
-__device__ __forceinline__ void end_iteration(const Batch<T>& batch, int problem) {
+__device__ __forceinline__ bool has_empty(const Batch<T>& batch, int problem) {
   __shared__ bool empty;
   if (threadIdx.x == 0) empty = false;
   __syncthreads();
@@ -181,20 +175,28 @@ __device__ __forceinline__ void end_iteration(const Batch<T>& batch, int problem
     if (batch.sums[which * (batch.d + 1) + batch.d] == 0) empty = true;
   }
   __syncthreads();
-  const double shift = empty ? 0.0 : place<kThreads, true>(batch, problem);
-  if (threadIdx.x != 0) return;
-  const unsigned n_reassigned = batch.counts[problem];
-  const int iterations = ++batch.iterations[problem];
-  const bool ends = shift <= batch.tolerances[problem] || iterations >= batch.max_iter;
-  batch.status[problem] = empty ? kEmpty : n_reassigned == 0 ? kStrict : ends ? kEnded : kRunning;
-  batch.n_reassigned[problem] = n_reassigned;
-  batch.counts[problem] = 0;
+  return empty;
 }
 
-// Block (0, problem) ends an iteration of the problem.
+// Blocks (x, problem) end an iteration of the problem: they compute the new centers and the status.
 template <typename T, int kThreads>
 __global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_centers(const Batch<T> batch) {
-  if (batch.status[blockIdx.y] == kRunning) end_iteration<kThreads>(batch, blockIdx.y);
+  const int problem = blockIdx.y;
+  if (batch.status[problem] == kRunning) {
+    const bool empty = has_empty<kThreads>(batch, problem);
+    if (!empty) place<kThreads, true>(batch, problem);
+    if (simt::last_to_arrive(batch.arrived + problem, gridDim.x)) {
+      const double shift = empty ? 0.0 : put_together<kThreads>(batch, problem);
+      if (threadIdx.x == 0) {
+        const unsigned n_reassigned = batch.counts[problem];
+        const int iterations = ++batch.iterations[problem];
+        const bool ends = shift <= batch.tolerances[problem] || iterations >= batch.max_iter;
+        batch.status[problem] = empty ? kEmpty : n_reassigned == 0 ? kStrict : ends ? kEnded : kRunning;
+        batch.n_reassigned[problem] = n_reassigned;
+        batch.counts[problem] = 0;
+      }
+    }
+  }
   list_running(batch);
 }
 

@@ -23,6 +23,7 @@ from tsapps.apps.kmeans.batched.plan import (
     STATUS,
     TILE_ROWS,
     BatchPlan,
+    center_blocks,
     update_blocks,
     wide_bits,
 )
@@ -98,7 +99,7 @@ class BatchedLloyd:
         arrays = {
             "X": X,
             **{name: xp.empty((b, d), dtype) for name, dtype in (("means", np.float32), ("sum_scales", np.float64))},
-            "half_copy_scales": xp.empty(b, np.float32),
+            **{name: xp.empty(b, np.float32) for name in ("half_copy_scales", "roundings")},
             "sum_units": xp.empty((b, d)),
             "tolerances": xp.empty(b),
             "narrow": xp.empty(b, np.int32),
@@ -109,13 +110,14 @@ class BatchedLloyd:
             "centers_half": xp.zeros((b, plan.columns, plan.center_columns), np.float16),
             "half_squares": xp.full((b, plan.columns), np.inf, np.float32),
             "center_stats": xp.empty((b, 6), np.float32),
+            "placed": xp.empty((b, k, 3)),
             "sums": xp.zeros((b, k, d + 1), np.int64),
             "changes": xp.empty((b, n, 2), np.int32),
             **{name: xp.zeros(b, np.uint32) for name in ("counts", "n_reassigned")},
             "status": xp.full(b, STATUS["place"], np.int32),
             "iterations": xp.zeros(b, np.int32),
-            "running": None if plan.stream is None else xp.empty(b, np.int32),
-            **{name: None if plan.stream is None else xp.zeros(1, np.int32) for name in ("n_running", "arrived")},
+            "arrived": xp.zeros(b + 1, np.uint32),
+            **{name: None if plan.stream is None else xp.zeros(b, np.int32) for name in ("running", "n_running")},
         }
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
@@ -133,7 +135,6 @@ class BatchedLloyd:
             max_iter=max_iter,
             tensor_error=tensor_error(d),
             norm_limit=norm_limit_of(d, panels=plan.stream is not None),
-            sum_columns=plan.sum_columns,
             panels=0 if plan.stream is None else plan.stream.row_panels,
             tile_columns=plan.width,
         )
@@ -270,7 +271,7 @@ class BatchedLloyd:
             "lengths": self.xp.empty(blocks, np.uint32),
         }
         self.arrays |= written
-        of = {name: self.arrays[name] for name in ("center_stats", "norms", "n_running")}
+        of = {name: self.arrays[name] for name in ("center_stats", "roundings", "norms", "n_running")}
         sizes = {"capacity": capacity, "tensor_error": tensor_error(self.d)}
         epilogue = structure(CANDIDATES, **of, **written, **sizes)
         running = self.arrays["running"], self.arrays["n_running"]
@@ -291,15 +292,23 @@ class BatchedLloyd:
     def _bind_update(self) -> list[Launch]:
         """Return the launches that update the sums by the reassigned samples, and compute the new centers."""
         plan, multiprocessors = self.plan, self.machine.gpu.multiprocessors
-        blocks = update_blocks(self.n, self.d, self.b, multiprocessors, plan)
-        threads = f", {plan.update_threads}"
+        blocks = update_blocks(self.n, self.b, multiprocessors)
+        aligned = self.d % 4 == 0 and address(self.X) % 16 == 0
+        sums, threads = self._kernel(
+            "update_sums", f", {str(aligned).lower()}, {plan.update_threads}", plan.update_bytes
+        )
+        given = self._batch, np.uint32(plan.share)
         return [
-            self._bind("update_sums", blocks, f", {str(plan.sums_fit).lower()}{threads}", plan.update_bytes),
-            self._bind("update_centers", 1, threads),
+            self.machine.bind(sums, (blocks, self.b), (threads,), given, plan.update_bytes, dependent=False),
+            self._bind("update_centers", self._center_blocks, f", {plan.update_threads}"),
         ]
 
+    @property
+    def _center_blocks(self) -> int:
+        return center_blocks(self.k, self.b, self.machine.gpu.multiprocessors, self.plan)
+
     def _prepare_centers(self) -> None:
-        self._launch("prepare_centers", (1, self.b), option=f", {self.plan.update_threads}")
+        self._launch("prepare_centers", (self._center_blocks, self.b), option=f", {self.plan.update_threads}")
 
     def _fill_empty(self, problem: int) -> int:
         """Relocate the empty clusters of a problem on the host, as `lloyd.fit` does; return the new status."""

@@ -13,7 +13,7 @@ namespace batched {
 constexpr int kOfAll = 8;
 
 // Nearest of the centers given to `consider` to one row. kLanes adjacent lanes share the work; all lanes of the warp must
-// call it. `centers` are those of the row's problem.
+// call it. A distance has the same bits for every kLanes: it consists of 32 partial sums, of every 32nd term.
 template <typename T, int kLanes>
 class Nearest {
  public:
@@ -25,21 +25,33 @@ class Nearest {
 
   template <int kTogether>
   __device__ __forceinline__ void consider(const int (&some)[kTogether]) {
-    double sums[kTogether] = {};
-    for (int j = threadIdx.x % kLanes; j < d_; j += kLanes) {
-      const double value = Batch<T>::centered(x_[j], mean_[j]);
+    constexpr int kParts = 32 / kLanes;  // partial sums per lane
+    double sums[kTogether][kParts] = {};
+    for (int first = threadIdx.x % kLanes; first < d_; first += 32) {
 #pragma unroll
-      for (int i = 0; i < kTogether; ++i) {
-        const double delta = value - (double)centers_[(long long)some[i] * d_ + j];
-        sums[i] += delta * delta;
+      for (int part = 0; part < kParts; ++part) {
+        const int j = first + part * kLanes;
+        if (j >= d_) break;
+        const double value = Batch<T>::centered(x_[j], mean_[j]);
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          const double delta = value - (double)centers_[(long long)some[i] * d_ + j];
+          sums[i][part] += delta * delta;
+        }
       }
     }
 #pragma unroll
     for (int i = 0; i < kTogether; ++i) {
 #pragma unroll
-      for (int bits = kLanes / 2; bits > 0; bits /= 2) sums[i] += simt::shuffle_xor(sums[i], bits);
-      if (sums[i] < least_ || (sums[i] == least_ && some[i] < label_)) {
-        least_ = sums[i];
+      for (int half = kParts / 2; half > 0; half /= 2) {
+#pragma unroll
+        for (int part = 0; part < half; ++part) sums[i][part] += sums[i][part + half];
+      }
+      double sum = sums[i][0];
+#pragma unroll
+      for (int bits = kLanes / 2; bits > 0; bits /= 2) sum += simt::shuffle_xor(sum, bits);
+      if (sum < least_ || (sum == least_ && some[i] < label_)) {
+        least_ = sum;
         label_ = some[i];
       }
     }

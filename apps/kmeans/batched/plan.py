@@ -12,10 +12,13 @@ __all__ = [
     "BATCH",
     "CANDIDATES",
     "KERNELS",
+    "LEAST_SHARE",
     "LIST_BYTES",
     "LIST_PARTS",
     "MOST_PROBLEMS",
     "MOST_ROWS",
+    "MOST_SHARE",
+    "MOST_SORTED",
     "PLUSPLUS_ARGS",
     "POINTERS",
     "SEED_ROWS",
@@ -24,6 +27,7 @@ __all__ = [
     "TILE_ROWS",
     "BatchPlan",
     "batch_plan",
+    "center_blocks",
     "update_blocks",
     "wide_bits",
 ]
@@ -34,6 +38,7 @@ POINTERS = (
         "X",
         "means",
         "half_copy_scales",
+        "roundings",
         "sum_scales",
         "sum_units",
         "tolerances",
@@ -47,6 +52,7 @@ POINTERS = (
         "centers_half",
         "half_squares",
         "center_stats",
+        "placed",
         "sums",
         "changes",
         "counts",
@@ -64,10 +70,10 @@ BATCH = np.dtype(
     [(name, "u8") for name in POINTERS]
     + [(name, "i8") for name in ("n", "rows")]
     + [(name, "i4") for name in ("d", "k", "padded", "columns", "max_iter")]
-    + [("tensor_error", "f4"), ("norm_limit", "f4"), ("sum_columns", "i4"), ("panels", "i4"), ("tile_columns", "i4")]
+    + [("tensor_error", "f4"), ("norm_limit", "f4"), ("panels", "i4"), ("tile_columns", "i4"), ("padding", "i4")]
 )
 CANDIDATES = np.dtype(
-    [(name, "u8") for name in ("center_stats", "norms", "found", "lists", "lengths", "n_running")]
+    [(name, "u8") for name in ("center_stats", "roundings", "norms", "found", "lists", "lengths", "n_running")]
     + [("capacity", "u4"), ("tensor_error", "f4")]
 )
 PLUSPLUS_ARGS = np.dtype(
@@ -105,20 +111,17 @@ _LEAST_CAPABILITY = 8.0
 # Size in bytes of the candidate lists of `assign` in shared memory: three 4-byte entries for each of 4 rows per thread,
 # 128 threads.
 _LIST_BYTES = 3 * 4 * 128 * 4
-# Maximum size in bytes of the sums of `update_sums` in shared memory, so that two blocks fit on a multiprocessor.
-_MOST_SUM_BYTES = 100 << 10
-# Number of columns of a slice of the sums of `update_sums`, if the sums of all columns do not fit in shared memory.
-_SLICE = 32
+#: Maximum and minimum number of reassigned rows that a block of `update_sums` processes; and the maximum k for which it
+#: sorts them: kMostShare, kLeastShare and kMostSorted of batched/sums.cuh.
+MOST_SHARE, LEAST_SHARE, MOST_SORTED = 4096, 256, 8192
 # The product streams the centers of problems of more than _FEW clusters and at least _STREAMED_ROWS rows: fewer would
 # leave much of a column tile, or of a turn, empty. 16-bit numbers limit the clusters.
 _FEW, _STREAMED_ROWS, _MOST_STREAMED = 32, 256, 1 << 16
 # Number of threads per block of batched/sums.cuh and batched/centers.cuh: for problems of up to _SMALL elements, and
 # for others.
-_THREADS, _SMALL = (128, 512), 1 << 14
+_THREADS, _SMALL = (128, 256), 1 << 14
 # Number of bits of a fixed-point element that has more than 30, without the sign.
 _WIDE_BITS = 46
-# Minimum number of rows per block of `update_sums`, if a problem has several blocks.
-_CHANGES = 256
 
 
 @dataclass(frozen=True)
@@ -132,11 +135,11 @@ class BatchPlan:
     width, columns : int
         Number of centers per chunk or column tile; and k rounded up to a multiple of `width`.
     assign_bytes, update_bytes : int
-        Bytes of dynamic shared memory per block of `assign`, and of `update_sums` (0 if its sums do not fit there).
+        Bytes of dynamic shared memory per block of `assign` and of `update_sums`.
+    share : int
+        Number of reassigned rows that a block of `update_sums` sorts at a time.
     update_threads : int
         Threads per block of the kernels of batched/sums.cuh and batched/centers.cuh.
-    sum_columns : int
-        Number of columns of a slice of the sums; each block of `update_sums` adds to one slice.
     stream : StreamPlan or None
         Plan of the product that assigns rows, if centers stream (batched/candidates.cuh); else, `assign` does.
     """
@@ -147,8 +150,8 @@ class BatchPlan:
     columns: int
     assign_bytes: int
     update_bytes: int
+    share: int
     update_threads: int
-    sum_columns: int
     stream: StreamPlan | None = None
 
     @property
@@ -160,11 +163,6 @@ class BatchPlan:
     def center_columns(self) -> int:
         """Columns of the float16 centers: with a panel of biases, if centers stream."""
         return self.padded + (0 if self.stream is None else 16)
-
-    @property
-    def sums_fit(self) -> bool:
-        """True if the sums of a slice fit in shared memory."""
-        return self.update_bytes > 0
 
 
 def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
@@ -188,19 +186,13 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
         buffers = 1 if k <= width else 2
         assign_bytes = _LIST_BYTES + 2 * 4 * width + (TILE_ROWS + buffers * width) * (padded + 8) * 2
     columns = -(-k // width) * width
-    available = min(device.shared_memory_per_block, _MOST_SUM_BYTES)
     served = n <= _MOST_ROWS and k <= _MOST_CLUSTERS and float(device.compute_capability) >= _LEAST_CAPABILITY
     if not served or max(assign_bytes, 8 * 8 * d) > device.shared_memory_per_block:
         return None
-    sliced = next((c for c in (d, _SLICE) if c <= d and _sum_bytes(k, c) <= available), None)
-    update_bytes = 0 if sliced is None else _sum_bytes(k, sliced)
-    threads = _THREADS[n * d > _SMALL]
-    return BatchPlan(rows, padded, width, columns, assign_bytes, update_bytes, threads, sliced or d, stream)
-
-
-def _sum_bytes(k: int, columns: int) -> int:
-    """Return the shared memory for the sums of a slice in bytes: two limbs per column, and for the number of rows."""
-    return 2 * 4 * k * (columns + 1)
+    share = min(MOST_SHARE, max(LEAST_SHARE, n))
+    # Per row: three numbers and two moves; and a number per cluster.
+    update_bytes = (3 * 4 + 2 * 2) * share + (4 * k if k <= MOST_SORTED else 0)
+    return BatchPlan(rows, padded, width, columns, assign_bytes, update_bytes, share, _THREADS[n * d > _SMALL], stream)
 
 
 def wide_bits(n: int) -> int:
@@ -208,10 +200,19 @@ def wide_bits(n: int) -> int:
     return min(_WIDE_BITS, 62 - ceil(log2(n)))
 
 
-def update_blocks(n: int, d: int, problems: int, multiprocessors: int, plan: BatchPlan) -> int:
-    """Return the number of blocks of `update_sums` per problem: slices of columns times parts of the rows.
+def update_blocks(n: int, problems: int, multiprocessors: int) -> int:
+    """Return the number of blocks of `update_sums` per problem.
 
-    All problems together get about two blocks per multiprocessor. Each part has at least 256 rows.
+    All problems together get at least about two blocks per multiprocessor, if each block then has 256 rows or more. No
+    block has to sort more than once.
     """
-    slices = -(-d // plan.sum_columns)
-    return slices * max(1, min(-(-2 * multiprocessors // (problems * slices)), -(-n // _CHANGES)))
+    wanted = max(-(-2 * multiprocessors // problems), -(-n // MOST_SHARE))
+    return max(1, min(wanted, -(-n // LEAST_SHARE)))
+
+
+def center_blocks(k: int, problems: int, multiprocessors: int, plan: BatchPlan) -> int:
+    """Return the number of blocks of `update_centers` per problem: about two per multiprocessor in all.
+
+    Each warp has at least one center.
+    """
+    return min(-(-2 * multiprocessors // problems), -(-k // (plan.update_threads // 32)))

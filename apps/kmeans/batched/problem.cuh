@@ -4,7 +4,7 @@
 //                             →  means, scales, tolerances (scales.cuh)
 //                             →  half copy (b × rows × padded, float16) = fl16((x − mean) · scale), and norms (b × rows)
 //
-// The half copy and its norms are defined as in data/half_copy.cuh, but with a mean and a scale per problem. `padded`
+// The half copy and its norms are defined as in data/half_copy.cuh, but with a mean, a scale and ρ per problem. `padded`
 // is d rounded up to a multiple of 16, the k extent of one mma. `rows` is n; or, if the half copy consists of panels
 // (core_matrix_layout.cuh), n rounded up to whole turns of the product (assign_streamed.cuh). Further rows are zeros.
 // `slices` is gridDim.x of column_moments.
@@ -39,12 +39,19 @@ struct Change {
   int from;
 };
 
+// Of one center c, times the scale of the half copy: ‖c‖², ‖c − ĉ‖² and the squared shift in the last iteration (not
+// scaled). ĉ is c in float16.
+struct Placed {
+  double square, lost, shift;
+};
+
 // State of b problems. Every array has the problem as its first index; comments state the other dimensions.
 template <typename T>
 struct Batch {
   const T* X;
   float* means;                     // d
   float* half_copy_scales;          // 1
+  float* roundings;                 // 1: ρ, the relative rounding error of the half copy
   double* sum_scales;               // d: fixed-point scales
   double* sum_units;                // d: their inverses, exact
   double* tolerances;               // 1
@@ -57,18 +64,17 @@ struct Batch {
                                     // −half_squares in the first panel
   float* half_squares;              // columns: ‖c · scale‖²/2; infinite past center k − 1, and for excluded centers
   CenterStats* center_stats;        // 1
+  Placed* placed;                   // k
   unsigned long long* sums;         // k × (d + 1): fixed-point cluster sums; column d: number of rows
   Change* changes;                  // n: list of reassigned rows
   unsigned *counts, *n_reassigned;  // 1: length of `changes`; number of rows that the last iteration reassigned
   int *status, *iterations;         // 1
-  // For all problems together: those that are kRunning, their number, and the arrivals of list_running; null if no
-  // kernel reads them.
+  // For all problems together: those that are kRunning, and their number; null if no kernel reads them.
   int *running, *n_running;
-  unsigned* arrived;
+  unsigned* arrived;  // 1, and one for all problems together: arrivals of blocks (centers.cuh), zero between launches
   long long n, rows;
   int d, k, padded, columns, max_iter;
   float tensor_error, norm_limit;
-  int sum_columns;  // number of columns of `sums` of which one block of `update_sums` has the sums in shared memory
   int panels, tile_columns;  // panels per row of the half copy, 0 for rows; centers per tile of `centers_half`
 
   __device__ __forceinline__ const T* row(int problem, long long index) const { return X + (problem * n + index) * d; }
@@ -159,7 +165,8 @@ template <typename T, bool kAligned, int kRows>
 __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
   using Lanes = LanesOfRows<kRows>;
   const int problem = blockIdx.y, warps = kPrepareThreads / 32 * gridDim.x, d = batch.d;
-  const float scale = batch.half_copy_scales[problem], *mean = batch.means + (long long)problem * d;
+  const float scale = batch.half_copy_scales[problem], rounding = batch.roundings[problem],
+              *mean = batch.means + (long long)problem * d;
   const long long warp = kPrepareThreads / 32LL * blockIdx.x + threadIdx.x / 32;
   for (long long first = kRows * warp; first < batch.rows; first += kRows * warps) {
     const long long row = first + Lanes::row(), to = problem * batch.rows + row;
@@ -188,8 +195,8 @@ __global__ void __launch_bounds__(256, 4) make_half_copy(const Batch<T> batch) {
     }
     square = Lanes::sum(square);
     lost = Lanes::sum(lost);
-    // As in data/half_copy.cuh: the larger of the norm and 2¹² times the rounding error. NaN becomes infinite.
-    const float least = 4096 * sqrtf(lost), most = sqrtf(square);
+    // As in data/half_copy.cuh: the larger of the norm and the rounding error divided by ρ. NaN becomes infinite.
+    const float least = sqrtf(lost) / rounding, most = sqrtf(square);
     const float norm = 1.0002f * (least > most ? least : most);
     if (row < batch.rows && Lanes::column() == 0) batch.norms[to] = norm < kInfinity ? norm : kInfinity;
   }

@@ -1,6 +1,8 @@
 // Batched scales: means, scales and tolerances of every problem from its moments (column_moments in problem.cuh).
 //
-//   means             origin + Σ(x − origin) / n, rounded to float; the origin is row 0
+//   means             origin + Σ(x − origin) / n, rounded to float; the origin is row 0. Zero if elements have 16 bits
+//                     and the means are small compared with the spread: then the half copy is exact, or nearly so
+//   roundings         2⁻²⁰ for a half copy that is nearly exact, otherwise 2⁻¹² (data/half_copy.cuh)
 //   half_copy_scales  the power of two that brings the root mean square of x − mean nearest to 16 (data/plan.py)
 //   sum_scales        2^(bits − e), where 2^e is at least the largest |x − mean| of the feature. bits is 30 if that is
 //                     as exact as float32: if no |x − mean| of the problem is above 256 times the root mean square.
@@ -18,6 +20,8 @@ namespace batched {
 constexpr int kMostExponent = 96, kLeastExponent = -900;
 constexpr int kNarrowBits = 30;
 constexpr double kSpread = 256;
+// Means are small if their mean square is at most this times the mean variance: norms then grow by 3 % at most.
+constexpr double kSmallMeans = 1.0 / 16;
 
 // The smallest e with 2^e ≥ x, at least kLeastExponent; 0 if x is 0.
 __device__ __forceinline__ int ceil_log2(double x) {
@@ -46,6 +50,21 @@ __global__ void __launch_bounds__(kmeans::kCenterThreads)
   const double* from = moments + (long long)problem * slices * 3 * d;
   float* means = batch.means + (long long)problem * d;
   double* scales = batch.sum_scales + (long long)problem * d;
+  // Number 0: Σ variance. 1: Σ mean².
+  kmeans::Doubles<2> spread = {{0, 0}};
+  for (int j = threadIdx.x; sizeof(T) == 2 && j < d; j += kmeans::kCenterThreads) {
+    double sum = 0, square = 0;
+    for (int slice = 0; slice < slices; ++slice) {
+      const double* of = from + (long long)slice * 3 * d + j;
+      sum += of[0];
+      square += of[d];
+    }
+    const double mean = sum / batch.n, absolute = mean + tsm2::Element<T>::value(batch.row(problem, 0)[j]);
+    spread.at[0] += square / batch.n - mean * mean;
+    spread.at[1] += absolute * absolute;
+  }
+  spread = kmeans::over_block(spread, [](int, double x, double y) { return x + y; });
+  const bool stays = sizeof(T) == 2 && spread.at[1] <= kSmallMeans * spread.at[0];
   // Number 0: Σ variance. 1: Σ (mean − rounded mean)². 2: largest |x − mean|. 3: whether a moment is not finite.
   // 4: largest −e.
   kmeans::Doubles<5> mine = {{0, 0, 0, 0, -kInfinity}};
@@ -59,7 +78,7 @@ __global__ void __launch_bounds__(kmeans::kCenterThreads)
     }
     const double origin = tsm2::Element<T>::value(batch.row(problem, 0)[j]);
     const double mean = sum / batch.n, variance = square / batch.n - mean * mean;
-    const float rounded = (float)(origin + mean);
+    const float rounded = stays ? 0.0f : (float)(origin + mean);
     const double off = origin - (double)rounded;
     means[j] = rounded;
     largest += off < 0 ? -off : off;
@@ -84,6 +103,7 @@ __global__ void __launch_bounds__(kmeans::kCenterThreads)
   if (threadIdx.x != 0) return;
   batch.tolerances[problem] = tol * variance;
   batch.narrow[problem] = narrow;
+  batch.roundings[problem] = stays ? 1.0f / (1 << 20) : 1.0f / (1 << 12);
   batch.half_copy_scales[problem] = (float)ldexp(1.0, half_copy_exponent(rms));
   if (all.at[3] != 0) atomicMin(refused, problem);
 }

@@ -51,10 +51,13 @@ __device__ __forceinline__ void settle_list(const Batch<T>& batch, const Candida
       nearest.consider({count > 0 ? one : 0, count > 0 ? other : 0});
     }
     int label = nearest.label();
-    if (__any_sync(simt::every_lane, count == 0)) {
-      Nearest<T, kRowLanes> of_all(batch, problem, present ? row : 0);
+    // One row after the other is compared with all centers by the whole warp.
+    unsigned waiting = __ballot_sync(simt::every_lane, count == 0 && threadIdx.x % kRowLanes == 0);
+    for (; waiting; waiting &= waiting - 1) {
+      const int lane = __ffs(waiting) - 1;
+      Nearest<T, 32> of_all(batch, simt::shuffle(problem, lane), simt::shuffle(present ? row : 0, lane));
       of_all.consider_all();
-      if (count == 0) label = of_all.label();
+      if (simt::lane() == lane) label = of_all.label();
     }
     if (own < length && present && threadIdx.x % kRowLanes == 0) relabel(batch, problem, row, label);
   }
@@ -80,7 +83,7 @@ __global__ void __launch_bounds__(kSettleThreads)
   const int label = row < batch.n ? found[problem * batch.rows + row] : kIsListed;
   for (unsigned waiting = __ballot_sync(simt::every_lane, label == kCompareAll); waiting; waiting &= waiting - 1) {
     const long long one = row - lane + __ffs(waiting) - 1;
-    Nearest<T, kRowLanes> nearest(batch, problem, one);
+    Nearest<T, 32> nearest(batch, problem, one);
     nearest.consider_all();
     if (lane == 0) relabel(batch, problem, (unsigned)one, nearest.label());
   }

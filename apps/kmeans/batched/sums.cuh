@@ -2,151 +2,187 @@
 //
 //   changes, labels  →  sums (b × k × (d + 1), 64-bit integers)  →  centers (centers.cuh)
 //
-// A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of additions, so
-// every grid gives the same bits. The blocks of a problem divide its reassigned rows into parts, and the columns of the
-// sums into slices of `sum_columns`, whose sums fit in shared memory. If elements have 30 bits (scales.cuh), a block
-// sums the two 16-bit limbs of elements separately, in 32 bits, for at most kFlush rows. If they have more, or no slice
-// fits, blocks add elements directly in global memory.
+// A reassigned row gives two *moves*: it is added to the sums of its new cluster, and subtracted from those of its old
+// cluster. A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of
+// additions, so every grid gives the same bits.
+//
+//   a block: up to kMostShare reassigned rows of a problem
+//      rows, from, to   ─ counting sort by cluster, in shared memory →   moves of cluster 0 │ of cluster 1 │ …
+//      a group of lanes takes an equal part of the moves, a lane four adjacent columns:       ├─ group 0 ──┼─ group 1 ─┤ …
 //
 // Why it is fast: a row that is not reassigned costs nothing, and after the first iterations few rows are reassigned. A
-// reassigned row costs a read of X and two additions in shared memory per element and sum. The level-2 cache, which
-// would have to make all these additions otherwise, gets one addition per sum and block: at k = 293 and d = 128, ten
-// iterations take a quarter of the time.
+// lane adds the moves of a cluster in registers, and then makes one atomic addition per column. In the first iteration,
+// which moves all rows, that is one per 4096 / k rows. Loads of several rows are in flight.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/types.cuh"
 
 namespace batched {
 
-// kFlush: maximum number of rows between two additions of the limbs to the global sums. kLeastShare: minimum number of
-// rows that a block processes.
-constexpr unsigned kFlush = 32768, kLeastShare = 256;
+// kMostShare, kLeastShare: maximum and minimum number of reassigned rows that a block processes, if there are as many.
+// kMostSorted: maximum k for which moves are sorted: shared memory holds a number per cluster.
+constexpr unsigned kMostShare = 4096, kLeastShare = 256;
+constexpr int kMostSorted = 8192;
 
-// The sums of one slice of columns of a problem: `columns` columns from `first` on, and the number of rows if `first`
-// is 0. `move` adds integers in shared memory until `flush`, or else in global memory.
-template <bool kShared>
-struct SliceSums {
-  unsigned long long* sums;
-  unsigned* limbs;  // two planes of k × (columns + 1); the last column is the number of rows
-  int d, k, first, columns;
+// Reassigned rows of a block, and their moves, in shared memory: move 2·i adds row i, and move 2·i + 1 subtracts it.
+struct Moves {
+  unsigned* rows;
+  int *from, *to, *begins;  // begins: k
+  unsigned short* sorted;
 
-  // Adds a number to a sum, and subtracts it from the sum of another cluster if `from` is not negative.
-  template <typename Integer>
-  __device__ __forceinline__ void move(int from, int to, int column, Integer number) const {
-    add(to, column, number);
-    if (from >= 0) add(from, column, -number);
-  }
-  // `clear` and `flush` are called by all threads of a block.
-  __device__ __forceinline__ void clear() const {
-    if constexpr (kShared) {
-      for (int i = threadIdx.x; i < 2 * size(); i += blockDim.x) limbs[i] = 0;
-      __syncthreads();
+  __device__ __forceinline__ Moves(unsigned* shared, unsigned share)
+      : rows(shared), from((int*)shared + share), to((int*)shared + 2 * share), begins((int*)shared + 4 * share),
+        sorted(reinterpret_cast<unsigned short*>(shared + 3 * share)) {}
+
+  __device__ __forceinline__ int cluster(int move) const { return move % 2 ? from[move / 2] : to[move / 2]; }
+
+  // Replaces the counts in `begins` by their exclusive prefix sums.
+  template <int kThreads>
+  __device__ __forceinline__ void sum_counts(int k) const {
+    __shared__ int of_warp[kThreads / 32];
+    const int each = (k + kThreads - 1) / kThreads, first = each * threadIdx.x, warp = threadIdx.x / 32;
+    const int last = first + each < k ? first + each : k;
+    int sum = 0;
+    for (int j = first; j < last; ++j) sum += begins[j];
+    int before = sum;
+#pragma unroll
+    for (int lanes = 1; lanes < 32; lanes *= 2) {
+      const int other = simt::shuffle_up(before, lanes);
+      if ((int)threadIdx.x % 32 >= lanes) before += other;
+    }
+    if (threadIdx.x % 32 == 31) of_warp[warp] = before;
+    __syncthreads();
+    before -= sum;
+    for (int i = 0; i < warp; ++i) before += of_warp[i];
+    for (int j = first; j < last; ++j) {
+      const int count = begins[j];
+      begins[j] = before;
+      before += count;
     }
   }
-  __device__ __forceinline__ void flush() const {
-    if constexpr (kShared) {
-      __syncthreads();
-      for (int i = threadIdx.x; i < size(); i += blockDim.x) {
-        const long long sum = (long long)(int)limbs[size() + i] * 65536 + limbs[i];
-        if (sum != 0) atomicAdd(of(i / (columns + 1), i % (columns + 1)), (unsigned long long)sum);
-        limbs[i] = limbs[size() + i] = 0;
+
+  // Sorts the moves of `count` rows by cluster, without those of cluster −1, and returns their number. If not `sorts`,
+  // leaves all in order.
+  template <int kThreads>
+  __device__ __forceinline__ int sort(int count, int k, bool sorts) const {
+    for (int j = threadIdx.x; sorts && j < k; j += kThreads) begins[j] = 0;
+    __syncthreads();
+    for (int move = threadIdx.x; move < 2 * count; move += kThreads) {
+      if (!sorts) {
+        sorted[move] = (unsigned short)move;
+      } else if (cluster(move) >= 0) {
+        atomicAdd(&begins[cluster(move)], 1);
       }
-      __syncthreads();
     }
-  }
-
- private:
-  template <typename Integer>
-  __device__ __forceinline__ void add(int cluster, int column, Integer number) const {
-    if constexpr (kShared) {
-      const int place = cluster * (columns + 1) + column;
-      atomicAdd(&limbs[place], (unsigned)(number & 0xffff));
-      atomicAdd(&limbs[size() + place], (unsigned)(number >> 16));
-    } else {
-      atomicAdd(of(cluster, column), (unsigned long long)(long long)number);
+    __syncthreads();
+    if (!sorts) return 2 * count;
+    sum_counts<kThreads>(k);
+    __syncthreads();
+    for (int move = threadIdx.x; move < 2 * count; move += kThreads) {
+      if (cluster(move) >= 0) sorted[atomicAdd(&begins[cluster(move)], 1)] = (unsigned short)move;
     }
-  }
-  __device__ __forceinline__ int size() const { return k * (columns + 1); }
-  __device__ __forceinline__ unsigned long long* of(int cluster, int column) const {
-    return sums + (long long)cluster * (d + 1) + (column == columns ? d : first + column);
+    __syncthreads();
+    return begins[k - 1];
   }
 };
 
-// Adds `left` reassigned rows, listed from `changes` on, to the sums of a slice, and subtracts them from the sums of
-// their old clusters. `number(x − mean, column of the slice)` is the fixed-point element.
-template <bool kShared, int kTogether, typename T, typename Number>
-__device__ __forceinline__ void add_rows(const Batch<T>& batch, int problem, const SliceSums<kShared>& here,
-                                         const Change* changes, unsigned left, Number number) {
-  const int lane = threadIdx.x % 32;
-  const float* mean = batch.means + (long long)problem * batch.d + here.first;
-  const T* x = batch.row(problem, 0) + here.first;
-  const int columns = batch.d - here.first < here.columns ? batch.d - here.first : here.columns;
-  if (left > 0) here.clear();
-  while (left > 0) {
-    const unsigned count = left < kFlush ? left : kFlush;
-    for (unsigned first = threadIdx.x / 32 * 32; first < count; first += blockDim.x) {
-      const int rows = count - first < 32 ? (int)(count - first) : 32;
-      Change change = {0, -1};
-      int label = -1;
-      if (lane < rows) {
-        change = changes[first + lane];
-        label = batch.labels[problem * batch.n + change.row];
-        if (here.first == 0) here.move(change.from, label, here.columns, 1);
-      }
-      // A warp loads kTogether rows before it adds any of them.
-      for (int i = 0; i < rows; i += kTogether) {
-        unsigned row[kTogether];
-        int to[kTogether], from[kTogether];
+// Makes `count` moves, listed from `moves` on, in four columns from `column` on. `number(x − mean, i)` is the fixed-point
+// element of column `column` + i.
+template <bool kAligned, int kTogether, typename T, typename Number>
+__device__ __forceinline__ void make_moves(const Batch<T>& batch, int problem, const Moves& of,
+                                           const unsigned short* moves, int count, int column, Number number) {
+  const int d = batch.d;
+  const float* mean = batch.means + (long long)problem * d + column;
+  float middle[4];
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          const int source = i + j < rows ? i + j : i;
-          row[j] = simt::shuffle(change.row, source);
-          to[j] = i + j < rows ? simt::shuffle(label, source) : -1;
-          from[j] = simt::shuffle(change.from, source);
-        }
-#pragma unroll 1
-        for (int column = lane; column < columns; column += 32) {
-          const float middle = mean[column];
-          float value[kTogether];
+  for (int i = 0; i < 4; ++i) middle[i] = kAligned || column + i < d ? mean[i] : 0.0f;
+  unsigned long long* sums = batch.sums + (long long)problem * batch.k * (d + 1);
+  long long sum[4] = {};
+  int cluster = -1, rows = 0;
+  const auto flush = [&] {
+    unsigned long long* to = sums + (long long)cluster * (d + 1);
 #pragma unroll
-          for (int j = 0; j < kTogether; ++j)
-            value[j] = batch.centered(x[(long long)row[j] * batch.d + column], middle);
+    for (int i = 0; i < 4; ++i) {
+      if (cluster >= 0 && sum[i] != 0) atomicAdd(to + column + i, (unsigned long long)sum[i]);
+      sum[i] = 0;
+    }
+    if (cluster >= 0 && column == 0 && rows != 0) atomicAdd(to + d, (unsigned long long)(long long)rows);
+    rows = 0;
+  };
+  for (int first = 0; first < count; first += kTogether) {
+    simt::Vector<T, 4> x[kTogether];
 #pragma unroll
-          for (int j = 0; j < kTogether; ++j) {
-            if (to[j] >= 0) here.move(from[j], to[j], column, number(value[j], column));
-          }
-        }
+    for (int m = 0; m < kTogether; ++m) {
+      const int move = moves[first + m < count ? first + m : count - 1];
+      const T* from = batch.row(problem, of.rows[move / 2]) + column;
+      if constexpr (kAligned) {
+        x[m] = *reinterpret_cast<const simt::Vector<T, 4>*>(from);
+      } else {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) x[m].at[i] = from[column + i < d ? i : 0];
       }
     }
-    here.flush();
-    changes += count;
-    left -= count;
+#pragma unroll
+    for (int m = 0; m < kTogether; ++m) {
+      if (first + m >= count) break;
+      const int move = moves[first + m], to = of.cluster(move);
+      if (to != cluster) flush(), cluster = to;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float value = Batch<T>::centered(x[m].at[i], middle[i]);
+        const long long element = kAligned || column + i < d ? number(value, i) : 0;
+        sum[i] += move % 2 ? -element : element;
+      }
+      rows += move % 2 ? -1 : 1;
+    }
   }
+  flush();
 }
 
-// Block (slice + slices · part, problem) adds a part of the problem's reassigned rows to a slice of the sums. kShared:
-// whether the sums of a slice fit in shared memory.
-template <typename T, bool kShared, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) update_sums(const Batch<T> batch) {
+// Block (part, problem) adds a part of the problem's reassigned rows to the sums. `most` is at least the number of rows
+// of a part, and of the size of shared memory. kAligned: d is a multiple of four, and four elements of X can be loaded
+// at a time.
+template <typename T, bool kAligned, int kThreads>
+__global__ void __launch_bounds__(kThreads, 768 / kThreads) update_sums(const Batch<T> batch, unsigned most) {
   const int problem = blockIdx.y, d = batch.d;
   if (batch.status[problem] != kRunning) return;
-  const unsigned slices = (d + batch.sum_columns - 1) / batch.sum_columns, parts = gridDim.x / slices;
-  const unsigned count = batch.counts[problem], even = (count + parts - 1) / parts;
+  const unsigned count = batch.counts[problem], even = (count + gridDim.x - 1) / gridDim.x;
   const unsigned share = even < kLeastShare ? kLeastShare : even;
-  const unsigned long long begin = (unsigned long long)share * (blockIdx.x / slices);
-  const unsigned left = begin >= count ? 0 : count - begin < share ? (unsigned)(count - begin) : share;
+  const unsigned long long begin = (unsigned long long)share * blockIdx.x;
+  if (begin >= count) return;
+  const unsigned all = count - begin < share ? (unsigned)(count - begin) : share;
   const Change* changes = batch.changes + problem * batch.n + begin;
-  unsigned long long* sums = batch.sums + (long long)problem * batch.k * (d + 1);
-  const int first = blockIdx.x % slices * batch.sum_columns;
-  const double* scales = batch.sum_scales + (long long)problem * d + first;
-  if (kShared && batch.narrow[problem]) {
-    const SliceSums<true> here{sums, simt::dynamic_shared<unsigned>(), d, batch.k, first, batch.sum_columns};
-    add_rows<true, 4>(batch, problem, here, changes, left,
-                      [&](float x, int column) { return __float2int_rn(x * (float)scales[column]); });
-  } else {
-    const SliceSums<false> here{sums, nullptr, d, batch.k, first, batch.sum_columns};
-    add_rows<false, 2>(batch, problem, here, changes, left,
-                       [&](float x, int column) { return __double2ll_rn((double)x * scales[column]); });
+  const Moves moves(simt::dynamic_shared<unsigned>(), most);
+  int lanes = 1;  // a group has enough lanes for all columns, or a warp
+  while (lanes < 32 && 4 * lanes < d) lanes *= 2;
+  const int groups = kThreads / lanes, group = threadIdx.x / lanes;
+  const bool sorts = batch.k <= kMostSorted, narrow = batch.narrow[problem];
+  const double* scales = batch.sum_scales + (long long)problem * d;
+  for (unsigned first = 0; first < all; first += most) {
+    const int rows = (int)(all - first < most ? all - first : most);
+    for (int i = threadIdx.x; i < rows; i += kThreads) {
+      const Change change = changes[first + i];
+      moves.rows[i] = change.row;
+      moves.from[i] = change.from;
+      moves.to[i] = batch.labels[problem * batch.n + change.row];
+    }
+    __syncthreads();
+    const int total = moves.sort<kThreads>(rows, batch.k, sorts);
+    const int from = (int)((long long)total * group / groups), to = (int)((long long)total * (group + 1) / groups);
+    for (int column = threadIdx.x % lanes * 4; column < d; column += 4 * lanes) {
+      double scale[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) scale[i] = kAligned || column + i < d ? scales[column + i] : 0.0;
+      if (narrow) {
+        const float by[4] = {(float)scale[0], (float)scale[1], (float)scale[2], (float)scale[3]};
+        make_moves<kAligned, (kAligned ? 16 : 8) / (int)sizeof(T)>(batch, problem, moves, moves.sorted + from, to - from, column,
+                                                  [&](float x, int i) { return (long long)__float2int_rn(x * by[i]); });
+      } else {
+        make_moves<kAligned, 2>(batch, problem, moves, moves.sorted + from, to - from, column,
+                                [&](float x, int i) { return __double2ll_rn((double)x * scale[i]); });
+      }
+    }
+    __syncthreads();  // all threads have read the moves
   }
 }
 

@@ -11,7 +11,7 @@ from host_cuda import harness
 import tsapps
 from tsapps import TSKMeans, kmeans_batched
 from tsapps.apps.kmeans.batched import api as batched
-from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, update_blocks, wide_bits
+from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, center_blocks, update_blocks, wide_bits
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 
@@ -139,7 +139,6 @@ def test_plans(d, k, device):
     assert plan.width % 8 == 0 and plan.width <= 128 if plan.stream else plan.width in (16, 32, 64)
     assert 0 <= plan.rows - 75_000 < (256 if plan.stream else 1)
     assert plan.assign_bytes <= KNOWN[device].shared_memory_per_block
-    assert plan.sums_fit == (8 * k * (min(d, 32) + 1) <= 100 << 10)
     assert plan.update_bytes <= 100 << 10
 
 
@@ -155,20 +154,23 @@ def test_sums_do_not_overflow(n):
     assert wide_bits(n) == 46 or 2.0 ** (wide_bits(n) + 1) * n > 2.0**62
 
 
-def test_slices_of_the_sums():
+def test_rows_that_a_block_sorts():
     gpu = KNOWN["H200"]
-    assert [batch_plan(1000, 64, k, gpu).sum_columns for k in (50, 196, 197, 387, 388)] == [64, 64, 32, 32, 64]
-    assert not batch_plan(1000, 64, 388, gpu).sums_fit
-    assert batch_plan(1000, 16, 752, gpu).sum_columns == 16
+    plans = [batch_plan(n, 64, k, gpu) for n, k in ((100, 5), (1000, 5), (75_000, 5), (75_000, 8192), (75_000, 8193))]
+    assert [plan.share for plan in plans] == [256, 1000, 4096, 4096, 4096]
+    assert [plan.update_bytes for plan in plans] == [4116, 16_020, 65_556, 98_304, 65_536]
 
 
 def test_blocks_of_the_update():
-    whole, sliced = (batch_plan(75_000, 128, k, KNOWN["H200"]) for k in (50, 300))
-    assert update_blocks(75_000, 128, 32, 132, whole) == 9
-    assert update_blocks(1000, 128, 32, 132, whole) == 4
-    assert update_blocks(1000, 128, 1024, 132, whole) == 1
-    assert update_blocks(75_000, 128, 32, 132, sliced) == 4 * 3
-    assert update_blocks(75_000, 128, 1024, 132, sliced) == 4
+    assert [update_blocks(75_000, b, 132) for b in (1, 32, 1024)] == [264, 19, 19]
+    assert [update_blocks(1000, b, 132) for b in (1, 32, 1024)] == [4, 4, 1]
+    assert update_blocks(10, 1, 132) == 1
+
+
+def test_blocks_of_the_centers():
+    plan = batch_plan(75_000, 64, 300, KNOWN["H200"])
+    assert plan.update_threads == 256
+    assert [center_blocks(300, b, 132, plan) for b in (1, 32, 1024)] == [38, 9, 1]
 
 
 @pytest.mark.compile
@@ -178,9 +180,9 @@ def test_kernels_compile_without_spills(scalar, arch):
     rows = [f", {aligned}, {rows}" for aligned in ("true", "false") for rows in (8, 16)]
     options = {
         "assign": [", 16", ", 32", ", 64"],
-        "update_sums": [", true, 512", ", false, 512", ", true, 128", ", false, 128"],
-        "prepare_centers": [", 512", ", 128"],
-        "update_centers": [", 512", ", 128"],
+        "update_sums": [", true, 256", ", false, 256", ", true, 128", ", false, 128"],
+        "prepare_centers": [", 256", ", 128"],
+        "update_centers": [", 256", ", 128"],
         "make_half_copy": rows,
         "inertias": rows,
     }

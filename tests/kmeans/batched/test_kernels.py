@@ -1,6 +1,7 @@
 """The kernels of `kmeans_batched`, their own source run on the CPU, and the loop that launches them."""
 
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import oracle
@@ -17,9 +18,10 @@ from tsapps.apps.kmeans.batched.lloyd import random_states
 from tsapps.apps.kmeans.batched.plan import STATUS
 
 
-def one_iteration(X, centers, dtype="float32", multiprocessors=2):
+def one_iteration(X, centers, dtype="float32", multiprocessors=2, streams=None):
     """Labels and sums after an iteration whose centers stay where they are."""
-    batch = batch_of(X, centers.shape[1], dtype=dtype, max_iter=1, multiprocessors=multiprocessors)
+    options = {"dtype": dtype, "max_iter": 1, "multiprocessors": multiprocessors, "streams": streams}
+    batch = batch_of(X, centers.shape[1], **options)
     batch.start_at(centers)
     # An iteration that nothing follows: neither new centers nor labels of them.
     batch._prepare_centers()
@@ -37,13 +39,18 @@ def assert_nearest(batch):
         assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
 
 
+def integers_of(batch, problem, rows):
+    """Return what some samples add to the sums of their clusters."""
+    centered = batch.X[problem, rows].astype(np.float32) - batch.arrays["means"][problem]
+    integers = np.rint(centered.astype(np.float64) * batch.arrays["sum_scales"][problem]).astype(np.int64)
+    return np.column_stack([integers, np.ones(len(integers), np.int64)])
+
+
 def assert_sums(batch):
     """Sums are those of the labels, to the last bit."""
     for i in range(batch.b):
-        centered = batch.X[i].astype(np.float32) - batch.arrays["means"][i]
-        integers = np.rint(centered.astype(np.float64) * batch.arrays["sum_scales"][i]).astype(np.int64)
         expected = np.zeros((batch.k, batch.d + 1), np.int64)
-        np.add.at(expected, batch.labels[i], np.column_stack([integers, np.ones(batch.n, np.int64)]))
+        np.add.at(expected, batch.labels[i], integers_of(batch, i, slice(None)))
         np.testing.assert_array_equal(batch.arrays["sums"][i], expected)
 
 
@@ -60,6 +67,7 @@ def test_by_hand():
     assert batch.arrays["sums"][:, :, 1].tolist() == [[2, 2], [2, 2]]
 
 
+STREAMS = pytest.mark.parametrize("streams", [False, True], ids=["stay", "stream"])
 #: Features and clusters: one of each; less and more than a chunk of centers; several chunks; many features.
 SHAPES = [(1, 1), (3, 2), (16, 16), (17, 19), (40, 33), (5, 64), (20, 65), (16, 200), (130, 150), (300, 3)]
 
@@ -67,9 +75,10 @@ SHAPES = [(1, 1), (3, 2), (16, 16), (17, 19), (40, 33), (5, 64), (20, 65), (16, 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize(("d", "k"), SHAPES)
-def test_labels_and_sums(d, k, dtype, rng):
+@STREAMS
+def test_labels_and_sums(streams, d, k, dtype, rng):
     X, centers = blobs(2, 150, d, k, rng, apart=0.3)
-    batch = one_iteration(X, centers, dtype)
+    batch = one_iteration(X, centers, dtype, streams=streams)
     assert_nearest(batch)
     changed = batch.arrays["counts"].copy()
     assert changed.tolist() == [150, 150]
@@ -80,20 +89,43 @@ def test_labels_and_sums(d, k, dtype, rng):
     assert set(batch.status.tolist()) <= {STATUS["ended"], STATUS["empty"]}
 
 
-@pytest.mark.parametrize(("d", "k"), [(24, 7), (40, 330), (40, 400)])
+@pytest.mark.parametrize(("d", "k"), [(1, 3), (7, 7), (24, 7), (140, 20), (40, 330)])
 def test_kinds_of_sums(d, k, rng):
-    # In shared memory: all columns, or slices of them. In global memory.
+    # Groups of 1 to 32 lanes; several rounds of columns; several rounds of rows per block.
     X, centers = blobs(3, 500, d, k, rng)
     batch = batch_of(X, k, max_iter=3, tol=0)
     assert batch.arrays["narrow"].tolist() == [1, 1, 1]
     batch.arrays["narrow"][2] = 0
-    assert (batch.plan.sum_columns, batch.plan.sums_fit) == {7: (24, True), 330: (32, True), 400: (40, False)}[k]
     centers[:, :k] = X[:, :k]  # no cluster is empty
     batch.start_at(centers)
     batch.iterate()
     assert_nearest(batch)
     batch.status.fill(STATUS["running"])
     batch._bind_update()[0]()  # adds the changes of the final assignment
+    assert_sums(batch)
+
+
+@pytest.mark.parametrize("share", [32, 8192])
+def test_sums_of_many_rows_in_one_block(share, rng):
+    X, centers = blobs(1, 700, 6, 5, rng)
+    batch = batch_of(X, 5, max_iter=1, tol=0)
+    batch.plan = replace(batch.plan, share=share, update_bytes=16 * share + 20)
+    batch.start_at(centers)
+    batch.iterate()
+    batch.status.fill(STATUS["running"])
+    batch._bind_update()[0]()
+    assert_sums(batch)
+
+
+def test_sums_of_more_clusters_than_are_sorted(rng):
+    batch = batch_of(rng.standard_normal((1, 300, 2)), 8200)
+    assert batch.plan.update_bytes == 16 * 300
+    before = rng.integers(-1, 8200, 300)
+    batch.labels[0] = rng.integers(0, 8200, 300)
+    batch.arrays["changes"][0] = np.column_stack([np.arange(300), before])
+    batch.arrays["counts"][:], batch.status[:] = 300, STATUS["running"]
+    batch._bind_update()[0]()
+    np.add.at(batch.arrays["sums"][0], before[before >= 0], integers_of(batch, 0, before >= 0))
     assert_sums(batch)
 
 
@@ -249,11 +281,12 @@ def test_what_float16_cannot_hold(rng):
     assert (batch.labels == 2).any(axis=1).all()
 
 
-@pytest.mark.parametrize("away", [10.0, 30.0, 1e7])
-def test_a_center_far_away_widens_no_bound(away, rng):
+@pytest.mark.parametrize("away", [10.0, 1e4, 1e7])
+@STREAMS
+def test_a_center_far_away_widens_no_bound(streams, away, rng):
     X, centers = blobs(2, 300, 20, 70, rng)
     X[1, 5:7] = away * X[1, 6], -away * X[1, 6]  # so that the mean stays; one has a cluster of its own
-    batch = batch_of(X, 70)
+    batch = batch_of(X, 70, streams=streams)
     # Scaled by what most rows are like.
     batch.arrays["half_copy_scales"][:] = 16 / X[0].std()
     batch._launch("make_half_copy", (1, 2), option=batch._by_rows)
@@ -269,7 +302,7 @@ def test_a_center_far_away_widens_no_bound(away, rng):
         assert half_square == pytest.approx(norm**2 / 2, rel=1e-5)
         assert least <= norm
         assert near == pytest.approx(1.05 * least + 1)
-    assert np.isinf(batch.arrays["center_stats"][0, 3])
+    assert batch.arrays["center_stats"][0, 3] > 1e6  # no center of the other problem is left out
     for assign in batch._bind_assign():
         assign()
     assert_nearest(batch)
@@ -279,18 +312,20 @@ def test_a_center_far_away_widens_no_bound(away, rng):
 @pytest.mark.each_choice
 @pytest.mark.parametrize("chunks", [2, 3, 4, 5, 7])
 @pytest.mark.parametrize("apart", [0.0, 1e-5])
-def test_nearly_equal_centers_everywhere(apart, chunks, rng):
-    """Every chunk has candidates of every row: of four at most they are kept."""
+@STREAMS
+def test_nearly_equal_centers_everywhere(streams, apart, chunks, rng):
+    """Every chunk has candidates of every row: of four at most they are kept, or of three column tiles."""
     X, _ = blobs(1, 150, 8, 3, rng)
     k = 64 * chunks - 1
     centers = np.tile(X[:, :3], (1, k // 3 + 1, 1))[:, :k] + apart * rng.standard_normal((1, k, 8))
-    batch = one_iteration(X, centers)
+    batch = one_iteration(X, centers, streams=streams)
     assert_nearest(batch)
     assert (np.unique(batch.labels // 64).tolist() == [0]) == (apart == 0)
 
 
 @pytest.mark.parametrize("chunks", [3, 4, 5, 6])
-def test_candidates_in_some_chunks(chunks, rng):
+@STREAMS
+def test_candidates_in_some_chunks(streams, chunks, rng):
     """The nearest is in the last chunk or the first that has candidates, and chunks without lie between."""
     X, centers = blobs(1, 130, 24, 64 * 9, rng)
     for i, row in enumerate(X[0, :64]):
@@ -298,7 +333,7 @@ def test_candidates_in_some_chunks(chunks, rng):
         away = 1 + 1e-4 * np.arange(chunks)
         for chunk, much in zip(order, away if i % 2 else away[::-1], strict=True):
             centers[0, 64 * chunk + i] = row + 1e-3 * much
-    batch = one_iteration(X, centers)
+    batch = one_iteration(X, centers, streams=streams)
     assert_nearest(batch)
 
 
@@ -355,9 +390,10 @@ def test_fewer_distinct_samples_than_clusters():
     dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
     n=st.integers(65, 200),
     grain=st.sampled_from([None, 1.0, 0.25]),
+    streams=st.booleans(),
     seed=st.integers(0, 2**16),
 )
-def test_any_data(shape, dtype, n, grain, seed):
+def test_any_data(shape, dtype, n, grain, streams, seed):
     d, k = shape
     rng = np.random.default_rng(seed)
     X, centers = blobs(2, n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
@@ -365,9 +401,9 @@ def test_any_data(shape, dtype, n, grain, seed):
         X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
     with warnings.catch_warnings(), harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
         warnings.simplefilter("ignore")
-        batch = one_iteration(X, centers, dtype)
+        batch = one_iteration(X, centers, dtype, streams=streams)
         assert_nearest(batch)
-        batch = batch_of(X, k, dtype=dtype, max_iter=3)
+        batch = batch_of(X, k, dtype=dtype, max_iter=3, streams=streams)
         batch.start_at(centers)
         batch.iterate()
         assert_nearest(batch)
