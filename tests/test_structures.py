@@ -123,6 +123,7 @@ CONSTANTS = {
     "batched::kLeastShare": ("apps/kmeans/batched/sums.cuh", batched.LEAST_SHARE),
     "batched::kMostShare": ("apps/kmeans/batched/sums.cuh", batched.MOST_SHARE),
     "batched::kMostSorted": ("apps/kmeans/batched/sums.cuh", batched.MOST_SORTED),
+    "batched::kSlice": ("apps/kmeans/batched/sums.cuh", batched.SLICE),
     "batched::kListParts": ("apps/kmeans/batched/settle.cuh", batched.LIST_PARTS),
     "batched::kTileRows": ("apps/kmeans/batched/assign.cuh", batched.TILE_ROWS),
     "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", pruned_launch._QUANTIZE_THREADS),

@@ -13,6 +13,7 @@
 // absolute error of 2⁻³³. The panel also holds these constants. They let the tensor cores also add a number per row of
 // the left operand, which is split into three parts in the same way.
 #pragma once
+#include "kernels/device/simt.cuh"
 #include "kernels/ptx/types.cuh"
 
 namespace tsm2 {
@@ -45,12 +46,15 @@ __device__ __forceinline__ void parts_of(float number, ptx::Half (&parts)[kParts
 // Writes row `row` of the additional panel of the right operand: the parts of `number`, then the multipliers. The
 // matrix has tiles of `height` rows, with `panels` panels each.
 __device__ __forceinline__ void place_parts(ptx::Half* matrix, long long row, int panels, int height, float number) {
+  // The first eight columns of a panel's row are adjacent, and so are the others, which are zeros.
+  static_assert(2 * kParts <= 8, "the parts and the multipliers fit in eight columns");
+  simt::Vector<ptx::Half, 8> first = {}, others = {};
   ptx::Half parts[kParts];
   parts_of(number, parts);
-  for (int i = 0; i < kPanelDepth; ++i) {
-    const ptx::Half one = i < kParts ? parts[i] : i < 2 * kParts ? ptx::to_half(kPartScale[i - kParts]) : ptx::Half{0};
-    matrix[panel_offset(row, i, panels, height)] = one;
-  }
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) first.at[i] = parts[i], first.at[kParts + i] = ptx::to_half(kPartScale[i]);
+  *reinterpret_cast<simt::Vector<ptx::Half, 8>*>(matrix + panel_offset(row, 0, panels, height)) = first;
+  *reinterpret_cast<simt::Vector<ptx::Half, 8>*>(matrix + panel_offset(row, 8, panels, height)) = others;
 }
 
 }  // namespace tsm2

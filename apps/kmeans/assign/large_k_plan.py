@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from math import ceil
+from typing import Any
 
 import numpy as np
 
@@ -209,7 +210,7 @@ def _resident_plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool,
         chunks = -(-panels_of_row // most)
         panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
-            options = {"levels": levels and not few, "tiles": tiles if few else None, "split": split}
+            options: Any = {"levels": levels and not few, "tiles": tiles if few else None, "split": split}
             plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, columns, **options)
             if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
                 return plan

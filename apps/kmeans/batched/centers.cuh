@@ -150,11 +150,11 @@ __device__ __forceinline__ void list_running(const Batch<T>& batch) {
   if (threadIdx.x == 0) *batch.n_running = count;
 }
 
-// Blocks (x, problem) prepare the centers that the host has set, for problems of status kPlace.
+// Blocks (x, problem) prepare the current centers of problems of status `which`, which then are kRunning.
 template <typename T, int kThreads>
-__global__ void __launch_bounds__(kThreads, 1024 / kThreads) prepare_centers(const Batch<T> batch) {
+__global__ void __launch_bounds__(kThreads, 1024 / kThreads) prepare_centers(const Batch<T> batch, int which) {
   const int problem = blockIdx.y;
-  if (batch.status[problem] == kPlace) {
+  if (batch.status[problem] == which) {
     place<kThreads, false>(batch, problem);
     if (simt::last_to_arrive(batch.arrived + problem, gridDim.x)) {
       put_together<kThreads>(batch, problem);

@@ -59,9 +59,8 @@ def fit_on_gpu(
             else:
                 batch.start_at_plusplus(random_states(seeds[part]))
             batch.iterate()
-            inertias = batch.inertias()
+            found.append((batch.labels, batch.final_centers(), batch.inertias(), batch.arrays["iterations"]))
             batch.warn_of_lost_clusters()
-            found.append((batch.labels, batch.final_centers(), inertias, batch.arrays["iterations"]))
             del batch, on_gpu
         labels, centers, inertia, n_iter = (
             ones[0] if len(ones) == 1 else cupy.concatenate(ones) for ones in zip(*found, strict=True)

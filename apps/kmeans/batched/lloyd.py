@@ -1,7 +1,8 @@
 """Batched Lloyd iterations and k-means++ on a GPU: buffers, and launches of the kernels in batched/*.cuh."""
 
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS
 from tsapps.apps.kmeans.assign.plan import tensor_error
+from tsapps.apps.kmeans.batched.empty_clusters import relocate
 from tsapps.apps.kmeans.batched.plan import (
     BATCH,
     CANDIDATES,
@@ -28,8 +30,6 @@ from tsapps.apps.kmeans.batched.plan import (
     wide_bits,
 )
 from tsapps.apps.kmeans.data.plan import norm_limit_of
-from tsapps.apps.kmeans.empty_clusters import relocate_empty_clusters
-from tsapps.apps.kmeans.results import Assignment
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
@@ -81,11 +81,6 @@ class BatchedLloyd:
         Convergence threshold of the squared center shift, relative to the mean variance of the problem's features.
     first : int
         Index of the first problem in the caller's X, for messages.
-
-    Raises
-    ------
-    ValueError
-        If X has a NaN or an infinity; the message names its problem, row and column.
     """
 
     def __init__(
@@ -105,24 +100,30 @@ class BatchedLloyd:
             "narrow": xp.empty(b, np.int32),
             "half_copy": xp.empty((b, plan.rows, plan.padded), np.float16),
             "norms": xp.empty((b, plan.rows), np.float32),
-            "labels": xp.full((b, n), -1, np.int32),
+            "labels": xp.empty((b, n), np.int32),
             "centers": xp.empty((b, k, d), np.float32),
-            "centers_half": xp.zeros((b, plan.columns, plan.center_columns), np.float16),
-            "half_squares": xp.full((b, plan.columns), np.inf, np.float32),
+            "half_squares": xp.empty((b, plan.columns), np.float32),
             "center_stats": xp.empty((b, 6), np.float32),
             "placed": xp.empty((b, k, 3)),
-            "sums": xp.zeros((b, k, d + 1), np.int64),
             "changes": xp.empty((b, n, 2), np.int32),
-            **{name: xp.zeros(b, np.uint32) for name in ("counts", "n_reassigned")},
-            "status": xp.full(b, STATUS["place"], np.int32),
-            "iterations": xp.zeros(b, np.int32),
-            "arrived": xp.zeros(b + 1, np.uint32),
-            **{name: None if plan.stream is None else xp.zeros(b, np.int32) for name in ("running", "n_running")},
+            **_zeros(
+                xp,
+                sums=((b, k, d + 1), np.int64),
+                centers_half=((b, plan.columns, plan.center_columns), np.float16),
+                used=((b, k), np.bool_),
+                state=((3, b), np.int32),
+                **dict.fromkeys(("counts", "n_reassigned"), ((b,), np.uint32)),
+                arrived=((b + 1,), np.uint32),
+            ),
+            **{name: None if plan.stream is None else xp.empty(b, np.int32) for name in ("running", "n_running")},
         }
+        # What the host reads: the status and the number of iterations of every problem, and b minus the index of the
+        # first problem that is not finite, or 0.
+        arrays["status"], arrays["iterations"], arrays["refused"] = arrays["state"]
         self.arrays = arrays
         self.labels, self.centers, self.status = arrays["labels"], arrays["centers"], arrays["status"]
-        self._used = xp.zeros((b, k), np.bool_)
-        self._max_iter = max_iter
+        machine.fill(self.labels, 0xFF)
+        self.max_iter = max_iter
         self._batch = structure(
             BATCH,
             **{name: arrays[name] for name in POINTERS},
@@ -165,18 +166,18 @@ class BatchedLloyd:
         return made, threads or self.plan.update_threads
 
     def _prepare(self, tol: float) -> None:
-        """Compute the means and scales of all problems, and the half-precision copy."""
+        """Compute the means and scales of all problems, and the half-precision copy.
+
+        The host does not wait. `iterate` refuses X if it is not finite.
+        """
         xp, (b, n, d) = self.xp, self.X.shape
         slices = min(_SLICES, -(-n // _SLICE_ROWS))
-        moments, refused = xp.empty((b, slices, 3, d)), xp.full(1, b, np.int32)
+        moments = xp.empty((b, slices, 3, d))
         self._launch("column_moments", (slices, b), moments)
-        given = moments, np.int32(slices), np.int32(wide_bits(n)), np.float64(tol), refused
+        given = moments, np.int32(slices), np.int32(wide_bits(n)), np.float64(tol), self.arrays["refused"]
         self._launch("problem_scales", (1, b), *given)
         blocks = min(-(-n // _COPIED_ROWS), -(-self.machine.gpu.multiprocessors * _BLOCKS // b))
         self._launch("make_half_copy", (blocks, b), option=self._by_rows)
-        first = int(to_host(refused)[0])
-        if first < b:
-            self._refuse(first)
 
     def _refuse(self, problem: int) -> None:
         rows = to_host(self.X[problem]).astype(np.float32)
@@ -227,28 +228,58 @@ class BatchedLloyd:
             self._launch("sample_candidates", (1, b), plusplus, np.int32(step + 1))
 
     def iterate(self) -> None:
-        """Iterate until every problem has converged or reached `max_iter`; then assign the final labels."""
+        """Iterate until every problem has converged or reached `max_iter`; then assign the final labels.
+
+        Raises
+        ------
+        ValueError
+            If X has a NaN or an infinity; the message names its problem, row and column.
+        """
         assign, update = self._bind_assign(), self._bind_update()
-        self._prepare_centers()
-        done = 0
+        self._prepare_centers("place")
+        done, reads, relocated = 0, [self._read_state()], False
         while True:
-            for _ in range(max(1, min(_ITERATIONS_PER_READ, self._max_iter - done))):
+            for _ in range(max(1, min(_ITERATIONS_PER_READ, self.max_iter - done))):
                 done += 1
                 for launch in (*assign, *update):
                     launch()
-            status = to_host(self.status).copy()
+            reads = [reads[-1], self._read_state()]
+            last = done >= self.max_iter
+            ends = last and not relocated  # no problem is running
+            if ends:
+                self._finish(assign)
+            # Unless it is the last, the state before these iterations is read: they run while the host waits.
+            status = reads[last]()
             empty = np.flatnonzero(status == STATUS["empty"]).tolist()
-            for problem in empty:
-                status[problem] = self._fill_empty(problem)
-            if empty:
-                self.status[:] = self.xp.asarray(status)
-            if (status == STATUS["place"]).any():
-                self._prepare_centers()
-            elif not (status == STATUS["running"]).any():
+            if len(empty) == 0 and not (status == STATUS["running"]).any():
                 break
-        # In problems without strict convergence, assign the samples to the final centers.
-        self.status[:] = self.xp.asarray(np.where(status == STATUS["ended"], STATUS["place"], status))
-        self._prepare_centers()
+            if empty:
+                now = {problem: relocate(self, problem) for problem in empty}
+                if ends:  # these have had their final assignment
+                    now |= dict.fromkeys(np.flatnonzero(status == STATUS["ended"]).tolist(), STATUS["strict"])
+                self.status[self.xp.asarray(list(now))] = self.xp.asarray(list(now.values()), dtype=np.int32)
+                self._prepare_centers("place")
+                reads, relocated = [self._read_state()], True
+        if not ends:
+            self._finish(assign)
+
+    def _read_state(self) -> Callable[[], np.ndarray]:
+        """Copy the state to the host; return a function that waits for it and returns the status of every problem."""
+        state, event = self.machine.pinned((3, self.b), np.int32), self.machine.event()
+        self.machine.copy(state, self.arrays["state"])
+        event.record(self.machine.current_stream())
+
+        def wait() -> np.ndarray:
+            event.synchronize()
+            if state[2, 0]:
+                self._refuse(self.b - int(state[2, 0]))
+            return state[0]
+
+        return wait
+
+    def _finish(self, assign: list[Launch]) -> None:
+        """Assign the samples of problems without strict convergence to the final centers."""
+        self._prepare_centers("ended")
         for launch in assign:
             launch()
 
@@ -292,7 +323,7 @@ class BatchedLloyd:
     def _bind_update(self) -> list[Launch]:
         """Return the launches that update the sums by the reassigned samples, and compute the new centers."""
         plan, multiprocessors = self.plan, self.machine.gpu.multiprocessors
-        blocks = update_blocks(self.n, self.b, multiprocessors)
+        blocks = update_blocks(self.n, self.d, self.b, multiprocessors)
         aligned = self.d % 4 == 0 and address(self.X) % 16 == 0
         sums, threads = self._kernel(
             "update_sums", f", {str(aligned).lower()}, {plan.update_threads}", plan.update_bytes
@@ -307,32 +338,16 @@ class BatchedLloyd:
     def _center_blocks(self) -> int:
         return center_blocks(self.k, self.b, self.machine.gpu.multiprocessors, self.plan)
 
-    def _prepare_centers(self) -> None:
-        self._launch("prepare_centers", (self._center_blocks, self.b), option=f", {self.plan.update_threads}")
-
-    def _fill_empty(self, problem: int) -> int:
-        """Relocate the empty clusters of a problem on the host, as `lloyd.fit` does; return the new status."""
-        values = to_host(self.arrays["sums"][problem]).astype(np.float64)
-        n_reassigned = int(to_host(self.arrays["n_reassigned"])[problem])
-        units = to_host(self.arrays["sum_units"][problem])
-        step = Assignment(n_reassigned, values[:, :-1] * units, values[:, -1], float("nan"))
-        before = to_host(self.centers[problem])
-        one: Any = _Problem(self, problem)
-        relocate_empty_clusters(one, one.labels, step, before)
-        centers = step.means().astype(np.float32)
-        shift = float(((centers.astype(np.float64) - before) ** 2).sum())
-        self.centers[problem] = self.xp.asarray(centers)
-        if n_reassigned == 0 and shift == 0:
-            return STATUS["strict"]
-        # Relocation moved centers. The status "ended", unlike "strict", causes a final assignment.
-        last = n_reassigned == 0 or int(to_host(self.arrays["iterations"])[problem]) >= self._max_iter
-        return STATUS["ended" if last or shift <= float(to_host(self.arrays["tolerances"])[problem]) else "place"]
+    def _prepare_centers(self, status: str) -> None:
+        """Prepare the centers of the problems of a status, which then are running."""
+        given = np.int32(STATUS[status])
+        self._launch("prepare_centers", (self._center_blocks, self.b), given, option=f", {self.plan.update_threads}")
 
     def inertias(self) -> Any:
         """Return the inertia Σ ‖x − c‖² of every problem, (b,), float64."""
         tiles = -(-self.n // SEED_ROWS)
         parts = self.xp.empty((self.b, tiles))
-        self._launch("inertias", (tiles, self.b), parts, self._used, option=self._by_rows)
+        self._launch("inertias", (tiles, self.b), parts, self.arrays["used"], option=self._by_rows)
         return parts.sum(axis=1)
 
     def final_centers(self) -> Any:
@@ -344,7 +359,7 @@ class BatchedLloyd:
 
         Call `inertias` before.
         """
-        lost = np.flatnonzero(~to_host(self._used).all(axis=1))
+        lost = np.flatnonzero(~to_host(self.arrays["used"]).all(axis=1))
         if len(lost):
             warnings.warn(
                 f"Number of distinct clusters found smaller than n_clusters ({self.k}) in {len(lost)} problems, of "
@@ -354,23 +369,11 @@ class BatchedLloyd:
             )
 
 
-class _Problem:
-    """One problem of a batch, with the members of `Data` that `relocate_empty_clusters` needs."""
-
-    def __init__(self, of: BatchedLloyd, problem: int) -> None:
-        self.xp, self.sample_weight = of.xp, None
-        self.labels = of.labels[problem]
-        self._X, self._mean = of.X[problem], of.arrays["means"][problem]
-
-    def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return the samples with these indices, centered, in host memory; see `Data.rows`."""
-        return to_host(self._X[self.xp.asarray(indices)].astype(np.float32) - self._mean)
-
-    def own_distances(self, centers: np.ndarray, labels: Any) -> np.ndarray:
-        """Return ‖x − c‖² of every sample and its center, (n,), in host memory; see `Data.own_distances`."""
-        return to_host(next(self.each_own_distance(centers, labels)))
-
-    def each_own_distance(self, centers: np.ndarray, labels: Any) -> Iterator[Any]:
-        """Yield the distances of `own_distances` where the samples are; see `Data.each_own_distance`."""
-        delta = self._X.astype(np.float32) - self._mean - self.xp.asarray(centers)[labels]
-        yield (delta * delta).sum(axis=1)
+def _zeros(xp: Any, **arrays: tuple[tuple[int, ...], Any]) -> dict[str, Any]:
+    """Return arrays of zeros of the given shapes and dtypes, from one allocation: each costs the host about 10 µs."""
+    ends = np.cumsum([-(-prod(shape) * np.dtype(dtype).itemsize // 256) * 256 for shape, dtype in arrays.values()])
+    memory, begins = xp.zeros(int(ends[-1]), np.uint8), [0, *ends[:-1].tolist()]
+    return {
+        name: memory[begin : begin + prod(shape) * np.dtype(dtype).itemsize].view(dtype).reshape(shape)
+        for begin, (name, (shape, dtype)) in zip(begins, arrays.items(), strict=True)
+    }

@@ -23,6 +23,7 @@ __all__ = [
     "POINTERS",
     "SEED_ROWS",
     "SETTLE_ROWS",
+    "SLICE",
     "STATUS",
     "TILE_ROWS",
     "BatchPlan",
@@ -95,7 +96,7 @@ KERNELS = {
     "inertias": ("batched/init.cuh", 256),
 }
 #: The C++ enum `Status` of batched/problem.cuh.
-STATUS = {"running": 0, "strict": 1, "ended": 2, "empty": 3, "place": 4}
+STATUS = {"place": 0, "running": 1, "strict": 2, "ended": 3, "empty": 4}
 #: Number of rows per block of `assign`; of `settle`, and its blocks per list; and of `candidate_distances` and
 #: `inertias`.
 TILE_ROWS, SETTLE_ROWS, LIST_PARTS, SEED_ROWS = 128, 256, 4, 512
@@ -111,9 +112,9 @@ _LEAST_CAPABILITY = 8.0
 # Size in bytes of the candidate lists of `assign` in shared memory: three 4-byte entries for each of 4 rows per thread,
 # 128 threads.
 _LIST_BYTES = 3 * 4 * 128 * 4
-#: Maximum and minimum number of reassigned rows that a block of `update_sums` processes; and the maximum k for which it
-#: sorts them: kMostShare, kLeastShare and kMostSorted of batched/sums.cuh.
-MOST_SHARE, LEAST_SHARE, MOST_SORTED = 4096, 256, 8192
+#: Maximum and minimum number of reassigned rows that a block of `update_sums` processes; the maximum k for which it
+#: sorts them; and the number of columns of a slice of the sums: see batched/sums.cuh.
+MOST_SHARE, LEAST_SHARE, MOST_SORTED, SLICE = 4096, 256, 8192, 32
 # The product streams the centers of problems of more than _FEW clusters and at least _STREAMED_ROWS rows: fewer would
 # leave much of a column tile, or of a turn, empty. 16-bit numbers limit the clusters.
 _FEW, _STREAMED_ROWS, _MOST_STREAMED = 32, 256, 1 << 16
@@ -200,19 +201,20 @@ def wide_bits(n: int) -> int:
     return min(_WIDE_BITS, 62 - ceil(log2(n)))
 
 
-def update_blocks(n: int, problems: int, multiprocessors: int) -> int:
-    """Return the number of blocks of `update_sums` per problem.
+def update_blocks(n: int, d: int, problems: int, multiprocessors: int) -> int:
+    """Return the number of blocks of `update_sums` per problem: parts of the rows times slices of the columns.
 
-    All problems together get at least about two blocks per multiprocessor, if each block then has 256 rows or more. No
+    All problems together get at least about two blocks per multiprocessor, if each part then has 256 rows or more. No
     block has to sort more than once.
     """
-    wanted = max(-(-2 * multiprocessors // problems), -(-n // MOST_SHARE))
-    return max(1, min(wanted, -(-n // LEAST_SHARE)))
+    slices = -(-d // SLICE)
+    wanted = max(-(-2 * multiprocessors // (problems * slices)), -(-n // MOST_SHARE))
+    return slices * max(1, min(wanted, -(-n // LEAST_SHARE)))
 
 
 def center_blocks(k: int, problems: int, multiprocessors: int, plan: BatchPlan) -> int:
-    """Return the number of blocks of `update_centers` per problem: about two per multiprocessor in all.
+    """Return the number of blocks of `update_centers` per problem: about four per multiprocessor in all.
 
     Each warp has at least one center.
     """
-    return min(-(-2 * multiprocessors // problems), -(-k // (plan.update_threads // 32)))
+    return min(-(-4 * multiprocessors // problems), -(-k // (plan.update_threads // 32)))

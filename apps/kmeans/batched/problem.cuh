@@ -23,14 +23,13 @@ namespace batched {
 using kmeans::CenterStats;
 using kmeans::RowBound;
 
-// The status of a problem. The host sets kPlace. The kernels of an iteration process only problems that are kRunning;
-// prepare_centers processes only those that are kPlace.
+// The status of a problem. The kernels of an iteration process only problems that are kRunning.
 enum Status : int {
-  kRunning = 0,
-  kStrict = 1,  // no label changed (strict convergence): the labels belong to the centers
-  kEnded = 2,   // the center shift is within the tolerance, or max_iter is reached
-  kEmpty = 3,   // a cluster is empty; the host relocates it
-  kPlace = 4,   // the host has set new centers, which prepare_centers must prepare
+  kPlace = 0,  // the host has set new centers, which prepare_centers must prepare
+  kRunning = 1,
+  kStrict = 2,  // no label changed (strict convergence): the labels belong to the centers
+  kEnded = 3,   // the center shift is within the tolerance, or max_iter is reached
+  kEmpty = 4,   // a cluster is empty; the host relocates it
 };
 
 // A reassigned row, and its label before the reassignment (`from`).

@@ -42,7 +42,8 @@ __device__ __forceinline__ int half_copy_exponent(double rms) {
 }
 
 // Block (0, problem) computes one problem. `moments` has `slices` parts per problem. `wide_bits` is the number of bits
-// of an element if the problem is not narrow. `refused` becomes the smallest index of a problem that is not finite.
+// of an element if the problem is not narrow. `refused`, 0 before, becomes the number of problems minus
+// the smallest index of one that is not finite.
 template <typename T>
 __global__ void __launch_bounds__(kmeans::kCenterThreads)
     problem_scales(const Batch<T> batch, const double* moments, int slices, int wide_bits, double tol, int* refused) {
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kmeans::kCenterThreads)
   batch.narrow[problem] = narrow;
   batch.roundings[problem] = stays ? 1.0f / (1 << 20) : 1.0f / (1 << 12);
   batch.half_copy_scales[problem] = (float)ldexp(1.0, half_copy_exponent(rms));
-  if (all.at[3] != 0) atomicMin(refused, problem);
+  if (all.at[3] != 0) atomicMax(refused, (int)gridDim.y - problem);
 }
 
 }  // namespace batched

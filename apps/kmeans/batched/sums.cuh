@@ -6,13 +6,13 @@
 // cluster. A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of
 // additions, so every grid gives the same bits.
 //
-//   a block: up to kMostShare reassigned rows of a problem
+//   a block: a part of the reassigned rows of a problem, and a slice of up to 32 columns
 //      rows, from, to   ─ counting sort by cluster, in shared memory →   moves of cluster 0 │ of cluster 1 │ …
-//      a group of lanes takes an equal part of the moves, a lane four adjacent columns:       ├─ group 0 ──┼─ group 1 ─┤ …
+//      a group of lanes takes an equal number of moves, a lane four adjacent columns:      ├─ group 0 ──┼─ group 1 ─┤ …
 //
 // Why it is fast: a row that is not reassigned costs nothing, and after the first iterations few rows are reassigned. A
-// lane adds the moves of a cluster in registers, and then makes one atomic addition per column. In the first iteration,
-// which moves all rows, that is one per 4096 / k rows. Loads of several rows are in flight.
+// lane adds the moves of a cluster in registers, and then makes one atomic addition per column. Parts are so large that
+// a cluster has several moves, and slices make up for their small number. Loads of several rows are in flight.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/types.cuh"
@@ -20,9 +20,10 @@
 namespace batched {
 
 // kMostShare, kLeastShare: maximum and minimum number of reassigned rows that a block processes, if there are as many.
-// kMostSorted: maximum k for which moves are sorted: shared memory holds a number per cluster.
-constexpr unsigned kMostShare = 4096, kLeastShare = 256;
-constexpr int kMostSorted = 8192;
+// kShareOfCluster: minimum number of them per cluster, within these limits. kMostSorted: maximum k for which moves are
+// sorted: shared memory holds a number per cluster. kSlice: columns of a slice.
+constexpr unsigned kMostShare = 4096, kLeastShare = 256, kShareOfCluster = 4;
+constexpr int kMostSorted = 8192, kSlice = 32;
 
 // Reassigned rows of a block, and their moves, in shared memory: move 2·i adds row i, and move 2·i + 1 subtracts it.
 struct Moves {
@@ -139,25 +140,29 @@ __device__ __forceinline__ void make_moves(const Batch<T>& batch, int problem, c
   flush();
 }
 
-// Block (part, problem) adds a part of the problem's reassigned rows to the sums. `most` is at least the number of rows
-// of a part, and of the size of shared memory. kAligned: d is a multiple of four, and four elements of X can be loaded
-// at a time.
+// Block (part · slices + slice, problem) adds a part of the problem's reassigned rows to a slice of the sums. A block
+// sorts `most` of these rows at a time. kAligned: d is a multiple of four, and four elements of X can be loaded at a time.
 template <typename T, bool kAligned, int kThreads>
 __global__ void __launch_bounds__(kThreads, 768 / kThreads) update_sums(const Batch<T> batch, unsigned most) {
   const int problem = blockIdx.y, d = batch.d;
   if (batch.status[problem] != kRunning) return;
-  const unsigned count = batch.counts[problem], even = (count + gridDim.x - 1) / gridDim.x;
-  const unsigned share = even < kLeastShare ? kLeastShare : even;
-  const unsigned long long begin = (unsigned long long)share * blockIdx.x;
+  const unsigned slices = (d + kSlice - 1) / kSlice, parts = gridDim.x / slices, count = batch.counts[problem];
+  const unsigned even = (count + parts - 1) / parts, wanted = kShareOfCluster * batch.k;
+  const unsigned least = wanted < kLeastShare ? kLeastShare : wanted < kMostShare ? wanted : kMostShare;
+  const unsigned share = even < least ? least : even;
+  const unsigned long long begin = (unsigned long long)share * (blockIdx.x / slices);
   if (begin >= count) return;
   const unsigned all = count - begin < share ? (unsigned)(count - begin) : share;
   const Change* changes = batch.changes + problem * batch.n + begin;
   const Moves moves(simt::dynamic_shared<unsigned>(), most);
-  int lanes = 1;  // a group has enough lanes for all columns, or a warp
-  while (lanes < 32 && 4 * lanes < d) lanes *= 2;
+  int lanes = 1;  // a group has enough lanes for all columns of a slice
+  while (4 * lanes < kSlice && 4 * lanes < d) lanes *= 2;
   const int groups = kThreads / lanes, group = threadIdx.x / lanes;
+  const int column = blockIdx.x % slices * kSlice + threadIdx.x % lanes * 4;
   const bool sorts = batch.k <= kMostSorted, narrow = batch.narrow[problem];
-  const double* scales = batch.sum_scales + (long long)problem * d;
+  double scale[4];
+#pragma unroll
+  for (int i = 0; i < 4; ++i) scale[i] = column + i < d ? batch.sum_scales[(long long)problem * d + column + i] : 0.0;
   for (unsigned first = 0; first < all; first += most) {
     const int rows = (int)(all - first < most ? all - first : most);
     for (int i = threadIdx.x; i < rows; i += kThreads) {
@@ -169,18 +174,14 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads) update_sums(const Ba
     __syncthreads();
     const int total = moves.sort<kThreads>(rows, batch.k, sorts);
     const int from = (int)((long long)total * group / groups), to = (int)((long long)total * (group + 1) / groups);
-    for (int column = threadIdx.x % lanes * 4; column < d; column += 4 * lanes) {
-      double scale[4];
-#pragma unroll
-      for (int i = 0; i < 4; ++i) scale[i] = kAligned || column + i < d ? scales[column + i] : 0.0;
-      if (narrow) {
-        const float by[4] = {(float)scale[0], (float)scale[1], (float)scale[2], (float)scale[3]};
-        make_moves<kAligned, (kAligned ? 16 : 8) / (int)sizeof(T)>(batch, problem, moves, moves.sorted + from, to - from, column,
-                                                  [&](float x, int i) { return (long long)__float2int_rn(x * by[i]); });
-      } else {
-        make_moves<kAligned, 2>(batch, problem, moves, moves.sorted + from, to - from, column,
-                                [&](float x, int i) { return __double2ll_rn((double)x * scale[i]); });
-      }
+    if (column < d && narrow) {
+      const float by[4] = {(float)scale[0], (float)scale[1], (float)scale[2], (float)scale[3]};
+      make_moves<kAligned, (kAligned ? 16 : 8) / (int)sizeof(T)>(
+          batch, problem, moves, moves.sorted + from, to - from, column,
+          [&](float x, int i) { return (long long)__float2int_rn(x * by[i]); });
+    } else if (column < d) {
+      make_moves<kAligned, 2>(batch, problem, moves, moves.sorted + from, to - from, column,
+                              [&](float x, int i) { return __double2ll_rn((double)x * scale[i]); });
     }
     __syncthreads();  // all threads have read the moves
   }

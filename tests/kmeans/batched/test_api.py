@@ -162,15 +162,16 @@ def test_rows_that_a_block_sorts():
 
 
 def test_blocks_of_the_update():
-    assert [update_blocks(75_000, b, 132) for b in (1, 32, 1024)] == [264, 19, 19]
-    assert [update_blocks(1000, b, 132) for b in (1, 32, 1024)] == [4, 4, 1]
-    assert update_blocks(10, 1, 132) == 1
+    assert [update_blocks(75_000, 32, b, 132) for b in (1, 32, 1024)] == [264, 19, 19]
+    assert [update_blocks(75_000, 33, b, 132) for b in (1, 32, 1024)] == [2 * 132, 2 * 19, 2 * 19]
+    assert [update_blocks(1000, 16, b, 132) for b in (1, 32, 1024)] == [4, 4, 1]
+    assert update_blocks(10, 1, 1, 132) == 1
 
 
 def test_blocks_of_the_centers():
     plan = batch_plan(75_000, 64, 300, KNOWN["H200"])
     assert plan.update_threads == 256
-    assert [center_blocks(300, b, 132, plan) for b in (1, 32, 1024)] == [38, 9, 1]
+    assert [center_blocks(300, b, 132, plan) for b in (1, 32, 1024)] == [38, 17, 1]
 
 
 @pytest.mark.compile

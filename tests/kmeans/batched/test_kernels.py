@@ -24,7 +24,7 @@ def one_iteration(X, centers, dtype="float32", multiprocessors=2, streams=None):
     batch = batch_of(X, centers.shape[1], **options)
     batch.start_at(centers)
     # An iteration that nothing follows: neither new centers nor labels of them.
-    batch._prepare_centers()
+    batch._prepare_centers("place")
     for assign in batch._bind_assign():
         assign()
     return batch
@@ -292,7 +292,7 @@ def test_a_center_far_away_widens_no_bound(streams, away, rng):
     batch._launch("make_half_copy", (1, 2), option=batch._by_rows)
     centers[1, 67] = X[1, 5]
     batch.start_at(centers)
-    batch._prepare_centers()
+    batch._prepare_centers("place")
     norm, _, half_square, norm_limit, least, near = batch.arrays["center_stats"][1]
     left_out = np.isinf(batch.arrays["half_squares"][1, :70])
     if away > 10:
@@ -369,8 +369,10 @@ def test_a_state_is_used_before_the_next_is_asked_for(start, rng):
 def test_non_finite_numbers_are_named(bad, rng):
     X = rng.standard_normal((3, 50, 4)).astype(np.float32)
     X[2, 33, 1] = bad
+    batch = batch_of(X, 2)
+    batch.start_at(X[:, :2])
     with pytest.raises(ValueError, match=f"X: problem 2, row 33, column 1 is {bad}"):
-        batch_of(X, 2)
+        batch.iterate()
 
 
 def test_fewer_distinct_samples_than_clusters():
