@@ -70,7 +70,7 @@ ARROWS = {
         "apps/kmeans",
         *_stages("data", "assign", "bounds", "update", "init", "protect", "inertia", "small_d"),
     },
-    "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign")},
+    "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update")},
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),

@@ -66,11 +66,14 @@ class BatchShape:
         return Shape(self.b * self.each.n, self.each.d, self.each.k, self.each.dtype)
 
 
-#: The shapes with published records.
-SHAPES = tuple(
-    BatchShape.parse(f"{shape}-{dtype}")
-    for dtype in ("f32", "f16", "bf16")
-    for shape in ("32x65536-128-1000", "256x8192-64-256", "1024x2048-64-32", "32x16384-128-64")
+#: The shapes with published records: a grid, and video tokens, middle-sized problems and many small ones.
+SHAPES = (
+    *(
+        BatchShape.parse(f"{shape}-{dtype}")
+        for dtype in ("f32", "f16", "bf16")
+        for shape in ("32x65536-128-1000", "256x8192-64-256", "1024x2048-64-32", "32x16384-128-64")
+    ),
+    *map(BatchShape.parse, ("64x37440-128-293-bf16", "16x100000-64-50-bf16", "2000x500-16-8-bf16")),
 )
 
 

@@ -2,8 +2,8 @@
 //
 //   OneProduct     A · Bᵀ. The blocks take turns in rotation: neighbouring row tiles are copied at the same time.
 //   ManyProducts   A_i · B_iᵀ for several i, of the same shape. A block takes successive turns, so that B_i rarely
-//                  changes from one turn to the next. The row tiles of A_i come before those of A_(i + 1) in memory, and
-//                  are a multiple of kGroups: all row tiles of a turn belong to one product. B_i likewise.
+//                  changes from one turn to the next. The row tiles of A_i come before those of A_(i + 1) in memory,
+//                  and are a multiple of kGroups: all row tiles of a turn belong to one product. B_i likewise.
 //
 // `Turns` is the number of turns of a block, and a position among them, which starts at the first. A position past the
 // last turn repeats it or lies beyond the end of A.

@@ -20,7 +20,8 @@ def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2
     """A batch whose centers stream, or do not; by default as its plan says."""
     X = np.ascontiguousarray(np.asarray(X).astype(dtype))
     machine = HostMachine(multiprocessors)
-    limits = {None: {"_FEW": batched._FEW}, True: {"_FEW": 0, "_STREAMED_ROWS": 1}, False: {"_FEW": k}}[streams]
-    with patch.multiple(batched, **limits):
+    least = {None: batched._LEAST_STREAMED, True: 1, False: k + 1}[streams]
+    rows = 1 if streams else batched._STREAMED_ROWS
+    with patch.multiple(batched, _LEAST_STREAMED=least, _STREAMED_ROWS=rows):
         plan = batched.batch_plan(*X.shape[1:], k, machine.gpu)
     return BatchedLloyd(machine, X, k, plan, max_iter=max_iter, tol=tol)

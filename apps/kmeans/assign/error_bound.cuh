@@ -13,9 +13,9 @@ struct CenterStats {
   float norm, lost, half_square, norm_limit, least, near;
 };
 
-// The largest norm of a row whose scores do not overflow in the epilogue, which are at most 2²⁸, or 2³¹ in panels. `norm`
-// is C and `lost` is δ. It is −1 if there is none: a center that is infinite in float16 has no finite products, and
-// panels cannot hold −‖c‖²/2 of a norm beyond 2¹⁵.
+// The largest norm of a row whose scores do not overflow in the epilogue, which are at most 2²⁸, or 2³¹ in panels.
+// `norm` is C and `lost` is δ. It is −1 if there is none: a center that is infinite in float16 has no finite products,
+// and panels cannot hold −‖c‖²/2 of a norm beyond 2¹⁵.
 __device__ __forceinline__ float most_row_norm(float norm, float lost, bool panels) {
   const bool holds = lost < kInfinity && (!panels || norm < (float)(1 << 15));
   return holds ? (float)(1 << (panels ? 29 : 27)) / norm : -1.0f;

@@ -15,8 +15,8 @@
 
 namespace kmeans {
 
-// kColumns, kKept, kLevelled and kKeepsAll: see streamed_candidates.cuh. kCandidates: maximum number of candidates in the list of
-// an ambiguous row.
+// kColumns, kKept, kLevelled and kKeepsAll: see streamed_candidates.cuh. kCandidates: maximum number of candidates in
+// the list of an ambiguous row.
 template <int kColumns, int kKept, bool kLevelled, bool kKeepsAll, int kCandidates>
 struct StreamedArgminEpilogue {
   using Streamed = StreamedCandidates<kColumns, kKept, kLevelled, kKeepsAll>;

@@ -26,7 +26,7 @@ MANY_PRODUCTS = np.dtype([("products", "u8"), ("count", "u8"), ("turns_each", "i
 # epilogue needs; and bytes of shared memory that the driver and the epilogue use.
 _MOST_COLUMNS, _LEAST_COLUMNS, _RESERVED = 128, 32, 1024
 # Maximum number of column tiles of which lanes keep all candidates; registers of four warpgroups limit it.
-_FEW_TILES = 3
+_KEPT_TILES = 3
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
@@ -131,7 +131,7 @@ class StreamPlan:
     @property
     def kept(self) -> str:
         """Template arguments of `StreamedCandidates`. With four warpgroups, registers limit it to three units."""
-        kept = self.tiles or (_FEW_TILES if self.groups > 3 else 5)
+        kept = self.tiles or (_KEPT_TILES if self.groups > 3 else 5)
         return f"{self.columns}, {kept}, {str(self.levels).lower()}, {str(self.tiles is not None).lower()}"
 
     @property
@@ -205,12 +205,12 @@ def _resident_plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool,
     they save.
     """
     tiles = ceil(k / _MOST_COLUMNS)
-    columns, few = max(_LEAST_COLUMNS, 8 * ceil(k / tiles / 8)), tiles <= _FEW_TILES
+    columns, keeps_all = max(_LEAST_COLUMNS, 8 * ceil(k / tiles / 8)), tiles <= _KEPT_TILES
     for most in (8, 4):
         chunks = -(-panels_of_row // most)
         panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
-            options: Any = {"levels": levels and not few, "tiles": tiles if few else None, "split": split}
+            options: Any = {"levels": levels and not keeps_all, "tiles": tiles if keeps_all else None, "split": split}
             plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, columns, **options)
             if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
                 return plan

@@ -10,10 +10,11 @@
 // upper score is at least the final best lower score.
 //
 // Why it is fast: accumulators start at −‖c‖²/2, so a score needs no addition. A maximum takes one instruction per two
-// or three scores, and two more instructions per score set candidate bits in the mantissa of a float. Independent chains
-// of instructions hide latency. With many tiles, only those with a score near the row's best need candidate bits. With
-// few (kKeepsAll), some row of a warp needs them for almost every tile. So lanes set them without asking: each lane
-// compares with its own best lower score, which needs no shuffles, and keeps all units, which needs no conditions.
+// or three scores, and two more instructions per score set candidate bits in the mantissa of a float. Independent
+// chains of instructions hide latency. With many tiles, only those with a score near the row's best need candidate
+// bits. With few (kKeepsAll), some row of a warp needs them for almost every tile. So lanes set them without asking:
+// each lane compares with its own best lower score, which needs no shuffles, and keeps all units, which needs no
+// conditions.
 #pragma once
 #include "apps/kmeans/assign/error_bound.cuh"
 #include "apps/kmeans/assign/large_k_lists.cuh"
@@ -50,8 +51,8 @@ struct StreamedCandidates {
 
   // State of rows g = lane / 4 and g + 8 of this warp's 16.
   struct Rows {
-    // `lower`: the best lower score so far; with kKeepsAll, of this lane's centers. `error`: E_i. `lost`: the largest upper score that was kept with candidates
-    // since dropped, for lack of space.
+    // `lower`: the best lower score so far; with kKeepsAll, of this lane's centers. `error`: E_i. `lost`: the largest
+    // upper score that was kept with candidates since dropped, for lack of space.
     float lower[2], error[2], lost[2];
     bool within[2];
     Found found[2][kKept];  // the latest unit first

@@ -26,7 +26,7 @@
 // chunk. Float32 FMA would take 8,192. For 16 columns of X, a warp needs 2 + kWidth / 16 ldmatrix.x4 and kWidth / 4
 // mma.
 #pragma once
-#include "apps/kmeans/batched/nearest.cuh"
+#include "apps/kmeans/batched/rescore.cuh"
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/ldmatrix.cuh"

@@ -3,8 +3,8 @@
 
 namespace batched {
 
-// Values of `found` for an ambiguous row: its candidates are in a list; or there was no room for one, and it is compared
-// with all centers.
+// Values of `found` for an ambiguous row: its candidates are in a list; or there was no room for one, and it is
+// compared with all centers.
 constexpr int kIsListed = -1, kCompareAll = -2;
 
 // An ambiguous row and its candidates. `row` counts the rows of the half copies of all problems. If `count` is 0, all

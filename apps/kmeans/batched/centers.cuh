@@ -3,11 +3,11 @@
 //
 //   sums (b × k × (d + 1))  →  centers, centers_half, half_squares, center_stats, status
 //
-// Several blocks compute the centers of a problem, a warp one center at a time. The last of them to arrive computes what
-// depends on all centers. Of the blocks of all problems, the last lists the problems that go on.
+// Several blocks compute the centers of a problem, a warp one center at a time. The last of them to arrive computes
+// what depends on all centers. Of the blocks of all problems, the last lists the problems that go on.
 //
-// Why it is fast: blocks of all problems fill the GPU. The list lets the next product (candidates.cuh) share the rows of
-// the problems that go on evenly among its blocks.
+// Why it is fast: blocks of all problems fill the GPU. The list lets the next product (candidates.cuh) share the rows
+// of the problems that go on evenly among its blocks.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "apps/kmeans/update/half_centers.cuh"
@@ -91,7 +91,8 @@ __device__ __forceinline__ double put_together(const Batch<T>& batch, int proble
   const Placed* placed = batch.placed + (long long)problem * batch.k;
   float* half_squares = batch.half_squares + (long long)problem * batch.columns;
   const kmeans::HalfCenters half_centers = half_centers_of(batch, problem);
-  // Largest ‖c‖² that is never excluded. The factor is 16.1 instead of 16, because row norms are norms of rounded values.
+  // Largest ‖c‖² that is never excluded. The factor is 16.1 instead of 16, because row norms are norms of rounded
+  // values.
   const double far = 16.1 * batch.norm_limit * batch.norm_limit;
   // Number 0: smallest squared norm. 1: squared center shift.
   kmeans::Doubles<2> all = {{kInfinity, 0}};

@@ -1,9 +1,7 @@
 """Relocation of the empty clusters of a problem of a batch, on the host."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -12,14 +10,11 @@ from tsapps.apps.kmeans.empty_clusters import relocate_empty_clusters
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.kernels.arrays import to_host
 
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd
-
 __all__ = ["relocate"]
 
 
-def relocate(batch: BatchedLloyd, problem: int) -> int:
-    """Relocate the empty clusters of a problem, as `lloyd.fit` does; return its new status."""
+def relocate(batch: Any, problem: int) -> int:
+    """Relocate the empty clusters of a problem of a `BatchedLloyd`, as `lloyd.fit` does; return its new status."""
     values = to_host(batch.arrays["sums"][problem]).astype(np.float64)
     n_reassigned = int(to_host(batch.arrays["n_reassigned"])[problem])
     units = to_host(batch.arrays["sum_units"][problem])
@@ -40,7 +35,7 @@ def relocate(batch: BatchedLloyd, problem: int) -> int:
 class _Problem:
     """One problem of a batch, with the members of `Data` that `relocate_empty_clusters` needs."""
 
-    def __init__(self, of: BatchedLloyd, problem: int) -> None:
+    def __init__(self, of: Any, problem: int) -> None:
         self.xp, self.sample_weight = of.xp, None
         self.labels = of.labels[problem]
         self._X, self._mean = of.X[problem], of.arrays["means"][problem]

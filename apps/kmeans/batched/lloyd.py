@@ -38,6 +38,7 @@ from tsapps.kernels.runtime.machine import Launch, Machine
 __all__ = ["BatchedLloyd", "random_states"]
 
 _FOLDER = Path(__file__).parents[1]
+_SOURCES = {file: _FOLDER / file for file, _ in KERNELS.values()}  # a new Path takes long to hash
 _PRODUCT = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmeans/batched/candidates.cuh"\n'
 # Rows per list of candidates. On most data fewer rows are ambiguous; without a list, a row is compared with all
 # centers.
@@ -159,7 +160,7 @@ class BatchedLloyd:
     def _kernel(self, kernel: str, option: str, shared: int) -> tuple[Any, int]:
         """Return a kernel that may use `shared` bytes of dynamic shared memory, and its threads per block."""
         file, threads = KERNELS[kernel]
-        (made,) = self.machine.kernels(_FOLDER / file, f"batched::{kernel}<{ELEMENT[self.X.dtype.name]}{option}>")
+        (made,) = self.machine.kernels(_SOURCES[file], f"batched::{kernel}<{ELEMENT[self.X.dtype.name]}{option}>")
         # All batches use the same kernel objects, so a batch of another shape may have raised the limit further.
         if shared > made.max_dynamic_shared_size_bytes:
             made.max_dynamic_shared_size_bytes = shared

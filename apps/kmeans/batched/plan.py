@@ -115,9 +115,9 @@ _LIST_BYTES = 3 * 4 * 128 * 4
 #: Maximum and minimum number of reassigned rows that a block of `update_sums` processes; the maximum k for which it
 #: sorts them; and the number of columns of a slice of the sums: see batched/sums.cuh.
 MOST_SHARE, LEAST_SHARE, MOST_SORTED, SLICE = 4096, 256, 8192, 32
-# The product streams the centers of problems of more than _FEW clusters and at least _STREAMED_ROWS rows: fewer would
-# leave much of a column tile, or of a turn, empty. 16-bit numbers limit the clusters.
-_FEW, _STREAMED_ROWS, _MOST_STREAMED = 32, 256, 1 << 16
+# The product streams the centers of problems of _LEAST_STREAMED clusters or more and _STREAMED_ROWS rows or more. Fewer
+# would leave much of a column tile, or of a turn, empty. 16-bit numbers limit the clusters.
+_LEAST_STREAMED, _MOST_STREAMED, _STREAMED_ROWS = 33, 1 << 16, 256
 # Number of threads per block of batched/sums.cuh and batched/centers.cuh: for problems of up to _SMALL elements, and
 # for others.
 _THREADS, _SMALL = (128, 256), 1 << 14
@@ -176,7 +176,7 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     """
     stream = (
         batched_stream_plan(d, k, device)
-        if _FEW < k <= _MOST_STREAMED and _STREAMED_ROWS <= n <= MOST_ROWS // 2
+        if _LEAST_STREAMED <= k <= _MOST_STREAMED and _STREAMED_ROWS <= n <= MOST_ROWS // 2
         else None
     )
     if stream is not None:

@@ -2,12 +2,13 @@
 //
 //   X (b × n × d, any dtype)  →  moments (b × slices × 3 × d)   Σ(x − origin), Σ(x − origin)², max |x − origin|
 //                             →  means, scales, tolerances (scales.cuh)
-//                             →  half copy (b × rows × padded, float16) = fl16((x − mean) · scale), and norms (b × rows)
+//                             →  half copy (b × rows × padded, float16) = fl16((x − mean) · scale)
+//                                norms (b × rows)
 //
-// The half copy and its norms are defined as in data/half_copy.cuh, but with a mean, a scale and ρ per problem. `padded`
-// is d rounded up to a multiple of 16, the k extent of one mma. `rows` is n; or, if the half copy consists of panels
-// (core_matrix_layout.cuh), n rounded up to whole turns of the product (assign_streamed.cuh). Further rows are zeros.
-// `slices` is gridDim.x of column_moments.
+// The half copy and its norms are defined as in data/half_copy.cuh, but with a mean, a scale and ρ per problem.
+// `padded` is d rounded up to a multiple of 16, the k extent of one mma. `rows` is n; or, if the half copy consists of
+// panels (core_matrix_layout.cuh), n rounded up to whole turns of the product (candidates.cuh). Further rows are
+// zeros. `slices` is gridDim.x of column_moments.
 //
 // Why it is fast: blockIdx.y is the problem, so one launch processes all problems. X is read once for the moments and
 // once for the half copy; iterations then read the half copy, and X only for ambiguous and reassigned rows. For the

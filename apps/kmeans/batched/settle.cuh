@@ -8,7 +8,7 @@
 // compare the candidates of one of them, so that a warp waits for the data of four rows at a time.
 #pragma once
 #include "apps/kmeans/batched/candidate_list.cuh"
-#include "apps/kmeans/batched/nearest.cuh"
+#include "apps/kmeans/batched/rescore.cuh"
 #include "apps/kmeans/batched/problem.cuh"
 
 namespace batched {

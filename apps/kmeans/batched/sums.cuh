@@ -1,18 +1,19 @@
-// Batched update of the fixed-point cluster sums by the reassigned rows of every problem. Sizes b, d, k: see problem.cuh.
+// Batched update of the fixed-point cluster sums by the reassigned rows of every problem. Sizes b, d, k: see
+// problem.cuh.
 //
 //   changes, labels  →  sums (b × k × (d + 1), 64-bit integers)  →  centers (centers.cuh)
 //
-// A reassigned row gives two *moves*: it is added to the sums of its new cluster, and subtracted from those of its old
+// A reassigned row gives two *terms*: it is added to the sums of its new cluster, and subtracted from those of its old
 // cluster. A fixed-point element is round((x − mean) · scale). Sums are exact and independent of the order of
 // additions, so every grid gives the same bits.
 //
 //   a block: a part of the reassigned rows of a problem, and a slice of up to 32 columns
-//      rows, from, to   ─ counting sort by cluster, in shared memory →   moves of cluster 0 │ of cluster 1 │ …
-//      a group of lanes takes an equal number of moves, a lane four adjacent columns:      ├─ group 0 ──┼─ group 1 ─┤ …
+//      rows, from, to   ─ counting sort by cluster, in shared memory →   terms of cluster 0 │ of cluster 1 │ …
+//      a group of lanes takes an equal number of terms, a lane four adjacent columns:      ├─ group 0 ──┼─ group 1 ─┤ …
 //
 // Why it is fast: a row that is not reassigned costs nothing, and after the first iterations few rows are reassigned. A
-// lane adds the moves of a cluster in registers, and then makes one atomic addition per column. Parts are so large that
-// a cluster has several moves, and slices make up for their small number. Loads of several rows are in flight.
+// lane adds the terms of a cluster in registers, and then makes one atomic addition per column. Parts are so large that
+// a cluster has several terms, and slices make up for their small number. Loads of several rows are in flight.
 #pragma once
 #include "apps/kmeans/batched/problem.cuh"
 #include "kernels/ptx/types.cuh"
@@ -20,22 +21,22 @@
 namespace batched {
 
 // kMostShare, kLeastShare: maximum and minimum number of reassigned rows that a block processes, if there are as many.
-// kShareOfCluster: minimum number of them per cluster, within these limits. kMostSorted: maximum k for which moves are
+// kShareOfCluster: minimum number of them per cluster, within these limits. kMostSorted: maximum k for which terms are
 // sorted: shared memory holds a number per cluster. kSlice: columns of a slice.
 constexpr unsigned kMostShare = 4096, kLeastShare = 256, kShareOfCluster = 4;
 constexpr int kMostSorted = 8192, kSlice = 32;
 
-// Reassigned rows of a block, and their moves, in shared memory: move 2·i adds row i, and move 2·i + 1 subtracts it.
-struct Moves {
+// Reassigned rows of a block, and their terms, in shared memory: term 2·i adds row i, and term 2·i + 1 subtracts it.
+struct Terms {
   unsigned* rows;
   int *from, *to, *begins;  // begins: k
   unsigned short* sorted;
 
-  __device__ __forceinline__ Moves(unsigned* shared, unsigned share)
+  __device__ __forceinline__ Terms(unsigned* shared, unsigned share)
       : rows(shared), from((int*)shared + share), to((int*)shared + 2 * share), begins((int*)shared + 4 * share),
         sorted(reinterpret_cast<unsigned short*>(shared + 3 * share)) {}
 
-  __device__ __forceinline__ int cluster(int move) const { return move % 2 ? from[move / 2] : to[move / 2]; }
+  __device__ __forceinline__ int cluster(int term) const { return term % 2 ? from[term / 2] : to[term / 2]; }
 
   // Replaces the counts in `begins` by their exclusive prefix sums.
   template <int kThreads>
@@ -62,36 +63,36 @@ struct Moves {
     }
   }
 
-  // Sorts the moves of `count` rows by cluster, without those of cluster −1, and returns their number. If not `sorts`,
+  // Sorts the terms of `count` rows by cluster, without those of cluster −1, and returns their number. If not `sorts`,
   // leaves all in order.
   template <int kThreads>
   __device__ __forceinline__ int sort(int count, int k, bool sorts) const {
     for (int j = threadIdx.x; sorts && j < k; j += kThreads) begins[j] = 0;
     __syncthreads();
-    for (int move = threadIdx.x; move < 2 * count; move += kThreads) {
+    for (int term = threadIdx.x; term < 2 * count; term += kThreads) {
       if (!sorts) {
-        sorted[move] = (unsigned short)move;
-      } else if (cluster(move) >= 0) {
-        atomicAdd(&begins[cluster(move)], 1);
+        sorted[term] = (unsigned short)term;
+      } else if (cluster(term) >= 0) {
+        atomicAdd(&begins[cluster(term)], 1);
       }
     }
     __syncthreads();
     if (!sorts) return 2 * count;
     sum_counts<kThreads>(k);
     __syncthreads();
-    for (int move = threadIdx.x; move < 2 * count; move += kThreads) {
-      if (cluster(move) >= 0) sorted[atomicAdd(&begins[cluster(move)], 1)] = (unsigned short)move;
+    for (int term = threadIdx.x; term < 2 * count; term += kThreads) {
+      if (cluster(term) >= 0) sorted[atomicAdd(&begins[cluster(term)], 1)] = (unsigned short)term;
     }
     __syncthreads();
     return begins[k - 1];
   }
 };
 
-// Makes `count` moves, listed from `moves` on, in four columns from `column` on. `number(x − mean, i)` is the fixed-point
-// element of column `column` + i.
+// Adds `count` terms to the sums, listed from `terms` on, in four columns from `column` on. `number(x − mean, i)` is
+// the fixed-point element of column `column` + i.
 template <bool kAligned, int kTogether, typename T, typename Number>
-__device__ __forceinline__ void make_moves(const Batch<T>& batch, int problem, const Moves& of,
-                                           const unsigned short* moves, int count, int column, Number number) {
+__device__ __forceinline__ void add_terms(const Batch<T>& batch, int problem, const Terms& of,
+                                          const unsigned short* terms, int count, int column, Number number) {
   const int d = batch.d;
   const float* mean = batch.means + (long long)problem * d + column;
   float middle[4];
@@ -114,8 +115,8 @@ __device__ __forceinline__ void make_moves(const Batch<T>& batch, int problem, c
     simt::Vector<T, 4> x[kTogether];
 #pragma unroll
     for (int m = 0; m < kTogether; ++m) {
-      const int move = moves[first + m < count ? first + m : count - 1];
-      const T* from = batch.row(problem, of.rows[move / 2]) + column;
+      const int term = terms[first + m < count ? first + m : count - 1];
+      const T* from = batch.row(problem, of.rows[term / 2]) + column;
       if constexpr (kAligned) {
         x[m] = *reinterpret_cast<const simt::Vector<T, 4>*>(from);
       } else {
@@ -126,22 +127,23 @@ __device__ __forceinline__ void make_moves(const Batch<T>& batch, int problem, c
 #pragma unroll
     for (int m = 0; m < kTogether; ++m) {
       if (first + m >= count) break;
-      const int move = moves[first + m], to = of.cluster(move);
+      const int term = terms[first + m], to = of.cluster(term);
       if (to != cluster) flush(), cluster = to;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const float value = Batch<T>::centered(x[m].at[i], middle[i]);
         const long long element = kAligned || column + i < d ? number(value, i) : 0;
-        sum[i] += move % 2 ? -element : element;
+        sum[i] += term % 2 ? -element : element;
       }
-      rows += move % 2 ? -1 : 1;
+      rows += term % 2 ? -1 : 1;
     }
   }
   flush();
 }
 
 // Block (part · slices + slice, problem) adds a part of the problem's reassigned rows to a slice of the sums. A block
-// sorts `most` of these rows at a time. kAligned: d is a multiple of four, and four elements of X can be loaded at a time.
+// sorts `most` of these rows at a time. kAligned: d is a multiple of four, and four elements of X can be loaded at a
+// time.
 template <typename T, bool kAligned, int kThreads>
 __global__ void __launch_bounds__(kThreads, 768 / kThreads) update_sums(const Batch<T> batch, unsigned most) {
   const int problem = blockIdx.y, d = batch.d;
@@ -154,7 +156,7 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads) update_sums(const Ba
   if (begin >= count) return;
   const unsigned all = count - begin < share ? (unsigned)(count - begin) : share;
   const Change* changes = batch.changes + problem * batch.n + begin;
-  const Moves moves(simt::dynamic_shared<unsigned>(), most);
+  const Terms terms(simt::dynamic_shared<unsigned>(), most);
   int lanes = 1;  // a group has enough lanes for all columns of a slice
   while (4 * lanes < kSlice && 4 * lanes < d) lanes *= 2;
   const int groups = kThreads / lanes, group = threadIdx.x / lanes;
@@ -167,23 +169,23 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads) update_sums(const Ba
     const int rows = (int)(all - first < most ? all - first : most);
     for (int i = threadIdx.x; i < rows; i += kThreads) {
       const Change change = changes[first + i];
-      moves.rows[i] = change.row;
-      moves.from[i] = change.from;
-      moves.to[i] = batch.labels[problem * batch.n + change.row];
+      terms.rows[i] = change.row;
+      terms.from[i] = change.from;
+      terms.to[i] = batch.labels[problem * batch.n + change.row];
     }
     __syncthreads();
-    const int total = moves.sort<kThreads>(rows, batch.k, sorts);
+    const int total = terms.sort<kThreads>(rows, batch.k, sorts);
     const int from = (int)((long long)total * group / groups), to = (int)((long long)total * (group + 1) / groups);
     if (column < d && narrow) {
       const float by[4] = {(float)scale[0], (float)scale[1], (float)scale[2], (float)scale[3]};
-      make_moves<kAligned, (kAligned ? 16 : 8) / (int)sizeof(T)>(
-          batch, problem, moves, moves.sorted + from, to - from, column,
+      add_terms<kAligned, (kAligned ? 16 : 8) / (int)sizeof(T)>(
+          batch, problem, terms, terms.sorted + from, to - from, column,
           [&](float x, int i) { return (long long)__float2int_rn(x * by[i]); });
     } else if (column < d) {
-      make_moves<kAligned, 2>(batch, problem, moves, moves.sorted + from, to - from, column,
-                              [&](float x, int i) { return __double2ll_rn((double)x * scale[i]); });
+      add_terms<kAligned, 2>(batch, problem, terms, terms.sorted + from, to - from, column,
+                             [&](float x, int i) { return __double2ll_rn((double)x * scale[i]); });
     }
-    __syncthreads();  // all threads have read the moves
+    __syncthreads();  // all threads have read the terms
   }
 }
 

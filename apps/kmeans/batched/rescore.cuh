@@ -1,4 +1,4 @@
-// The nearest center of an ambiguous row of a batch, by float64 distances from X.
+// Batched rescoring: the nearest center of an ambiguous row, by float64 distances from X.
 //
 //   a row of X, its candidates  →  the nearest of them; of equally near ones, that of the lowest index
 //
@@ -12,8 +12,8 @@ namespace batched {
 // Number of centers that are compared with a row at a time, if all centers are.
 constexpr int kOfAll = 8;
 
-// Nearest of the centers given to `consider` to one row. kLanes adjacent lanes share the work; all lanes of the warp must
-// call it. A distance has the same bits for every kLanes: it consists of 32 partial sums, of every 32nd term.
+// Nearest of the centers given to `consider` to one row. kLanes adjacent lanes share the work; all lanes of the warp
+// must call it. A distance has the same bits for every kLanes: it consists of 32 partial sums, of every 32nd term.
 template <typename T, int kLanes>
 class Nearest {
  public:
