@@ -187,7 +187,10 @@ def _by_data(records: Sequence[dict[str, Any]]) -> dict[tuple[Any, ...], dict[st
 
 
 def kinds_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of whole fits of kinds of data in ms, and of wrong labels of the other engines."""
+    """Return a Markdown table of whole fits of kinds of data in ms, and of wrong labels of the other engines.
+
+    An engine without a record has a dash.
+    """
     engines = list(dict.fromkeys(one["engine"] for one in records))
     others = [name for name in engines if name != OURS]
     wrong_of = " | ".join(f"{name}: wrong labels" for name in others)
@@ -196,19 +199,20 @@ def kinds_table(records: Sequence[dict[str, Any]]) -> str:
         f"|---:|---:|---:|---|{'---:|' * (len(engines) + len(others) + 1)}",
     ]
     for (n, d, k, data), found in _by_data(records).items():
-        times = " | ".join(f"{found[name]['fit_ms']:,.1f}" for name in [OURS, *others])
-        times += f" | {found[OURS]['seeded_fit_ms']:,.1f}"
-        wrong = " | ".join(f"{100 * found[name]['wrong']:.2g} %" for name in others)
+        times = " | ".join(f"{found[name]['fit_ms']:,.1f}" if name in found else "–" for name in [OURS, *others])
+        times += f" | {found[OURS]['seeded_fit_ms']:,.1f}" if OURS in found else " | –"
+        wrong = " | ".join(f"{100 * found[name]['wrong']:.2g} %" if name in found else "–" for name in others)
         lines.append(f"| {n:,} | {d} | {k:,} | {data} | {times} | {wrong} |")
     return "\n".join(lines)
 
 
 def kinds_text(records: Sequence[dict[str, Any]]) -> str:
-    """Return the range of speedups over the fastest other engine, by shape, in a sentence each."""
+    """Return the range of speedups over the fastest other engine, by shape, where both have records."""
     speedups: dict[tuple[Any, ...], list[tuple[float, str]]] = {}
     for (n, d, k, data), found in _by_data(records).items():
-        best = min(one["fit_ms"] for name, one in found.items() if name != OURS)
-        speedups.setdefault((n, d, k), []).append((best / found[OURS]["fit_ms"], data))
+        others = [one["fit_ms"] for name, one in found.items() if name not in OWN]
+        if OURS in found and others:
+            speedups.setdefault((n, d, k), []).append((min(others) / found[OURS]["fit_ms"], data))
     kinds = list(dict.fromkeys(one["data"] for one in records))
     parts = []
     for (n, d, k), some in speedups.items():

@@ -1,169 +1,276 @@
-"""Benchmark of whole K-means fits on kinds of data: heavy tails, uneven clusters, no clusters.
+"""Benchmark of whole K-means fits on kinds of data: heavy tails, uneven clusters, no clusters, real files.
 
     python -m bench.kmeans.kinds --engine tsapps --engine flashlib --engine flash-kmeans
+    python -m bench.kmeans.kinds --data sorted --data china --shape 273280,3,64 --shape 1M,64,300
+    python -m bench.kmeans.kinds --more-shapes --missing --minutes 8
 
-Fits of 20 iterations from given rows by public calls, wall time. `seeded_fit_ms` is a fit of tsapps with k-means++
-instead; the others have none, or not with scikit-learn's draws. `first_call_ms` includes compiling kernels that are
-not in the cache. `wrong` is the share of sampled rows that an engine labels with a center that is not the nearest,
-beyond the rounding of float32. All engines label at the same centers: those of tsapps' fit.
+Fits of 20 iterations from given rows by public calls. The kinds of data are those of `data_kinds.KINDS`.
+
+first_call_ms  wall time of the first fit, with kernels that are compiled because they are not in the cache
+fit_ms         wall time of a fit, median of at most three
+seeded_fit_ms  wall time of a fit with k-means++, our engines only; the others have none, or not with scikit-learn's
+               draws
+wrong          share of sampled rows that an engine labels with a center that is not the nearest, beyond the rounding of
+               float32 (`wrong_share`). All engines label at the same centers: those of tsapps' fit
+ambiguous      for each iteration [a, b]: the share of the rows whose label rescoring selects among a list of
+               candidates, and the share that it compares with all centers (`ambiguous.py`). Our kernels only, without
+               bounds, and not those for small d, which rescore a row when they find it
+extra_bytes    largest number of bytes of GPU memory in use during a fit, beyond X and the initial centers
+               (`memory.peak_bytes`). Buffers that a library keeps from one fit to the next are not included
+
+Every record is saved immediately. `--missing` continues a run that `--minutes` ended: it skips records of the same
+commit.
 """
 
 import argparse
 import sys
+import time
+from collections.abc import Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from bench.common import record
-from bench.common.timing import GpuClock, median
-from bench.kmeans.peers import PEERS, Peer
+from bench.common.memory import peak_bytes
+from bench.common.timing import Clock, GpuClock, median, repeats_within
+from bench.kmeans.ambiguous import ambiguous_shares
+from bench.kmeans.data_kinds import KINDS, draw
+from bench.kmeans.peers import PEERS, Peer, Tsapps
+from bench.kmeans.problems import Shape
+from bench.kmeans.run import free_memory, versions_of
+from tsapps.kernels.arrays import as_array, to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
 
-__all__ = ["FIELDS", "KEY", "KINDS", "draw", "wrong_share"]
+__all__ = ["FIELDS", "KEY", "MORE_SHAPES", "SHAPES", "Problem", "measured", "shape_named", "wrong_share"]
 
+#: Fields of a new record in addition to `record.COMMON`, and the fields that identify it. Older records may lack
+#: `ambiguous` and `extra_bytes`.
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("n", "d", "k", "n_iter", "repeats", "seed"), (int,)),
     **dict.fromkeys(("dtype", "data"), (str,)),
     **dict.fromkeys(("fit_ms", "first_call_ms", "wrong"), (float,)),
     "seeded_fit_ms": (float, type(None)),
+    "ambiguous": (list, type(None)),
+    "extra_bytes": (int,),
 }
 KEY = ("what", "engine", "n", "d", "k", "dtype", "data")
-SHAPES = ((2_000_000, 384, 1024), (1_000_000, 768, 1000), (5_000_000, 64, 32), (1_000_000, 16, 256))
 ITERATIONS = 20
-# Rows drawn at a time; rows whose labels are checked; repetitions of a fit.
-_BLOCK, _CHECKED, _REPEATS = 1 << 20, 50_000, 3
+# Engines on a GPU.
+_ENGINES = [name for name in PEERS if name != "scikit-learn"]
+# Rows whose labels are checked; most repetitions of a fit.
+_CHECKED, _REPEATS = 50_000, 3
 
 
-def _zipf_clusters(rng: Any, size: int, k: int, xp: Any) -> Any:
-    shares = xp.arange(1, k + 1, dtype=np.float64) ** -1.1
-    return xp.searchsorted(xp.cumsum(shares / shares.sum()), rng.random(size)).clip(0, k - 1)
+def shape_named(text: str) -> Shape:
+    """Parse n,d,k, such as 1M,64,300, as a shape of float32 data."""
+    try:
+        n, d, k = text.split(",")
+        return Shape.parse(f"{n}-{d}-{k}-f32")
+    except ValueError:
+        raise ValueError(f"shape {text!r}: expected n,d,k, such as 1M,64,300, with 1 <= k <= n and d >= 1") from None
 
 
-#: Kinds of data by name. Middles of clusters are 0.6 times standard normal points.
-KINDS: dict[str, str] = {
-    "mixture": "clusters of equal size and spread",
-    "zipf": "populations of clusters by Zipf's law, spreads from 0.2 to 1.7",
-    "outliers": "0.1 % of the rows of a mixture multiplied by 1,000",
-    "student": "Student's t with two degrees of freedom about the middles",
-    "uniform": "uniform in a cube: no clusters",
-    "embeddings": "rows of norm 1 whose features fall off as a power law, as embeddings do",
-    "counts": "small non-negative integers, most of them zero",
-    "scales": "a mixture whose features are scaled by 10⁻³ to 10³",
-    "offset": "a mixture that is 3,000 from the origin in every feature",
-}
+def _shapes(text: str) -> tuple[Shape, ...]:
+    return tuple(map(shape_named, text.split()))
 
 
-def draw(kind: str, n: int, d: int, k: int, seed: int, xp: Any) -> tuple[Any, Any]:
-    """Draw float32 data of a kind, (n, d), and initial centers: its first k rows, which are as random as others."""
-    rng = xp.random.default_rng(seed)
-    middles = np.float32(0.6) * rng.standard_normal((k, d), dtype=np.float32)
-    X = xp.empty((n, d), np.float32)
-    for start in range(0, n, _BLOCK):
-        size = min(_BLOCK, n - start)
-        clusters = _zipf_clusters(rng, size, k, xp) if kind == "zipf" else rng.integers(0, k, size)
-        noise = rng.standard_normal((size, d), dtype=np.float32)
-        X[start : start + size] = _rows(kind, rng, middles[clusters], noise, clusters / k, xp)
-    return X, X[:k].copy()
+#: The shapes with published records, and more of them.
+SHAPES = _shapes("2M,384,1024 1M,768,1000 5M,64,32 1M,16,256")
+MORE_SHAPES = _shapes(
+    "1M,2,300 1M,4,1024 10M,8,16 1M,32,1000 2M,48,512 1M,64,64 4M,96,4096 500k,128,256 3M,128,1000 200k,1536,512"
+)
 
 
-def _rows(kind: str, rng: Any, middles: Any, noise: Any, place: Any, xp: Any) -> Any:
-    """Return rows of a kind about `middles`; `place` is each row's cluster as a number from 0 to 1."""
-    size, d = noise.shape
-    if kind == "zipf":
-        return noise * (0.2 + 1.5 * place)[:, np.newaxis] + middles
-    if kind == "outliers":
-        far = (rng.random(size) < 1e-3)[:, np.newaxis]
-        return xp.where(far, 1000, 1) * (noise + middles)
-    if kind == "student":
-        return noise / xp.sqrt(rng.standard_exponential((size, d), dtype=np.float32)) + middles
-    if kind == "uniform":
-        return rng.random((size, d), dtype=np.float32)
-    if kind == "embeddings":
-        rows = (0.8 * noise + middles / 0.6) * xp.arange(1, d + 1, dtype=np.float32) ** -0.7
-        return rows / xp.linalg.norm(rows, axis=1, keepdims=True)
-    if kind == "counts":
-        return xp.floor(3 * (1 + xp.abs(middles)) * rng.random((size, d), dtype=np.float32) ** 12 + 0.2)
-    if kind == "scales":
-        return (noise + middles) * xp.logspace(-3, 3, d, dtype=np.float32)
-    return 0.5 * noise + middles + 3000 if kind == "offset" else noise + middles
+class Problem:
+    """X of a kind and initial centers on the GPU, and the centers at which labels are compared.
+
+    Parameters
+    ----------
+    kind : str
+    shape : Shape
+    seed : int
+    xp : module
+        CuPy, or NumPy in tests.
+    """
+
+    device = "cuda"
+
+    def __init__(self, kind: str, shape: Shape, seed: int, xp: Any) -> None:
+        self.kind, self.shape, self.seed, self.xp = kind, shape, seed, xp
+        self.X, self.initial = draw(kind, shape.n, shape.d, shape.k, seed, xp)
+
+    @cached_property
+    def centers(self) -> Any:
+        """The centers of a fit by tsapps, (k, d), float32."""
+        from tsapps import TSKMeans
+
+        options: dict[str, Any] = {"n_init": 1, "max_iter": ITERATIONS, "tol": 0, "device": self.device}
+        model = TSKMeans(self.shape.k, init=to_host(self.initial), **options).fit(self.X)
+        return self.xp.asarray(model.cluster_centers_, dtype=np.float32)
 
 
 def wrong_share(X: Any, labels: Any, centers: Any, seed: int, xp: Any) -> float:
-    """Return the share of sampled rows with a center nearer than their label's, beyond the rounding of float32."""
+    """Return the share of sampled rows with a center nearer than their label's, beyond the rounding of float32.
+
+    With m the mean of X, the label of x has center b, and the nearest center is c. The label is wrong if
+    (‖x − b‖² − ‖x − c‖²) / 2 exceeds 2⁻²⁴ · (‖x‖ · max(‖b‖, ‖c‖) + 2 ‖m‖ · (‖x − b‖ + ‖x − c‖)). The first term allows
+    for a score in float32, and the second for x − m, b − m and c − m in float32.
+    """
     rows = xp.random.default_rng(seed + 1).integers(0, len(X), min(_CHECKED, len(X)))
     x, c, own = X[rows].astype(np.float64), centers.astype(np.float64), labels[rows]
+    mean_norm = xp.linalg.norm(X.mean(axis=0, dtype=np.float64))
     wrong = 0
     for start in range(0, len(rows), 4096):
-        some = x[start : start + 4096]
+        some, label = x[start : start + 4096], own[start : start + 4096]
         half_squares = (c * c).sum(axis=1) / 2 - some @ c.T
-        excess = half_squares[xp.arange(len(some)), own[start : start + 4096]] - half_squares.min(axis=1)
-        rounding = xp.linalg.norm(some, axis=1) * xp.linalg.norm(c, axis=1).max() * 2.0**-24
+        nearest = half_squares.argmin(axis=1)
+        each = xp.arange(len(some))
+        excess = half_squares[each, label] - half_squares[each, nearest]
+        norms = xp.maximum(xp.linalg.norm(c[label], axis=1), xp.linalg.norm(c[nearest], axis=1))
+        distances = xp.linalg.norm(some - c[label], axis=1) + xp.linalg.norm(some - c[nearest], axis=1)
+        rounding = 2.0**-24 * (xp.linalg.norm(some, axis=1) * norms + 2 * mean_norm * distances)
         wrong += int((excess > rounding).sum())
     return wrong / len(rows)
 
 
-def _measured(peer: type[Peer], X: Any, initial: Any, clock: GpuClock) -> dict[str, Any]:
-    """Return the times of one engine's fits."""
-    bound = peer(X, initial)
+def _times(engine: type[Peer], problem: Problem, clock: Clock, seconds: float) -> dict[str, Any]:
+    """Return the times of one engine's fits, each repeated as often as `seconds` allow."""
+    bound = engine(problem.X, problem.initial)
     first, _ = clock.wall_ms(lambda: bound.fit(ITERATIONS))
-    repeats = 1 if first > 5000 else _REPEATS
+    repeats = repeats_within(seconds, first, _REPEATS)
     found = [clock.wall_ms(lambda: bound.fit(ITERATIONS)) for _ in range(repeats)]
-    return {
+    times = {
         "first_call_ms": first,
         "fit_ms": median(ms for ms, _ in found),
         "n_iter": int(found[-1][1]),
         "repeats": repeats,
+        "seeded_fit_ms": None,
     }
+    if isinstance(bound, Tsapps) and bound.seeds:
+        first, _ = clock.wall_ms(lambda: bound.fit_seeded(ITERATIONS, 0))  # compiles the kernels
+        repeats = repeats_within(seconds, first, _REPEATS)
+        times["seeded_fit_ms"] = median(
+            clock.wall_ms(lambda: bound.fit_seeded(ITERATIONS, 0))[0] for _ in range(repeats)
+        )
+    return times
 
 
-def _seeded_ms(X: Any, k: int, clock: GpuClock) -> float:
-    """Return the time of a fit of tsapps with k-means++."""
-    from tsapps import TSKMeans
+def _ambiguous(engine: type[Peer], problem: Problem) -> list[list[float]] | None:
+    """Return the shares of ambiguous rows by iteration, of our engines."""
+    if not issubclass(engine, Tsapps):
+        return None
+    from tsapps.apps.kmeans.open_engine import open_engine
 
-    def fit() -> Any:
-        return TSKMeans(k, n_init=1, max_iter=ITERATIONS, tol=0, random_state=0, device="cuda").fit(X)
-
-    fit()  # compiles the kernels
-    return median(clock.wall_ms(fit)[0] for _ in range(_REPEATS))
+    options: dict[str, Any] = {"engine": engine.engine, "precision": engine.precision, "bounds": False}
+    opened = open_engine(problem.X, device=problem.device, **options)
+    return ambiguous_shares(opened, to_host(problem.initial), ITERATIONS)
 
 
-def main() -> int:
-    """Run the command line; return the exit code."""
+def measured(engine: type[Peer], problem: Problem, clock: Clock, seconds: float) -> dict[str, Any]:
+    """Return the fields that are measured of one engine on one problem."""
+    # First, so that no other fit has compiled the kernels.
+    times = _times(engine, problem, clock, seconds)
+    labels, _ = engine(problem.X, problem.centers).step()
+    labels = problem.xp.asarray(as_array(labels))
+    wrong = wrong_share(problem.X, labels, problem.centers, problem.seed, problem.xp)
+    bound = engine(problem.X, problem.initial)
+    extra = peak_bytes(lambda: bound.fit(ITERATIONS), engine.allocator)
+    return {**times, "wrong": wrong, "ambiguous": _ambiguous(engine, problem), "extra_bytes": extra}
+
+
+def _line(one: dict[str, Any]) -> str:
+    """Return what is printed of a record."""
+    text = f"{one['fit_ms']:.2f} ms, wrong {one['wrong']:.2g}, {one['extra_bytes'] / 2**20:,.0f} MiB more than X"
+    if one["ambiguous"]:
+        listed, every = np.mean(one["ambiguous"], axis=0)
+        text += f", ambiguous {listed:.2%}, compared with all {every:.2%}"
+    return f"{one['n']}-{one['d']}-{one['k']} {one['data']} {one['engine']}: {text}"
+
+
+def _missing(path: Any, common: dict[str, Any], plan: list[tuple[Shape, str, str]]) -> list[tuple[Shape, str, str]]:
+    """Return the part of the plan that has no record of the present commit and device."""
+    same = [one for one in record.load(path) if all(one[name] == common[name] for name in ("device", "commit"))]
+    done = {(one["n"], one["d"], one["k"], one["data"], one["engine"]) for one in same}
+    return [(shape, kind, name) for shape, kind, name in plan if (shape.n, shape.d, shape.k, kind, name) not in done]
+
+
+def run(options: argparse.Namespace) -> int:
+    """Time the requested engines on the current GPU; return the exit code."""
+    import cupy
+
+    end = time.perf_counter() + 60 * options.minutes
+    engines = [name for name in options.engine if PEERS[name].installed()]
+    for name in options.engine:
+        if name not in engines:
+            print(f"{name}: not installed")
+    device, clock = gpus()[0].name, GpuClock()
+    path = options.out or record.results_path(device, "kmeans-data")
+    shared = record.of_run("kmeans-data", device, {}, options.commit)
+    plan = [(shape, kind, name) for shape in options.shapes for kind in options.data for name in engines]
+    failures, problem = 0, None
+    for shape, kind, name in _missing(path, shared, plan) if options.missing else plan:
+        if time.perf_counter() > end:
+            print(f"{options.minutes:g} minutes are over; continue with --missing", flush=True)
+            break
+        try:
+            if problem is None or (problem.shape, problem.kind) != (shape, kind):
+                problem = None
+                free_memory(cupy)
+                problem = Problem(kind, shape, options.seed, cupy)
+            free_memory(cupy)
+            found = measured(PEERS[name], problem, clock, options.seconds_budget)
+        except Exception as error:  # noqa: BLE001 (a peer may raise anything; nothing is recorded)
+            text = f"{type(error).__name__}: {str(error)[:160]}"
+            print(f"{shape.n}-{shape.d}-{shape.k} {kind} {name} NOT RECORDED: {text}", flush=True)
+            failures += 1
+            continue
+        one = {**shared, "engine": name, "n": shape.n, "d": shape.d, "k": shape.k, "dtype": shape.dtype, "data": kind}
+        one |= {**found, "seed": options.seed, "versions": versions_of(name, cupy)}
+        record.store(path, one, KEY, FIELDS)
+        print(_line(one), flush=True)
+    return 1 if failures or not engines else 0
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--engine", action="append", choices=sorted(PEERS), help="engine to time (default: tsapps)")
-    parser.add_argument("--data", action="append", choices=sorted(KINDS), help="kind of data (default: all)")
+    parser.add_argument(
+        "--engine", action="append", choices=_ENGINES, help="engine to time; may be repeated (default: tsapps)"
+    )
+    parser.add_argument(
+        "--data", action="append", choices=sorted(KINDS), help="kind of data; may be repeated (default: all)"
+    )
+    parser.add_argument(
+        "--shape", action="append", help="n,d,k, such as 1M,64,300; may be repeated (default: the recorded shapes)"
+    )
+    parser.add_argument("--more-shapes", action="store_true", help="time ten more shapes instead of the recorded ones")
     record.add_options(parser, "kmeans-data")
+    parser.add_argument(
+        "--seconds-budget", type=float, default=10, help="time limit of the repetitions of a fit (default 10)"
+    )
+    parser.add_argument("--minutes", type=float, default=1e6, help="time after which no engine is started")
+    parser.add_argument("--missing", action="store_true", help="skip records of the same commit")
     parser.add_argument("--seed", type=int, default=0, help="seed of the data (default 0)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
+    # tsapps first: its fit of `Problem.centers` would compile its kernels.
+    options.engine = sorted(dict.fromkeys(options.engine or ["tsapps"]), key=lambda name: name != "tsapps")
+    options.data = list(dict.fromkeys(options.data or KINDS))
+    try:
+        shapes = [shape_named(text) for text in options.shape or ()]
+    except ValueError as error:
+        parser.error(str(error))
+    shapes += MORE_SHAPES if options.more_shapes else ()
+    options.shapes = list(dict.fromkeys(shapes or SHAPES))
+    return options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    options = _parse(arguments)
     if not gpus():
         print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)
         return 1
-    import cupy
-
-    from tsapps import TSKMeans
-
-    engines = [PEERS[name] for name in options.engine or ["tsapps"]]
-    device, clock = gpus()[0].name, GpuClock()
-    path = options.out or record.results_path(device, "kmeans-data")
-    modules = {"numpy": "numpy", "cupy": "cupy", **{engine.name: engine.module for engine in engines}}
-    common = record.of_run("kmeans-data", device, record.module_versions(modules), options.commit)
-    for n, d, k in SHAPES:
-        for kind in options.data or KINDS:
-            X, initial = draw(kind, n, d, k, options.seed, cupy)
-            model = TSKMeans(k, init=initial.get(), n_init=1, max_iter=ITERATIONS, tol=0, device="cuda").fit(X)
-            centers = cupy.asarray(model.cluster_centers_, dtype=np.float32)
-            for engine in engines:
-                times = _measured(engine, X, initial, clock)
-                times["seeded_fit_ms"] = _seeded_ms(X, k, clock) if engine.name == "tsapps" else None
-                labels, _ = engine(X, centers).step()
-                wrong = wrong_share(X, cupy.from_dlpack(labels), centers, options.seed, cupy)
-                one = {**common, "engine": engine.name, "n": n, "d": d, "k": k, "dtype": "float32", "data": kind}
-                record.store(path, one | times | {"wrong": wrong, "seed": options.seed}, KEY, FIELDS)
-                print(f"{n}-{d}-{k} {kind} {engine.name}: {times['fit_ms']:.2f} ms, wrong {wrong:.2g}", flush=True)
-                cupy.get_default_memory_pool().free_all_blocks()
-            del X, initial
-            cupy.get_default_memory_pool().free_all_blocks()
-    return 0
+    return run(options)
 
 
 if __name__ == "__main__":

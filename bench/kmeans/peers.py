@@ -34,6 +34,8 @@ class Peer(ABC):
     settles: ClassVar[bool] = False
     #: True if it compiles kernels for each shape.
     compiles: ClassVar[bool] = False
+    #: Allocator of its GPU memory; see `memory.peak_bytes`.
+    allocator: ClassVar[str] = "cupy"
 
     def __init__(self, X: Any, centers: Any) -> None:
         self.X, self.centers = X, centers
@@ -200,6 +202,7 @@ class Torch(Peer):
 
     name, module = "torch", "torch"
     steps = True
+    allocator = "torch"
 
     def __init__(self, X: Any, centers: Any) -> None:
         import torch
@@ -247,6 +250,7 @@ class Cuvs(Peer):
     """cuVS, the engine of cuML."""
 
     name, module = "cuvs", "cuvs"
+    allocator = "driver"
     dtypes = ("float64", "float32")
 
     def __init__(self, X: Any, centers: Any) -> None:
@@ -282,6 +286,7 @@ class FlashKmeans(Peer):
 
     name, module = "flash-kmeans", "flash_kmeans"
     compiles = True
+    allocator = "torch"
 
     def __init__(self, X: Any, centers: Any) -> None:
         import torch

@@ -115,6 +115,14 @@ def test_kinds_of_data_by_hand():
         "| 2,000 | 4 | 30 | zipf | 4.0 | 3.0 | 9.0 | 40.0 | 0.2 % | 50 % |",
     ]
     assert figures.kinds_text(records).endswith(": 2,000 × 4 with 30 clusters, 0.8 (zipf) to 2.5.")
+    some = [one for one in records if (one["data"], one["engine"]) not in (("mixture", "third"), ("zipf", "tsapps"))]
+    assert figures.kinds_table(some).splitlines()[2:] == [
+        "| 2,000 | 4 | 30 | mixture | 2.0 | 5.0 | – | 20.0 | 1 % | – |",
+        "| 2,000 | 4 | 30 | zipf | – | 3.0 | 9.0 | – | 0.2 % | 50 % |",
+    ]
+    assert figures.kinds_text(some).endswith(": 2,000 × 4 with 30 clusters, 2.5 (mixture) to 2.5.")
+    ours_on_cublas = {**records[0], "engine": "cublas", "fit_ms": 0.1}
+    assert figures.kinds_text([*records, ours_on_cublas]) == figures.kinds_text(records)
 
 
 def test_tables_of_checksums_by_hand():

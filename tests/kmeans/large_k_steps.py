@@ -40,7 +40,9 @@ def candidates(step):
     ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, words)
     assert (lengths <= ambiguous.shape[1]).all()
     each = zip(ambiguous, lengths, strict=True)
-    return np.concatenate([[*(some[:listed, 2] % 2**16), *np.zeros(all_, int)] for some, (_, listed, all_) in each])
+    found = np.concatenate([[*(some[:listed, 2] % 2**16), *np.zeros(all_, int)] for some, (_, listed, all_) in each])
+    assert step.ambiguous_counts().tolist() == [np.count_nonzero(found), np.count_nonzero(found == 0)]
+    return found
 
 
 def assign(step, centers):

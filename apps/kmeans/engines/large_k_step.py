@@ -80,6 +80,10 @@ class LargeKStep(DeviceStep):
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
         self._segments = SegmentedSum(data, k, self.integers.digits, "Reassignment", blocks, self._ambiguous)
 
+    def ambiguous_counts(self) -> Any:
+        """Return the numbers of ambiguous rows that the product listed; see `Step.ambiguous_counts`."""
+        return self._lengths[:, 1:].sum(axis=0)
+
     def _bind_prepare(self) -> Sequence[Callable[[], None]]:
         return [*super()._bind_prepare(), self._bind_sort(0)]
 

@@ -87,6 +87,16 @@ class SmallKStep(DeviceStep):
     def _sorts(self) -> bool:
         return self._segments is not None and sorts_rows(self._expected_reassigned, self.data.n_features)
 
+    def ambiguous_counts(self) -> Any:
+        """Return the numbers of ambiguous rows that the product listed; see `Step.ambiguous_counts`."""
+        xp, lengths = self.data.xp, self.buffers.counts
+        # The last 8 bytes of an entry have one bit for each candidate, and none if all centers are candidates. An entry
+        # with one candidate is a reassigned row with a certified label.
+        candidates = self._entries.view(np.uint64).reshape(len(lengths), self._capacity, 2)[:, :, 1]
+        listed = xp.arange(self._capacity) < lengths[:, np.newaxis]
+        several, every = candidates & (candidates - 1) != 0, candidates == 0
+        return xp.stack([(listed & several).sum(), (listed & every).sum()])
+
     def _bind_rows(self, centers: Any) -> list[Launch]:
         half_copy, of = self.half_copy, self.buffers
         n, d = self.data.source.shape

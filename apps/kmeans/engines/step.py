@@ -61,6 +61,19 @@ class Step(ABC):
         Assignment
         """
 
+    def ambiguous_counts(self) -> Any | None:
+        """Return the numbers of ambiguous rows that the assignment kernel listed, for benchmarks and tests.
+
+        Valid after the assignment kernel of an iteration and before the next launch, which rescores the rows.
+
+        Returns
+        -------
+        array of shape (2,) or None
+            The number of rows with a list of candidates and the number of rows that are compared with all centers, on
+            the device of the data. None if the step lists no ambiguous rows.
+        """
+        return None
+
     def iterate(
         self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
     ) -> IterationResult:

@@ -54,7 +54,10 @@ def ambiguous_rows(step):
     entries = step._entries.view(np.uint32).reshape(len(counts), -1, 4)
     assert (counts <= entries.shape[1]).all()
     masks = [mask for some, count in zip(entries, counts, strict=True) for mask in some[:count, 2:].tolist()]
-    return sum(low.bit_count() + high.bit_count() != 1 for low, high in masks)
+    candidates = [low.bit_count() + high.bit_count() for low, high in masks]
+    listed, every = sum(count > 1 for count in candidates), candidates.count(0)
+    assert step.ambiguous_counts().tolist() == [listed, every]
+    return listed + every
 
 
 def assign(step, centers, *, sorts=False):
