@@ -9,16 +9,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.batched.api import BatchedClustering, kmeans_batched
+    from tsapps.apps.kmeans.engines.compile_kernels import compile_kernels
     from tsapps.apps.kmeans.estimator import TSKMeans
     from tsapps.apps.kmeans.protect.checks import FaultError
 
-__all__ = ["BatchedClustering", "FaultError", "TSKMeans", "kmeans_batched"]
+__all__ = ["BatchedClustering", "FaultError", "TSKMeans", "compile_kernels", "kmeans_batched"]
 
 # The module that defines each public name.
 _MODULES = {
     "BatchedClustering": "tsapps.apps.kmeans.batched.api",
     "FaultError": "tsapps.apps.kmeans.protect.checks",
     "TSKMeans": "tsapps.apps.kmeans.estimator",
+    "compile_kernels": "tsapps.apps.kmeans.engines.compile_kernels",
     "kmeans_batched": "tsapps.apps.kmeans.batched.api",
 }
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from tsapps.kernels.jit.cache import Cubin, Resources, entry_of, load, store
 from tsapps.kernels.system.printable import one_line
 
-__all__ = ["architecture", "build", "headers_of"]
+__all__ = ["architecture", "architecture_of", "build", "cached", "headers_of"]
 
 #: The root of `#include "…"` paths: the directory that holds kernels/ and apps/.
 INCLUDE_ROOT = Path(__file__).resolve().parents[2]
@@ -54,7 +54,9 @@ def headers_of(source: str, root: Path = INCLUDE_ROOT) -> dict[str, str]:
     return found
 
 
-def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str] = ()) -> Cubin:
+def build(
+    source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str] = (), announces: bool = True
+) -> Cubin:
     """Compile a source for one architecture, or load the result from the cache.
 
     Parameters
@@ -67,6 +69,8 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
         The architecture, such as ``"sm_90a"``.
     flags : sequence of str
         Further NVRTC flags.
+    announces : bool
+        Whether to print a line about a compilation that takes more than `PATIENCE_SECONDS`.
 
     Returns
     -------
@@ -77,13 +81,31 @@ def build(source: str, kernels: Sequence[str], arch: str, *, flags: Sequence[str
     RuntimeError
         If the source does not compile; the message contains the compiler's first error.
     """
+    headers, all_flags, entry = _inputs(source, kernels, arch, flags)
+    found = load(entry)
+    if found is None:
+        found = _compile(source, kernels, headers, all_flags, entry)
+        if announces and found.seconds > PATIENCE_SECONDS:
+            place = one_line(found.path.parent)
+            print(f"tsapps: compiled a kernel in {found.seconds:.1f} s and saved it in {place}", file=sys.stderr)
+    return found
+
+
+def cached(source: str, kernels: Sequence[str], arch: str) -> Cubin | None:
+    """Return the result of `build` if it is in the cache, else None; compiles nothing."""
+    return load(_inputs(source, kernels, arch, ())[2])
+
+
+def _inputs(
+    source: str, kernels: Sequence[str], arch: str, flags: Sequence[str]
+) -> tuple[dict[str, str], tuple[str, ...], Path]:
+    """Return what determines the machine code: the headers and all flags; and the path of the cache entry."""
     from cupy.cuda import nvrtc
 
     headers = headers_of(source)
     all_flags = (*_FLAGS, *_no_cache(), f"-arch={arch}", *flags)
     parts = [source, *(f"{name}\0{text}" for name, text in sorted(headers.items())), *kernels, *all_flags]
-    entry = entry_of([*parts, str(nvrtc.getVersion())])
-    return load(entry) or _compile(source, kernels, headers, all_flags, entry)
+    return headers, all_flags, entry_of([*parts, str(nvrtc.getVersion())])
 
 
 @cache
@@ -129,13 +151,7 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
         nvrtc.destroyProgram(program)
     seconds = time.perf_counter() - began
     resources = {kernel: usage[name] for kernel, name in names.items()}
-    found = store(entry, Cubin(entry.with_suffix(".cubin"), names, resources, seconds), cubin, flags)
-    if seconds > PATIENCE_SECONDS:
-        print(
-            f"tsapps: compiled a kernel in {seconds:.1f} s and saved it in {one_line(found.path.parent)}",
-            file=sys.stderr,
-        )
-    return found
+    return store(entry, Cubin(entry.with_suffix(".cubin"), names, resources, seconds), cubin, flags)
 
 
 def _usage(log: str) -> dict[str, Resources]:
@@ -153,8 +169,16 @@ def _usage(log: str) -> dict[str, Resources]:
 
 @cache
 def architecture(device: int) -> str:
-    """Return a GPU's architecture for NVRTC, such as ``"sm_90a"``; "a" allows architecture-specific instructions."""
+    """Return the architecture of an installed GPU; see `architecture_of`."""
     import cupy
 
-    capability = cupy.cuda.Device(device).compute_capability
-    return f"sm_{capability}{'a' if capability in ('90', '100', '103', '120') else ''}"
+    return architecture_of(cupy.cuda.Device(device).compute_capability)
+
+
+def architecture_of(capability: str) -> str:
+    """Return NVRTC's architecture for a compute capability: ``"sm_90a"`` for ``"9.0"`` or ``"90"``.
+
+    The "a" allows architecture-specific instructions.
+    """
+    digits = capability.replace(".", "")
+    return f"sm_{digits}{'a' if digits in ('90', '100', '103', '120') else ''}"

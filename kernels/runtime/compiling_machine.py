@@ -2,14 +2,32 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["CompilingMachine"]
+__all__ = ["CompilingMachine", "DescribedGpu"]
+
+
+@dataclass(frozen=True)
+class DescribedGpu:
+    """A GPU of which only the specification is known, with more memory than any program needs."""
+
+    gpu: GpuSpec
+    index: int = 0
+
+    def current(self) -> AbstractContextManager[Any]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def free_bytes(self) -> int:
+        """Return 2⁶²."""
+        return 1 << 62
 
 
 class CompilingMachine:
@@ -20,13 +38,13 @@ class CompilingMachine:
 
     Parameters
     ----------
-    machine : Machine
+    machine : Machine or DescribedGpu
         The GPU.
     begin : callable
         Takes the arguments of `Machine.kernels`; begins the compilation of the kernels, and does not wait for it.
     """
 
-    def __init__(self, machine: Machine, begin: Callable[..., None]) -> None:
+    def __init__(self, machine: Machine | DescribedGpu, begin: Callable[..., None]) -> None:
         self.xp, self.index, self.gpu, self._begin = _Zeros(), machine.index, machine.gpu, begin
         with machine.current():
             self._free_bytes = machine.free_bytes()

@@ -20,6 +20,7 @@ COMMANDS = {
     "sample": ["iris", "out.npy"],
     "info": [],
     "tune": ["--dry-run"],
+    "compile": [],
 }
 WITH_ARGUMENTS = [command for command, arguments in COMMANDS.items() if arguments and command != "tune"]
 # An option with a value that it does not accept.
@@ -28,6 +29,7 @@ BAD_VALUES = {
     "abft-encode": ["--weights=5", "--code=exactly", "--block=100"],
     "abft-inject": ["--count=0", "--fault=bits"],
     "abft-calibrate": ["--rows=1", "--dtype=float8", "--p=2", "--p=nan", "--confidence=1"],
+    "compile": ["--dtype=int8", "--init=last", "--precision=half"],
     "tune": ["--shape=square", "--m=0", "--most=no"],
 }
 

@@ -21,6 +21,7 @@ from tsapps.cli.abft_correct import abft_correct
 from tsapps.cli.abft_encode import abft_encode
 from tsapps.cli.abft_inject import abft_inject
 from tsapps.cli.abft_verify import abft_verify
+from tsapps.cli.compile import compile_kernels
 from tsapps.cli.failures import REPORTED, ParameterError, explain, explain_usage
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
@@ -105,6 +106,7 @@ app.command("abft-calibrate", short_help="Measure rounding errors, for the thres
 )
 app.command(short_help="Write a sample data set.")(sample)
 app.command(short_help="Show versions, devices and memory.")(info)
+app.command("compile", short_help="Compile the GPU kernels of K-means ahead of a fit.")(compile_kernels)
 app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
 
 
@@ -127,5 +129,5 @@ def _tsapps(
     terminated.
 
     After 130 and 143 the output is unchanged. If a signal comes once the result is in place, the command finishes and
-    exits with 0. tune and abft-calibrate keep the measurements made before the signal.
+    exits with 0. tune and abft-calibrate keep the measurements made before the signal, and compile its kernels.
     """

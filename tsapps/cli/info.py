@@ -12,10 +12,6 @@ __all__ = ["info", "versions"]
 _OPTIONAL = ("h5py", "ml_dtypes", "pyarrow", "safetensors", "pillow", "matplotlib", "pandas", "polars", "torch")
 
 
-# Problems for which the selected K-means step is shown: the number of samples, and pairs (features, clusters).
-_SAMPLES, _SHAPES = 1_000_000, ((16, 16), (128, 64), (128, 1000))
-
-
 def versions() -> dict[str, str]:
     """Return the versions of dependencies that affect results; CuPy's only if it is imported."""
     import platform
@@ -67,15 +63,16 @@ def _describe_picks(path: str | None, own: int, error: str | None, shipped: int)
 
 
 def _kmeans_steps(index: int) -> list[dict[str, str]]:
-    """Return the K-means steps selected on a GPU for float32 data of some shapes, with the reasons."""
+    """Return the K-means steps selected on a GPU for float32 data of `COMMON_SHAPES`, with the reasons."""
+    from tsapps.apps.kmeans.engines.compile_kernels import COMMON_SHAPES
     from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, select_step
     from tsapps.kernels.gpu_specs import live
 
     found = []
-    for d, k in _SHAPES:
-        facts = Facts(n=_SAMPLES, d=d, dtype="float32", x_dtype="float32", norms=Norms(0.0, 1.0, 2))
+    for n, d, k in COMMON_SHAPES:
+        facts = Facts(n=n, d=d, dtype="float32", x_dtype="float32", norms=Norms(0.0, 1.0, 2))
         selected = select_step(facts, k, live(index), Options())
-        found.append({"shape": f"1M × {d}, k = {k}", "step": selected.step, "reason": selected.reason})
+        found.append({"shape": f"{n // 10**6}M × {d}, k = {k}", "step": selected.step, "reason": selected.reason})
     return found
 
 

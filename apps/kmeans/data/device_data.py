@@ -91,8 +91,8 @@ class DeviceData(Data):
         self._takes_16_bit = takes_16_bit
         self._pinned: Any = None  # pinned buffer of copies to the host
         self.on_read = self._centered = False
-        # Mean of X, mean variance of its features, and largest |x − origin| of each feature.
-        self._moments: tuple[np.ndarray, float, np.ndarray] | None = None
+        # `cached_moments`, once they are known.
+        self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
         self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host
         self._half_copy: HalfCopy | None = None
         with self._context:
@@ -191,7 +191,7 @@ class DeviceData(Data):
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X and the mean variance of its features; see `Data.moments`."""
         mean, variance = super().moments()
-        self._moments = mean, variance, to_host(self._largest)
+        self.known_moments = mean, variance, to_host(self._largest)
         return mean, variance
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -203,8 +203,8 @@ class DeviceData(Data):
 
         It is zero for nearly centered 16-bit X, because the half-precision copy of X is then exact.
         """
-        if self.held is None and self._moments is not None:
-            variance = self._moments[1]
+        if self.held is None and self.known_moments is not None:
+            variance = self.known_moments[1]
             if float(mean @ mean) <= _NEARLY_CENTERED * self.n_features * variance:
                 return np.zeros_like(mean)
         return mean
@@ -264,10 +264,10 @@ class DeviceData(Data):
     @property
     def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
         """Mean of X, mean variance of its features, and largest ``|x − origin|`` of each feature."""
-        if self._moments is None:
+        if self.known_moments is None:
             self.moments()
-        assert self._moments is not None
-        return self._moments
+        assert self.known_moments is not None
+        return self.known_moments
 
     @cached_property
     def weights_alike(self) -> bool:

@@ -3,26 +3,35 @@
 Otherwise each kernel would begin to compile when the fit first needs it, after the kernels before it have run.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.init.plusplus import n_trials
 from tsapps.apps.kmeans.init.plusplus_launch import greedy_draw
+from tsapps.apps.kmeans.protect.checks import Protection
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.jit.kernel import begin_compilation
-from tsapps.kernels.runtime.compiling_machine import CompilingMachine
+from tsapps.kernels.runtime.compiling_machine import CompilingMachine, DescribedGpu
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["Fit", "begin_kernels_of", "run_without_computing"]
+__all__ = ["Fit", "begin_kernels_of", "every_kernel_of", "rounded_up", "run_without_computing"]
 
 # Maximum number of elements of the zeros; more do not change the choice of kernels.
 _MOST_ELEMENTS = 1 << 28
+# More clusters do not change the choice of kernels of the cuBLAS step.
+_MANY_CLUSTERS = 65
+# Sets the moments of data: mean, mean variance of the features, and largest |x − mean| of each feature.
+_Assume = Callable[[DeviceData], None]
 
 
 @dataclass(frozen=True)
@@ -42,6 +51,10 @@ class Fit:
         Number of clusters.
     draws : bool
         Whether k-means++ draws the initial centers.
+    weighted : bool
+        Whether samples have weights.
+    protect : bool
+        Whether the fit checks every iteration and the result.
     """
 
     engine: type
@@ -51,6 +64,13 @@ class Fit:
     options: Options
     k: int
     draws: bool
+    weighted: bool = False
+    protect: bool = False
+
+
+def rounded_up(n: int) -> int:
+    """Return the power of two from n on, by which fits with similar numbers of samples compile ahead only once."""
+    return 1 << (n - 1).bit_length()
 
 
 @lru_cache(256)
@@ -69,8 +89,64 @@ def begin_kernels_of(fit: Fit, machine: Machine) -> None:
         return
 
 
-def run_without_computing(fit: Fit, machine: CompilingMachine) -> None:
+def every_kernel_of(fit: Fit, gpu: GpuSpec) -> list[tuple[Path | str, tuple[str, ...]]]:
+    """Return the kernels that a fit may need on a GPU, and `predict`, `transform` and `score` of an X of this shape.
+
+    These are more than one fit needs: some depend on the values of X (`_value_kinds`), on the free memory (without
+    enough of it, cuBLAS iterates), or on whether a cluster becomes empty. The GPU need not be installed.
+
+    Returns
+    -------
+    list of (path or str, tuple of str)
+        The arguments of `Machine.kernels`: sources, and the name expressions that are compiled together.
+
+    Raises
+    ------
+    MemoryError
+        If the process may not reserve memory of the size of X without using it.
+    """
+    found: dict[tuple[Path | str, tuple[str, ...]], None] = {}
+
+    def begin(source: Path | str, *names: str) -> None:
+        found[source, names] = None
+
+    machine = CompilingMachine(DescribedGpu(gpu), begin)
+    n, d = fit.shape
+    for weighted in dict.fromkeys((fit.weighted, False)):  # `predict` has no weights
+        one = replace(fit, weighted=weighted)
+        for rows in dict.fromkeys((n, rounded_up(n))):  # a fit begins to compile the kernels of either
+            for assume in _value_kinds(d):
+                run_without_computing(replace(one, shape=(rows, d)), machine, assume)
+        for x_dtype in dict.fromkeys((fit.x_dtype, fit.dtype)):  # some passes convert a 16-bit X
+            _run_passes(replace(one, x_dtype=x_dtype), machine)
+    return list(found)
+
+
+def _value_kinds(d: int) -> Iterator[_Assume | None]:
+    """Yield the kinds of values of X, (n, d), by which kernels are selected.
+
+    They are: values near their mean (None: zeros), values far from zero, and values with a heavy tail, whose cluster
+    sums have three limbs.
+    """
+    yield None
+    for mean, largest in ((1e4, 1.0), (0.0, 1e4)):
+        moments = np.full(d, mean), 1.0, np.full(d, largest)
+
+        def assume(data: DeviceData, moments: tuple[np.ndarray, float, np.ndarray] = moments) -> None:
+            data.origin, data.known_moments = moments[0].astype(data.dtype), moments
+
+        yield assume
+
+
+def run_without_computing(fit: Fit, machine: CompilingMachine, assume: _Assume | None = None) -> None:
     """Request from a machine the kernels that a fit probably needs.
+
+    Parameters
+    ----------
+    fit : Fit
+    machine : CompilingMachine
+    assume : callable, optional
+        Sets the moments of the data, which are otherwise those of zeros.
 
     Raises
     ------
@@ -79,25 +155,49 @@ def run_without_computing(fit: Fit, machine: CompilingMachine) -> None:
     """
     n, d = fit.shape
     rows = min(n, max(fit.k, _MOST_ELEMENTS // d))
-
-    def engine_of(x_dtype: np.dtype) -> Any:
-        source = ArrayRows(np.zeros((rows, d), x_dtype))
-        source.device = machine.index
-        return fit.engine(source, fit.dtype, None, machine, fit.options)
-
-    engine = engine_of(fit.x_dtype)
+    engine = _engine_of_zeros(fit, rows, fit.x_dtype, machine)
     data = engine.data
     data.moments()
+    if assume is not None:
+        assume(data)
     if data.is_small:
         data.rounded_moments()
-    engine.center(np.zeros(d), fit.k)
+    engine.center(np.zeros(d) if assume is None else data.cached_moments[0], fit.k)
     if fit.draws and data.rounds_draws(fit.k):
         data.square_distances(np.zeros((1, d)))
     elif fit.draws and fit.k > 1:
         # A 16-bit X is converted for k-means++.
-        drawn = data if data.held is not None else engine_of(fit.dtype).data
+        drawn = data if data.held is not None else _engine_of_zeros(fit, rows, fit.dtype, machine).data
         greedy_draw(drawn, 0, np.zeros((fit.k - 1, n_trials(fit.k))))
     step = engine.step_for(fit.k)
     if isinstance(step, DeviceStep):
         step.create_bounds()
         data.inertia(np.zeros((fit.k, d)), step.labels)
+        if fit.protect:
+            step.protection = Protection()
+            step.assign(np.zeros((fit.k, d), fit.dtype), update=False)
+            step.checked_inertia(np.zeros((fit.k, d), fit.dtype))
+
+
+def _engine_of_zeros(fit: Fit, rows: int, x_dtype: np.dtype, machine: CompilingMachine) -> Any:
+    """Return a new engine for zeros of shape (rows, d), with weights if the samples of the fit have weights."""
+    source = ArrayRows(np.zeros((rows, fit.shape[1]), x_dtype))
+    source.device = machine.index
+    weights = np.ones(rows, fit.dtype) if fit.weighted else None
+    return fit.engine(source, fit.dtype, weights, machine, fit.options)
+
+
+def _run_passes(fit: Fit, machine: CompilingMachine) -> None:
+    """Request the kernels of passes over X and of the cuBLAS step, which do not depend on the number of samples.
+
+    They draw initial centers by k-means‖, relocate empty clusters, compute the result of `transform`, label a small X,
+    and iterate where no other step can.
+    """
+    d = fit.shape[1]
+    engine = _engine_of_zeros(fit, 1, fit.x_dtype, machine)
+    data, labels = engine.data, np.zeros(1, np.int32)
+    data.moments()
+    data.square_distances(np.zeros((1, d)))
+    data.own_distances(np.zeros((1, d)), labels)
+    data.inertia(np.zeros((fit.k, d)), labels)
+    engine.blocks.assign(np.zeros((min(fit.k, _MANY_CLUSTERS), d), fit.dtype))

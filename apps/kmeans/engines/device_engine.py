@@ -8,7 +8,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import Rows
-from tsapps.apps.kmeans.engines.compile_ahead import Fit, begin_kernels_of
+from tsapps.apps.kmeans.engines.compile_ahead import Fit, begin_kernels_of, rounded_up
 from tsapps.apps.kmeans.engines.cublas_step import CublasStep
 from tsapps.apps.kmeans.engines.device_step import DeviceStep, integers_of
 from tsapps.apps.kmeans.engines.engine import Engine
@@ -107,8 +107,7 @@ class DeviceEngine(Engine):
         data, X = self.data, self.data.rows_on_gpu
         usual = data.sample_weight is None and not data.spherical and self.certifies
         if X is not None and usual and isinstance(data.machine, CudaMachine):
-            # Rounded up, so that fits whose numbers of samples differ little compile ahead only once.
-            shape = 1 << (data.n_samples - 1).bit_length(), data.n_features
+            shape = rounded_up(data.n_samples), data.n_features
             fit = Fit(DeviceEngine, shape, X.dtype, data.dtype, self.options, k, draws)
             begin_kernels_of(fit, data.machine)
 

@@ -1,30 +1,16 @@
-"""Compilation ahead of a fit: the kernels that a fit on a HostMachine uses are among those that began to compile."""
+"""Compilation ahead of a fit; that the fit needs no other kernels is tested in test_compile_kernels.py."""
 
 from contextlib import contextmanager
 
 import numpy as np
-import pytest
 from host_cuda.machine import HostMachine
-from kmeans.host_steps import DTYPES, RowsOnMachine, blobs
+from kmeans.host_steps import DTYPES
 
-from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.engines import compile_ahead as module
 from tsapps.apps.kmeans.engines.compile_ahead import Fit, run_without_computing
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.kernels.runtime.compiling_machine import CompilingMachine
-
-#: n, d, k, dtype of X, whether bounds skip rows: a fit of each step, of kernels that test_device_engine.py builds too.
-FITS = [
-    (3000, 3, 5, "float32", False),
-    (3000, 32, 8, "float32", True),
-    (3000, 32, 10, "float16", False),
-    (300, 100, 9, "float32", False),
-    (2000, 80, 7, "float32", True),
-    (300, 70, 6, "float64", False),
-    (400, 5, 70, "float32", False),
-    (400, 20, 70, "float32", False),
-]
 
 
 def work_of(dtype):
@@ -44,33 +30,6 @@ def ahead(shape, dtype, options, k, *, draws):
 
     run_without_computing(fit_of(shape, dtype, options, k, draws=draws), CompilingMachine(HostMachine(), begin))
     return begun
-
-
-@pytest.mark.each_choice
-@pytest.mark.parametrize("init", ["k-means++", "rows"])
-@pytest.mark.parametrize(("n", "d", "k", "dtype", "bounds"), FITS)
-def test_kernels_of_a_fit(n, d, k, dtype, bounds, init, rng, monkeypatch):
-    used, kernels, private = set(), HostMachine.kernels, HostMachine.private_kernels
-
-    def recorded(machine, source, *names):
-        used.update((str(source), name) for name in names)
-        return kernels(machine, source, *names)
-
-    def recorded_private(machine, source, names, variable):
-        used.update((str(source), name) for name in names)
-        return private(machine, source, names, variable)
-
-    monkeypatch.setattr(HostMachine, "kernels", recorded)
-    monkeypatch.setattr(HostMachine, "private_kernels", recorded_private)
-    X = np.ascontiguousarray(blobs(n, d, k, rng, apart=1.0)[0].astype(DTYPES[dtype]))
-    options = Options(always=True, bounds=bounds)
-    engine = DeviceEngine(RowsOnMachine(X), work_of(dtype), None, HostMachine(), options)
-    first = X[:k].astype(engine.data.dtype) if init == "rows" else init
-    lloyd.fit(engine, k, init=first, n_init=1, max_iter=4, tol=0, random_state=np.random.RandomState(0))
-    assert len(used) >= 5
-    begun = ahead(X.shape, dtype, options, k, draws=init == "k-means++")
-    # Whether a cluster becomes empty, for which the last of these is, depends on the values.
-    assert all("own_distances" in name for _, name in used - begun)
 
 
 def test_draws_that_are_pruned():
