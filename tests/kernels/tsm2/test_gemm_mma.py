@@ -258,14 +258,14 @@ ANY_PRODUCT = {"case": drawn(), "seed": st.integers(0, 2**16), "copies": st.samp
 
 
 @given(**ANY_PRODUCT)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=12, deadline=None)
 def test_any_sizes_layouts_and_schedule(**drawn):
     check_any_product(**drawn)
 
 
 @pytest.mark.exhaustive
 @given(**ANY_PRODUCT)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=400, deadline=None)
 def test_many_sizes_layouts_and_schedules(**drawn):
     check_any_product(**drawn)
 

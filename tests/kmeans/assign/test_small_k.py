@@ -367,8 +367,8 @@ def test_more_rows_of_a_block_than_digits_add_up_in_32_bits():
 
 
 @property_test(
-    5,
-    25,
+    3,
+    40,
     shape=st.sampled_from(SHAPES),
     kind=st.sampled_from([kind for kind in KINDS if not kind[2]]),
     n=st.integers(1, 300),

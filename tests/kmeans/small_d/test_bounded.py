@@ -202,8 +202,8 @@ def test_nothing_is_done_once_it_stops(rng):
 
 
 @property_test(
-    4,
-    20,
+    2,
+    30,
     shape=st.sampled_from(SHAPES),
     n=st.integers(1, 400),
     grain=st.sampled_from([None, 1.0, 0.25]),

@@ -150,8 +150,8 @@ def test_stops(made, d, rng):
 
 
 @property_test(
-    15,
-    80,
+    6,
+    120,
     shape=st.sampled_from(SHAPES),
     shifts=st.booleans(),
     n=st.integers(1, 500),

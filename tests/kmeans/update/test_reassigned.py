@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from kmeans.host_steps import KINDS, SHAPES, add_sorted, buffers_of, data_on_host, fixed_point_sums
 
@@ -142,8 +142,9 @@ def test_stopped(rng):
     assert (of.places == UNTOUCHED).all()
 
 
-@settings(max_examples=40, deadline=None)
-@given(
+@property_test(
+    12,
+    100,
     d=st.sampled_from(FEATURES),
     kind=st.sampled_from(KINDS),
     n=st.integers(1, 1500),
