@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import oracle
 import pytest
+from exhaustive import property_test
 from faults import replaced
 from host_cuda import harness
-from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps import kernels
@@ -112,7 +112,9 @@ def test_shapes_at_the_edges_of_the_tiles(variant, shape):
     assert_product(multiply(library("double", 64), f"{variant}_double_64_{t2}_{t3}", A, B), A, B)
 
 
-@given(
+@property_test(
+    25,
+    200,
     case=st.sampled_from(CASES),
     scalar=st.sampled_from(list(SCALARS)),
     t1=st.sampled_from(T1),
@@ -120,7 +122,6 @@ def test_shapes_at_the_edges_of_the_tiles(variant, shape):
     pads=st.tuples(*[st.integers(0, 9)] * 3),
     seed=st.integers(0, 99),
 )
-@settings(max_examples=100, deadline=None)
 def test_any_shape_leading_dimensions_and_order_of_threads(case, scalar, t1, shape, pads, seed):
     variant, t2, t3 = case
     A, B = matrices(*shape, SCALARS[scalar], seed)

@@ -158,14 +158,14 @@ def check_any_product(case, m, k, grid, seed, copies):
 
 
 @given(**any_product_of(SOME))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 def test_any_sizes_and_schedule(**drawn):
     check_any_product(**drawn)
 
 
 @pytest.mark.exhaustive
 @given(**any_product_of(CASES))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=120, deadline=None)
 def test_many_sizes_and_schedules(**drawn):
     check_any_product(**drawn)
 

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from exhaustive import property_test
 from faults import fault
 from host_cuda import harness
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import UNTOUCHED, assert_only_written, assert_product, build_simt_together, multiply
 
@@ -61,7 +61,9 @@ def test_every_remainder_of_rows(plan):
         check(plan, rest + 1)
 
 
-@given(
+@property_test(
+    50,
+    400,
     plan=st.sampled_from(PLANS),
     m=st.integers(1, 2000),
     order=st.sampled_from("CF"),
@@ -70,7 +72,6 @@ def test_every_remainder_of_rows(plan):
     grid=st.integers(1, 9),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=200, deadline=None)
 def test_any_rows_leading_dimensions_and_grid(plan, m, order, pads, scale, grid, seed):
     with harness.schedule(seed=seed):
         check(plan, m, seed, order, pads, *scale, multiprocessors=grid)

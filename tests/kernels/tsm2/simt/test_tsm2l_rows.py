@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from exhaustive import property_test
 from host_cuda import harness
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import UNTOUCHED, assert_only_written, assert_product, build_simt_together, multiply, placed
 
@@ -70,7 +70,9 @@ def test_every_remainder_of_rows(plan):
         check(plan, rest + 1)
 
 
-@given(
+@property_test(
+    50,
+    400,
     plan=st.sampled_from(PLANS),
     m=st.integers(1, 2000),
     order=st.sampled_from("CF"),
@@ -79,7 +81,6 @@ def test_every_remainder_of_rows(plan):
     grid=st.integers(1, 9),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=200, deadline=None)
 def test_any_rows_strides_and_grid(plan, m, order, pad, scale, grid, seed):
     with harness.schedule(seed=seed):
         check(plan, m, seed, order, pad, *scale, multiprocessors=grid)

@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from exhaustive import property_test
 from faults import fault
 from host_cuda import harness
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from products import assert_only_written, assert_product, build_simt_together, multiply, result
 
@@ -71,7 +71,9 @@ def test_every_remainder_of_depths(plan):
         check(plan, 2 * 3 * THREADS * plan.depth + rest)
 
 
-@given(
+@property_test(
+    50,
+    400,
     plan=st.sampled_from(PLANS),
     k=st.integers(1, 5000),
     pad=st.integers(0, 2),
@@ -80,7 +82,6 @@ def test_every_remainder_of_depths(plan):
     grid=st.integers(1, 70),
     seed=st.integers(0, 2**16),
 )
-@settings(max_examples=200, deadline=None)
 def test_any_depth_layout_and_grid(plan, k, pad, how, scale, grid, seed):
     with harness.schedule(seed=seed):
         check(plan, k, seed, pad, how, *scale, multiprocessors=grid)
