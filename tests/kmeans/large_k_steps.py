@@ -10,13 +10,15 @@ from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 
 BLOCKS = 3
-#: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by.
-STAYS, STAYS_IN_PARTS, STREAMS = (
+#: d and a plan: rows that stay in turns of one chunk and of several, and rows that stream by; and lanes that keep the
+#: candidates of all column tiles, of up to 312 centers.
+STAYS, STAYS_IN_PARTS, STREAMS, KEEPS_ALL = (
     (100, StreamPlan(7, 1, 4, 5, 2)),
     (50, StreamPlan(2, 2, 3, 3, 4)),
     (70, StreamPlan(1, 5, 2, 3, 5, 200, stays=False)),
+    (40, StreamPlan(3, 1, 4, 5, 2, 104, levels=False, tiles=3)),
 )
-PLANS = [STAYS, STAYS_IN_PARTS, STREAMS]
+PLANS = [STAYS, STAYS_IN_PARTS, STREAMS, KEEPS_ALL]
 #: d and a plan that splits rows: with all columns in use, with padding, and with the rows' tiles in parts.
 SPLITS = [
     (16, StreamPlan(3, 1, 4, 4, 2, split=True)),
