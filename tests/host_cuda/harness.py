@@ -131,7 +131,7 @@ def build(source: str, flags: Sequence[str] = ()) -> Kernels:
     if "address" in " ".join(flags) and "libasan" not in os.environ.get("LD_PRELOAD", ""):
         raise ValueError("a library with AddressSanitizer can only be loaded in a process that run_sanitized started")
     own = sorted(HERE.glob("*.h*"))
-    runtime = _made(".o", [*flags, "-c", str(HERE / "runtime.cpp")], [HERE / "runtime.cpp", *own])
+    runtime = _made(".o", [*flags, "-O2", "-c", str(HERE / "runtime.cpp")], [HERE / "runtime.cpp", *own])
     # Precompiled, as parsing it takes most libraries longer than their own source.
     header = ["-w", "-x", "c++-header", str(HERE / "cuda_host.hpp")]
     precompiled = _made("/cuda_host.hpp.gch", [*flags, *header], own).parent

@@ -22,16 +22,17 @@ inline uint16_t half_bits(float value) {
   if (size > 0x7f800000) return sign | 0x7fff;                    // NaN
   if (size >= 0x477ff000) return sign | 0x7c00;                   // rounds to 2^16 or more: infinity
   if (size < 0x38800000) {                                        // below 2^-14: multiples of 2^-24
-    return sign | (uint32_t)std::nearbyint(std::ldexp(std::bit_cast<float>(size), 24));
+    return sign | (uint32_t)std::nearbyint(std::bit_cast<float>(size) * 0x1p24f);
   }
   return sign | ((size - 0x38000000 + 0xfff + (size >> 13 & 1)) >> 13);
 }
 
 inline float half_value(uint16_t bits) {
-  const int exponent = bits >> 10 & 31, fraction = bits & 0x3ff;
-  const float sign = bits >> 15 ? -1.f : 1.f;
-  if (exponent == 31) return fraction ? NAN : sign * INFINITY;
-  return sign * (exponent ? std::ldexp((float)(fraction + 1024), exponent - 25) : std::ldexp((float)fraction, -24));
+  const uint32_t sign = (uint32_t)(bits & 0x8000) << 16, size = bits & 0x7fff;
+  if (size > 0x7c00) return NAN;
+  // As the bits of a float, whose exponents begin 112 lower; the product is exact, also of what was subnormal.
+  const float value = size == 0x7c00 ? INFINITY : std::bit_cast<float>(size << 13) * 0x1p112f;
+  return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
 }
 
 // The upper half of a float, to nearest and ties to even.
