@@ -104,7 +104,7 @@ inline void make_context(Context& context, char* stack, void (*entry)()) {
   context.started = false;
   context.stack = stack;
   context.stack_size = stack_bytes;
-#if defined(__x86_64__)
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
   // The function begins as if it had been called: its stack is 8 bytes off a multiple of 16, with no place to return to.
   void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + stack_bytes) & ~uintptr_t{15}) - 8;
   std::fill_n(top, 8, nullptr);
