@@ -272,7 +272,8 @@ def test_whole_fit_is_scikit_learns(problem, seed):
         expected = KMeans(len(centers), random_state=seed).fit(X, sample_weight=weights)
         actual = TSKMeans(len(centers), random_state=seed, device="cpu").fit(streamed(X), sample_weight=weights)
     if np.array_equal(actual.labels_, expected.labels_):
-        assert actual.n_iter_ == expected.n_iter_
+        # scikit-learn stops early where the squared shift of a center underflows; see `Frame`, which scales.
+        assert actual.n_iter_ == expected.n_iter_ or 0 < np.ptp(X) < 1e-140
         np.testing.assert_allclose(actual.cluster_centers_, expected.cluster_centers_, rtol=1e-12, atol=1e-9)
         assert actual.inertia_ == pytest.approx(expected.inertia_, rel=1e-9, abs=1e-9)
         return
