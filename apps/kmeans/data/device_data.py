@@ -14,16 +14,18 @@ from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
 from tsapps.apps.kmeans.data.labels import launch_over_labels
-from tsapps.apps.kmeans.data.plan import ROWS, log2_lanes, vector_of
+from tsapps.apps.kmeans.data.load import is_vectorizable
+from tsapps.apps.kmeans.data.outliers import typical_rows
+from tsapps.apps.kmeans.data.plan import PASS_THREADS, ROWS, row_groups, vector_of
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.apps.kmeans.inertia.launch import add_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
-from tsapps.kernels.arrays import address, to_host
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["HALF_TYPES", "DeviceData", "row_groups"]
+__all__ = ["HALF_TYPES", "DeviceData"]
 
 T = TypeVar("T")
 
@@ -34,7 +36,6 @@ _BLOCK_BYTES = 512 << 20
 # Maximum number of rows per block: float32 represents counts up to this number exactly.
 _MOST_ROWS = 1 << 24
 _PASSES = Path(__file__).with_name("passes.cuh")
-_THREADS = 256
 # Number of points per launch of point_distances (POINTS in passes.cuh); number of rows that a group of lanes processes
 # in own_distances (ROWS_TOGETHER).
 _POINTS, _ROWS_TOGETHER = 8, 4
@@ -44,18 +45,6 @@ _MOMENT_BLOCKS, _FOLDED = 4096, (32, 32)
 _NEARLY_CENTERED = 0.25
 # Smallest ratio of two weights that the 46-bit fixed-point sums support (update/fixed_point.cuh).
 _LEAST_WEIGHT = 2.0**-16
-
-
-def row_groups(rows: int, columns: int) -> tuple[Any, tuple[int]]:
-    """Return log2 of the number of lanes among which a row is split, up to a warp, and the grid for all rows."""
-    shared_by = log2_lanes(columns)
-    return np.int32(shared_by), (-((-rows << shared_by) // _THREADS),)
-
-
-def _is_vectorizable(array: Any, wide: int) -> bool:
-    """Return True if an array is contiguous, and each of its rows consists of aligned vectors of `wide` elements."""
-    here = address(array) % (wide * array.itemsize) == 0
-    return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous
 
 
 class DeviceData(Data):
@@ -199,10 +188,13 @@ class DeviceData(Data):
         return super()._sums_about(origin)
 
     def subtracted(self, mean: np.ndarray) -> np.ndarray:
-        """Return the point, (d,), that kernels should subtract from the rows that they read: the mean, or zero.
+        """Return the point, (d,), that kernels should subtract from the rows that they read: as a rule, the mean.
 
-        It is zero for nearly centered 16-bit X, because the half-precision copy of X is then exact.
+        It is the median if outliers dominate the mean; see `typical_rows`. It is zero for nearly centered 16-bit X,
+        because the half-precision copy of X is then exact.
         """
+        if self.known_moments is not None and self._typical_rows is not None:
+            return self._typical_rows[0]
         if self.held is None and self.known_moments is not None:
             variance = self.known_moments[1]
             if float(mean @ mean) <= _NEARLY_CENTERED * self.n_features * variance:
@@ -278,11 +270,19 @@ class DeviceData(Data):
             weights = abs(self.sample_weight[self.sample_weight != 0])
             return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
 
+    @cached_property
+    def _typical_rows(self) -> tuple[np.ndarray, float] | None:
+        rows = self.rows_on_gpu
+        return None if rows is None else typical_rows(rows, *self.cached_moments[1:])
+
     def half_copy(self, panels: int, *, certifies: bool, split: bool = False) -> HalfCopy:
         """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters."""
         if self._half_copy is None or (self._half_copy.panels, self._half_copy.is_split) != (panels, split):
             self._half_copy = None  # free the memory of the old copy before the new copy is made
             source, rms = (self.rows_on_gpu, self.shift), self.spread()[1]
+            if self._typical_rows is not None:
+                middle, typical = self._typical_rows
+                rms = float(np.hypot(typical, np.sqrt(np.mean((middle - self._subtracted) ** 2))))
             self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies, split=split)
         return self._half_copy
 
@@ -301,7 +301,7 @@ class DeviceData(Data):
         """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
         rows, d = block.shape
         wide = vector_of(block.itemsize)
-        vectors = _is_vectorizable(block, wide)
+        vectors = is_vectorizable(block, wide)
         wide = wide if vectors else 1
         width = min(32, 1 << (-(-d // wide) - 1).bit_length())
         columns = -(-d // (width * wide))
@@ -311,7 +311,7 @@ class DeviceData(Data):
         parts = self.xp.empty((3, slices, d))
         arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
         add_up, fold = self._kernel_of_blocks("column_moments", block, vectors=vectors), self._kernel("fold_moments")
-        add_up((columns, slices), (width, _THREADS // width), arguments)
+        add_up((columns, slices), (width, PASS_THREADS // width), arguments)
         totals, sizes = self.xp.empty((2, d)), (np.int32(slices), np.int32(d))
         fold((-(-d // _FOLDED[0]), 3), _FOLDED, (parts, *sizes, totals, self._largest))
         return totals[0], totals[1]
@@ -340,10 +340,10 @@ class DeviceData(Data):
         rows, d = block.shape
         distances = self.xp.empty(rows, self.dtype)
         wide = vector_of(block.itemsize)
-        vectors = all(_is_vectorizable(array, wide) for array in (block, self.shift, centers))
+        vectors = all(is_vectorizable(array, wide) for array in (block, self.shift, centers))
         lanes, grid = row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
-        self._kernel_of_blocks("own_distances", block, vectors=vectors)(grid, (_THREADS,), arguments)
+        self._kernel_of_blocks("own_distances", block, vectors=vectors)(grid, (PASS_THREADS,), arguments)
         return distances
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:
@@ -393,7 +393,7 @@ class DeviceData(Data):
             for group, count, distances in groups:
                 sizes = (np.int32(count), np.int64(rows), np.int32(d), lanes, np.int64(self.n_samples))
                 arguments = (block, self.shift, group, *sizes, distances[:, start:])
-                self._kernel("point_distances", self._scalar)(grid, (_THREADS,), arguments)
+                self._kernel("point_distances", self._scalar)(grid, (PASS_THREADS,), arguments)
 
         for _ in self.each_block(work, self.n_features):
             pass

@@ -13,7 +13,7 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["is_aligned", "load_kernels", "pointer", "types_of"]
+__all__ = ["is_aligned", "is_vectorizable", "load_kernels", "pointer", "types_of"]
 
 _FOLDER = Path(__file__).parents[1]
 
@@ -55,3 +55,9 @@ def is_aligned(X: Any) -> str:
 def pointer(array: Any | None) -> Any:
     """Return an array as a kernel argument; a null pointer for None."""
     return np.uint64(0) if array is None else array
+
+
+def is_vectorizable(array: Any, wide: int) -> bool:
+    """Return True if an array is contiguous, and each of its rows consists of aligned vectors of `wide` elements."""
+    here = address(array) % (wide * array.itemsize) == 0
+    return here and array.shape[-1] % wide == 0 and array.flags.c_contiguous

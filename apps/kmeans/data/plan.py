@@ -7,6 +7,7 @@ import numpy as np
 __all__ = [
     "EXACT",
     "MOST_EXPONENT",
+    "PASS_THREADS",
     "ROUNDING",
     "ROWS",
     "SPLIT",
@@ -15,6 +16,7 @@ __all__ = [
     "log2_lanes",
     "norm_limit_of",
     "padded",
+    "row_groups",
     "vector_of",
 ]
 
@@ -30,6 +32,8 @@ SPLIT = 2.0**-20
 #: Factor on the row norms if labels are not certified. It makes the error bound of a score so small that few rows are
 #: rescored, except for the part of the bound that does not depend on row norms.
 UNCERTIFIED = 2.0**-10
+#: Number of threads per block of passes.cuh.
+PASS_THREADS = 256
 # Root mean square of the scaled data, up to a factor √2: about 1/4096 of float16's largest number.
 _TARGET_RMS = 16.0
 # A quarter of 2¹⁵, the largest norm of a center in panels: centers are excluded from four times the limit on.
@@ -44,6 +48,12 @@ def padded(d: int) -> int:
 def log2_lanes(columns: int) -> int:
     """Return log2 of the number of lanes among which a row of `columns` elements is split, at most 5 (a warp)."""
     return min(5, (columns - 1).bit_length())
+
+
+def row_groups(rows: int, columns: int) -> tuple[np.int32, tuple[int]]:
+    """Return log2 of the number of lanes among which a row is split, up to a warp, and the grid for all rows."""
+    shared_by = log2_lanes(columns)
+    return np.int32(shared_by), (-((-rows << shared_by) // PASS_THREADS),)
 
 
 def vector_of(itemsize: int) -> int:

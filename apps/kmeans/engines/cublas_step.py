@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.device_data import DeviceData, row_groups
+from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.labels import launch_over_labels
 from tsapps.apps.kmeans.data.load import pointer
+from tsapps.apps.kmeans.data.plan import row_groups
 from tsapps.apps.kmeans.engines.block_step import BlockStep
 from tsapps.kernels.plan.mma import ELEMENT
 

@@ -1,0 +1,45 @@
+"""Typical rows of data whose mean and variance are those of a few outliers (robust statistics of a sample)."""
+
+from typing import Any
+
+import numpy as np
+
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["typical_rows"]
+
+# Number of sampled rows.
+_SAMPLED = 128
+# Rows are sampled if some |x − origin| exceeds this multiple of the standard deviation.
+_PEAK = 8.0
+# Outliers dominate if the root mean square of typical rows is less than this fraction of the standard deviation: scaled
+# by the latter, such rows would lose bits in float16, whose smallest normal number is 2⁻¹⁴.
+_HIDDEN = 2.0**-9
+
+
+def typical_rows(rows: Any, mean_variance: float, largest: np.ndarray) -> tuple[np.ndarray, float] | None:
+    """Return the median of the rows and the root mean square of a typical row about it, if outliers dominate.
+
+    Parameters
+    ----------
+    rows : array of shape (n, d)
+        In host memory or on a GPU.
+    mean_variance : float
+        Mean variance of the features.
+    largest : numpy.ndarray of shape (d,)
+        The largest ``|x − origin|`` of each feature, for some origin.
+
+    Returns
+    -------
+    median : numpy.ndarray of shape (d,), float64
+    rms : float
+        The median over sampled rows of the root mean square of ``x − median``. The function returns None instead if
+        outliers do not dominate the variance, or if at least half of the rows are equal.
+    """
+    deviation = mean_variance**0.5
+    if not deviation * _PEAK < largest.max(initial=0.0):
+        return None
+    some = to_host(rows[:: max(1, len(rows) // _SAMPLED)][:_SAMPLED]).astype(np.float64)
+    median = np.median(some, axis=0)
+    rms = float(np.median(np.sqrt(((some - median) ** 2).mean(axis=1))))
+    return (median, rms) if 0 < rms < _HIDDEN * deviation else None
