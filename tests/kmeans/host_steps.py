@@ -55,6 +55,10 @@ class RangedData(DeviceData):
     middle = None
     wide = False
 
+    @property
+    def _typical_rows(self):
+        return super()._typical_rows if self.middle is None else None
+
     def spread(self, subtracted=None):
         largest, middle = super().spread(subtracted)
         middle = middle if self.middle is None else self.middle
