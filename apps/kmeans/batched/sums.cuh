@@ -178,7 +178,7 @@ __global__ void __launch_bounds__(kThreads, 768 / kThreads) update_sums(const Ba
     const int from = (int)((long long)total * group / groups), to = (int)((long long)total * (group + 1) / groups);
     if (column < d && narrow) {
       const float by[4] = {(float)scale[0], (float)scale[1], (float)scale[2], (float)scale[3]};
-      add_terms<kAligned, (kAligned ? 16 : 8) / (int)sizeof(T)>(
+      add_terms<kAligned, (kAligned ? 16 : 4) / (int)sizeof(T)>(
           batch, problem, terms, terms.sorted + from, to - from, column,
           [&](float x, int i) { return (long long)__float2int_rn(x * by[i]); });
     } else if (column < d) {

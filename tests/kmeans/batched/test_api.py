@@ -192,10 +192,11 @@ def test_kernels_compile_without_spills(scalar, arch):
         names = {
             f"batched::{kernel}<{scalar}{option}>": threads
             for kernel, (home, threads) in KERNELS.items()
+            if kernel != "settle" or arch == "sm_90a"  # it follows a product that requires a Hopper GPU
             for option in options.get(kernel, [""])
             if home == file
         }
-        for kernel, used in build(source, list(names), arch).resources.items():
+        for kernel, used in build(source, list(names), arch).resources.items() if names else ():
             assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
             if "assign" in kernel:  # three blocks a multiprocessor
                 assert -(-used.registers // 8) * 8 * names[kernel] * 3 <= 65_536
