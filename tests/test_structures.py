@@ -26,7 +26,7 @@ from tsapps.apps.kmeans.assign.plan import (
     TILE_BOUND,
 )
 from tsapps.apps.kmeans.batched import plan as batched
-from tsapps.apps.kmeans.batched.plan import BATCH, CANDIDATES, LIST_BYTES, PLUSPLUS_ARGS
+from tsapps.apps.kmeans.batched.plan import BATCH, CANDIDATE_LIST_BYTES, CANDIDATES, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.engines import device_step
@@ -100,7 +100,7 @@ SIZES = {
         f"kmeans::AmbiguousLargeK<{most}>": ("apps/kmeans/assign/large_k_lists.cuh", size)
         for most, size in AMBIGUOUS_LARGE_K_BYTES.items()
     },
-    "batched::CandidateList": ("apps/kmeans/batched/candidate_list.cuh", LIST_BYTES),
+    "batched::CandidateList": ("apps/kmeans/batched/candidate_list.cuh", CANDIDATE_LIST_BYTES),
     "kmeans::PointTest": ("apps/kmeans/init/code_products.cuh", pruned_launch._TEST_BYTES),
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
 }

@@ -7,7 +7,7 @@ import cupy
 import numpy as np
 
 from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd, random_states
-from tsapps.apps.kmeans.batched.plan import MOST_PROBLEMS, MOST_ROWS, BatchPlan, batch_plan
+from tsapps.apps.kmeans.batched.plan import MOST_COPIED_ROWS, MOST_PROBLEMS, BatchPlan, batch_plan
 from tsapps.kernels.runtime.machine import CudaMachine, cuda_machine
 
 __all__ = ["fit_on_gpu"]
@@ -77,7 +77,7 @@ def _parts(X: Any, k: int, plan: BatchPlan, machine: CudaMachine) -> Iterator[sl
     of_center = 2 * plan.center_columns + 8 * (d + 1) + 3 * 4 * d
     of_problem = n * (of_row + (0 if isinstance(X, cupy.ndarray) else d * X.dtype.itemsize))
     of_problem += plan.rows * of_copy + plan.columns * of_center
-    most = min(MOST_PROBLEMS, MOST_ROWS // plan.rows, int(0.8 * machine.free_bytes()) // of_problem)
+    most = min(MOST_PROBLEMS, MOST_COPIED_ROWS // plan.rows, int(0.8 * machine.free_bytes()) // of_problem)
     together = max(1, most)
     for start in range(0, b, together):
         yield slice(start, min(start + together, b))

@@ -3,7 +3,6 @@
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from math import prod
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,9 @@ from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.apps.kmeans.batched.empty_clusters import relocate
 from tsapps.apps.kmeans.batched.plan import (
     BATCH,
+    CANDIDATE_LIST_BYTES,
     CANDIDATES,
     KERNELS,
-    LIST_BYTES,
     LIST_PARTS,
     PLUSPLUS_ARGS,
     POINTERS,
@@ -29,16 +28,15 @@ from tsapps.apps.kmeans.batched.plan import (
     update_blocks,
     wide_bits,
 )
+from tsapps.apps.kmeans.data.load import is_vectorizable, load_kernels
 from tsapps.apps.kmeans.data.plan import norm_limit_of
-from tsapps.kernels.arrays import address, to_host
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch, Machine
 
 __all__ = ["BatchedLloyd", "random_states"]
 
-_FOLDER = Path(__file__).parents[1]
-_SOURCES = {file: _FOLDER / file for file, _ in KERNELS.values()}  # a new Path takes long to hash
 _PRODUCT = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmeans/batched/candidates.cuh"\n'
 # Rows per list of candidates. On most data fewer rows are ambiguous; without a list, a row is compared with all
 # centers.
@@ -141,7 +139,7 @@ class BatchedLloyd:
             tile_columns=plan.width,
         )
         # Whether lanes can load vectors of eight elements, and the number of rows that a warp loads at a time.
-        aligned = d % 8 == 0 and address(X) % 16 == 0
+        aligned = d % 8 == 0 and is_vectorizable(X, 16 // X.itemsize)
         self._by_rows = f", {str(aligned).lower()}, {16 if plan.padded == 16 else 8}"
         self._prepare(tol)
 
@@ -160,7 +158,8 @@ class BatchedLloyd:
     def _kernel(self, kernel: str, option: str, shared: int) -> tuple[Any, int]:
         """Return a kernel that may use `shared` bytes of dynamic shared memory, and its threads per block."""
         file, threads = KERNELS[kernel]
-        (made,) = self.machine.kernels(_SOURCES[file], f"batched::{kernel}<{ELEMENT[self.X.dtype.name]}{option}>")
+        name = f"{kernel}<{ELEMENT[self.X.dtype.name]}{option}>"
+        (made,) = load_kernels(self.machine, file, name, namespace="batched")
         # All batches use the same kernel objects, so a batch of another shape may have raised the limit further.
         if shared > made.max_dynamic_shared_size_bytes:
             made.max_dynamic_shared_size_bytes = shared
@@ -299,7 +298,7 @@ class BatchedLloyd:
         capacity = -(-self.b * plan.turns // blocks) * stream.ROWS * stream.groups // _ROWS_OF_LIST
         written = {
             "found": self.xp.empty(rows, np.int32),
-            "lists": self.xp.empty((blocks * capacity, LIST_BYTES), np.uint8),
+            "lists": self.xp.empty((blocks * capacity, CANDIDATE_LIST_BYTES), np.uint8),
             "lengths": self.xp.empty(blocks, np.uint32),
         }
         self.arrays |= written
@@ -325,10 +324,8 @@ class BatchedLloyd:
         """Return the launches that update the sums by the reassigned samples, and compute the new centers."""
         plan, multiprocessors = self.plan, self.machine.gpu.multiprocessors
         blocks = update_blocks(self.n, self.d, self.b, multiprocessors)
-        aligned = self.d % 4 == 0 and address(self.X) % 16 == 0
-        sums, threads = self._kernel(
-            "update_sums", f", {str(aligned).lower()}, {plan.update_threads}", plan.update_bytes
-        )
+        option = f", {str(is_vectorizable(self.X, 4)).lower()}, {plan.update_threads}"
+        sums, threads = self._kernel("update_sums", option, plan.update_bytes)
         given = self._batch, np.uint32(plan.share)
         return [
             self.machine.bind(sums, (blocks, self.b), (threads,), given, plan.update_bytes, dependent=False),

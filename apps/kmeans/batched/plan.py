@@ -11,12 +11,12 @@ from tsapps.kernels.gpu_specs import GpuSpec
 __all__ = [
     "BATCH",
     "CANDIDATES",
+    "CANDIDATE_LIST_BYTES",
     "KERNELS",
     "LEAST_SHARE",
-    "LIST_BYTES",
     "LIST_PARTS",
+    "MOST_COPIED_ROWS",
     "MOST_PROBLEMS",
-    "MOST_ROWS",
     "MOST_SHARE",
     "MOST_SORTED",
     "PLUSPLUS_ARGS",
@@ -101,10 +101,10 @@ STATUS = {"place": 0, "running": 1, "strict": 2, "ended": 3, "empty": 4}
 #: `inertias`.
 TILE_ROWS, SETTLE_ROWS, LIST_PARTS, SEED_ROWS = 128, 256, 4, 512
 #: Size in bytes of the C++ class `CandidateList` of batched/candidate_list.cuh.
-LIST_BYTES = 32
+CANDIDATE_LIST_BYTES = 32
 #: Maximum number of problems per launch: CUDA's limit of the second grid dimension. Maximum number of rows of their
 #: half-precision copies together, if there are several: indices have 31 bits.
-MOST_PROBLEMS, MOST_ROWS = 65_535, 2**31 - 1
+MOST_PROBLEMS, MOST_COPIED_ROWS = 65_535, 2**31 - 1
 # Maximum number of rows and of clusters: row indices have 32 bits, indices of chunks of centers have 16 bits, and a
 # k-means++ step has at most 16 candidates.
 _MOST_ROWS, _MOST_CLUSTERS = 2**32 - 1, 1 << 20
@@ -176,7 +176,7 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
     """
     stream = (
         batched_stream_plan(d, k, device)
-        if _LEAST_STREAMED <= k <= _MOST_STREAMED and _STREAMED_ROWS <= n <= MOST_ROWS // 2
+        if _LEAST_STREAMED <= k <= _MOST_STREAMED and _STREAMED_ROWS <= n <= MOST_COPIED_ROWS // 2
         else None
     )
     if stream is not None:

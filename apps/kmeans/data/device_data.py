@@ -193,13 +193,12 @@ class DeviceData(Data):
         It is the median if outliers dominate the mean; see `typical_rows`. It is zero for nearly centered 16-bit X,
         because the half-precision copy of X is then exact.
         """
-        if self.known_moments is not None and self._typical_rows is not None:
+        if self.known_moments is None:
+            return mean
+        if self._typical_rows is not None:
             return self._typical_rows[0]
-        if self.held is None and self.known_moments is not None:
-            variance = self.known_moments[1]
-            if float(mean @ mean) <= _NEARLY_CENTERED * self.n_features * variance:
-                return np.zeros_like(mean)
-        return mean
+        nearly = float(mean @ mean) <= _NEARLY_CENTERED * self.n_features * self.known_moments[1]
+        return np.zeros_like(mean) if self.held is None and nearly else mean
 
     def center(self, mean: np.ndarray, *, on_read: bool = False) -> None:
         """Subtract `mean` from all rows that are read from now on; see `Data.center`.

@@ -24,7 +24,7 @@ def _path(file: str) -> Path:
     return _FOLDER / file
 
 
-def load_kernels(machine: Machine, file: str, *names: str) -> list[Any]:
+def load_kernels(machine: Machine, file: str, *names: str, namespace: str = "kmeans") -> list[Any]:
     """Compile kernels of one file together, and return them.
 
     Parameters
@@ -33,9 +33,11 @@ def load_kernels(machine: Machine, file: str, *names: str) -> list[Any]:
     file : str
         The .cuh file, relative to apps/kmeans.
     *names : str
-        Names of kernels with template arguments, without the namespace ``kmeans::``.
+        Names of kernels with template arguments, without the namespace.
+    namespace : str
+        C++ namespace of the kernels.
     """
-    return machine.kernels(_path(file), *(f"kmeans::{name}" for name in names))
+    return machine.kernels(_path(file), *(f"{namespace}::{name}" for name in names))
 
 
 def types_of(X: Any, dtype: Any) -> str:

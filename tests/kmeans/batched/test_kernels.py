@@ -1,7 +1,6 @@
 """The kernels of `kmeans_batched`, their own source run on the CPU, and the loop that launches them."""
 
 import warnings
-from dataclasses import replace
 
 import numpy as np
 import oracle
@@ -10,7 +9,7 @@ from exhaustive import property_test
 from host_cuda import harness
 from host_cuda.machine import HostKernel
 from hypothesis import strategies as st
-from kmeans.batches import batch_of, blobs
+from kmeans.batches import assert_nearest, assert_sums, batch_of, blobs
 from sklearn.exceptions import ConvergenceWarning
 
 from tsapps import TSKMeans
@@ -28,30 +27,6 @@ def one_iteration(X, centers, dtype="float32", multiprocessors=2, streams=None):
     for assign in batch._bind_assign():
         assign()
     return batch
-
-
-def assert_nearest(batch):
-    """Labels are nearest centers to float64's last bits, the lowest of equals."""
-    for i in range(batch.b):
-        centered = batch.X[i].astype(np.float32) - batch.arrays["means"][i]
-        distances = oracle.square_distances(centered, batch.centers[i])
-        mine = distances[np.arange(batch.n), batch.labels[i]]
-        assert (mine <= distances.min(axis=1) * (1 + 1e-12)).all()
-
-
-def integers_of(batch, problem, rows):
-    """Return what some samples add to the sums of their clusters."""
-    centered = batch.X[problem, rows].astype(np.float32) - batch.arrays["means"][problem]
-    integers = np.rint(centered.astype(np.float64) * batch.arrays["sum_scales"][problem]).astype(np.int64)
-    return np.column_stack([integers, np.ones(len(integers), np.int64)])
-
-
-def assert_sums(batch):
-    """Sums are those of the labels, to the last bit."""
-    for i in range(batch.b):
-        expected = np.zeros((batch.k, batch.d + 1), np.int64)
-        np.add.at(expected, batch.labels[i], integers_of(batch, i, slice(None)))
-        np.testing.assert_array_equal(batch.arrays["sums"][i], expected)
 
 
 def test_by_hand():
@@ -87,46 +62,6 @@ def test_labels_and_sums(streams, d, k, dtype, rng):
     assert_sums(batch)
     assert not batch.arrays["counts"].any()
     assert set(batch.status.tolist()) <= {STATUS["ended"], STATUS["empty"]}
-
-
-@pytest.mark.parametrize(("d", "k"), [(1, 3), (7, 7), (24, 7), (140, 20), (40, 330)])
-def test_kinds_of_sums(d, k, rng):
-    # Groups of 1 to 32 lanes; several rounds of columns; several rounds of rows per block.
-    X, centers = blobs(3, 500, d, k, rng)
-    batch = batch_of(X, k, max_iter=3, tol=0)
-    assert batch.arrays["narrow"].tolist() == [1, 1, 1]
-    batch.arrays["narrow"][2] = 0
-    centers[:, :k] = X[:, :k]  # no cluster is empty
-    batch.start_at(centers)
-    batch.iterate()
-    assert_nearest(batch)
-    batch.status.fill(STATUS["running"])
-    batch._bind_update()[0]()  # adds the changes of the final assignment
-    assert_sums(batch)
-
-
-@pytest.mark.parametrize("share", [32, 8192])
-def test_sums_of_many_rows_in_one_block(share, rng):
-    X, centers = blobs(1, 700, 6, 5, rng)
-    batch = batch_of(X, 5, max_iter=1, tol=0)
-    batch.plan = replace(batch.plan, share=share, update_bytes=16 * share + 20)
-    batch.start_at(centers)
-    batch.iterate()
-    batch.status.fill(STATUS["running"])
-    batch._bind_update()[0]()
-    assert_sums(batch)
-
-
-def test_sums_of_more_clusters_than_are_sorted(rng):
-    batch = batch_of(rng.standard_normal((1, 300, 2)), 8200)
-    assert batch.plan.update_bytes == 16 * 300
-    before = rng.integers(-1, 8200, 300)
-    batch.labels[0] = rng.integers(0, 8200, 300)
-    batch.arrays["changes"][0] = np.column_stack([np.arange(300), before])
-    batch.arrays["counts"][:], batch.status[:] = 300, STATUS["running"]
-    batch._bind_update()[0]()
-    np.add.at(batch.arrays["sums"][0], before[before >= 0], integers_of(batch, 0, before >= 0))
-    assert_sums(batch)
 
 
 def test_a_problem_is_the_same_beside_any_other(rng):
