@@ -61,6 +61,10 @@ class CompilingMachine:
         """Return zeros."""
         return np.zeros(shape, dtype)
 
+    def on_gpu(self, array: np.ndarray) -> np.ndarray:
+        """Return a copy of the array."""
+        return np.array(array)
+
     def workspace(self, size: int, counts: int) -> tuple[Any, Any]:
         """Return zeros."""
         return np.zeros(size, np.uint8), np.zeros(counts, np.uint32)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER, byref, c_int, c_uint, c_void_p, pointer
 from functools import cache, cached_property, partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,8 @@ __all__ = ["BoundLaunch", "DependentLaunch", "ProductLaunch", "pack", "structure
 #: of A, B and C, then alpha and beta.
 ProductLaunch = Callable[[int, int, int, float, float], None]
 
+# Values of a structure that are stored as they are.
+_PLAIN = (int, float, np.generic)
 # Every argument begins at a multiple of this many bytes: the largest alignment of any type that kernels take.
 _ALIGNMENT = 16
 # Minimum compute capability for programmatic dependent launch.
@@ -74,12 +77,11 @@ def structure(dtype: np.dtype, **fields: Any) -> Any:
     names = _field_names(dtype)
     if fields.keys() != names:
         raise TypeError(f"a structure has fields {sorted(names)}, got {sorted(fields)}")
-    values = []
-    for name in dtype.names or ():
-        value = fields.get(name, 0)  # padding is zero
-        plain = isinstance(value, (int, float, np.generic))
-        values.append(value if plain else 0 if value is None else address(value))
-    return np.array(tuple(values), dtype)[()]
+    values = tuple(
+        value if isinstance(value, _PLAIN) else 0 if value is None else address(value)
+        for value in map(fields.get, dtype.names or (), repeat(0))  # padding is zero
+    )
+    return np.array(values, dtype)[()]
 
 
 @cache

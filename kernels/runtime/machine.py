@@ -60,6 +60,9 @@ class Machine(Protocol):
     def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
         """Return page-locked host memory, which kernels can write to and asynchronous copies can use."""
 
+    def on_gpu(self, array: np.ndarray) -> Any:
+        """Return a copy in GPU memory of an array in host memory, made on the current stream."""
+
     def workspace(self, size: int, counts: int) -> tuple[Any, Any]:
         """Return scratch memory for launches on the current stream; see `runtime.workspace.workspace`."""
 
@@ -129,6 +132,13 @@ class CudaMachine:
         """Return the number of bytes free on the current GPU plus those free in CuPy's memory pool."""
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return int(free + self.xp.get_default_memory_pool().free_bytes())
+
+    def on_gpu(self, array: np.ndarray) -> Any:
+        """Return a copy in GPU memory; for small arrays, it takes a fraction of the host's time of `cupy.asarray`."""
+        array = np.ascontiguousarray(array)
+        copy = self.xp.empty(array.shape, array.dtype)
+        self.copy(copy, array)
+        return copy
 
     def kernels(self, source: Path | str, *names: str) -> list[Kernel]:
         """Return kernels of a source, compiled in the background; see `Machine.kernels`."""

@@ -183,6 +183,10 @@ class Data(ABC):
         rows = to_host(self.reader.rows(np.asarray(indices)))
         return rows.astype(self.dtype) - to_host(self.mean)
 
+    def first_row(self) -> np.ndarray:
+        """Return a sample, (d,), in `dtype` and in host memory, as a point from which differences are small."""
+        return self.rows(np.array([0]))[0]
+
     def is_surely_finite(self, block: Any) -> bool:  # noqa: ARG002 (for overrides)
         """Return True if a fast test proves that all elements of a block are finite; False means unknown."""
         return False
@@ -241,7 +245,7 @@ class Data(ABC):
         ValueError
             If X has a NaN or an infinity; the message names its row and column.
         """
-        self.origin = self.rows(np.array([0]))[0]
+        self.origin = self.first_row()
         total, square = self._sums_about(self.origin)
         if not np.isfinite(total).all():
             self.refuse_non_finite()

@@ -5,7 +5,6 @@ Reductions have a fixed order, and no floating-point sum uses atomics, so result
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import numpy as np
@@ -14,7 +13,8 @@ from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
 from tsapps.apps.kmeans.data.labels import launch_over_labels
-from tsapps.apps.kmeans.data.load import is_vectorizable
+from tsapps.apps.kmeans.data.load import is_vectorizable, pass_kernel, types_of
+from tsapps.apps.kmeans.data.moments import add_moments, rounded_moments
 from tsapps.apps.kmeans.data.outliers import typical_rows
 from tsapps.apps.kmeans.data.plan import PASS_THREADS, ROWS, row_groups, vector_of
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
@@ -35,12 +35,9 @@ HALF_TYPES = ("float16", "bfloat16")
 _BLOCK_BYTES = 512 << 20
 # Maximum number of rows per block: float32 represents counts up to this number exactly.
 _MOST_ROWS = 1 << 24
-_PASSES = Path(__file__).with_name("passes.cuh")
 # Number of points per launch of point_distances (POINTS in passes.cuh); number of rows that a group of lanes processes
 # in own_distances (ROWS_TOGETHER).
 _POINTS, _ROWS_TOGETHER = 8, 4
-# Approximate number of thread blocks of column_moments; and the thread-block shape of fold_moments (columns, rows).
-_MOMENT_BLOCKS, _FOLDED = 4096, (32, 32)
 # 16-bit X is not centered if ‖mean‖² is at most this fraction of the total variance of the features.
 _NEARLY_CENTERED = 0.25
 # Smallest ratio of two weights that the 46-bit fixed-point sums support (update/fixed_point.cuh).
@@ -82,12 +79,13 @@ class DeviceData(Data):
         self.on_read = self._centered = False
         # `cached_moments`, once they are known.
         self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
+        # The point and the result of the last `spread`.
+        self._last_spread: tuple[np.ndarray, tuple[np.ndarray, float]] | None = None
         self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host
         self._half_copy: HalfCopy | None = None
         with self._context:
             super().__init__(source, dtype, sample_weight)
             self.shift = self.xp.zeros(self.n_features, self.dtype)
-            self._largest = self.xp.zeros(self.n_features)
 
     def __enter__(self) -> Self:
         """Make the GPU of the data current."""
@@ -180,12 +178,22 @@ class DeviceData(Data):
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X and the mean variance of its features; see `Data.moments`."""
         mean, variance = super().moments()
-        self.known_moments = mean, variance, to_host(self._largest)
+        self.known_moments, self._last_spread = (mean, variance, self._largest), None
         return mean, variance
 
+    def first_row(self) -> np.ndarray:
+        """Return a sample; see `Data.first_row`."""
+        X = self.rows_on_gpu
+        first: np.ndarray = super().first_row() if X is None else to_host(X[0]).astype(self.dtype)
+        return first
+
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        self._largest = self.xp.zeros(self.n_features)
-        return super()._sums_about(origin)
+        # Sums, sums of squares, and the largest |x − origin| of each feature.
+        about, totals = self.machine.on_gpu(origin), self.xp.zeros((3, self.n_features))
+        for _ in self.each_block(lambda _, block: add_moments(self.machine, block, about, totals), 0):
+            pass
+        total, square, self._largest = to_host(totals)
+        return total, square
 
     def subtracted(self, mean: np.ndarray) -> np.ndarray:
         """Return the point, (d,), that kernels should subtract from the rows that they read: as a rule, the mean.
@@ -214,7 +222,7 @@ class DeviceData(Data):
         self.on_read, self._centered = on_read, not on_read
         if on_read:
             mean = self.subtracted(mean)
-            self.mean = self.shift = self.xp.asarray(mean, dtype=self.dtype)
+            self.mean = self.shift = self.machine.on_gpu(mean.astype(self.dtype))
             self._subtracted = mean.astype(self.dtype).astype(np.float64)
             return
         self.shift, self._subtracted = self.xp.zeros(self.n_features, self.dtype), np.zeros(self.n_features)
@@ -248,9 +256,11 @@ class DeviceData(Data):
         """
         mean, variance, largest = self.cached_moments
         about = self._subtracted if subtracted is None else subtracted.astype(self.dtype).astype(np.float64)
-        with np.errstate(over="ignore"):  # an infinite bound is valid, but certifies no label
-            square = variance + float(np.mean((mean - about) ** 2))
-        return largest + np.abs(self.origin - about), square**0.5
+        if self._last_spread is None or not np.array_equal(about, self._last_spread[0]):
+            with np.errstate(over="ignore"):  # an infinite bound is valid, but certifies no label
+                square = variance + float(np.mean((mean - about) ** 2))
+            self._last_spread = about, (largest + np.abs(self.origin - about), square**0.5)
+        return self._last_spread[1]
 
     @property
     def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
@@ -296,43 +306,9 @@ class DeviceData(Data):
         launch_over_labels(self.machine, "count_labels", labels, np.int32(k), counts)
         return to_host(counts)
 
-    def block_moments(self, block: Any, origin: Any) -> tuple[Any, Any]:
-        """Return Σ(x − origin) and Σ(x − origin)² over a block's rows, each of shape (d,), float64."""
-        rows, d = block.shape
-        wide = vector_of(block.itemsize)
-        vectors = is_vectorizable(block, wide)
-        wide = wide if vectors else 1
-        width = min(32, 1 << (-(-d // wide) - 1).bit_length())
-        columns = -(-d // (width * wide))
-        # There are many thread blocks, so that a partial last wave costs little. The number of blocks determines the
-        # rounding of the sums, so it must not depend on the GPU.
-        slices = min(max(1, _MOMENT_BLOCKS // columns), -(-rows // 64))
-        parts = self.xp.empty((3, slices, d))
-        arguments = (block, origin, np.int64(rows), np.int32(d), *parts)
-        add_up, fold = self._kernel_of_blocks("column_moments", block, vectors=vectors), self._kernel("fold_moments")
-        add_up((columns, slices), (width, PASS_THREADS // width), arguments)
-        totals, sizes = self.xp.empty((2, d)), (np.int32(slices), np.int32(d))
-        fold((-(-d // _FOLDED[0]), 3), _FOLDED, (parts, *sizes, totals, self._largest))
-        return totals[0], totals[1]
-
     def rounded_moments(self) -> tuple[np.ndarray, float] | None:
-        """Return the moments of X with NumPy's rounding; None if X has one column, or if the GPU holds no copy of X.
-
-        NumPy sums several columns row by row, as the kernel add_in_order does. It sums a single column pairwise.
-        """
-        X, d = self.held, self.n_features
-        if X is None or d == 1:
-            return None
-
-        def means(about: np.ndarray, *, squares: bool) -> np.ndarray:
-            kernel = self._kernel("add_in_order", self._scalar, str(squares).lower())
-            sums = self.xp.empty(d, self.dtype)
-            sizes = np.int64(self.n_samples), np.int32(d)
-            kernel((-(-d // 32),), (32,), (X, self.xp.asarray(about), *sizes, sums))
-            return (to_host(sums) / np.intp(self.n_samples)).astype(self.dtype)
-
-        mean = means(np.zeros(d, self.dtype), squares=False)
-        return mean, float(np.mean(means(mean, squares=True)))
+        """Return the moments of X with NumPy's rounding; None if X has one column, or if the GPU holds no copy of X."""
+        return None if self.held is None or self.n_features == 1 else rounded_moments(self.machine, self.held)
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each row x of a block and the center c of its label, (rows,), in `dtype`."""
@@ -342,12 +318,13 @@ class DeviceData(Data):
         vectors = all(is_vectorizable(array, wide) for array in (block, self.shift, centers))
         lanes, grid = row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
         arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
-        self._kernel_of_blocks("own_distances", block, vectors=vectors)(grid, (PASS_THREADS,), arguments)
+        kernel = pass_kernel(self.machine, f"own_distances<{types_of(block, self.dtype)}, {str(vectors).lower()}>")
+        kernel(grid, (PASS_THREADS,), arguments)
         return distances
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:
         """Return Σ w·‖x − c‖²; see `Data.inertia`."""
-        device_centers = self.xp.asarray(centers, dtype=self.dtype)
+        device_centers = self.machine.on_gpu(centers.astype(self.dtype))
 
         def work(start: int, block: Any) -> Any:
             own = labels[start : start + len(block)]
@@ -362,29 +339,16 @@ class DeviceData(Data):
         """Return Σ w·‖x − c‖² over the rows of a block, an array of one float64; see `inertia.launch.add_inertia`."""
         return add_inertia(self.machine, block, self.shift, centers, labels, weights, kept)
 
-    def _kernel(self, name: str, *arguments: str) -> Any:
-        """Return a kernel of data/passes.cuh with these template arguments."""
-        full = f"{name}<{', '.join(arguments)}>" if arguments else name
-        (kernel,) = self.machine.kernels(_PASSES, full)
-        return kernel
-
-    @property
-    def _scalar(self) -> str:
-        return ELEMENT[self.dtype.name]
-
-    def _kernel_of_blocks(self, name: str, block: Any, *, vectors: bool) -> Any:
-        """Return the kernel `name` of data/passes.cuh, compiled for the dtype of `block`."""
-        return self._kernel(name, ELEMENT[block.dtype.name], self._scalar, str(vectors).lower())
-
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""
         out = self.xp.empty((len(points), self.n_samples), self.dtype)
+        kernel = pass_kernel(self.machine, f"point_distances<{ELEMENT[self.dtype.name]}>")
         groups = []
         for first in range(0, len(points), _POINTS):
             group = np.zeros((_POINTS, self.n_features))
             wanted = points[first : first + _POINTS]
             group[: len(wanted)] = wanted
-            groups.append((self.xp.asarray(group), len(wanted), out[first:]))
+            groups.append((self.machine.on_gpu(group), len(wanted), out[first:]))
 
         def work(start: int, block: Any) -> None:
             rows, d = block.shape
@@ -392,7 +356,7 @@ class DeviceData(Data):
             for group, count, distances in groups:
                 sizes = (np.int32(count), np.int64(rows), np.int32(d), lanes, np.int64(self.n_samples))
                 arguments = (block, self.shift, group, *sizes, distances[:, start:])
-                self._kernel("point_distances", self._scalar)(grid, (PASS_THREADS,), arguments)
+                kernel(grid, (PASS_THREADS,), arguments)
 
         for _ in self.each_block(work, self.n_features):
             pass

@@ -13,7 +13,7 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["is_aligned", "is_vectorizable", "load_kernels", "pointer", "types_of"]
+__all__ = ["is_aligned", "is_vectorizable", "load_kernels", "pass_kernel", "pointer", "types_of"]
 
 _FOLDER = Path(__file__).parents[1]
 
@@ -38,6 +38,12 @@ def load_kernels(machine: Machine, file: str, *names: str, namespace: str = "kme
         C++ namespace of the kernels.
     """
     return machine.kernels(_path(file), *(f"{namespace}::{name}" for name in names))
+
+
+def pass_kernel(machine: Machine, name: str) -> Any:
+    """Return a kernel of data/passes.cuh; `name` includes the template arguments."""
+    (kernel,) = machine.kernels(_path("data/passes.cuh"), name)
+    return kernel
 
 
 def types_of(X: Any, dtype: Any) -> str:

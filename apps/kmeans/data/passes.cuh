@@ -180,12 +180,12 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
 #define FOLD_ROWS 32
 
 // Reduces the partial results of column_moments. `parts` (3 × slices × d) has sums, squares and maxima; blocks (f, p)
-// of all f reduce part p. The totals of sums and squares are written to `totals` (2 × d). Each element of `largest` (d)
-// becomes the maximum of the old value and of the new maxima of its column.
+// of all f reduce part p. The results are added to the sums and squares in `totals` (3 × d), or, for the maxima, replace
+// smaller ones.
 //
 // Why it is fast: each thread has eight loads in flight, since the time is that of a chain of loads.
 __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
-    fold_moments(const double* parts, int slices, int d, double* totals, double* largest) {
+    fold_moments(const double* parts, int slices, int d, double* totals) {
   __shared__ double partial[FOLD_ROWS][FOLD_COLUMNS];
   const int column = blockIdx.x * FOLD_COLUMNS + threadIdx.x;
   const bool maxima = blockIdx.y == 2;
@@ -199,8 +199,7 @@ __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
   __syncthreads();
   if (threadIdx.y != 0 || column >= d) return;
   for (int y = 1; y < FOLD_ROWS; ++y) take(mine, partial[y][threadIdx.x]);
-  if (!maxima) totals[(long long)blockIdx.y * d + column] = mine;
-  if (maxima && mine > largest[column]) largest[column] = mine;
+  take(totals[(long long)blockIdx.y * d + column], mine);
 }
 
 __device__ __forceinline__ float rounded_square(float x) { return __fmul_rn(x, x); }

@@ -13,12 +13,13 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.bounds.launch import Bounds
-from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, DRIFT, begins_soon
+from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.engines.step import Step
@@ -27,10 +28,10 @@ from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers
-from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, HALF_CENTERS, OUTCOME, UPDATE_CENTERS
-from tsapps.kernels.arrays import to_host
+from tsapps.apps.kmeans.update.launch import update_args
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, OUTCOME
+from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import structure
 
 __all__ = ["CENTER_THREADS", "RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
@@ -100,6 +101,8 @@ class DeviceStep(Step):
         # Estimate of the number of rows that the next iteration reassigns: the number in the last iteration whose
         # outcome the host has read.
         self._expected_reassigned = data.n_samples
+        # The weights of the clusters, if `inertia` has copied them to the host since the last launch.
+        self._final_weights: np.ndarray | None = None
         # Launches whose arguments are packed (bound launches), by key (see `_run`); and the stream that they are bound
         # to.
         self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
@@ -164,7 +167,7 @@ class DeviceStep(Step):
         self._begin(centers)
         for launch in self._bound_rows(0):
             launch()
-        self._expected_reassigned = int(self.buffers.n_reassigned[0])
+        self._expected_reassigned = int(self.data.copy_to_host(self.buffers.n_reassigned)[0])
         if not (update or potential):
             return Assignment(self._expected_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
         found, wide = self._assignment(self._expected_reassigned, float("nan")), centers.astype(np.float64)
@@ -252,6 +255,7 @@ class DeviceStep(Step):
             self._launches.clear()
             self._bound_stream = stream.ptr
         self._staging[...], self._staged = centers, None
+        self._final_weights = None
         self._bounded = False
         if self.protection is None:
             self.check = None
@@ -301,47 +305,19 @@ class DeviceStep(Step):
 
     def _update_args(self, now: int, slot: int, tol: float) -> Any:
         """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh for an iteration."""
-        of, layout, placement = self.buffers, self.layout, self.layout.placement
-        coefficients, bounds = layout.error_coefficients, self.bounds if self._bounded else None
-        of_norm, of_lost = coefficients or (0, 0)
-        return structure(
-            UPDATE_CENTERS,
-            sums=of.sums,
-            units=of.units,
-            centers=of.centers[now],
-            next=of.centers[1 - now],
-            found=of.found,
-            offsets=of.offsets,
-            error_coefficients=None if coefficients is None else of.offsets[self._n_columns :],
-            center_stats=of.center_stats,
-            arrived=of.arrived,
-            n_reassigned=of.n_reassigned,
-            counts=of.counts,
-            stopped=of.stopped,
-            outcome=self._outcomes[slot:],
-            centers_half=structure(
-                HALF_CENTERS,
-                to=of.centers_half,
-                padded=placement.padded,
-                panels=placement.panels,
-                height=layout.columns,
-                second=self._n_columns if layout.parts > 1 else 0,
-                split=placement.split,
-            ),
-            order=self._order_args(now),
-            # Without bounds, null pointers: the kernel then computes no center drift.
-            drift=np.zeros((), DRIFT)[()] if bounds is None else bounds.drift_args(),
-            tolerance=tol,
-            k=self.k,
-            d=self.data.n_features,
-            lists=layout.lists,
-            scale=placement.scale,
-            norm_limit=placement.norm_limit,
-            of_norm=of_norm,
-            of_lost=of_lost,
-            lets_begin=self.starts_early,
-            certifies=self.certifies,
-        )
+        of, given, bounds = self.buffers, self._fixed_args.copy(), self.bounds if self._bounded else None
+        given["centers"], given["next"] = address(of.centers[now]), address(of.centers[1 - now])
+        given["outcome"], given["tolerance"] = address(self._outcomes[slot:]), tol
+        given["order"] = self._order_args(now)
+        if bounds is not None:  # otherwise null pointers: the kernel then computes no center drift
+            given["drift"] = bounds.drift_args()
+        return given
+
+    @cached_property
+    def _fixed_args(self) -> Any:
+        """The `UPDATE_CENTERS` argument without the fields that differ between iterations, which are zero."""
+        flags = {"starts_early": self.starts_early, "certifies": self.certifies}
+        return update_args(self.data, self.k, self.layout, self.buffers, **flags)
 
     def _order_args(self, now: int) -> Any:  # noqa: ARG002
         """Return the `COLUMN_ORDER` argument of an iteration; null pointers if columns are not sorted."""
@@ -349,14 +325,15 @@ class DeviceStep(Step):
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weighted sum (k, d) and the weight (k,) of each cluster, float64, in host memory."""
-        values = to_host(self.buffers.sums) / np.array(self.integers.scales)
+        values = self.data.copy_to_host(self.buffers.sums) / np.array(self.integers.scales)
         return values[:, :-1], values[:, -1]
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each label, from the running sums if possible; see `Step.cluster_sizes`."""
         if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
             return super().cluster_sizes(labels, k)
-        return to_host(self.buffers.sums[:, -1]) // np.int64(self.integers.scales[-1])
+        weights = self.sums()[1] if self._final_weights is None else self._final_weights
+        return weights.astype(np.int64)
 
     def inertia(self, centers: np.ndarray) -> float:
         """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
@@ -371,7 +348,8 @@ class DeviceStep(Step):
         if data.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * self.buffers.sums.nbytes:
             return None
         squares = data.n_samples * data.n_features * data.spread()[1] ** 2
-        inertia, error = inertia_from_sums(squares, *self.sums(), self.sums_units[:-1], centers)
+        sums, self._final_weights = self.sums()
+        inertia, error = inertia_from_sums(squares, sums, self._final_weights, self.sums_units[:-1], centers)
         # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
         # relative to the sum about the origin, which can be larger.
         about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
@@ -383,7 +361,7 @@ class DeviceStep(Step):
         data = self.data
         check, device_centers = (
             SumsCheck(data.xp, self.buffers, self.integers),
-            data.xp.asarray(centers, dtype=data.dtype),
+            data.machine.on_gpu(centers.astype(data.dtype)),
         )
         # The kernel subtracts `data.shift` from X.
         rows, weights = data.rows_on_gpu, data.sample_weight

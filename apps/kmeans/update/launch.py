@@ -1,4 +1,4 @@
-"""Incremental update of the cluster sums by reassigned rows: launches of a segmented sum or of a scatter-add.
+"""Launches of the update: of the cluster sums by reassigned rows, as a segmented sum or a scatter-add; of the centers.
 
 The segmented sum sorts the rows first. Both methods give the same bits.
 """
@@ -7,17 +7,18 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.bounds.plan import DRIFT
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.data.plan import log2_lanes
-from tsapps.apps.kmeans.update.buffers import IterationBuffers
+from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, columns_of_block
-from tsapps.apps.kmeans.update.plan import SEGMENTS, segments_plan
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, HALF_CENTERS, SEGMENTS, UPDATE_CENTERS, segments_plan
 from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["ScatterAdd", "SegmentedSum", "grid_of_lists"]
+__all__ = ["ScatterAdd", "SegmentedSum", "grid_of_lists", "update_args"]
 
 # Number of threads per block.
 _SCATTER_THREADS, _SORT_THREADS, _SEGMENT_THREADS = 512, 512, 256
@@ -28,6 +29,48 @@ _SCATTER_BLOCKS, _SORT_BLOCKS = 2, 2
 def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, int]:
     """Return a grid (lists, blocks per list): `blocks` blocks per multiprocessor or fewer, but one per list or more."""
     return lists, max(1, multiprocessors * blocks // lists)
+
+
+def update_args(
+    data: DeviceData, k: int, layout: Layout, buffers: IterationBuffers, *, starts_early: bool, certifies: bool
+) -> Any:
+    """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh.
+
+    The fields that differ between iterations are zero: `centers`, `next`, `outcome`, `order`, `drift` and `tolerance`.
+    """
+    placement, n_columns, coefficients = layout.placement, layout.columns_of(k), layout.error_coefficients
+    of_norm, of_lost = coefficients or (0, 0)
+    names = ("sums", "units", "found", "offsets", "center_stats", "arrived", "n_reassigned", "counts", "stopped")
+    centers_half = structure(
+        HALF_CENTERS,
+        to=buffers.centers_half,
+        padded=placement.padded,
+        panels=placement.panels,
+        height=layout.columns,
+        second=n_columns if layout.parts > 1 else 0,
+        split=placement.split,
+    )
+    return structure(
+        UPDATE_CENTERS,
+        **{name: getattr(buffers, name) for name in names},
+        centers=None,
+        next=None,
+        outcome=None,
+        error_coefficients=None if coefficients is None else buffers.offsets[n_columns:],
+        centers_half=centers_half,
+        order=np.zeros((), COLUMN_ORDER)[()],
+        drift=np.zeros((), DRIFT)[()],
+        tolerance=0,
+        k=k,
+        d=data.n_features,
+        lists=layout.lists,
+        scale=placement.scale,
+        norm_limit=placement.norm_limit,
+        of_norm=of_norm,
+        of_lost=of_lost,
+        lets_begin=starts_early,
+        certifies=certifies,
+    )
 
 
 class SegmentedSum:

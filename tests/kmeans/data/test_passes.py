@@ -43,7 +43,7 @@ def test_three_rows_by_hand():
     data = data_of(np.array([[1.0, 2], [3, 4], [5, 6]]))
     centers, labels = np.array([[1.0, 1], [0, 0]]), np.array([0, 0, 1], np.int32)
     assert data.own_distances(centers, labels).tolist() == [1.0, 13.0, 61.0]
-    total, square = data.block_moments(data.held, data.held[0])
+    total, square = data._sums_about(data.held[0])
     assert (total.tolist(), square.tolist()) == ([6, 6], [20, 20])
     mean, variance = data.moments()
     assert mean.tolist() == [3, 4]
@@ -59,14 +59,12 @@ def test_moments_and_distances(n, d, k, dtype, offset, rng):
     X, unit = data.rows_on_gpu, np.finfo(data.dtype).eps / 2
     # A difference is rounded once, a sum in double for every row.
     each = unit + oracle.gamma(n + 8, np.float64)
-    largest = 0
     for origin in (X[0], X[n // 2]):
         delta = X.astype(np.float64) - origin.astype(np.float64)
-        total, square = data.block_moments(X, origin.astype(data.dtype))
+        total, square = data._sums_about(origin.astype(data.dtype))
         np.testing.assert_allclose(total, delta.sum(axis=0), rtol=0, atol=each * abs(delta).sum(axis=0).max())
         np.testing.assert_allclose(square, (delta * delta).sum(axis=0), rtol=3 * each)
-        largest = np.maximum(largest, abs(delta).max(axis=0))
-        np.testing.assert_allclose(data._largest, largest, rtol=unit)
+        np.testing.assert_allclose(data._largest, abs(delta).max(axis=0), rtol=unit)
     mean, variance = data.moments()
     wide = X.astype(np.float64)
     np.testing.assert_allclose(mean, wide.mean(axis=0), rtol=1e-6)
@@ -84,9 +82,9 @@ def test_moments_and_distances(n, d, k, dtype, offset, rng):
 
 @pytest.mark.parametrize("slices", [1, 7, 9, 100])
 def test_moments_of_few_columns_in_many_slices(slices, rng):
-    # A block takes 128 rows at a time, and there is one for every 64: the last have none.
-    data = data_of(rng.standard_normal((64 * slices - 3, 2)))
-    total, _ = data.block_moments(data.held, np.zeros(2, np.float32))
+    # 128 threads of a block add up rows, 16 each or fewer.
+    data = data_of(rng.standard_normal((16 * 128 * slices - 3, 2)))
+    total, _ = data._sums_about(np.zeros(2, np.float32))
     np.testing.assert_allclose(total, data.held.astype(np.float64).sum(axis=0), rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(data._largest, abs(data.held).max(axis=0))
 
