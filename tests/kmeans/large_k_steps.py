@@ -27,10 +27,20 @@ SPLITS = [
 ]
 
 
+class Step(LargeKStep):
+    """A step that can be told how to update the sums: True to sort reassigned rows, False to add them."""
+
+    sorts = None
+
+    @property
+    def _sorts(self):
+        return super()._sorts if self.sorts is None else self.sorts
+
+
 def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle=None):
     """Return a step with no sample in any cluster."""
     data = data_on_host(X, kind, weights, mean, middle=middle, multiprocessors=BLOCKS)
-    step = LargeKStep(data, replace(plan, levels=plan.levels and certifies), k, certifies=certifies)
+    step = Step(data, replace(plan, levels=plan.levels and certifies), k, certifies=certifies)
     step.reset()
     return step
 

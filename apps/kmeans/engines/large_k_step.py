@@ -1,8 +1,10 @@
 """Lloyd step for large k (k > 64) on Hopper GPUs: a compute-bound tensor-core GEMM through which centers stream.
 
     assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh
-    → assign/rescore_large_k.cuh → update/sort_reassigned.cuh → update/segmented_sum.cuh → update/centers.cuh
+    → assign/rescore_large_k.cuh → sums of reassigned rows → update/centers.cuh
 
+If few rows are reassigned (`sorts_lists`), update/add_reassigned.cuh adds them to the cluster sums. Otherwise
+update/sort_reassigned.cuh sorts them by cluster for update/segmented_sum.cuh. The two methods give the same bits.
 The step supports smaller k too, but `select_step` selects it only for k > 64.
 """
 
@@ -26,8 +28,8 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.engines.device_step import CENTER_THREADS, RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, Layout
-from tsapps.apps.kmeans.update.launch import SegmentedSum, grid_of_lists
-from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS
+from tsapps.apps.kmeans.update.launch import AddReassigned, SegmentedSum, grid_of_lists
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, sorts_lists
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
@@ -78,6 +80,7 @@ class LargeKStep(DeviceStep):
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)
         name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}, {plan.candidates}>"
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
+        self._add = AddReassigned(data, self.integers.digits, blocks)
         self._segments = SegmentedSum(data, k, self.integers.digits, "Reassignment", blocks, self._ambiguous)
 
     def ambiguous_counts(self) -> Any:
@@ -119,13 +122,26 @@ class LargeKStep(DeviceStep):
         rescore = self.data.machine.bind(
             self._rescore, self._rescore_grid, (RESCORE_THREADS,), given, self._rescore_shared_bytes
         )
-        return [self._bound_product, rescore, *self._bound_update]
+        return [self._bound_product, rescore, *(self._bound_sorting if self._sorts else self._bound_addition)]
+
+    @property
+    def _sorts(self) -> bool:
+        return sorts_lists(self._expected_reassigned, self.data.n_features)
 
     @cached_property
-    def _bound_update(self) -> list[Launch]:
-        """The launches that update the running sums."""
-        every = structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=3)
-        return self._segments.bind(self.buffers, every)
+    def _bound_sorting(self) -> Sequence[Launch]:
+        """The launches that update the running sums by sorted rows."""
+        return self._segments.bind(self.buffers, self._reassigned)
+
+    @cached_property
+    def _bound_addition(self) -> Sequence[Launch]:
+        """The launch that updates the running sums by rows in any order."""
+        return [self._add.bind(self.buffers, self._reassigned)]
+
+    @cached_property
+    def _reassigned(self) -> Any:
+        """The lists of reassigned rows, a `LISTS`."""
+        return structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=3)
 
     @cached_property
     def _bound_product(self) -> Launch:

@@ -18,12 +18,12 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["ScatterAdd", "SegmentedSum", "grid_of_lists", "update_args"]
+__all__ = ["AddReassigned", "ScatterAdd", "SegmentedSum", "grid_of_lists", "update_args"]
 
 # Number of threads per block.
-_SCATTER_THREADS, _SORT_THREADS, _SEGMENT_THREADS = 512, 512, 256
+_SCATTER_THREADS, _SORT_THREADS, _SEGMENT_THREADS, _ADD_THREADS = 512, 512, 256, 256
 # Number of resident blocks per multiprocessor.
-_SCATTER_BLOCKS, _SORT_BLOCKS = 2, 2
+_SCATTER_BLOCKS, _SORT_BLOCKS, _ADD_BLOCKS = 2, 2, 8
 
 
 def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, int]:
@@ -126,6 +126,32 @@ class SegmentedSum:
             bind(self._sort, self._list_grid, (_SORT_THREADS,), to_places),
             bind(self._add, self._add_grid, (_SEGMENT_THREADS,), added),
         ]
+
+
+class AddReassigned:
+    """Update of the cluster sums by lists of `Reassignment`, row by row, in one launch (update/add_reassigned.cuh).
+
+    Parameters
+    ----------
+    data : DeviceData
+    digits : {2, 3}
+        Number of limbs per element of the fixed-point sums.
+    lists : int
+        Number of lists.
+    """
+
+    def __init__(self, data: DeviceData, digits: int, lists: int) -> None:
+        self._machine, self._lanes = data.machine, np.int32(log2_lanes(data.n_features + 1))
+        self._grid = grid_of_lists(data.gpu.multiprocessors, lists, _ADD_BLOCKS)
+        weighted = str(data.sample_weight is not None).lower()
+        name = f"add_reassigned<{types_of(data.rows_on_gpu, data.dtype)}, {digits}, {weighted}>"
+        (self._add,) = load_kernels(data.machine, "update/add_reassigned.cuh", name)
+
+    def bind(self, buffers: IterationBuffers, lists: Any) -> Launch:
+        """Return the launch that updates labels and sums by the rows of `lists`, a `LISTS`."""
+        state = buffers.labels, buffers.sums, buffers.n_reassigned, buffers.stopped
+        arguments = buffers.rows, buffers.scales, self._lanes, lists, *state
+        return self._machine.bind(self._add, self._grid, (_ADD_THREADS,), arguments)
 
 
 class ScatterAdd:

@@ -21,6 +21,7 @@ __all__ = [
     "UPDATE_CENTERS",
     "SegmentsPlan",
     "segments_plan",
+    "sorts_lists",
     "sorts_rows",
 ]
 
@@ -28,6 +29,8 @@ __all__ = [
 #: flush more sums than it adds. For smaller d, reassigned rows are sorted if they have at least `LEAST_SORTED` elements
 #: in all: sorting was then measured to save more time than its two additional launches take (docs/notes/lloyd.md).
 LARGE_D, LEAST_SORTED = 1024, 2**26
+# Limit for large k: reassigned rows are sorted if they have at least this many elements in all.
+_LEAST_SORTED_LARGE_K = 2**20
 #: Maximum number of samples for which reassigned rows can be sorted. Up to two positions per row must be 32-bit numbers
 #: (update/sort_reassigned.cuh).
 MOST_PLACED = 2**31 - 1024
@@ -120,3 +123,8 @@ def segments_plan(itemsize: int, d: int, address: int, digits: int, *, weighted:
 def sorts_rows(changing: int, d: int) -> bool:
     """Return True if sorting `changing` reassigned rows of d features is faster than a scatter-add, for small k."""
     return d >= LARGE_D or changing * d >= LEAST_SORTED
+
+
+def sorts_lists(changing: int, d: int) -> bool:
+    """Return True if sorting `changing` reassigned rows of d features is faster than adding them, for large k."""
+    return changing * d >= _LEAST_SORTED_LARGE_K

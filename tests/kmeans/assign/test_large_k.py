@@ -91,7 +91,7 @@ def test_labels_and_sums(d, plan, kind, rng):
     step = step_of(X, k, kind, plan, weights, X.mean(axis=0))
     assert step.data.shift.any() or not away
     centers = centers + away - step.data.shift
-    for scale in (0, 0.2):
+    for scale, step.sorts in ((0, False), (0.2, True), (0.1, False)):
         now = centers + scale * rng.standard_normal(centers.shape)
         before = step.labels.copy()
         ambiguous, n_reassigned = assign(step, now)

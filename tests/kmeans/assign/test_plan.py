@@ -25,7 +25,7 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.bounds.plan import BOUNDED_EPILOGUE
 from tsapps.apps.kmeans.data.plan import half_copy_scale
 from tsapps.apps.kmeans.update.fixed_point import columns_of_block, integers
-from tsapps.apps.kmeans.update.plan import LARGE_D, segments_plan, sorts_rows
+from tsapps.apps.kmeans.update.plan import LARGE_D, segments_plan, sorts_lists, sorts_rows
 from tsapps.kernels import gemm
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
@@ -142,6 +142,7 @@ def test_many_elements_are_sorted_and_few_are_not():
     # Of 10M rows of 128 features, those of the first iterations.
     assert [sorts_rows(share * 10**5, 128) for share in (100, 55, 18, 7, 3, 1, 0)] == [True] * 4 + [False] * 3
     assert not sorts_rows(100_000, 64)
+    assert [sorts_lists(changing, 16) for changing in (2**16, 2**16 - 1)] == [True, False]
     assert not sorts_rows(2**20 - 1, 64)
     assert sorts_rows(2**20, 64)
     assert not sorts_rows(10_000, LARGE_D - 1)
@@ -257,6 +258,12 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         ],
         "assign/rescore_large_k.cuh": [
             f"rescore_large_k<{scalar}, {scalar}, {most}>" for most in AMBIGUOUS_LARGE_K_BYTES
+        ],
+        "update/add_reassigned.cuh": [
+            f"add_reassigned<{element}, {scalar}, {count}, {weighted}>"
+            for element in (("float", "ptx::Half") if scalar == "float" else ("double",))
+            for count in digits
+            for weighted in ("true", "false")
         ],
         "update/sort_reassigned.cuh": [
             f"{name}_reassigned<kmeans::{item}>"
