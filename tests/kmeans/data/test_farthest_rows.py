@@ -135,7 +135,7 @@ def test_data_whose_rows_may_have_other_bits(rng):
     assert not holds_rows(data)
     data.center(np.ones(2), on_read=True)
     assert holds_rows(data)
-    assert not holds_rows(DeviceData(ArrayRows(X), work, None, HostMachine(memory=0)))
+    assert not holds_rows(DeviceData(ArrayRows(X.astype(np.float64)), work, None, HostMachine(memory=0)))
 
 
 def relocated(data, labels, centers, counts, monkeypatch, *, general):
