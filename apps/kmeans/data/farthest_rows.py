@@ -8,6 +8,7 @@ from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, pointer, types_of
 from tsapps.apps.kmeans.data.rows import RescaledRows
+from tsapps.kernels.arrays import to_host
 
 __all__ = ["MOST_FARTHEST", "FarthestRows", "farthest_rows", "holds_rows"]
 
@@ -71,7 +72,7 @@ def farthest_rows(data: DeviceData, centers: np.ndarray, labels: Any, count: int
     sizes = np.int64(n), np.int32(data.n_features), np.int32(count)
     arguments = (distances, X, data.shift, labels, pointer(data.sample_weight), *sizes, lists, arrived, out)
     kernel((blocks,), (_THREADS,), arguments)
-    found = data.copy_to_host(out).copy()
+    found = to_host(out)  # so small that pinned memory would not copy faster
     if found[0, 1] == 0:
         return None
     return FarthestRows(found[:, 0].astype(np.int64), found[:, 2].astype(np.int64), found[:, 3], found[:, _FIELDS:])

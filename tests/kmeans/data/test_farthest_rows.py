@@ -191,12 +191,16 @@ def test_same_relocation_on_a_gpu(empty, dtype, monkeypatch):
 
     n, d, k, rng = 1_000_003, 16, 64, np.random.default_rng(1)
     X, labels = 3 + rng.standard_normal((n, d)), rng.integers(empty, k, n).astype(np.int32)
-    X[5::7] = X[5]
-    rows, mean = ArrayRows(cupy.asarray(X.astype(dtype))), X.mean(axis=0)
-    data = DeviceData(rows, np.dtype(WORK[dtype]), None, cuda_machine(0), takes_16_bit=True)
-    data.center(mean, on_read=True)
+    data = DeviceData(
+        ArrayRows(cupy.asarray(X.astype(dtype))), np.dtype(WORK[dtype]), None, cuda_machine(0), takes_16_bit=True
+    )
+    data.center(X.mean(axis=0), on_read=True)
     centers, counts = rng.standard_normal((k, d)), np.bincount(labels, minlength=k).astype(float)
     on_gpu = cupy.asarray(labels)
+    found = farthest_rows(data, centers, on_gpu, empty)
+    indices, _ = expected_of(data, centers, on_gpu, empty)
+    np.testing.assert_array_equal(found.indices, indices)
+    np.testing.assert_array_equal(found.rows, data.rows(indices))
     for _ in range(3):
         *fast, used = relocated(data, on_gpu, centers, counts, monkeypatch, general=False)
         assert used
@@ -204,3 +208,16 @@ def test_same_relocation_on_a_gpu(empty, dtype, monkeypatch):
         assert not used
         np.testing.assert_array_equal(fast[0], general[0])
         np.testing.assert_array_equal(fast[1], general[1])
+
+
+@pytest.mark.gpu
+def test_of_equal_distances_the_first_on_a_gpu():
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    from tsapps.kernels.runtime.machine import cuda_machine
+
+    n = 1_000_003
+    data = DeviceData(ArrayRows(cupy.ones((n, 3), np.float32)), np.dtype(np.float32), None, cuda_machine(0))
+    labels = cupy.zeros(n, np.int32)
+    found = farthest_rows(data, np.zeros((1, 3)), labels, MOST_FARTHEST)
+    assert found.indices.tolist() == list(range(MOST_FARTHEST))
+    assert farthest_rows(data, np.ones((1, 3)), labels, MOST_FARTHEST) is None
