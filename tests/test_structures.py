@@ -28,6 +28,7 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.batched import plan as batched
 from tsapps.apps.kmeans.batched.plan import BATCH, CANDIDATE_LIST_BYTES, CANDIDATES, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
+from tsapps.apps.kmeans.data import farthest_rows
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.engines import device_step
 from tsapps.apps.kmeans.inertia import plan as inertia
@@ -93,6 +94,7 @@ STRUCTURES = {
     "tsm2::Order": ("kernels/tsm2/emulated_gemm.cuh", ORDER),
 }
 
+_FARTHEST = "apps/kmeans/data/farthest_rows.cuh"
 SIZES = {
     "kmeans::AmbiguousRow": ("apps/kmeans/assign/small_k.cuh", AMBIGUOUS_BYTES),
     "kmeans::Reassignment": ("apps/kmeans/assign/large_k_lists.cuh", REASSIGNMENT_BYTES),
@@ -100,6 +102,8 @@ SIZES = {
         f"kmeans::AmbiguousLargeK<{most}>": ("apps/kmeans/assign/large_k_lists.cuh", size)
         for most, size in AMBIGUOUS_LARGE_K_BYTES.items()
     },
+    "kmeans::FarRow<float>": (_FARTHEST, farthest_rows._ENTRY_BYTES),
+    "kmeans::FarRow<double>": (_FARTHEST, farthest_rows._ENTRY_BYTES),
     "batched::CandidateList": ("apps/kmeans/batched/candidate_list.cuh", CANDIDATE_LIST_BYTES),
     "kmeans::PointTest": ("apps/kmeans/init/code_products.cuh", pruned_launch._TEST_BYTES),
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
@@ -132,6 +136,8 @@ CONSTANTS = {
     "kmeans::kCheckRows": (_CHECKS, protect.ROWS),
     "kmeans::kCheckThreads": (_CHECKS, protect.THREADS),
     "kmeans::kCountThreads": ("apps/kmeans/update/sort_reassigned.cuh", launch._SORT_THREADS),
+    "kmeans::kFarthestFields": (_FARTHEST, farthest_rows._FIELDS),
+    "kmeans::kFarthestThreads": (_FARTHEST, farthest_rows._THREADS),
     "kmeans::kFaults": (_CHECKS, len(FAULTS)),
     "kmeans::kGroup": ("apps/kmeans/init/plusplus.cuh", plusplus_launch._GROUP),
     "kmeans::kHashFactor": (_CHECKS, protect.HASH_FACTOR),
@@ -140,6 +146,7 @@ CONSTANTS = {
     "kmeans::kInterval": ("apps/kmeans/init/candidate_distances.cuh", init._INTERVAL),
     "kmeans::kMostCenters": ("apps/kmeans/assign/large_k.cuh", MOST_LARGE_K),
     "kmeans::kMostElements": (_SMALL_D, small_d._MOST_ELEMENTS[0][1]),
+    "kmeans::kMostFarthest": (_FARTHEST, farthest_rows.MOST_FARTHEST),
     "kmeans::kMostFeatures": (_SMALL_D, small_d._MOST_ELEMENTS[-1][0]),
     "kmeans::kPlane<1>": ("apps/kmeans/update/scatter_add.cuh", fixed_point._PLANES // 4),
     "kmeans::kQuantizeThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._THREADS),

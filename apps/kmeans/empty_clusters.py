@@ -5,6 +5,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.farthest_rows import MOST_FARTHEST, FarthestRows, farthest_rows, holds_rows
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.means import next_centers
 from tsapps.kernels.arrays import to_host
@@ -49,19 +50,30 @@ def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers:
     centers : numpy.ndarray of shape (k, d)
     """
     empty = np.flatnonzero(found.weights == 0)
-    farthest = _farthest_samples(data, labels, centers, len(empty))
+    farthest = _farthest_rows(data, labels, centers, len(empty))
     if farthest is None:
         return  # fewer distinct samples than clusters
-    rows = data.rows(farthest).astype(np.float64)
-    of_rows = to_host(labels[data.xp.asarray(farthest)])
-    weights = np.ones(len(farthest))
-    if data.sample_weight is not None:
-        weights = to_host(data.sample_weight[data.xp.asarray(farthest)]).astype(np.float64)
-    for new, old, row, weight in zip(empty, of_rows, rows, weights, strict=True):
-        found.sums[old] -= row * weight
-        found.sums[new] = row * weight
+    weights = farthest.weights
+    weighted = farthest.rows * weights[:, np.newaxis]
+    for new, old, row, weight in zip(empty, farthest.labels, weighted, weights, strict=True):
+        found.sums[old] -= row
+        found.sums[new] = row
         found.weights[new] = weight
         found.weights[old] -= weight
+
+
+def _farthest_rows(data: Data, labels: Any, centers: np.ndarray, count: int) -> FarthestRows | None:
+    """Return the `count` samples of `_farthest_samples`; None if all distances are zero."""
+    if len(labels) > _MOST_ORDERED and 1 <= count <= MOST_FARTHEST and holds_rows(data):
+        return farthest_rows(data, centers, labels, count)
+    indices = _farthest_samples(data, labels, centers, count)
+    if indices is None:
+        return None
+    there = data.xp.asarray(indices)
+    weights = np.ones(len(indices))
+    if data.sample_weight is not None:
+        weights = to_host(data.sample_weight[there]).astype(np.float64)
+    return FarthestRows(indices, to_host(labels[there]), weights, data.rows(indices).astype(np.float64))
 
 
 def _farthest_samples(data: Data, labels: Any, centers: np.ndarray, count: int) -> np.ndarray | None:

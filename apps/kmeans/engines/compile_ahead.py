@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.farthest_rows import farthest_rows, holds_rows
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.select_step import Options
@@ -201,3 +202,6 @@ def _run_passes(fit: Fit, machine: CompilingMachine) -> None:
     data.own_distances(np.zeros((1, d)), labels)
     data.inertia(np.zeros((fit.k, d)), labels)
     engine.blocks.assign(np.zeros((min(fit.k, _MANY_CLUSTERS), d), fit.dtype))
+    data.center(np.zeros(d), on_read=True)
+    if holds_rows(data):
+        farthest_rows(data, np.zeros((1, d)), labels, 1)

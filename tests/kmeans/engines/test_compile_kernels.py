@@ -10,7 +10,7 @@ import pytest
 from host_cuda.machine import HostMachine
 from kmeans.host_steps import DTYPES, RowsOnMachine, blobs
 
-from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans import empty_clusters, lloyd
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import UnitRows
 from tsapps.apps.kmeans.engines import compile_kernels as module
@@ -82,6 +82,7 @@ CASES = [
     Case("small_k", 300, 20, 33, weighted=True),
     Case("small_k", 300, 100, 9, cosine=True),
     Case("large_k", 400, 5, 70, init="given"),
+    Case("small_d", 3000, 32, 8, "float16", init="given"),
     Case("large_k", 400, 20, 70, values="tail"),
     Case("large_k", 400, 90, 80, "float64", weighted=True),
     Case("cublas", 300, 40, 6, memory=1 << 20),
@@ -150,13 +151,17 @@ def test_every_kernel_is_compiled(case, rng, used, monkeypatch):
     if init == "given":  # of which the last cluster becomes empty
         init = X[: case.k].astype(case.work)
         init[-1] += 1e6
+        monkeypatch.setattr(empty_clusters, "_MOST_ORDERED", 0)
     random_state = np.random.RandomState(0)
     fit = {"init": init, "n_init": 1, "max_iter": 4, "tol": 0, "protect": case.protect, "random_state": random_state}
     found = lloyd.fit(engine, case.k, **fit)
     assert found.step == case.step, found.step_reason
     if case.begins_early:
-        # Whether a cluster becomes empty, for which `own_distances` is, depends on the values.
-        assert all("own_distances" in names[0] for _, names in used - begun_early(case.fit()))
+        # Whether a cluster becomes empty, for which these kernels are, depends on the values.
+        relocate = ("own_distances", "farthest_rows")
+        assert all(any(one in names[0] for one in relocate) for _, names in used - begun_early(case.fit()))
+    if case.init == "given":
+        assert any("farthest_rows" in names[0] for _, names in used)
     frame = found.fitted.frame
     for passed in (engine_of(), engine_of(weights)):
         centers = passed.place(found.fitted.centered, frame.mean)
@@ -174,7 +179,8 @@ def test_kernels_for_some_values_only():
     names = [name for _, some in every_kernel_of(fit, KNOWN["H100"]) for name in some]
     assert sum("assign_rows<" in name for name in names) == 2  # whether rows are centered
     assert any("scatter_add<float, float, 3" in name for name in names)
-    assert any("own_distances" in name for name in names)  # for clusters that become empty
+    for kernel in ("own_distances", "farthest_rows"):  # for clusters that become empty
+        assert any(kernel in name for name in names)
 
 
 def test_a_shape_larger_than_memory_takes_none():
