@@ -270,6 +270,10 @@ class Data(ABC):
             total, square = reduce(lambda both, part: (both[0] + part[0], both[1] + part[1]), parts)
         return to_host(total), to_host(square)
 
+    def on_device(self, points: np.ndarray) -> Any:
+        """Return points, (k, d), on this device, in `dtype`."""
+        return self.xp.asarray(points, dtype=self.dtype)
+
     def copy_to_host(self, array: Any) -> np.ndarray:
         """Return a copy in host memory of an array on this device; the copy is valid until the next call."""
         return to_host(array)
@@ -303,7 +307,7 @@ class Data(ABC):
 
     def each_own_distance(self, centers: np.ndarray, labels: Any, *, weighted: bool = False) -> Iterator[Any]:
         """Yield the `own_distances` of one block of samples after another, times the weights if `weighted`."""
-        device_centers = self.xp.asarray(centers, dtype=self.dtype)
+        device_centers = self.on_device(centers)
 
         def work(start: int, block: Any) -> Any:
             distances = self.block_distances(block, device_centers, labels[start : start + len(block)])

@@ -119,6 +119,10 @@ class DeviceData(Data):
         self.machine.current_stream().synchronize()
         return host
 
+    def on_device(self, points: np.ndarray) -> Any:
+        """Return points on the GPU; see `Data.on_device`."""
+        return self.machine.on_gpu(np.asarray(points, self.dtype))
+
     def _half_x(self) -> Any | None:
         """Return the source's array if it is row-major, has a 16-bit type and is on this GPU; else None."""
         if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
@@ -324,7 +328,7 @@ class DeviceData(Data):
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:
         """Return Σ w·‖x − c‖²; see `Data.inertia`."""
-        device_centers = self.machine.on_gpu(centers.astype(self.dtype))
+        device_centers = self.on_device(centers)
 
         def work(start: int, block: Any) -> Any:
             own = labels[start : start + len(block)]

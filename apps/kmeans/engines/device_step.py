@@ -361,7 +361,7 @@ class DeviceStep(Step):
         data = self.data
         check, device_centers = (
             SumsCheck(data.xp, self.buffers, self.integers),
-            data.machine.on_gpu(centers.astype(data.dtype)),
+            data.on_device(centers),
         )
         # The kernel subtracts `data.shift` from X.
         rows, weights = data.rows_on_gpu, data.sample_weight

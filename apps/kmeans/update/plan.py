@@ -30,7 +30,7 @@ __all__ = [
 #: in all: sorting was then measured to save more time than its two additional launches take (docs/notes/lloyd.md).
 LARGE_D, LEAST_SORTED = 1024, 2**26
 # Limit for large k: reassigned rows are sorted if they have at least this many elements in all.
-_LEAST_SORTED_LARGE_K = 2**20
+_LEAST_SORTED_LARGE_K = 2**21
 #: Maximum number of samples for which reassigned rows can be sorted. Up to two positions per row must be 32-bit numbers
 #: (update/sort_reassigned.cuh).
 MOST_PLACED = 2**31 - 1024

@@ -254,7 +254,7 @@ def test_inertia_that_is_not_that_of_the_rows_is_a_fault():
         inertia, fault = step.checked_inertia(centers)
         assert (inertia, fault) == (step.inertia(centers), None)
         mean, variance, largest = engine.data.known_moments
-        engine.data.known_moments = mean, variance * 1.001, largest
+        engine.data.known_moments, engine.data._last_spread = (mean, variance * 1.001, largest), None
         assert step.checked_inertia(centers)[1] == "the inertia of the cluster sums was not that of the samples"
 
 
