@@ -11,8 +11,8 @@
 // most (d / 32 + 12)·2⁻²⁴, about a thousandth of the score error bound that made the row ambiguous. So float32
 // certifies nearly all labels. (For large d and 16-bit types, the float32 error is about as large as the score error
 // bound, but few rows are ambiguous.) Conversions to float64 would limit the speed: a multiprocessor makes only 16 per
-// clock. While a warp rescores one row, it prefetches its next ambiguous row to L2. It loads list entries two batches
-// ahead.
+// clock. Short rows take only a *group* of kLanes lanes each (lanes_of_row in data/plan.py), so a warp rescores several rows
+// at a time. Meanwhile, it prefetches its next ambiguous rows to L2. It loads list entries two batches ahead.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
@@ -46,9 +46,9 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return center;
 }
 
-// Computes ‖x − c‖² of one row x and each center c listed in `which`. A warp sums in type Sum. All lanes get the same
-// bits.
-template <typename Sum, int kCenters, typename T, typename Work>
+// Computes ‖x − c‖² of one row x and each center c listed in `which`. A group of kLanes lanes sums in type Sum, and all
+// its lanes get the same bits. All groups of the warp take part, each for its own row.
+template <int kLanes = 32, typename Sum, int kCenters, typename T, typename Work>
 __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
                                                  const int (&which)[kCenters], Sum (&squares)[kCenters]) {
   constexpr int kWide = kVector<Work>;
@@ -64,7 +64,7 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
       reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0) {
     begin = rows.d;
 #pragma unroll(4 / kCenters)
-    for (int j = kWide * (threadIdx.x % 32); j < rows.d; j += 32 * kWide) {
+    for (int j = kWide * (threadIdx.x % kLanes); j < rows.d; j += kLanes * kWide) {
       const auto value = *reinterpret_cast<const simt::Vector<T, kWide>*>(x + j);
       const auto mean = *reinterpret_cast<const simt::Vector<Work, kWide>*>(rows.mean + j);
       simt::Vector<Work, kWide> center[kCenters];
@@ -81,13 +81,17 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
     }
   }
 #pragma unroll 1
-  for (int j = begin + threadIdx.x % 32; j < rows.d; j += 32) {
+  for (int j = begin + threadIdx.x % kLanes; j < rows.d; j += kLanes) {
     const Work one = centered<T, Work>(x[j], rows.mean[j]);
 #pragma unroll
     for (int c = 0; c < kCenters; ++c) add(c, one, centers[(long long)which[c] * rows.d + j]);
   }
 #pragma unroll
-  for (int c = 0; c < kCenters; ++c) squares[c] = simt::warp_sum(sum[c]);
+  for (int c = 0; c < kCenters; ++c) {
+    squares[c] = sum[c];
+#pragma unroll
+    for (int bits = kLanes / 2; bits > 0; bits /= 2) squares[c] += simt::shuffle_xor(squares[c], bits);
+  }
 }
 
 // A center and its squared distance to a row. `take` replaces it by `other` if `other` is nearer, or if it is equally
@@ -147,17 +151,77 @@ __device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, con
   return nearest.center;
 }
 
+// Returns the position of set bit number n of a mask, counted from 0; at most 31 if the mask has fewer bits.
+__device__ __forceinline__ int bit_number(unsigned mask, int n) {
+  int position = 0;
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) {
+    const int below = __popc(mask >> position & ((1u << half) - 1));
+    if (below <= n) n -= below, position += half;
+  }
+  return position;
+}
+
+// Returns the nearest of the `count` candidates of a row, for each group of kLanes lanes of a warp; without candidates,
+// returns `otherwise`. `begin()` returns a function whose every call returns the next candidate, and after the last one
+// any center. kCenters candidates are compared at a time.
+template <int kLanes, int kCenters, typename T, typename Work, typename Begin>
+__device__ __forceinline__ int nearest_of_group(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
+                                                int count, int otherwise, const Begin& begin) {
+  int most = count;
+#pragma unroll
+  for (int bits = kLanes; bits < 32; bits *= 2) {
+    const int other = simt::shuffle_xor(most, bits);
+    most = other > most ? other : most;
+  }
+  Surely surely;
+  if constexpr (sizeof(Work) == sizeof(float)) {
+    auto next = begin();
+#pragma unroll 1
+    for (int j = 0; j < most; j += kCenters) {
+      int which[kCenters];
+      float squares[kCenters];
+#pragma unroll
+      for (int c = 0; c < kCenters; ++c) which[c] = next();
+      square_distances<kLanes>(rows, centers, row, which, squares);
+#pragma unroll
+      for (int c = 0; c < kCenters; ++c) {
+        if (j + c < count) surely.take(squares[c], which[c]);
+      }
+    }
+    if (count == 0) surely = {0, 1, otherwise};
+    if (__all_sync(simt::every_lane, surely.is_so(rows.d))) return surely.center;
+  }
+  Distant nearest = {kInfinity, otherwise};
+  auto next = begin();
+#pragma unroll 1
+  for (int j = 0; j < most; j += 2) {
+    int which[2];
+    double squares[2];
+#pragma unroll
+    for (int c = 0; c < 2; ++c) which[c] = next();
+    square_distances<kLanes>(rows, centers, row, which, squares);
+#pragma unroll
+    for (int c = 0; c < 2; ++c) {
+      if (j + c < count) nearest.take({squares[c], which[c]});
+    }
+  }
+  return sizeof(Work) == sizeof(float) && surely.is_so(rows.d) ? surely.center : nearest.center;
+}
+
 // Rescores the ambiguous rows. Block (x, y) processes part y of list x. In each entry, it replaces the candidates by
 // one candidate, the new label.
-template <typename T, typename Work>
+template <typename T, typename Work, int kLanes>
 __global__ void __launch_bounds__(256, 3)
     rescore(const CenteredRows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
             long long capacity, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
+  constexpr int kGroups = 32 / kLanes;
   AmbiguousRow* list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;
+  const int group = lane / kLanes;
   // Returns this lane's entry of the batch that starts at `begin`. Past the end of the list, returns an entry with one
   // candidate, which needs no rescoring.
   auto entry_of = [&](unsigned begin) {
@@ -166,12 +230,13 @@ __global__ void __launch_bounds__(256, 3)
   auto ambiguous = [&](const AmbiguousRow& entry) {
     return __ballot_sync(simt::every_lane, __popc(entry.low) + __popc(entry.high) != 1);
   };
-  // Prefetches to L2 the first row of a batch that is still to be rescored. `waiting` has a bit for each such entry.
+  // Prefetches to L2 the first row of each group. `waiting` has a bit for each entry that is still to be rescored.
   auto ask_for = [&](const AmbiguousRow& entry, unsigned waiting) {
     if (waiting == 0) return;
-    const long long row = simt::shuffle(entry.row, __ffs(waiting) - 1);
+    const long long row = simt::shuffle(entry.row, bit_number(waiting, group));
     const char* x = reinterpret_cast<const char*>(rows.X + row * rows.leading);
-    for (long long byte = 128 * lane; byte < rows.d * (long long)sizeof(T); byte += 32 * 128) ptx::prefetch(x + byte);
+    const int bytes = group < __popc(waiting) ? rows.d * (int)sizeof(T) : 0;
+    for (int byte = 128 * (lane % kLanes); byte < bytes; byte += kLanes * 128) ptx::prefetch(x + byte);
   };
   const unsigned start = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * each;
   AmbiguousRow soon = entry_of(start), later = entry_of(start + warps * each);
@@ -181,22 +246,23 @@ __global__ void __launch_bounds__(256, 3)
     ask_for(soon, ambiguous(soon));
     later = entry_of(begin + 2 * warps * each);
     for (unsigned waiting = ambiguous(mine); waiting;) {
-      const int one = __ffs(waiting) - 1;
-      waiting &= waiting - 1;
+      const bool present = group < __popc(waiting);
+      const int one = bit_number(waiting, group), place = __popc(waiting & ((1u << lane) - 1));
+      const bool is_mine = waiting >> lane & 1 && place < kGroups;
+      waiting = __popc(waiting) <= kGroups ? 0 : waiting & ~0u << bit_number(waiting, kGroups);
       ask_for(mine, waiting);
       const unsigned row = simt::shuffle(mine.row, one);
       const unsigned every_low = simt::shuffle(mine.low, one), every_high = simt::shuffle(mine.high, one);
       const bool all = (every_low | every_high) == 0;
-      const int label = nearest_of(rows, centers, row, 0, [&](auto take) {
-        unsigned low = every_low, high = every_high;
-        auto next = [&](int center) { return all ? center + 1 : next_candidate(low, high, k); };
-        for (int first = all ? 0 : next(0); first < k; first = next(first)) {
-          const int second = next(first);
-          take(first, second < k ? second : first);
-          if (all) ++first;
-        }
+      const int candidates = !present ? 0 : all ? k : __popc(every_low) + __popc(every_high);
+      const int nearest = nearest_of_group<kLanes, 2>(rows, centers, row, candidates, 0, [&] {
+        return [all, low = every_low, high = every_high, center = 0, k]() mutable {
+          const int next = all ? center++ : next_candidate(low, high, k);
+          return next < k ? next : 0;
+        };
       });
-      if ((int)lane != one) continue;
+      const int label = simt::shuffle(nearest, place % kGroups * kLanes);
+      if (!is_mine) continue;
       const int bit = bit_of_center((unsigned)label);
       mine.low = bit < 32 ? 1u << bit : 0;
       mine.high = bit < 32 ? 0 : 1u << (bit - 32);

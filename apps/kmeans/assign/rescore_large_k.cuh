@@ -1,10 +1,10 @@
 // Rescoring of the ambiguous rows that large_k.cuh lists: the arg-min over their candidates, by the distances of
 // rescore.cuh. Appends rows with a new label to the block's list of reassigned rows (`changes`).
 //
-// Why it is fast: one warp rescores a row with a list of candidates, and prefetches later rows. A whole block compares
-// kRescoredRows rows with all centers at a time. The rows are in shared memory, so the block reads each center from the
-// L2 cache once for all of them. It stops reading a center whose first features alone make it farther from every row
-// than the row's label.
+// Why it is fast: a group of lanes rescores a row with a list of candidates, and prefetches later rows. A whole block
+// compares kRescoredRows rows with all centers at a time. The rows are in shared memory, so the block reads each center
+// from the L2 cache once for all of them. It stops reading a center whose first features alone make it farther from
+// every row than the row's label.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -17,7 +17,7 @@ constexpr int kRescoreThreads = 256;
 constexpr int kRescoredRows = 8;
 // Minimum number of features for which centers are pruned.
 constexpr int kLeastPruned = 128;
-// Number of rows that a warp prefetches ahead of the row that it rescores.
+// Number of rows that a group prefetches ahead of the row that it rescores.
 constexpr int kRowsAhead = 4;
 
 // Reduces one value per warp over the kWarps warps of a block. `take(a, b)` combines b into a. All threads get the
@@ -163,44 +163,18 @@ __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, fl
   __syncthreads();
 }
 
-// Prefetches a row to the L2 cache. By a warp.
-template <typename T, typename Work>
+// Prefetches a row to the L2 cache, by a group of kLanes lanes.
+template <int kLanes, typename T, typename Work>
 __device__ __forceinline__ void prefetch_row(const CenteredRows<T, Work>& rows, long long row) {
   const char* x = reinterpret_cast<const char*>(rows.X + row * rows.leading);
   constexpr int kMost = 32 * 128;  // bytes that are prefetched of a longer row
-  const int bytes = rows.d * sizeof(T) < kMost ? rows.d * (int)sizeof(T) : kMost, at = 128 * (threadIdx.x % 32);
-  if (at < bytes) ptx::prefetch(x + at);
-}
-
-// Returns the nearest of the candidates of `entry`, or its label if it has no list. By a warp.
-template <typename T, typename Work, int kCandidates>
-__device__ __forceinline__ int nearest_in_list(const CenteredRows<T, Work>& rows, const Work* centers,
-                                               const AmbiguousLargeK<kCandidates>& entry) {
-  const int count = entry.count;
-  const auto candidate = [&](int j) { return (int)entry.candidates[j < count ? j : 0]; };
-  if constexpr (sizeof(Work) == sizeof(float)) {
-    Surely nearest;
-    constexpr int kCenters = 4;
-#pragma unroll 1
-    for (int j = 0; j < count; j += kCenters) {
-      float squares[kCenters];
-      square_distances(rows, centers, entry.row, {candidate(j), candidate(j + 1), candidate(j + 2), candidate(j + 3)},
-                       squares);
-#pragma unroll
-      for (int c = 0; c < kCenters; ++c) {
-        if (j + c < count) nearest.take(squares[c], candidate(j + c));
-      }
-    }
-    if (nearest.is_so(rows.d)) return nearest.center;
-  }
-  return nearest_of(rows, centers, entry.row, entry.label, [&](auto take) {
-    for (int j = 0; j < count; j += 2) take(candidate(j), candidate(j + 1 < count ? j + 1 : j));
-  });
+  const int bytes = rows.d * sizeof(T) < kMost ? rows.d * (int)sizeof(T) : kMost;
+  for (int at = 128 * (threadIdx.x % kLanes); at < bytes; at += 128 * kLanes) ptx::prefetch(x + at);
 }
 
 // Rescores the ambiguous rows. Block (x, y) processes part y of list x. `order` lists the centers by their norms. If
 // `together`, a block has kRescoredRows · d floats of dynamic shared memory.
-template <typename T, typename Work, int kCandidates>
+template <typename T, typename Work, int kCandidates, int kLanes>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
     rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, const int* order, int k,
                     Reassignment* changes, const AmbiguousLargeK<kCandidates>* ambiguous, Lengths* lengths,
@@ -219,18 +193,30 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
     place = simt::shuffle(place, 0) + __popc(all & ((1u << lane) - 1));
     if (wanted) changes[blockIdx.x * capacity + place] = change;
   };
+  constexpr int kGroups = 32 / kLanes;
+  const int group = lane / kLanes;
   for (unsigned begin = first + warp; begin < last; begin += 32 * kWarps) {
-    Reassignment mine = {};
-    const unsigned mine_at = begin + lane * kWarps, row = list[mine_at < last ? mine_at : begin].row;
     const unsigned rest = (last - begin + kWarps - 1) / kWarps;
     const int some = rest < 32 ? (int)rest : 32;
-    for (int i = 0; i < kRowsAhead && i < some; ++i) prefetch_row(rows, simt::shuffle(row, i));
+    const AmbiguousLargeK<kCandidates>& own = list[begin + (lane < some ? lane : 0) * kWarps];
+    Reassignment mine = {own.row, own.label, own.label, 0};
+    // Prefetches the row of each group that comes `i` rows after the first.
+    const auto ask_for = [&](int i) {
+      const unsigned row = simt::shuffle(mine.row, (i + group) % 32);
+      if (i + group < some) prefetch_row<kLanes>(rows, row);
+    };
+    for (int i = 0; i < kRowsAhead * kGroups && i < some; i += kGroups) ask_for(i);
 #pragma unroll 1
-    for (int i = 0; i < some; ++i) {
-      if (i + kRowsAhead < some) prefetch_row(rows, simt::shuffle(row, i + kRowsAhead));
-      const AmbiguousLargeK<kCandidates>& entry = list[begin + i * kWarps];
-      const int to = nearest_in_list(rows, centers, entry);
-      if (i == lane) mine = {entry.row, entry.label, to, 0};
+    for (int i = 0; i < some; i += kGroups) {
+      if (i + kRowsAhead * kGroups < some) ask_for(i + kRowsAhead * kGroups);
+      const bool present = i + group < some;
+      const AmbiguousLargeK<kCandidates>& entry = list[begin + (present ? i + group : i) * kWarps];
+      const int count = present ? entry.count : 0;
+      const int nearest = nearest_of_group<kLanes, 4>(rows, centers, entry.row, count, entry.label, [&] {
+        return [&entry, count, j = 0]() mutable { return (int)entry.candidates[j < count ? j++ : 0]; };
+      });
+      const int to = simt::shuffle(nearest, (lane - i) % kGroups * kLanes % 32);
+      if (i <= lane && lane < i + kGroups && lane < some) mine.to = to;
     }
     append(mine.from != mine.to, mine);
   }

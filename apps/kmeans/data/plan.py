@@ -13,6 +13,7 @@ __all__ = [
     "SPLIT",
     "UNCERTIFIED",
     "half_copy_scale",
+    "lanes_of_row",
     "log2_lanes",
     "norm_limit_of",
     "padded",
@@ -48,6 +49,11 @@ def padded(d: int) -> int:
 def log2_lanes(columns: int) -> int:
     """Return log2 of the number of lanes among which a row of `columns` elements is split, at most 5 (a warp)."""
     return min(5, (columns - 1).bit_length())
+
+
+def lanes_of_row(d: int, dtype: np.dtype) -> int:
+    """Return the number of lanes that compute distances of a row of d features in `dtype` (kLanes in rescore.cuh)."""
+    return 1 << log2_lanes(-(-d // vector_of(dtype.itemsize)))
 
 
 def row_groups(rows: int, columns: int) -> tuple[np.int32, tuple[int]]:

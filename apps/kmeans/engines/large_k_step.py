@@ -26,6 +26,7 @@ from tsapps.apps.kmeans.assign.plan import (
 )
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
+from tsapps.apps.kmeans.data.plan import lanes_of_row
 from tsapps.apps.kmeans.engines.device_step import CENTER_THREADS, RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, Layout
 from tsapps.apps.kmeans.update.launch import AddReassigned, SegmentedSum, grid_of_lists
@@ -78,7 +79,8 @@ class LargeKStep(DeviceStep):
         self._together = data.dtype == np.float32 and shared_bytes <= _MOST_SHARED_BYTES
         self._rescore_shared_bytes = shared_bytes if self._together else 0
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)
-        name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}, {plan.candidates}>"
+        lanes = lanes_of_row(data.n_features, data.dtype)
+        name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}, {plan.candidates}, {lanes}>"
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
         self._add = AddReassigned(data, self.integers.digits, blocks)
         self._segments = SegmentedSum(data, k, self.integers.digits, "Reassignment", blocks, self._ambiguous)

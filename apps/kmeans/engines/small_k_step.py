@@ -26,6 +26,7 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.bounds.launch import ProductBounds
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
+from tsapps.apps.kmeans.data.plan import lanes_of_row
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
 from tsapps.apps.kmeans.update.launch import ScatterAdd, SegmentedSum, grid_of_lists
@@ -76,9 +77,8 @@ class SmallKStep(DeviceStep):
             places = data.xp.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
             self._segments = SegmentedSum(data, k, self.integers.digits, "AmbiguousRow", lists, places)
         self._rescore_grid = grid_of_lists(data.gpu.multiprocessors, lists, RESCORE_BLOCKS)
-        (self._rescore,) = load_kernels(
-            machine, "assign/rescore.cuh", f"rescore<{types_of(data.rows_on_gpu, data.dtype)}>"
-        )
+        name = f"rescore<{types_of(data.rows_on_gpu, data.dtype)}, {lanes_of_row(d, data.dtype)}>"
+        (self._rescore,) = load_kernels(machine, "assign/rescore.cuh", name)
 
     def _new_bounds(self) -> ProductBounds:
         return ProductBounds(self.data, *self._bounds_arguments)
