@@ -55,11 +55,10 @@ def relocate_empty_clusters(data: Data, labels: Any, found: Assignment, centers:
         return  # fewer distinct samples than clusters
     weights = farthest.weights
     weighted = farthest.rows * weights[:, np.newaxis]
-    for new, old, row, weight in zip(empty, farthest.labels, weighted, weights, strict=True):
+    found.sums[empty], found.weights[empty] = weighted, weights
+    np.subtract.at(found.weights, farthest.labels, weights)
+    for old, row in zip(farthest.labels, weighted, strict=True):
         found.sums[old] -= row
-        found.sums[new] = row
-        found.weights[new] = weight
-        found.weights[old] -= weight
 
 
 def _farthest_rows(data: Data, labels: Any, centers: np.ndarray, count: int) -> FarthestRows | None:

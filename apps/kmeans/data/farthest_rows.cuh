@@ -5,7 +5,8 @@
 //                     d elements of the row minus `mean`, computed in `Work`
 //
 // A *list* holds the first 32 rows in this order, one per lane of a warp. The order is total, so the result does not
-// depend on the order in which rows enter a list. X has any dtype, and is converted to `Work`, the working type.
+// depend on the order in which rows enter a list. A launch finds up to 32 rows; further launches find those that come
+// after them. X has any dtype, and is converted to `Work`, the working type.
 //
 // Why it is fast: distances are read once, coalesced. A ballot tells whether any of 32 rows enters the list of a warp,
 // which is rare except at the start. Each block merges the lists of its warps. The last block to arrive merges the
@@ -17,7 +18,7 @@
 namespace kmeans {
 
 constexpr int kFarthestThreads = 512;
-// Maximum number of rows that are found; and number of elements of `found` before those of X.
+// Maximum number of rows that a launch finds; and number of elements of `found` before those of X.
 constexpr int kMostFarthest = 32, kFarthestFields = 4;
 
 template <typename Work>
@@ -61,25 +62,28 @@ __device__ __forceinline__ void merge_warps(FarRow<Work>& kept, int count) {
     enter(kept, first + lane < kWarps * count ? lists[first + lane] : FarRow<Work>::none(), count);
 }
 
-// `lists` has room for `count` entries of each block. `arrived` is zero before and after. `weights` may be null. Of
+// Finds `count` rows, those from number `first` of `found` on; earlier launches have found the rows before them. `lists`
+// has room for `count` entries of each block. `arrived` is zero before and after. `weights` may be null. Of
 // distances that are not numbers, only memory safety is guaranteed.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(kFarthestThreads)
     farthest_rows(const Work* distances, const T* X, const Work* mean, const int* labels, const Work* weights,
-                  long long n, int d, int count, FarRow<Work>* lists, unsigned* arrived, double* found) {
+                  long long n, int d, int first, int count, FarRow<Work>* lists, unsigned* arrived, double* found) {
   constexpr int kTogether = 8;  // distances that a thread has in flight
-  const int lane = simt::lane();
+  const int lane = simt::lane(), fields = kFarthestFields + d;
   const long long together = (long long)gridDim.x * kFarthestThreads;
+  found += (long long)first * fields;
+  const FarRow<Work> last = {first ? (Work)found[1 - fields] : 0, first ? (long long)found[-fields] : 0};
   FarRow<Work> kept = FarRow<Work>::none();
-  for (long long first = (long long)blockIdx.x * kFarthestThreads + threadIdx.x; first - lane < n;
-       first += kTogether * together) {
+  for (long long begin = (long long)blockIdx.x * kFarthestThreads + threadIdx.x; begin - lane < n;
+       begin += kTogether * together) {
     Work distance[kTogether];
 #pragma unroll
-    for (int r = 0; r < kTogether; ++r) distance[r] = first + r * together < n ? distances[first + r * together] : 0;
+    for (int r = 0; r < kTogether; ++r) distance[r] = begin + r * together < n ? distances[begin + r * together] : 0;
 #pragma unroll
     for (int r = 0; r < kTogether; ++r) {
-      const long long row = first + r * together;
-      enter(kept, row < n ? FarRow<Work>{distance[r] > 0 ? distance[r] : 0, row} : FarRow<Work>::none(), count);
+      const FarRow<Work> one = {distance[r] > 0 ? distance[r] : 0, begin + r * together};
+      enter(kept, one.row < n && (first == 0 || last.is_before(one)) ? one : FarRow<Work>::none(), count);
     }
   }
   merge_warps(kept, count);
@@ -97,7 +101,6 @@ __global__ void __launch_bounds__(kFarthestThreads)
   }
   merge_warps(kept, count);
   __shared__ long long rows[kMostFarthest];
-  const int fields = kFarthestFields + d;
   if ((int)threadIdx.x < count) {
     rows[lane] = kept.row;
     double* const to = found + (long long)lane * fields;

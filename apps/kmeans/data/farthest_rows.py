@@ -12,10 +12,11 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["MOST_FARTHEST", "FarthestRows", "farthest_rows", "holds_rows"]
 
-#: Maximum number of samples that the kernel finds: the lanes of a warp.
-MOST_FARTHEST = 32
-# Number of threads per block; bytes of an entry of a list; elements of a found row before those of X.
-_THREADS, _ENTRY_BYTES, _FIELDS = 512, 16, 4
+#: Maximum number of samples: for more, sorting takes less time.
+MOST_FARTHEST = 256
+# Number of samples that a launch finds; threads per block; bytes of an entry of a list; elements of a found row before
+# those of X.
+_EACH, _THREADS, _ENTRY_BYTES, _FIELDS = 32, 512, 16, 4
 
 
 class FarthestRows(NamedTuple):
@@ -67,11 +68,12 @@ def farthest_rows(data: DeviceData, centers: np.ndarray, labels: Any, count: int
     (kernel,) = load_kernels(machine, "data/farthest_rows.cuh", f"farthest_rows<{types_of(X, data.dtype)}>")
     (distances,) = data.each_own_distance(centers, labels)
     blocks = min(-(-n // _THREADS), machine.gpu.multiprocessors)
-    lists, arrived = machine.workspace(blocks * count * _ENTRY_BYTES, 1)
+    lists, arrived = machine.workspace(blocks * min(count, _EACH) * _ENTRY_BYTES, 1)
     out = machine.xp.empty((count, _FIELDS + data.n_features))
-    sizes = np.int64(n), np.int32(data.n_features), np.int32(count)
-    arguments = (distances, X, data.shift, labels, pointer(data.sample_weight), *sizes, lists, arrived, out)
-    kernel((blocks,), (_THREADS,), arguments)
+    given = distances, X, data.shift, labels, pointer(data.sample_weight), np.int64(n), np.int32(data.n_features)
+    for first in range(0, count, _EACH):
+        some = np.int32(first), np.int32(min(count - first, _EACH))
+        kernel((blocks,), (_THREADS,), (*given, *some, lists, arrived, out))
     found = to_host(out)  # so small that pinned memory would not copy faster
     if found[0, 1] == 0:
         return None

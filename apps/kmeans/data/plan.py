@@ -23,7 +23,7 @@ __all__ = [
 
 #: Scales are between 2^−MOST_EXPONENT and 2^MOST_EXPONENT, so that float32 represents each scale and its inverse.
 MOST_EXPONENT = 96
-#: The C++ class `CenteredRows` of assign/rescore.cuh, as a NumPy structure.
+#: The C++ class `CenteredRows` of assign/row_distances.cuh, as a NumPy structure.
 ROWS = np.dtype([("X", "u8"), ("leading", "i8"), ("d", "i4"), ("padding", "i4"), ("mean", "u8"), ("weights", "u8")])
 #: Bound ρ of the rounding error of a float16 row relative to its norm (half_copy.cuh): for data that must be rounded,
 #: and for data that float16 represents exactly.
@@ -52,7 +52,7 @@ def log2_lanes(columns: int) -> int:
 
 
 def lanes_of_row(d: int, dtype: np.dtype) -> int:
-    """Return the number of lanes that compute distances of a row of d features in `dtype` (kLanes in rescore.cuh)."""
+    """Return the number of lanes that compute distances of a row of d features in `dtype` (kLanes in row_distances.cuh)."""
     return 1 << log2_lanes(-(-d // vector_of(dtype.itemsize)))
 
 

@@ -13,9 +13,9 @@
 // Why it is fast: it reads the sums, the old and new centers and few rows of X, and writes only one hash per column. No
 // block waits for another. A block checks either some columns of all sums, or a group of rows against a part of the
 // centers. A thread compares four rows with eight centers: 32 sums from 13 loads, in float32 unless X is float64. A
-// warp rescores uncertified rows, as in rescore.cuh.
+// warp rescores uncertified rows, as assign/rescore.cuh does.
 #pragma once
-#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/assign/row_distances.cuh"
 #include "kernels/device/vector_load.cuh"
 
 namespace kmeans {

@@ -10,7 +10,7 @@
 // the multiprocessor, and the columns of a row are adjacent. Many rows of the same cluster would wait for each other:
 // plan.py then selects sorting (sorts_lists).
 #pragma once
-#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/assign/row_distances.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
 #include "apps/kmeans/update/sort_reassigned.cuh"
 

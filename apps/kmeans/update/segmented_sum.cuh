@@ -19,7 +19,7 @@
 // rows over all warps.
 #pragma once
 #include "apps/kmeans/update/sort_reassigned.cuh"
-#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/assign/row_distances.cuh"
 #include "apps/kmeans/update/fixed_point.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 
