@@ -52,7 +52,7 @@ def log2_lanes(columns: int) -> int:
 
 
 def lanes_of_row(d: int, dtype: np.dtype) -> int:
-    """Return the number of lanes that compute distances of a row of d features in `dtype` (kLanes in row_distances.cuh)."""
+    """Return the number of lanes that compute distances of a row of d features (kLanes in row_distances.cuh)."""
     return 1 << log2_lanes(-(-d // vector_of(dtype.itemsize)))
 
 
