@@ -100,7 +100,9 @@ def _rows(kind: str, rng: Any, middles: Any, noise: Any, place: Any, xp: Any) ->
         far = (rng.random(size) < share)[:, np.newaxis]
         return xp.where(far, factor, 1) * (noise + middles)
     if kind == "student":
-        return noise / xp.sqrt(rng.standard_exponential((size, d), dtype=np.float32)) + middles
+        # In float32, an exponential variate may be zero.
+        variates = xp.maximum(rng.standard_exponential((size, d), dtype=np.float32), np.float32(2.0**-24))
+        return noise / xp.sqrt(variates) + middles
     if kind == "uniform":
         return rng.random((size, d), dtype=np.float32)
     if kind == "embeddings":

@@ -85,33 +85,26 @@ __global__ void __launch_bounds__(256, 3)
     soon = later;
     ask_for(soon, ambiguous(soon));
     later = entry_of(begin + 2 * warps * each);
-    const auto keep = [&](int label) {
-      const int bit = bit_of_center((unsigned)label);
-      mine.low = bit < 32 ? 1u << bit : 0;
-      mine.high = bit < 32 ? 0 : 1u << (bit - 32);
-      list[begin + lane] = mine;
-    };
-    unsigned waiting = ambiguous(mine);
+    const unsigned listed = ambiguous(mine);
+    unsigned waiting = listed;
+    int label = 0;  // of this lane's entry
     if constexpr (kGroups > 1 && sizeof(Work) == sizeof(float)) {
       unsigned with_all = waiting & __ballot_sync(simt::every_lane, (mine.low | mine.high) == 0);
       for (; with_all; with_all &= with_all - 1) {
         const int one = __ffs(with_all) - 1;
-        const int label = nearest_of_every(rows, centers, k, simt::shuffle(mine.row, one));
-        if (label < 0) continue;
-        waiting &= ~(1u << one);
-        if ((int)lane == one) keep(label);
+        const int found = nearest_of_every(rows, centers, k, simt::shuffle(mine.row, one));
+        if (found >= 0) waiting &= ~(1u << one);
+        if ((int)lane == one) label = found;
       }
     }
-    while (waiting) {
-      // The group takes entry `one`; that of this lane is taken by group `by`, if that is a group.
-      const bool present = group < __popc(waiting);
-      const int one = kGroups > 1 ? bit_number(waiting, group) : __ffs(waiting) - 1;
-      const int by = waiting >> lane & 1 ? __popc(waiting & ((1u << lane) - 1)) : kGroups;
-      if constexpr (kGroups > 1) {
-        waiting = __popc(waiting) <= kGroups ? 0 : waiting & ~0u << bit_number(waiting, kGroups);
-      } else {
-        ask_for(mine, waiting &= waiting - 1);
-      }
+    // Waiting entries are numbered. This lane's entry is number `own`, and entry number `lane` is that of lane `source`.
+    const int number = __popc(waiting), source = bit_number(waiting, lane);
+    const int own = waiting >> lane & 1 ? __popc(waiting & ((1u << lane) - 1)) : -32;
+#pragma unroll 1
+    for (int first = 0; first < number; first += kGroups) {
+      if (kGroups == 1) ask_for(mine, waiting &= waiting - 1);
+      const bool present = first + group < number;
+      const int one = simt::shuffle(source, (first + group) % 32);
       const unsigned row = simt::shuffle(mine.row, one);
       const unsigned every_low = simt::shuffle(mine.low, one), every_high = simt::shuffle(mine.high, one);
       const bool all = (every_low | every_high) == 0;
@@ -122,8 +115,14 @@ __global__ void __launch_bounds__(256, 3)
           return next < k ? next : 0;
         };
       });
-      const int label = simt::shuffle(nearest, by % kGroups * kLanes);
-      if (by < kGroups) keep(label);
+      const int found = simt::shuffle(nearest, (own - first) * kLanes & 31);
+      if (first <= own && own < first + kGroups) label = found;
+    }
+    if (listed >> lane & 1) {
+      const int bit = bit_of_center((unsigned)label);
+      mine.low = bit < 32 ? 1u << bit : 0;
+      mine.high = bit < 32 ? 0 : 1u << (bit - 32);
+      list[begin + lane] = mine;
     }
   }
 }
