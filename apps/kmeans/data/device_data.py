@@ -79,6 +79,8 @@ class DeviceData(Data):
         self.on_read = self._centered = False
         # `cached_moments`, once they are known.
         self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
+        #: The last result of `integers_of` in engines/device_step.py, after the `spread` that it is for.
+        self.integers: tuple[tuple[np.ndarray, float], Any] | None = None
         # The point and the result of the last `spread`.
         self._last_spread: tuple[np.ndarray, tuple[np.ndarray, float]] | None = None
         self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host

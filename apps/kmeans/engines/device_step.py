@@ -50,9 +50,13 @@ _ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
 
 def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
     """Return the fixed-point format of the cluster sums of X − `subtracted`, (d,); by default of X − `data.shift`."""
-    weights = data.sample_weight
-    most_weight = None if weights is None else float(abs(weights).max())
-    return integers(data.n_samples, data.dtype, *data.spread(subtracted), most_weight)
+    spread = data.spread(subtracted)
+    if data.integers is None or data.integers[0] is not spread:
+        weights = data.sample_weight
+        most_weight = None if weights is None else float(abs(weights).max())
+        data.integers = spread, integers(data.n_samples, data.dtype, *spread, most_weight)
+    found: Integers = data.integers[1]
+    return found
 
 
 class DeviceStep(Step):
@@ -299,9 +303,12 @@ class DeviceStep(Step):
 
         The iteration reads `buffers.centers[now]`, and writes `buffers.centers[1 - now]` and `_outcomes[slot]`.
         """
-        arguments = (self._update_args(now, slot, tol),)
-        update_centers = self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), arguments)
-        return [*self._bound_rows(now), update_centers]
+
+        def update_centers() -> Sequence[Callable[[], None]]:
+            arguments = (self._update_args(now, slot, tol),)
+            return [self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), arguments)]
+
+        return [*self._bound_rows(now), *self._bound(("centers", now, slot, tol, self._bounded), update_centers)]
 
     def _update_args(self, now: int, slot: int, tol: float) -> Any:
         """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh for an iteration."""

@@ -31,6 +31,7 @@ from tsapps.apps.kmeans.engines.device_step import CENTER_THREADS, RESCORE_BLOCK
 from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, Layout
 from tsapps.apps.kmeans.update.launch import AddReassigned, SegmentedSum, grid_of_lists
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, sorts_lists
+from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
@@ -116,15 +117,18 @@ class LargeKStep(DeviceStep):
             **self._coefficients._asdict(),
         )
 
-    def _bind_rows(self, centers: Any) -> list[Launch]:
+    def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
+        rescore = self._bound(("rescore", address(centers)), lambda: [self._bind_rescore(centers)])
+        return [self._bound_product, *rescore, *(self._bound_sorting if self._sorts else self._bound_addition)]
+
+    def _bind_rescore(self, centers: Any) -> Launch:
+        """Return the launch that rescores the ambiguous rows."""
         lists = self._changes, self._ambiguous, self._lengths
         stopped, together = self.buffers.stopped, np.bool_(self._together)
         of_centers = centers, self._order.centers, np.int32(self.k)
         given = self.buffers.rows, *of_centers, *lists, np.int64(self._capacity), stopped, together
-        rescore = self.data.machine.bind(
-            self._rescore, self._rescore_grid, (RESCORE_THREADS,), given, self._rescore_shared_bytes
-        )
-        return [self._bound_product, rescore, *(self._bound_sorting if self._sorts else self._bound_addition)]
+        grid, shared_bytes = self._rescore_grid, self._rescore_shared_bytes
+        return self.data.machine.bind(self._rescore, grid, (RESCORE_THREADS,), given, shared_bytes)
 
     @property
     def _sorts(self) -> bool:

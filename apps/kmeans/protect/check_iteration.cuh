@@ -17,6 +17,8 @@
 #pragma once
 #include "apps/kmeans/assign/row_distances.cuh"
 #include "kernels/device/vector_load.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/memory.cuh"
 
 namespace kmeans {
 
