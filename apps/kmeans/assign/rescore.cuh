@@ -97,7 +97,7 @@ __global__ void __launch_bounds__(256, 3)
         if ((int)lane == one) label = found;
       }
     }
-    // Waiting entries are numbered. This lane's entry is number `own`, and entry number `lane` is that of lane `source`.
+    // Waiting entries are numbered. This lane's entry is number `own`; entry number `lane` is that of lane `source`.
     const int number = __popc(waiting), source = bit_number(waiting, lane);
     const int own = waiting >> lane & 1 ? __popc(waiting & ((1u << lane) - 1)) : -32;
 #pragma unroll 1

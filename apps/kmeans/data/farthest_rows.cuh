@@ -62,8 +62,8 @@ __device__ __forceinline__ void merge_warps(FarRow<Work>& kept, int count) {
     enter(kept, first + lane < kWarps * count ? lists[first + lane] : FarRow<Work>::none(), count);
 }
 
-// Finds `count` rows, those from number `first` of `found` on; earlier launches have found the rows before them. `lists`
-// has room for `count` entries of each block. `arrived` is zero before and after. `weights` may be null. Of
+// Finds `count` rows, those from number `first` of `found` on; earlier launches have found the rows before them.
+// `lists` has room for `count` entries of each block. `arrived` is zero before and after. `weights` may be null. Of
 // distances that are not numbers, only memory safety is guaranteed.
 template <typename T, typename Work>
 __global__ void __launch_bounds__(kFarthestThreads)

@@ -180,8 +180,8 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
 #define FOLD_ROWS 32
 
 // Reduces the partial results of column_moments. `parts` (3 × slices × d) has sums, squares and maxima; blocks (f, p)
-// of all f reduce part p. The results are added to the sums and squares in `totals` (3 × d), or, for the maxima, replace
-// smaller ones.
+// of all f reduce part p. The results are added to the sums and squares in `totals` (3 × d); maxima replace smaller
+// ones.
 //
 // Why it is fast: each thread has eight loads in flight, since the time is that of a chain of loads.
 __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)

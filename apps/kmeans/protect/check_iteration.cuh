@@ -36,9 +36,8 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// The hash of a column of centers is Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴; h is one to one. Factors
-// are odd, so one changed element, or an exchange of two float32 elements, always changes the hash. hash_word computes
-// one term.
+// The hash of a column of centers is Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴; hash_word computes one term.
+// h is one to one, factors are odd: one changed element, or an exchange of two float32 elements, changes the hash.
 constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
 __device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
   return (unsigned long long)__float_as_uint(center) * odd;
@@ -251,10 +250,9 @@ __device__ __forceinline__ bool wrong_labels(const CheckedRows<T, Work, Label>& 
     certified = of_own <= best * (1 + 1.0 / (1 << 30));
 
   const bool speaks = member < 32 && lane % (lanes / kCheckRows) == 0;
-  const long long row_mine = samples.row(mine);
   for (unsigned waiting = __ballot_sync(simt::every_lane, speaks && !certified); waiting; waiting &= waiting - 1) {
     const int one = __ffs(waiting) - 1, its = simt::shuffle(own, one);
-    const long long row = simt::shuffle(row_mine, one);
+    const long long row = simt::shuffle(samples.row(mine), one);
     const int nearest = nearest_of(rows, centers, row, its, [&](auto take) {
       for (int center = from; center < to; center += 2) take(center, center + 1 < to ? center + 1 : center);
     });
