@@ -36,7 +36,7 @@ struct Checked {
   int k, log2_threads, each;
 };
 
-// The hash of a column of centers is Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴; hash_word computes one term.
+// The hash of a column of centers is Σ h(bits) · (2 · cluster + 1) · kHashFactor modulo 2⁶⁴; hash_word computes a term.
 // h is one to one, factors are odd: one changed element, or an exchange of two float32 elements, changes the hash.
 constexpr unsigned long long kHashFactor = 0x9E3779B97F4A7C15ULL;
 __device__ __forceinline__ unsigned long long hash_word(float center, unsigned long long odd) {
