@@ -69,7 +69,10 @@ class Tsapps(Peer):
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
+        import tsapps  # so that the first fit does not import modules
         from tsapps.apps.kmeans.open_engine import compute_dtype
+
+        self._estimator = tsapps.TSKMeans
 
         # Copy on the host, in the dtype of the computation.
         self.given = to_host(centers).astype(compute_dtype(X.dtype, on_gpu=self.device == "cuda"))
@@ -125,11 +128,9 @@ class Tsapps(Peer):
         self._fitted(iterations, random_state=seed)
 
     def _fitted(self, iterations: int, **options: Any) -> Any:
-        from tsapps import TSKMeans
-
         self._open = None
         options |= {"n_init": 1, "max_iter": iterations, "tol": 0, "device": self.device, "engine": self.engine}
-        return TSKMeans(self.k, precision=self.precision, protect=self.protect, **options).fit(self.X)
+        return self._estimator(self.k, precision=self.precision, protect=self.protect, **options).fit(self.X)
 
 
 class TsappsAllRows(Tsapps):

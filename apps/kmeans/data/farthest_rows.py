@@ -13,7 +13,7 @@ from tsapps.kernels.arrays import to_host
 __all__ = ["MOST_FARTHEST", "FarthestRows", "farthest_rows", "holds_rows"]
 
 #: Maximum number of samples: for more, sorting takes less time.
-MOST_FARTHEST = 256
+MOST_FARTHEST = 1024
 # Number of samples that a launch finds; threads per block; bytes of an entry of a list; elements of a found row before
 # those of X.
 _EACH, _THREADS, _ENTRY_BYTES, _FIELDS = 32, 512, 16, 4
