@@ -159,7 +159,7 @@ def relocated(data, labels, centers, counts, monkeypatch, *, general):
 @pytest.mark.parametrize("empty", [1, 5, 32, MOST_FARTHEST, MOST_FARTHEST + 1])
 def test_same_relocation_as_in_general(empty, dtype, weighted, rng, monkeypatch):
     n, d, k = 3000, 6, MOST_FARTHEST + 30
-    X, labels = 3 + rng.standard_normal((n, d)), rng.integers(empty, k, n).astype(np.int32)
+    X, labels = 3 + rng.standard_normal((n, d)), (empty + rng.permutation(n) % (k - empty)).astype(np.int32)
     weights = rng.random(n) + 0.5 if weighted else None
     data = data_of(X, dtype, weights, mean=X.mean(axis=0))
     centers, counts = rng.standard_normal((k, d)), np.bincount(labels, weights, k).astype(float)
@@ -190,7 +190,7 @@ def test_same_relocation_on_a_gpu(empty, dtype, monkeypatch):
     from tsapps.kernels.runtime.machine import cuda_machine
 
     n, d, k, rng = 1_000_003, 16, MOST_FARTHEST + 30, np.random.default_rng(1)
-    X, labels = 3 + rng.standard_normal((n, d)), rng.integers(empty, k, n).astype(np.int32)
+    X, labels = 3 + rng.standard_normal((n, d)), (empty + rng.permutation(n) % (k - empty)).astype(np.int32)
     data = DeviceData(
         ArrayRows(cupy.asarray(X.astype(dtype))), np.dtype(WORK[dtype]), None, cuda_machine(0), takes_16_bit=True
     )
