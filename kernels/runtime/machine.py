@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
+from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
@@ -122,6 +123,9 @@ class CudaMachine:
         self.stream = partial(cupy.cuda.Stream, non_blocking=True)
         self.event = partial(cupy.cuda.Event, disable_timing=True)
         self.workspace = partial(workspace, index)
+        # The sources of copies to the GPU that may not have ended, with events.
+        self._copied: list[tuple[Any, np.ndarray]] = []
+        self._copying = Lock()
 
     def current(self) -> AbstractContextManager[Any]:
         """Return a context within which the GPU is the current one."""
@@ -135,9 +139,12 @@ class CudaMachine:
 
     def on_gpu(self, array: np.ndarray) -> Any:
         """Return a copy in GPU memory; for small arrays, it takes a fraction of the host's time of `cupy.asarray`."""
-        array = np.ascontiguousarray(array)
-        copy = self.xp.empty(array.shape, array.dtype)
-        self.copy(copy, array)
+        source = np.array(array, order="C")
+        copy, copied = self.xp.empty(source.shape, source.dtype), self.event()
+        self.copy(copy, source)
+        copied.record()
+        with self._copying:  # a GPU that reads the host's pages itself may still do so
+            self._copied = [(copied, source), *(one for one in self._copied if not one[0].done)]
         return copy
 
     def kernels(self, source: Path | str, *names: str) -> list[Kernel]:
