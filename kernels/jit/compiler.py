@@ -99,11 +99,11 @@ def cached(source: str, kernels: Sequence[str], arch: str) -> Cubin | None:
 def _inputs(
     source: str, kernels: Sequence[str], arch: str, flags: Sequence[str]
 ) -> tuple[dict[str, str], tuple[str, ...], Path]:
-    """Return what determines the machine code: the headers and all flags; and the path of the cache entry."""
+    """Return what determines the machine code: the headers and the flags; and the path of the cache entry."""
     from cupy.cuda import nvrtc
 
     headers = headers_of(source)
-    all_flags = (*_FLAGS, *_no_cache(), f"-arch={arch}", *flags)
+    all_flags = (*_FLAGS, f"-arch={arch}", *flags)
     parts = [source, *(f"{name}\0{text}" for name, text in sorted(headers.items())), *kernels, *all_flags]
     return headers, all_flags, entry_of([*parts, str(nvrtc.getVersion())])
 
@@ -112,7 +112,8 @@ def _inputs(
 def _no_cache() -> tuple[str, ...]:
     """Return the flag that disables NVRTC's own cache, or nothing if this NVRTC does not have the flag.
 
-    A result from that cache lacks the report on registers. NVRTC before about CUDA 12.9 has neither cache nor flag.
+    A result from that cache lacks the report on registers. NVRTC before about CUDA 12.9 has neither cache nor flag. The
+    flag changes no machine code, and to find out takes 40 ms, so it is not part of the key of our cache.
     """
     from cupy.cuda import nvrtc
 
@@ -133,13 +134,14 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
     from cupy.cuda import nvrtc
 
     began = time.perf_counter()
+    flags = (*flags, *_no_cache())
     encoded = [text.encode() for text in headers.values()], [name.encode() for name in headers]
     program = nvrtc.createProgram(source, f"{entry.stem}.cu", *encoded)
     try:
         for kernel in kernels:
             nvrtc.addNameExpression(program, kernel)
         try:
-            nvrtc.compileProgram(program, tuple(flags))
+            nvrtc.compileProgram(program, flags)
         except nvrtc.NVRTCError as error:
             log = nvrtc.getProgramLog(program)
             first = next((line for line in log.splitlines() if "error" in line), str(error))
