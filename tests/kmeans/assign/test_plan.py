@@ -259,10 +259,9 @@ def test_other_kernels_compile_without_spills(scalar, arch):
             f"rescore_large_k<{scalar}, {scalar}, {most}, {lanes}>" for most, lanes in ((11, 1), (11, 16), (27, 32))
         ],
         "update/add_reassigned.cuh": [
-            f"add_reassigned<{element}, {scalar}, {count}, {weighted}>"
+            f"add_reassigned<{element}, {scalar}, {count}, true>"
             for element in (("float", "ptx::Half") if scalar == "float" else ("double",))
             for count in digits
-            for weighted in ("true", "false")
         ],
         "update/sort_reassigned.cuh": [
             f"{name}_reassigned<kmeans::{item}>"
