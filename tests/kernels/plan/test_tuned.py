@@ -85,9 +85,11 @@ def problem_of(row):
 
 
 @pytest.mark.compile
+# Of the table's own architecture, and of others, every so many: all take many minutes.
+@pytest.mark.parametrize("steps", [(4, 10), pytest.param((1, 5), marks=pytest.mark.exhaustive)], ids=["some", "all"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("table", TABLES)
-def test_picks_compile_without_spills_and_as_small_as_planned(monkeypatch, capfd, table, arch):
+def test_picks_compile_without_spills_and_as_small_as_planned(monkeypatch, capfd, table, arch, steps):
     # Machine code stays in pytest's cache, whose key is all that it is made of.
     monkeypatch.setenv("XDG_CACHE_HOME", str(harness.CACHE.parent))
     device, plans = device_of(table), {}
@@ -95,9 +97,8 @@ def test_picks_compile_without_spills_and_as_small_as_planned(monkeypatch, capfd
         plan = select.plan(problem_of(row), device, picks_of(table))
         if plan != LIBRARY and not (isinstance(plan, WgmmaPlan) and arch != WARPGROUPS):
             plans.setdefault(plan, []).append({name: row[name] for name in KEY})
-    # Where only other sizes are picked, few; of the table's own architecture every second, as they take minutes.
     own = arch.startswith(f"sm_{device.compute_capability.replace('.', '')}")
-    plans = dict(list(plans.items())[:: 2 if own else 5])
+    plans = dict(list(plans.items())[:: steps[0] if own else steps[1]])
     found = complaints(plans, device, arch)
     capfd.readouterr()  # that compiling took long
     if found:
