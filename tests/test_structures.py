@@ -130,6 +130,7 @@ CONSTANTS = {
     "batched::kSlice": ("apps/kmeans/batched/sums.cuh", batched.SLICE),
     "batched::kListParts": ("apps/kmeans/batched/settle.cuh", batched.LIST_PARTS),
     "batched::kTileRows": ("apps/kmeans/batched/assign.cuh", batched.TILE_ROWS),
+    "kmeans::kAddThreads": ("apps/kmeans/update/add_reassigned.cuh", launch._ADD_THREADS),
     "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", pruned_launch._QUANTIZE_THREADS),
     "kmeans::kCheckCenters": (_CHECKS, protect.CENTERS),
     "kmeans::kCheckColumns": (_CHECKS, protect.COLUMNS),

@@ -146,7 +146,7 @@ class DeviceData(Data):
 
     @property
     def temporary_columns(self) -> int:
-        """0: the kernels of `block_moments` and `block_distances` need no temporary arrays."""
+        """0: the kernels of `moments` and `block_distances` need no temporary arrays."""
         return 0
 
     def block_rows(self, n_columns: int) -> int:

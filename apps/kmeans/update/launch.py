@@ -1,6 +1,7 @@
-"""Launches of the update: of the cluster sums by reassigned rows, as a segmented sum or a scatter-add; of the centers.
+"""Launches of the update: of the cluster sums by reassigned rows, and of the centers.
 
-The segmented sum sorts the rows first. Both methods give the same bits.
+A segmented sum sorts the rows first; a scatter-add, for small k, and `AddReassigned`, for large k, take them in any
+order. All give the same bits.
 """
 
 from typing import Any
