@@ -15,14 +15,14 @@ from tsapps.apps.abft.at_rest.gpu.plan import TASK
 from tsapps.apps.abft.product import gpu as abft_gpu
 from tsapps.apps.abft.product import plan as abft
 from tsapps.apps.abft.product.plan import detect_epilogue, row_sums_epilogue
-from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS, ONE_PRODUCT
+from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS, ONE_PRODUCT, SPLIT_ROWS
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
     ARGMIN,
+    LARGE_K_ARGMIN,
     MOST_LARGE_K,
     REASSIGNMENT_BYTES,
-    STREAMED_ARGMIN,
     TILE_BOUND,
 )
 from tsapps.apps.kmeans.batched import plan as batched
@@ -69,7 +69,11 @@ STRUCTURES = {
     "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
     **{one.name: (one.header, one.arguments) for one in EPILOGUES},
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
-    "kmeans::StreamedArgminEpilogue<128, 4, true, false, 11>": ("apps/kmeans/assign/large_k.cuh", STREAMED_ARGMIN),
+    "kmeans::LargeKArgminEpilogue<kmeans::StreamedCandidates<128, 4, true, false>, 11>": (
+        "apps/kmeans/assign/large_k.cuh",
+        LARGE_K_ARGMIN,
+    ),
+    "kmeans::SplitRows<float, float, 16, true>": ("apps/kmeans/assign/split_rows.cuh", SPLIT_ROWS),
     "kmeans::ArgminEpilogueBounded": ("apps/kmeans/bounds/assign.cuh", BOUNDED),
     "kmeans::BoundsState": ("apps/kmeans/bounds/state.cuh", BOUNDS_STATE),
     "kmeans::DriftArgs": ("apps/kmeans/bounds/state.cuh", DRIFT),

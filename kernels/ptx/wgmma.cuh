@@ -1,6 +1,7 @@
 // wgmma: asynchronous matrix multiply-accumulate of a warpgroup, four warps of a Hopper multiprocessor (sm_90a).
 #pragma once
 #include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/register_lists.cuh"
 
 namespace ptx {
 
@@ -20,15 +21,18 @@ namespace ptx {
 //
 // matrix_at returns the descriptor of a matrix in shared memory. matrix_after returns the descriptor of the matrix that
 // begins `bytes` bytes after another one: adding to a descriptor is cheaper than converting a pointer for each product.
-// An A of 16-bit elements may also lie in shared memory, in the layout of B and with its own descriptor. Then d has up
-// to 64 columns; for float16, it may also have 104, 128, 152, 176 or 200.
+// An A of 16-bit elements may also lie in shared memory, in the layout of B and with its own descriptor. Then d
+// has up to 64 columns; for float16, it may also have 72 to 128, 152, 176 or 200. With A in registers, d has up to 128.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
 inline constexpr bool is_half<Half> = true;
 
+// computed_here makes the compiler compute a number before the next of these instructions. If the number depends on d,
+// the compiler might otherwise copy d, to compute the number after a later product has begun to overwrite d.
 #if defined(TSA_HOST)
 
+inline void computed_here(unsigned&) {}
 inline void async_fence() {}
 template <int parts, int pairs>
 inline void wgmma_fence(unsigned (&)[parts][pairs][4]) {}
@@ -103,6 +107,8 @@ inline void wgmma_fence(float (&)[blocks][4]) {}
 
 #else
 
+TSA_PTX void computed_here(unsigned& number) { asm volatile("" : "+r"(number)); }
+
 // Orders this thread's accesses to shared memory before later accesses by the tensor cores and by bulk copies.
 TSA_PTX void async_fence() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 template <int parts, int pairs>
@@ -132,46 +138,6 @@ TSA_PTX void wgmma_wait(float (&d)[blocks][4]) {
   for (int i = 0; i < 4 * blocks; ++i) asm volatile("" : "+f"(d[i / 4][i % 4])::"memory");
 }
 
-// Register lists of inline assembly, which templates cannot generate: for 1 to 16, 19, 22 and 25 blocks of 8 columns.
-#define TSA_NAMES_1 "%0, %1, %2, %3"
-#define TSA_NAMES_2 TSA_NAMES_1 ", %4, %5, %6, %7"
-#define TSA_NAMES_3 TSA_NAMES_2 ", %8, %9, %10, %11"
-#define TSA_NAMES_4 TSA_NAMES_3 ", %12, %13, %14, %15"
-#define TSA_NAMES_5 TSA_NAMES_4 ", %16, %17, %18, %19"
-#define TSA_NAMES_6 TSA_NAMES_5 ", %20, %21, %22, %23"
-#define TSA_NAMES_7 TSA_NAMES_6 ", %24, %25, %26, %27"
-#define TSA_NAMES_8 TSA_NAMES_7 ", %28, %29, %30, %31"
-#define TSA_NAMES_9 TSA_NAMES_8 ", %32, %33, %34, %35"
-#define TSA_NAMES_10 TSA_NAMES_9 ", %36, %37, %38, %39"
-#define TSA_NAMES_11 TSA_NAMES_10 ", %40, %41, %42, %43"
-#define TSA_NAMES_12 TSA_NAMES_11 ", %44, %45, %46, %47"
-#define TSA_NAMES_13 TSA_NAMES_12 ", %48, %49, %50, %51"
-#define TSA_NAMES_14 TSA_NAMES_13 ", %52, %53, %54, %55"
-#define TSA_NAMES_15 TSA_NAMES_14 ", %56, %57, %58, %59"
-#define TSA_NAMES_16 TSA_NAMES_15 ", %60, %61, %62, %63"
-#define TSA_NAMES_19 TSA_NAMES_16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
-#define TSA_NAMES_22 TSA_NAMES_19 ", %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87"
-#define TSA_NAMES_25 TSA_NAMES_22 ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99"
-#define TSA_SUMS_OF(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
-#define TSA_SUMS_1 TSA_SUMS_OF(0)
-#define TSA_SUMS_2 TSA_SUMS_1, TSA_SUMS_OF(1)
-#define TSA_SUMS_3 TSA_SUMS_2, TSA_SUMS_OF(2)
-#define TSA_SUMS_4 TSA_SUMS_3, TSA_SUMS_OF(3)
-#define TSA_SUMS_5 TSA_SUMS_4, TSA_SUMS_OF(4)
-#define TSA_SUMS_6 TSA_SUMS_5, TSA_SUMS_OF(5)
-#define TSA_SUMS_7 TSA_SUMS_6, TSA_SUMS_OF(6)
-#define TSA_SUMS_8 TSA_SUMS_7, TSA_SUMS_OF(7)
-#define TSA_SUMS_9 TSA_SUMS_8, TSA_SUMS_OF(8)
-#define TSA_SUMS_10 TSA_SUMS_9, TSA_SUMS_OF(9)
-#define TSA_SUMS_11 TSA_SUMS_10, TSA_SUMS_OF(10)
-#define TSA_SUMS_12 TSA_SUMS_11, TSA_SUMS_OF(11)
-#define TSA_SUMS_13 TSA_SUMS_12, TSA_SUMS_OF(12)
-#define TSA_SUMS_14 TSA_SUMS_13, TSA_SUMS_OF(13)
-#define TSA_SUMS_15 TSA_SUMS_14, TSA_SUMS_OF(14)
-#define TSA_SUMS_16 TSA_SUMS_15, TSA_SUMS_OF(15)
-#define TSA_SUMS_19 TSA_SUMS_16, TSA_SUMS_OF(16), TSA_SUMS_OF(17), TSA_SUMS_OF(18)
-#define TSA_SUMS_22 TSA_SUMS_19, TSA_SUMS_OF(19), TSA_SUMS_OF(20), TSA_SUMS_OF(21)
-#define TSA_SUMS_25 TSA_SUMS_22, TSA_SUMS_OF(22), TSA_SUMS_OF(23), TSA_SUMS_OF(24)
 // `rest` lists the operands after d: A, the descriptor of B, and the flag that selects d += A · B instead of d = A · B.
 // For 16-bit types, the last 0 means that B is not transposed.
 #define TSA_WGMMA(blocks, n, rest)                                                                                    \
@@ -199,7 +165,7 @@ TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { 
 
 template <bool clears, typename T, int blocks>
 TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], unsigned long long from) {
-  static_assert(1 <= blocks && blocks <= 8, "8 to 64 columns");
+  static_assert(1 <= blocks && blocks <= 16, "8 to 128 columns");
   if constexpr (blocks == 1) {
     TSA_WGMMA(1, "8", "{%4, %5, %6, %7}, %8, %9");
   } else if constexpr (blocks == 2) {
@@ -214,8 +180,24 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], unsigned long 
     TSA_WGMMA(6, "48", "{%24, %25, %26, %27}, %28, %29");
   } else if constexpr (blocks == 7) {
     TSA_WGMMA(7, "56", "{%28, %29, %30, %31}, %32, %33");
-  } else {
+  } else if constexpr (blocks == 8) {
     TSA_WGMMA(8, "64", "{%32, %33, %34, %35}, %36, %37");
+  } else if constexpr (blocks == 9) {
+    TSA_WGMMA(9, "72", "{%36, %37, %38, %39}, %40, %41");
+  } else if constexpr (blocks == 10) {
+    TSA_WGMMA(10, "80", "{%40, %41, %42, %43}, %44, %45");
+  } else if constexpr (blocks == 11) {
+    TSA_WGMMA(11, "88", "{%44, %45, %46, %47}, %48, %49");
+  } else if constexpr (blocks == 12) {
+    TSA_WGMMA(12, "96", "{%48, %49, %50, %51}, %52, %53");
+  } else if constexpr (blocks == 13) {
+    TSA_WGMMA(13, "104", "{%52, %53, %54, %55}, %56, %57");
+  } else if constexpr (blocks == 14) {
+    TSA_WGMMA(14, "112", "{%56, %57, %58, %59}, %60, %61");
+  } else if constexpr (blocks == 15) {
+    TSA_WGMMA(15, "120", "{%60, %61, %62, %63}, %64, %65");
+  } else {
+    TSA_WGMMA(16, "128", "{%64, %65, %66, %67}, %68, %69");
   }
 }
 

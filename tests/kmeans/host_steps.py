@@ -193,6 +193,6 @@ def iterate_once(step, count, tolerance=0.0):
 def float16_scores(step, centers):
     """Return x̂·ĉ − ‖c‖²/2 of every sample and center, from what float16 holds of both; (n, k), in float64."""
     some = centered(step.data), centers.astype(step.data.dtype)
-    x, c = (float(step.half_copy.scale) * one.astype(np.float64) for one in some)
+    x, c = (float(step.layout.placement.scale) * one.astype(np.float64) for one in some)
     x_half, c_half = (one.astype(np.float16).astype(np.float64) for one in (x, c))
     return x_half @ c_half.T - (c * c).sum(axis=1) / 2

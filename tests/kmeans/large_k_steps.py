@@ -1,11 +1,11 @@
-"""Steps for large k on a HostMachine, and plans of the streamed product for tests."""
+"""Steps for large k on a HostMachine, and plans of their products for tests."""
 
 from dataclasses import replace
 
 import numpy as np
 from kmeans.host_steps import assign_placed, data_on_host, place
 
-from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
+from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan, StreamPlan
 from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 
@@ -25,6 +25,13 @@ SPLITS = [
     (3, StreamPlan(1, 1, 2, 3, 2, split=True)),
     (13, StreamPlan(2, 2, 3, 3, 4, split=True)),
 ]
+#: Plans for centers in shared memory: with one to four features per lane, and up to 256, 208, 288 and 128 centers.
+RESIDENTS = [
+    ResidentPlan(128, 2, 16, groups=1),
+    ResidentPlan(104, 2, 3, groups=2),
+    ResidentPlan(96, 3, 11, groups=2),
+    ResidentPlan(128, 1, 7, groups=1),
+]
 
 
 class Step(LargeKStep):
@@ -40,7 +47,9 @@ class Step(LargeKStep):
 def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle=None):
     """Return a step with no sample in any cluster."""
     data = data_on_host(X, kind, weights, mean, middle=middle, multiprocessors=BLOCKS)
-    step = Step(data, replace(plan, levels=plan.levels and certifies), k, certifies=certifies)
+    if isinstance(plan, StreamPlan):
+        plan = replace(plan, levels=plan.levels and certifies)
+    step = Step(data, plan, k, certifies=certifies)
     step.reset()
     return step
 

@@ -10,21 +10,21 @@
 // over the centers j of the tile. E_i is E of small_k.cuh. γ' = γ + 2⁻²², because the tensor cores also add −‖c‖²/2.
 // With a level (kLevelled), γ' times the level is added to both. The core-matrix layout adds 2⁻³².
 #pragma once
+#include "apps/kmeans/assign/resident_candidates.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/assign/streamed_candidates.cuh"
 
 namespace kmeans {
 
-// kColumns, kKept, kLevelled and kKeepsAll: see streamed_candidates.cuh. kCandidates: maximum number of candidates in
-// the list of an ambiguous row.
-template <int kColumns, int kKept, bool kLevelled, bool kKeepsAll, int kCandidates>
-struct StreamedArgminEpilogue {
-  using Streamed = StreamedCandidates<kColumns, kKept, kLevelled, kKeepsAll>;
-  static constexpr bool kLevels = kLevelled;
+// Candidates: `StreamedCandidates`, or `ResidentCandidates` for gemm_wgmma_resident.cuh. kCandidates: maximum number of
+// candidates in the list of an ambiguous row.
+template <typename Candidates, int kCandidates>
+struct LargeKArgminEpilogue {
+  static constexpr bool kLevels = Candidates::kLevels;
 
   const CenterStats* center_stats;
   const TileBound* tile_bounds;  // one per column tile
-  const int* centers;            // the center of each column
+  const int* centers;            // the center of each column; null if it is the column
   const float* norms;
   const int* labels;
   Reassignment* changes;  // block b's list starts at b · capacity; `ambiguous` likewise
@@ -41,8 +41,8 @@ struct StreamedArgminEpilogue {
   };
 
   struct Rows {
-    typename Streamed::Rows of;
-    float norm[2];
+    typename Candidates::Rows of;
+    float norm[2];  // unused if the error bound is the same for all column tiles
     int label[2];
   };
 
@@ -59,48 +59,55 @@ struct StreamedArgminEpilogue {
   __device__ __forceinline__ void fetch(Fetched& fetched, long long first, int) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const long long row = Streamed::row_of(first, r);
+      const unsigned row = row_of(first, r);
       fetched.norm[r] = row < n ? norms[row] : 0.0f;
       fetched.label[r] = row < n ? labels[row] : 0;
     }
   }
 
   __device__ __forceinline__ void begin(Rows& rows, const Fetched& fetched, float (&levels)[2]) const {
-    Streamed::begin(rows.of, fetched.norm, *center_stats, tensor_error, rounding, levels);
+    Candidates::begin(rows.of, fetched.norm, *center_stats, tensor_error, rounding, levels);
 #pragma unroll
     for (int r = 0; r < 2; ++r) rows.norm[r] = fetched.norm[r], rows.label[r] = fetched.label[r];
   }
 
-  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[kColumns / 8][4]) const {
+  template <int kFragments>
+  __device__ __forceinline__ void take(Rows& rows, int tile, const float (&scores)[kFragments][4]) const {
     const TileBound bound = tile_bounds[tile];
     float error[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) error[r] = fminf(fmaf(rows.norm[r], bound.of_norm, bound.always), rows.of.error[r]);
-    Streamed::take(rows.of, tile, scores, error);
+    Candidates::take(rows.of, tile, scores, error);
+  }
+
+  template <int kTile, int kFragments>
+  __device__ __forceinline__ void take(Rows& rows, const float (&scores)[kFragments][4]) const {
+    Candidates::template take<kTile>(rows.of, scores);
   }
 
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
+    if (Candidates::settles(rows.of, rows.label)) return;
     const int lane = threadIdx.x % 4;
-    const unsigned row = (unsigned)Streamed::row_of(first, 0);
+    const unsigned row = row_of(first, 0);
     // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in lower lanes.
-    int to[2], count[2], at[2];
+    int to[2], count[2] = {1, 1}, at[2];
+    if (Candidates::certifies(rows.of)) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) to[r] = changed(rows, r, row + 8 * r < n ? Candidates::first(rows.of, r) : -1);
+      list_changes(rows, row, to);
+      return;
+    }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const typename Streamed::Count here = Streamed::count(rows.of, r);
+      const CandidateCount here = Candidates::count(rows.of, r);
       const bool present = row + 8 * r < n, certified = here.all == 1;
-      int one = here.first;
-      if (present && certified && here.mine == 1) one = centers[one];
-      to[r] = present && certified && here.mine == 1 && one != rows.label[r] ? one : -1;
+      to[r] = changed(rows, r, present && certified && here.mine == 1 ? here.first : -1);
       count[r] = present && !certified ? here.all : 1;
       at[r] = here.before;
     }
     if (!__any_sync(simt::every_lane, (to[0] & to[1]) >= 0 || count[0] != 1 || count[1] != 1)) return;
+    list_changes(rows, row, to);
     unsigned place[2];
-    places_of(to[0] >= 0, to[1] >= 0, &here()->changes, place);
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-      if (to[r] >= 0) changes[blockIdx.x * capacity + place[r]] = {row + 8 * r, rows.label[r], to[r], 0};
-    }
     const auto listed = [&](int r) { return 1 < count[r] && count[r] <= kCandidates; };
     const auto all = [&](int r) { return count[r] != 1 && !listed(r); };
     if (__any_sync(simt::every_lane, all(0) || all(1))) {
@@ -119,11 +126,29 @@ struct StreamedArgminEpilogue {
       if (!listed(r)) continue;
       AmbiguousLargeK<kCandidates>& entry = ambiguous[blockIdx.x * capacity + own];
       if (lane == 0) entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = count[r];
-      Streamed::for_each(rows.of, r, [&](int column) { entry.candidates[at[r]++] = centers[column]; });
+      Candidates::for_each(rows.of, r, [&](int column) { entry.candidates[at[r]++] = center_of(column); });
     }
   }
 
  private:
+  __device__ __forceinline__ int center_of(int column) const { return centers == nullptr ? column : centers[column]; }
+
+  // Returns the center of a column if it is not the label of row r; −1 if it is, or if `column` is −1.
+  __device__ __forceinline__ int changed(const Rows& rows, int r, int column) const {
+    const int center = column < 0 ? -1 : center_of(column);
+    return center == rows.label[r] ? -1 : center;
+  }
+
+  // Lists the rows whose new label `to` is not −1.
+  __device__ __forceinline__ void list_changes(const Rows& rows, unsigned row, const int (&to)[2]) const {
+    unsigned place[2];
+    places_of(to[0] >= 0, to[1] >= 0, &here()->changes, place);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      if (to[r] >= 0) changes[blockIdx.x * capacity + place[r]] = {row + 8 * r, rows.label[r], to[r], 0};
+    }
+  }
+
   // Returns the lengths of this block's lists in shared memory.
   static __device__ __forceinline__ Lengths* here() {
     __shared__ Lengths lengths;

@@ -1,4 +1,7 @@
-"""Plan of the assignment for large k: template arguments of gemm_wgmma_streamed.cuh from sizes (pure)."""
+"""Plans of the assignment for large k: template arguments of the GEMMs from sizes (pure).
+
+The GEMM is gemm_wgmma_resident.cuh for few features and not too many centers, otherwise gemm_wgmma_streamed.cuh.
+"""
 
 from dataclasses import dataclass
 from math import ceil
@@ -11,9 +14,12 @@ from tsapps.kernels.gpu_specs import GpuSpec
 __all__ = [
     "MANY_PRODUCTS",
     "ONE_PRODUCT",
+    "SPLIT_ROWS",
+    "ResidentPlan",
     "StreamPlan",
     "batched_stream_plan",
     "depth_of",
+    "large_k_plan",
     "list_candidates",
     "stream_plan",
 ]
@@ -21,6 +27,8 @@ __all__ = [
 #: The C++ classes `OneProduct` and `ManyProducts` of streamed_turns.cuh, as NumPy structures.
 ONE_PRODUCT = np.dtype([("row_tiles", "i4")])
 MANY_PRODUCTS = np.dtype([("products", "u8"), ("count", "u8"), ("turns_each", "i4"), ("padding", "i4")])
+#: The C++ class `SplitRows` of assign/split_rows.cuh, as a NumPy structure.
+SPLIT_ROWS = np.dtype([("X", "u8"), ("shifts", "u8"), ("n", "u4"), ("scale", "f4")])
 
 # Maximum number of centers per column tile of four warpgroups, which registers limit; minimum number, which the
 # epilogue needs; and bytes of shared memory that the driver and the epilogue use.
@@ -34,6 +42,8 @@ _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 # Rows of up to _MOST_SPLIT features are split into two parts if that adds at most _MOST_ADDED panels of centers: more
 # would take longer on data without heavy tails than rescoring its ambiguous rows.
 _MOST_SPLIT, _MOST_ADDED = 16, 1024
+# Maximum number of column tiles of ResidentPlan; registers limit it.
+_RESIDENT_TILES = 6
 # Maximum number of panels per row for short lists of candidates.
 _SHORT_PANELS = 4
 
@@ -52,8 +62,86 @@ def depth_of(d: int, *, split: bool) -> int:
     return 3 * d if split else d
 
 
+class _RowTiles:
+    """Row tiles of 64 rows, distributed over the warpgroups of all blocks."""
+
+    groups: int
+
+    #: Number of rows per row tile.
+    ROWS = 64
+
+    def blocks(self, n: int, multiprocessors: int) -> int:
+        """Return the number of blocks for n rows: one per multiprocessor, or fewer if n rows are too few for them."""
+        return min(multiprocessors, -(-n // (self.ROWS * self.groups)))
+
+    def capacity(self, n: int, blocks: int) -> int:
+        """Return the maximum number of rows that one block labels if `blocks` blocks label n rows."""
+        return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
+
+
 @dataclass(frozen=True)
-class StreamPlan:
+class ResidentPlan(_RowTiles):
+    """Template arguments of gemm_wgmma_resident.cuh with the rows of X as operand A (assign/split_rows.cuh).
+
+    Attributes
+    ----------
+    columns : int
+        Number of centers per column tile.
+    tiles : int
+        Number of column tiles.
+    features : int
+        Number of features, at most 16.
+    groups : int
+        Number of warpgroups per block.
+    """
+
+    columns: int
+    tiles: int
+    features: int
+    groups: int = 4
+
+    #: The sums include levels of the rows, but column tiles have no error bounds of their own.
+    levels = False
+
+    @property
+    def each(self) -> int:
+        """Number of features per lane (data/lane_columns.cuh)."""
+        return ceil(self.features / 4)
+
+    @property
+    def row_panels(self) -> int:
+        """Number of panels of 16 columns per row."""
+        return ceil((3 * self.each + 1) / 4)
+
+    @property
+    def threads(self) -> int:
+        """Number of threads per block."""
+        return 128 * self.groups
+
+    @property
+    def shared_bytes(self) -> int:
+        """Dynamic shared memory of a block in bytes (kSharedBytes in gemm_wgmma_resident.cuh)."""
+        return 32 * self.row_panels * self.columns * self.tiles + 8
+
+    @property
+    def candidates(self) -> int:
+        """Maximum number of candidates in the list of an ambiguous row; see `list_candidates`."""
+        return list_candidates(self.row_panels)
+
+    def kernel(self, types: str, *, aligned: bool) -> str:
+        """Return the name expression of the kernel.
+
+        `types` are the C++ types of X and of the computation. `aligned` says whether lanes load all their features of a
+        row together.
+        """
+        sizes = f"{self.columns}, {self.tiles}"
+        rows = f"kmeans::SplitRows<{types}, {self.features}, {str(aligned).lower()}>"
+        epilogue = f"kmeans::LargeKArgminEpilogue<kmeans::ResidentCandidates<{sizes}>, {self.candidates}>"
+        return f"tsm2::gemm_wgmma_resident<{sizes}, {self.groups}, {rows}, {epilogue}>"
+
+
+@dataclass(frozen=True)
+class StreamPlan(_RowTiles):
     """Template arguments of gemm_wgmma_streamed.cuh. Operand A is the rows of X; operand B is the centers.
 
     Rows and centers are in the core-matrix layout, in panels of 16 columns. A chunk is several adjacent panels.
@@ -95,9 +183,6 @@ class StreamPlan:
     tiles: int | None = None
     split: bool = False
 
-    #: Number of rows per row tile.
-    ROWS = 64
-
     @property
     def row_panels(self) -> int:
         """Number of panels per row of the half-precision copy."""
@@ -126,7 +211,9 @@ class StreamPlan:
     @property
     def kernel(self) -> str:
         """Name expression of the kernel for one problem."""
-        return self.kernel_of("OneProduct", f"kmeans::StreamedArgminEpilogue<{self.kept}, {self.candidates}>")
+        return self.kernel_of(
+            "OneProduct", f"kmeans::LargeKArgminEpilogue<kmeans::StreamedCandidates<{self.kept}>, {self.candidates}>"
+        )
 
     @property
     def kept(self) -> str:
@@ -139,13 +226,21 @@ class StreamPlan:
         """Maximum number of candidates in the list of an ambiguous row; see `list_candidates`."""
         return list_candidates(self.row_panels)
 
-    def blocks(self, n: int, multiprocessors: int) -> int:
-        """Return the number of blocks for n rows: one per multiprocessor, or fewer if n rows are too few for them."""
-        return min(multiprocessors, -(-n // (self.ROWS * self.groups)))
 
-    def capacity(self, n: int, blocks: int) -> int:
-        """Return the maximum number of rows that one block labels if `blocks` blocks label n rows."""
-        return -(-n // (self.ROWS * self.groups * blocks)) * self.ROWS * self.groups
+def large_k_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> ResidentPlan | StreamPlan | None:
+    """Plan the GEMM of an iteration for large k; parameters and result as for `stream_plan`.
+
+    Notes
+    -----
+    Rows of up to 16 features are split into two parts as they are read, if shared memory holds all centers. The
+    candidates of more tiles than _RESIDENT_TILES do not fit in registers.
+    """
+    if certifies and d <= _MOST_SPLIT and device.compute_capability == "9.0":
+        tiles = ceil(k / _MOST_COLUMNS)
+        plan = ResidentPlan(8 * ceil(k / tiles / 8), tiles, d)
+        if tiles <= _RESIDENT_TILES and plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
+            return plan
+    return stream_plan(d, k, device, certifies=certifies)
 
 
 def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> StreamPlan | None:

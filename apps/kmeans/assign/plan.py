@@ -17,10 +17,10 @@ __all__ = [
     "AMBIGUOUS_BYTES",
     "AMBIGUOUS_LARGE_K_BYTES",
     "ARGMIN",
+    "LARGE_K_ARGMIN",
     "MOST_CLUSTERS",
     "MOST_LARGE_K",
     "REASSIGNMENT_BYTES",
-    "STREAMED_ARGMIN",
     "TILE_BOUND",
     "TileCoefficients",
     "assign_plan",
@@ -40,13 +40,13 @@ __all__ = [
 MOST_CLUSTERS = 64
 #: The largest k that assign/large_k.cuh supports (kMostCenters).
 MOST_LARGE_K = 1 << 16
-#: The C++ classes `ArgminEpilogue`, `TileBound` and `StreamedArgminEpilogue`, as NumPy structures.
+#: The C++ classes `ArgminEpilogue`, `TileBound` and `LargeKArgminEpilogue`, as NumPy structures.
 ARGMIN = np.dtype(
     [(name, "u8") for name in ("offsets", "center_stats", "norms", "labels", "entries", "counts", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("ahead", "u4"), ("tensor_error", "f4"), ("rounding", "f4")]
 )
 TILE_BOUND = np.dtype([("of_norm", "f4"), ("always", "f4")])
-STREAMED_ARGMIN = np.dtype(
+LARGE_K_ARGMIN = np.dtype(
     [(name, "u8") for name in ("center_stats", "tile_bounds", "centers", "norms", "labels")]
     + [(name, "u8") for name in ("changes", "ambiguous", "lengths", "stopped")]
     + [("capacity", "i8"), ("n", "u4"), ("tensor_error", "f4"), ("rounding", "f4"), ("padding", "f4")]

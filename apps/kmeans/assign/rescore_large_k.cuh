@@ -103,7 +103,8 @@ __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, fl
     const float* center[kCenters];
 #pragma unroll
     for (int c = 0; c < kCenters; ++c) {
-      which[c] = order[first + c < k ? first + c : first];
+      const int at = first + c < k ? first + c : first;
+      which[c] = order == nullptr ? at : order[at];
       center[c] = centers + (long long)which[c] * d;
     }
     // Adds the squares of the features of this lane from `begin` to `end`.
@@ -172,8 +173,8 @@ __device__ __forceinline__ void prefetch_row(const CenteredRows<T, Work>& rows, 
   for (int at = 128 * (threadIdx.x % kLanes); at < bytes; at += 128 * kLanes) ptx::prefetch(x + at);
 }
 
-// Rescores the ambiguous rows. Block (x, y) processes part y of list x. `order` lists the centers by their norms. If
-// `together`, a block has kRescoredRows · d floats of dynamic shared memory.
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x. `order` lists the centers by their norms, or is
+// null. If `together`, a block has kRescoredRows · d floats of dynamic shared memory.
 template <typename T, typename Work, int kCandidates, int kLanes>
 __global__ void __launch_bounds__(kRescoreThreads, 3)
     rescore_large_k(const CenteredRows<T, Work> rows, const Work* centers, const int* order, int k,

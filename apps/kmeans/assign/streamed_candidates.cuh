@@ -24,12 +24,61 @@ namespace kmeans {
 // 2⁹⁶, the factor that makes score differences saturate to 0 or 1: scores differ by 0 or by 2⁻⁵⁶ to 2³¹.
 constexpr float kSteep = 7.9228163e28f;
 
+// Numbers of candidates of a row. `mine`: in this lane. `all`: in all lanes of the row, plus kMore for each lane that
+// dropped some; kMore for a row that has no error bound. `before`: in lower lanes. `first`: the column of one of this
+// lane's candidates, if it has any.
+struct CandidateCount {
+  int mine, all, before, first;
+
+  // Computes `all` and `before` from the number of each lane, which is `all` at first.
+  __device__ __forceinline__ void add_lanes() {
+    const int lane = threadIdx.x % 4, neighbour = simt::shuffle_xor(all, 1);
+    all += neighbour;
+    const int others = simt::shuffle_xor(all, 2);
+    before = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
+    all += others;
+  }
+};
+
+// Returns a mask with a bit for each of up to 32 scores of row r that exceed a limit: those of `kCount` fragments from
+// `first` on. `threshold` is the limit times −kSteep. Four independent chains compute eight bits each.
+template <int kCount, int kFragments>
+__device__ __forceinline__ unsigned bits_above(const float (&scores)[kFragments][4], int r, int first,
+                                               float threshold) {
+  constexpr float kNoBits = 1 << 23;
+  float parts[4] = {kNoBits, kNoBits, kNoBits, kNoBits};
+#pragma unroll
+  for (int bit = 0; bit < 8; ++bit) {
+#pragma unroll
+    for (int part = 0; part < 4; ++part) {
+      const int fragment = 4 * part + bit / 2, j = first + fragment;
+      if (fragment >= kCount || j >= kFragments) continue;
+      const float above = __saturatef(fmaf(scores[j][2 * r + bit % 2], kSteep, threshold));
+      parts[part] = fmaf(above, (float)(1 << bit), parts[part]);
+    }
+  }
+  const unsigned low = __byte_perm(__float_as_uint(parts[0]), __float_as_uint(parts[1]), 0x0040);
+  const unsigned high = __byte_perm(__float_as_uint(parts[2]), __float_as_uint(parts[3]), 0x0040);
+  return __byte_perm(low, high, 0x5410);
+}
+
+// The number of row g (r = 0) or g + 8 (r = 1) of this warp, g = lane / 4, in a row tile that begins at row `first`.
+__device__ __forceinline__ unsigned row_of(unsigned first, int r) {
+  return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+}
+
+// Upper bound of minus the best score of a row: the score of the center of the minimum norm is at least minus this.
+__device__ __forceinline__ float least_score(float norm, float least_norm) {
+  return 1.02f * least_norm * (norm + least_norm / 2);
+}
+
 // kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
 // kLevelled: a number per row, the level, is added to all scores of the row. It is computed from norms and makes the
 // best score larger than 2 E_i. So scores compare as integers: negative scores then have the wrong order, but they are
 // not those of candidates. kKeepsAll: there are only kKept units.
 template <int kColumns, int kKept, bool kLevelled, bool kKeepsAll>
 struct StreamedCandidates {
+  static constexpr bool kLevels = kLevelled;
   // A tile has kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask has bits for at most 16 fragments.
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
@@ -92,7 +141,7 @@ struct StreamedCandidates {
       for (int unit = 0; unit < kUnits; ++unit) {
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-          const unsigned mask = candidates(scores, r, unit, threshold[r]);
+          const unsigned mask = bits_above<kOfUnit>(scores, r, unit * kOfUnit, threshold[r]);
 #pragma unroll
           for (int i = kKept - 1; i > 0; --i) rows.found[r][i] = rows.found[r][i - 1];
           rows.found[r][0] = found_of(tile * kUnits + unit, mask, own[r] + error[r]);
@@ -116,28 +165,25 @@ struct StreamedCandidates {
       if (!__any_sync(simt::every_lane, own[r] + threshold[r] > 0)) continue;
 #pragma unroll
       for (int unit = 0; unit < kUnits; ++unit) {
-        const unsigned mask = candidates(scores, r, unit, threshold[r] * kSteep);
+        const unsigned mask = bits_above<kOfUnit>(scores, r, unit * kOfUnit, threshold[r] * kSteep);
         add(rows, r, tile * kUnits + unit, mask, best[r] + error[r]);
       }
     }
   }
 
-  // The candidates of a row after the last column tile. `mine`: their number in this lane. `all`: in all lanes of the
-  // row, plus kMore for each lane that dropped some; kMore for a row that has no error bound. `before`: in lower lanes.
-  // `first`: the column of one of this lane's candidates, if it has any.
-  struct Count {
-    int mine, all, before, first;
-  };
+  // False: whether all rows are settled, or have one candidate, is not known before they are counted.
+  static __device__ __forceinline__ bool settles(const Rows&, const int (&)[2]) { return false; }
+  static __device__ __forceinline__ bool certifies(const Rows&) { return false; }
+  static __device__ __forceinline__ int first(const Rows&, int) { return -1; }
 
   // Counts the candidates of row r, and clears the masks of units that have none.
-  static __device__ __forceinline__ Count count(Rows& rows, int r) {
-    const int lane = threadIdx.x % 4;
+  static __device__ __forceinline__ CandidateCount count(Rows& rows, int r) {
     float least = rows.lower[r];
     if constexpr (kKeepsAll) {
       least = fmaxf(least, simt::shuffle_xor(least, 1));
       least = fmaxf(least, simt::shuffle_xor(least, 2));
     }
-    Count here = {0, 0, 0, 0};
+    CandidateCount here = {0, 0, 0, 0};
     Found last = rows.found[r][0];
 #pragma unroll
     for (int i = 0; i < kKept; ++i) {
@@ -148,11 +194,8 @@ struct StreamedCandidates {
     }
     here.first = column(last);
     here.all = here.mine + (!kKeepsAll && rows.lost[r] >= least ? kMore : 0);
-    const int neighbour = simt::shuffle_xor(here.all, 1);
-    here.all += neighbour;
-    const int others = simt::shuffle_xor(here.all, 2);
-    here.before = (lane % 2 ? neighbour : 0) + (lane / 2 ? others : 0);
-    here.all = rows.within[r] ? here.all + others : kMore;
+    here.add_lanes();
+    if (!rows.within[r]) here.all = kMore;
     return here;
   }
 
@@ -166,17 +209,7 @@ struct StreamedCandidates {
     }
   }
 
-  // The number of row g (r = 0) or g + 8 (r = 1) of this warp in a row tile that begins at row `first`.
-  static __device__ __forceinline__ long long row_of(long long first, int r) {
-    return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-  }
-
  private:
-  // Upper bound of minus the best score of a row: the score of the center of the minimum norm is at least minus this.
-  static __device__ __forceinline__ float least_score(float norm, float least_norm) {
-    return 1.02f * least_norm * (norm + least_norm / 2);
-  }
-
   // The column of the first of this lane's candidates.
   static __device__ __forceinline__ int column(const Found& found) {
     const int bit = __ffs(found.mask) - 1;
@@ -210,27 +243,6 @@ struct StreamedCandidates {
   static __device__ __forceinline__ void read(float score, float& to) { to = score; }
   static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
   static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
-
-  // Returns a mask with a bit for each score of a unit that exceeds a limit; `threshold` is the limit times −kSteep.
-  // Four independent chains compute eight bits each.
-  static __device__ __forceinline__ unsigned candidates(const float (&scores)[kFragments][4], int r, int unit,
-                                                        float threshold) {
-    constexpr float kNoBits = 1 << 23;
-    float parts[4] = {kNoBits, kNoBits, kNoBits, kNoBits};
-#pragma unroll
-    for (int bit = 0; bit < 8; ++bit) {
-#pragma unroll
-      for (int part = 0; part < 4; ++part) {
-        const int fragment = 4 * part + bit / 2, j = unit * kOfUnit + fragment;
-        if (fragment >= kOfUnit || j >= kFragments) continue;
-        const float above = __saturatef(fmaf(scores[j][2 * r + bit % 2], kSteep, threshold));
-        parts[part] = fmaf(above, (float)(1 << bit), parts[part]);
-      }
-    }
-    const unsigned low = __byte_perm(__float_as_uint(parts[0]), __float_as_uint(parts[1]), 0x0040);
-    const unsigned high = __byte_perm(__float_as_uint(parts[2]), __float_as_uint(parts[3]), 0x0040);
-    return __byte_perm(low, high, 0x5410);
-  }
 
   // Stores a unit's candidates, if any, with the best upper score of its tile. They replace those of the latest stored
   // unit if these are no longer candidates.

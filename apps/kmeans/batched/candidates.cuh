@@ -54,7 +54,7 @@ struct CandidatesEpilogue {
   __device__ __forceinline__ void fetch(Fetched& fetched, long long first, int problem) const {
     fetched.problem = problem;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) fetched.norm[r] = norms[Streamed::row_of(first, r)];
+    for (int r = 0; r < 2; ++r) fetched.norm[r] = norms[kmeans::row_of(first, r)];
   }
 
   __device__ __forceinline__ void begin(Rows& of, const Fetched& fetched, float (&levels)[2]) const {
@@ -68,11 +68,11 @@ struct CandidatesEpilogue {
 
   __device__ __forceinline__ void end(Rows& of, long long first) const {
     const bool leads = threadIdx.x % 4 == 0;
-    const unsigned row = (unsigned)Streamed::row_of(first, 0);
+    const unsigned row = kmeans::row_of(first, 0);
     int count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const typename Streamed::Count here = Streamed::count(of, r);
+      const kmeans::CandidateCount here = Streamed::count(of, r);
       if (here.all == 1 && here.mine == 1) found[row + 8 * r] = here.first;
       count[r] = here.all, at[r] = here.before;
     }

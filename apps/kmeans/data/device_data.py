@@ -9,6 +9,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
+from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
@@ -18,6 +19,7 @@ from tsapps.apps.kmeans.data.moments import add_moments, rounded_moments
 from tsapps.apps.kmeans.data.outliers import typical_rows
 from tsapps.apps.kmeans.data.plan import PASS_THREADS, ROWS, row_groups, vector_of
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
+from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.inertia.launch import add_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
 from tsapps.kernels.arrays import to_host
@@ -85,6 +87,7 @@ class DeviceData(Data):
         self._last_spread: tuple[np.ndarray, tuple[np.ndarray, float]] | None = None
         self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host
         self._half_copy: HalfCopy | None = None
+        self._split_operand: SplitOperand | None = None
         with self._context:
             super().__init__(source, dtype, sample_weight)
             self.shift = self.xp.zeros(self.n_features, self.dtype)
@@ -224,7 +227,7 @@ class DeviceData(Data):
             If True, kernels subtract the mean as `shift` when they read rows. Otherwise the mean is subtracted before
             kernels read the rows: from a copy of X on the GPU if that fits, else in each pass.
         """
-        self._half_copy = None
+        self._half_copy = self._split_operand = None
         self.on_read, self._centered = on_read, not on_read
         if on_read:
             mean = self.subtracted(mean)
@@ -294,17 +297,29 @@ class DeviceData(Data):
         """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters."""
         if self._half_copy is None or (self._half_copy.panels, self._half_copy.is_split) != (panels, split):
             self._half_copy = None  # free the memory of the old copy before the new copy is made
-            source, rms = (self.rows_on_gpu, self.shift), self.spread()[1]
-            if self._typical_rows is not None:
-                middle, typical = self._typical_rows
-                rms = float(np.hypot(typical, np.sqrt(np.mean((middle - self._subtracted) ** 2))))
+            source, rms = (self.rows_on_gpu, self.shift), self._typical_rms
             self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies, split=split)
         return self._half_copy
 
+    def split_operand(self, plan: ResidentPlan) -> SplitOperand:
+        """Return the rows of X as a kernel of this plan splits them; cached."""
+        if self._split_operand is None or self._split_operand.plan != plan:
+            source = self.rows_on_gpu, self._subtracted
+            self._split_operand = SplitOperand(*source, self.dtype, self._typical_rms, plan, self.machine)
+        return self._split_operand
+
+    @property
+    def _typical_rms(self) -> float:
+        """The root mean square of the elements of X − `shift`; without the outliers if they dominate it."""
+        if self._typical_rows is None:
+            return self.spread()[1]
+        middle, typical = self._typical_rows
+        return float(np.hypot(typical, np.sqrt(np.mean((middle - self._subtracted) ** 2))))
+
     @property
     def half_copy_bytes(self) -> int:
-        """Size in bytes of the cached half-precision copy."""
-        return 0 if self._half_copy is None else self._half_copy.nbytes
+        """Size in bytes of the cached half-precision copy, and of the norms of split rows."""
+        return sum(0 if made is None else made.nbytes for made in (self._half_copy, self._split_operand))
 
     def count_labels(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each of k labels, (k,), int64."""

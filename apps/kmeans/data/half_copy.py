@@ -46,6 +46,8 @@ class Placement(NamedTuple):
         Distant centers may be missing from the scores of rows whose norm exceeds this limit (`norm_limit_of`).
     split : int
         The number of features if rows and centers are split into two parts (split_copy.cuh); otherwise 0.
+    each : int
+        The number of features per lane if the columns are those of lane_columns.cuh; otherwise 0.
     """
 
     padded: int
@@ -53,6 +55,7 @@ class Placement(NamedTuple):
     scale: np.float32
     norm_limit: np.float32
     split: int = 0
+    each: int = 0
 
 
 class HalfCopy:

@@ -20,28 +20,53 @@
 
 namespace kmeans {
 
-// kAligned: whether rows are aligned to vectors and consist of whole vectors.
+// (x − mean) · scale from `shift` = −mean · scale, by one rounding. Since the scale is a power of two, this is also the
+// rounded difference times the scale.
+template <typename T, typename Work>
+__device__ __forceinline__ Work scaled(T x, float scale, Work shift) {
+  return fma((Work)tsm2::Element<T>::value(x), (Work)scale, shift);
+}
+
+// A number in two float16 parts, and what they lack.
+template <typename Work>
+struct Split {
+  ptx::Half first, second;
+  float both, error;
+
+  __device__ __forceinline__ explicit Split(Work x) : first(ptx::to_half((float)x)) {
+    const Work rest = x - (Work)ptx::to_float(first);
+    second = second_part((float)rest);
+    both = ptx::to_float(first) + ptx::to_float(second), error = (float)(rest - (Work)ptx::to_float(second));
+  }
+};
+
+// The elements of a row as they are loaded. kAligned: whether rows are aligned to vectors and consist of whole vectors.
+template <typename T, int kFeatures, bool kAligned>
+struct ShortRow {
+  static constexpr int kWide = kAligned ? kVector<T> : 1;  // elements of a load
+  Packed<T, kWide> some[kFeatures / kWide];
+
+  __device__ __forceinline__ explicit ShortRow(const T* x) {
+#pragma unroll
+    for (int i = 0; i < kFeatures / kWide; ++i) some[i].load(x + i * kWide);
+  }
+  __device__ __forceinline__ T at(int i) const { return some[i / kWide].elements().at[i % kWide]; }
+};
+
 template <typename T, typename Work, int kFeatures, int kPanels, bool kAligned>
 __global__ void __launch_bounds__(256) make_split_copy(const T* X, long long rows, const Work* mean, float scale,
                                                        float rounding, ptx::Half* half_copy, float* norms) {
-  constexpr int kWide = kAligned ? kVector<T> : 1, kStored = 8;  // elements of a load and of a store
+  constexpr int kStored = 8;  // elements of a store
   const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
   if (row >= rows) return;
-  Packed<T, kWide> some[kFeatures / kWide];
-#pragma unroll
-  for (int i = 0; i < kFeatures / kWide; ++i) some[i].load(X + row * kFeatures + i * kWide);
+  const ShortRow<T, kFeatures, kAligned> x(X + row * kFeatures);
   ptx::Half columns[kPanels * tsm2::kPanelDepth] = {};
   float square = 0, lost = 0;
 #pragma unroll
   for (int i = 0; i < kFeatures; ++i) {
-    const Work x = centered<T, Work>(some[i / kWide].elements().at[i % kWide], mean[i]) * (Work)scale;
-    const ptx::Half first = ptx::to_half((float)x);
-    const Work rest = x - (Work)ptx::to_float(first);
-    const ptx::Half second = second_part((float)rest);
-    columns[i] = columns[2 * kFeatures + i] = first, columns[kFeatures + i] = second;
-    const float both = ptx::to_float(first) + ptx::to_float(second),
-                error = (float)(rest - (Work)ptx::to_float(second));
-    square = fmaf(both, both, square), lost = fmaf(error, error, lost);
+    const Split<Work> parts(centered<T, Work>(x.at(i), mean[i]) * (Work)scale);
+    columns[i] = columns[2 * kFeatures + i] = parts.first, columns[kFeatures + i] = parts.second;
+    square = fmaf(parts.both, parts.both, square), lost = fmaf(parts.error, parts.error, lost);
   }
 #pragma unroll
   for (int i = 0; i < kPanels * tsm2::kPanelDepth; i += kStored) {
@@ -50,6 +75,23 @@ __global__ void __launch_bounds__(256) make_split_copy(const T* X, long long row
     for (int j = 0; j < kStored; ++j) stored.at[j] = columns[i + j];
     ptx::Half* to = half_copy + tsm2::panel_offset(row, i, kPanels, tsm2::kPanelRows);
     *reinterpret_cast<simt::Vector<ptx::Half, kStored>*>(to) = stored;
+  }
+  norms[row] = norm_of(square, lost, 4 / (rounding * rounding));
+}
+
+// The norms alone, for rows that are split as they are read (assign/split_rows.cuh); `shifts` are −mean · scale. The
+// numbers that are split have the same bits as there.
+template <typename T, typename Work, int kFeatures, bool kAligned>
+__global__ void __launch_bounds__(256)
+    split_norms(const T* X, long long rows, const Work* shifts, float scale, float rounding, float* norms) {
+  const long long row = (long long)blockIdx.x * blockDim.x + threadIdx.x;
+  if (row >= rows) return;
+  const ShortRow<T, kFeatures, kAligned> x(X + row * kFeatures);
+  float square = 0, lost = 0;
+#pragma unroll
+  for (int i = 0; i < kFeatures; ++i) {
+    const Split<Work> parts(scaled<T, Work>(x.at(i), scale, shifts[i]));
+    square = fmaf(parts.both, parts.both, square), lost = fmaf(parts.error, parts.error, lost);
   }
   norms[row] = norm_of(square, lost, 4 / (rounding * rounding));
 }

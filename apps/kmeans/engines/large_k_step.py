@@ -1,6 +1,6 @@
-"""Lloyd step for large k (k > 64) on Hopper GPUs: a compute-bound tensor-core GEMM through which centers stream.
+"""Lloyd step for large k (k > 64) on Hopper GPUs: a compute-bound tensor-core GEMM.
 
-    assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh
+    assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh or, for few features, of gemm_wgmma_resident.cuh
     → assign/rescore_large_k.cuh → sums of reassigned rows → update/centers.cuh
 
 If few rows are reassigned (`sorts_lists`), update/add_reassigned.cuh adds them to the cluster sums. Otherwise
@@ -16,17 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.large_k_plan import ONE_PRODUCT, StreamPlan, depth_of
+from tsapps.apps.kmeans.assign.large_k_plan import ONE_PRODUCT, ResidentPlan, StreamPlan, depth_of
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_LARGE_K_BYTES,
+    LARGE_K_ARGMIN,
     REASSIGNMENT_BYTES,
-    STREAMED_ARGMIN,
     tensor_error,
     tile_coefficients,
 )
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.load import load_kernels, types_of
+from tsapps.apps.kmeans.data.load import load_kernels, pointer, types_of
 from tsapps.apps.kmeans.data.plan import lanes_of_row
+from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.engines.device_step import CENTER_THREADS, RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, Layout
 from tsapps.apps.kmeans.update.launch import AddReassigned, SegmentedSum, grid_of_lists
@@ -37,7 +38,11 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["LargeKStep"]
 
-_SOURCE = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmeans/assign/large_k.cuh"\n'
+_INCLUDE = '#include "{}.cuh"\n'.format
+_STREAMED = _INCLUDE("kernels/tsm2/gemm_wgmma_streamed") + _INCLUDE("apps/kmeans/assign/large_k")
+_RESIDENT = "".join(
+    map(_INCLUDE, ("kernels/tsm2/gemm_wgmma_resident", "apps/kmeans/assign/large_k", "apps/kmeans/assign/split_rows"))
+)
 # Minimum n · d · k for which columns are sorted by the norms of the new centers. Below, columns are in the order of the
 # norms of the previous centers: the launch would take more time than tighter error bounds save.
 _LEAST_SORTED = 1 << 36
@@ -51,23 +56,30 @@ class LargeKStep(DeviceStep):
     Parameters
     ----------
     data : DeviceData
-    plan : StreamPlan
+    plan : ResidentPlan or StreamPlan
     k : int
+        With a ResidentPlan, so many that no column tile is without centers.
     certifies : bool
         Whether labels are certified.
     """
 
-    def __init__(self, data: DeviceData, plan: StreamPlan, k: int, *, certifies: bool) -> None:
-        half_copy = data.half_copy(plan.row_panels, certifies=certifies, split=plan.split)
-        self._depth = depth_of(data.n_features, split=plan.split)
-        self._coefficients = tile_coefficients(self._depth, float(half_copy.rounding), levels=plan.levels)
-        layout = Layout(half_copy.placement, plan.columns)
-        self._order = ColumnOrderBuffers.allocated(data.xp, k, layout)
+    def __init__(self, data: DeviceData, plan: ResidentPlan | StreamPlan, k: int, *, certifies: bool) -> None:
+        if isinstance(plan, ResidentPlan):
+            operand: Any = data.split_operand(plan)
+            self._depth = 16 * plan.row_panels
+            source, name = _RESIDENT, plan.kernel(operand.types, aligned=operand.aligned)
+        else:
+            operand = data.half_copy(plan.row_panels, certifies=certifies, split=plan.split)
+            self._depth = depth_of(data.n_features, split=plan.split)
+            source, name = _STREAMED, plan.kernel
+        self._operand = operand
+        self._coefficients = tile_coefficients(self._depth, float(operand.rounding), levels=plan.levels)
+        layout = Layout(operand.placement, plan.columns)
+        self._order = ColumnOrderBuffers.allocated(data.xp, k, layout, sorts=isinstance(plan, StreamPlan))
         super().__init__(data, k, layout, bounds=False, certifies=certifies)
-        self.half_copy = half_copy
         n, gpu = data.n_samples, data.gpu
         self._plan = plan
-        (self._product,) = data.machine.kernels(_SOURCE, plan.kernel)
+        (self._product,) = data.machine.kernels(source, name)
         self._product.max_dynamic_shared_size_bytes = plan.shared_bytes
         blocks = self._blocks = plan.blocks(n, gpu.multiprocessors)
         self._capacity = plan.capacity(n, blocks)
@@ -125,7 +137,7 @@ class LargeKStep(DeviceStep):
         """Return the launch that rescores the ambiguous rows."""
         lists = self._changes, self._ambiguous, self._lengths
         stopped, together = self.buffers.stopped, np.bool_(self._together)
-        of_centers = centers, self._order.centers, np.int32(self.k)
+        of_centers = centers, pointer(self._order.centers), np.int32(self.k)
         given = self.buffers.rows, *of_centers, *lists, np.int64(self._capacity), stopped, together
         grid, shared_bytes = self._rescore_grid, self._rescore_shared_bytes
         return self.data.machine.bind(self._rescore, grid, (RESCORE_THREADS,), given, shared_bytes)
@@ -152,14 +164,13 @@ class LargeKStep(DeviceStep):
     @cached_property
     def _bound_product(self) -> Launch:
         """The launch of the product, which reads the float16 centers of either buffer."""
-        half_copy, plan, of = self.half_copy, self._plan, self.buffers
-        n = self.data.n_samples
+        operand, plan, of, n = self._operand, self._plan, self.buffers, self.data.n_samples
         nearest = structure(
-            STREAMED_ARGMIN,
+            LARGE_K_ARGMIN,
             center_stats=of.center_stats,
             tile_bounds=self._order.tile_bounds,
             centers=self._order.centers,
-            norms=half_copy.norms,
+            norms=operand.norms,
             labels=of.labels,
             changes=self._changes,
             ambiguous=self._ambiguous,
@@ -168,8 +179,13 @@ class LargeKStep(DeviceStep):
             capacity=self._capacity,
             n=n,
             tensor_error=tensor_error(self._depth),
-            rounding=half_copy.rounding,
+            rounding=operand.rounding,
         )
-        product = structure(ONE_PRODUCT, row_tiles=-(-n // plan.ROWS))
-        given = half_copy.rows, of.centers_half, product, np.int32(self._n_columns // plan.columns), nearest
+        row_tiles = -(-n // plan.ROWS)
+        given: tuple[Any, ...]
+        if isinstance(operand, SplitOperand):
+            given = operand.argument, of.centers_half, np.int32(row_tiles), nearest
+        else:
+            product = structure(ONE_PRODUCT, row_tiles=row_tiles)
+            given = operand.rows, of.centers_half, product, np.int32(self._n_columns // plan.columns), nearest
         return self.data.machine.bind(self._product, (self._blocks,), (plan.threads,), given, plan.shared_bytes)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tsapps.apps.kmeans.assign.large_k_plan import list_candidates, stream_plan
+from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan, large_k_plan, list_candidates
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
@@ -158,16 +158,17 @@ def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
     return None
 
 
-def iteration_bytes(n: int, d: int, k: int, panels: int) -> int:
+def iteration_bytes(n: int, d: int, k: int, panels: int, *, copied: bool = True) -> int:
     """Return the approximate size in bytes of the half-precision copy, the row lists of an iteration, and the centers.
 
-    `panels` is the number of 16-column panels per row of the half-precision copy for large k; 0 for small k.
+    `panels` is the number of 16-column panels per row for large k; 0 for small k. `copied` is False if there is no
+    half-precision copy.
     """
     lists = 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
     if panels:
         lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES[list_candidates(panels)]
     width = 16 * panels or padded(d)
-    return n * (2 * width + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
+    return n * (2 * width * copied + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
 
 
 def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPlan:
@@ -213,17 +214,20 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
         return _if_it_fits(found, facts, k, 0)
     if n > MOST_PLACED or k > MOST_LARGE_K:
         return StepPlan("cublas", f"n = {n} or k = {k} exceeds the limit ({MOST_PLACED}, {MOST_LARGE_K})")
-    large_k = stream_plan(d, k, gpu, certifies=certifies)
+    large_k = large_k_plan(d, k, gpu, certifies=certifies)
     if large_k is None:
         return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} requires a Hopper GPU")
-    found = StepPlan("large_k", f"k = {k} > {MOST_CLUSTERS}: centers are streamed", large_k, False, certifies)
-    return _if_it_fits(found, facts, k, large_k.row_panels)
+    copied = not isinstance(large_k, ResidentPlan)
+    how = "centers are streamed" if copied else f"d = {d}: X is read in place"
+    found = StepPlan("large_k", f"k = {k} > {MOST_CLUSTERS}: {how}", large_k, False, certifies)
+    return _if_it_fits(found, facts, k, large_k.row_panels, copied=copied)
 
 
-def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int) -> StepPlan:
-    """Return `found`, which reads a half-precision copy of X, or cuBLAS if that copy does not fit in GPU memory."""
-    needed = iteration_bytes(facts.n, facts.d, k, panels)
+def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int, *, copied: bool = True) -> StepPlan:
+    """Return `found`, or cuBLAS if its buffers do not fit in GPU memory; parameters as for `iteration_bytes`."""
+    needed = iteration_bytes(facts.n, facts.d, k, panels, copied=copied)
     if needed <= facts.free_bytes:
         return found
-    reason = f"a half-precision copy needs {needed} bytes, but {facts.free_bytes} are free"
+    what = "a half-precision copy needs" if copied else "lists of rows need"
+    reason = f"{what} {needed} bytes, but {facts.free_bytes} are free"
     return replace(found, step="cublas", reason=reason, plan=None, bounds=False, certifies=True)

@@ -56,11 +56,12 @@ class ColumnOrderBuffers:
     ----------
     norms : tuple of two arrays of shape (k,), int32
         Bits of the float32 norms of the centers of the previous and of the current iteration; they alternate.
-    columns : array of shape (k,), int32
-        Column of each center.
-    centers : array of shape (columns,), int32
+    columns : array of shape (k,), int32, optional
+        Column of each center. None if columns are not sorted: then column j is that of center j. The other arrays are
+        None too.
+    centers : array of shape (columns,), int32, optional
         Center of each column.
-    tile_bounds : array of TILE_BOUND
+    tile_bounds : array of TILE_BOUND, optional
         One element per column tile.
     """
 
@@ -70,11 +71,13 @@ class ColumnOrderBuffers:
     tile_bounds: Any
 
     @classmethod
-    def allocated(cls, xp: Any, k: int, layout: Layout) -> ColumnOrderBuffers:
-        """Allocate the arrays for k centers."""
-        n_columns = layout.columns_of(k)
+    def allocated(cls, xp: Any, k: int, layout: Layout, *, sorts: bool) -> ColumnOrderBuffers:
+        """Allocate the arrays for k centers. `sorts` says whether columns are sorted."""
+        n_columns, norms = layout.columns_of(k), tuple(xp.empty((2, k), np.int32))
+        if not sorts:
+            return cls(norms, None, None, None)
         return cls(
-            norms=tuple(xp.empty((2, k), np.int32)),
+            norms=norms,
             columns=xp.empty(k, np.int32),
             centers=xp.zeros(n_columns, np.int32),
             tile_bounds=xp.empty(n_columns // layout.columns * TILE_BOUND.itemsize, np.uint8),
@@ -138,8 +141,8 @@ class IterationBuffers:
         """Allocate the buffers for k clusters; `sums` is the fixed-point format of the cluster sums."""
         (n, d), n_columns, placement = data.source.shape, layout.columns_of(k), layout.placement
         scales = np.array(sums.scales)
-        # In panels, the first panel holds the biases (core_matrix_layout.cuh).
-        width = placement.padded + (16 if placement.panels else 0)
+        # In panels, the first panel holds the biases (core_matrix_layout.cuh), unless lanes have columns for them.
+        width = placement.padded + (16 if placement.panels and not placement.each else 0)
         xp = data.xp
         n_reassigned, arrived, stopped = xp.zeros((3, 1), np.uint32)
         return cls(

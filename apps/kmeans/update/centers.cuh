@@ -99,7 +99,7 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
 #pragma unroll 4
   for (int j = threadIdx.x; j < of.k; j += blockDim.x) {
     if (found[j].is_excluded(least, far)) {
-      exclude(of.offsets, centers_half, centers_half.panels ? of.order.columns[j] : j);
+      exclude(of.offsets, centers_half, of.order.stored_column(j));
       some = 1;
       continue;
     }
@@ -196,7 +196,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
   CenterFound mine = {};
   // In shared memory, since registers are few.
   __shared__ int own_column;
-  const int rank = of.centers_half.panels ? column_of(of.order, k, j) : j;
+  const int rank = column_of(of.order, k, j);
   if (threadIdx.x == 0) own_column = rank;
   __syncthreads();
   ptx::Half* const to = of.centers_half.of(own_column);

@@ -22,8 +22,9 @@ struct CenterFound {
   }
 };
 
-// The order of the columns for large k, sorted by norm, and bounds of their scores (assign/large_k.cuh). In panels
-// only; otherwise center j has column j. Norms are compared as the integers with the same bits, which orders NaN too.
+// The order of the columns for large k, sorted by norm, and bounds of their scores (assign/large_k.cuh). Norms are
+// compared as the integers with the same bits, which orders NaN too. If `columns` is null, center j has column j, and
+// `centers` and `tile_bounds` are null too: column tiles have no bounds.
 struct ColumnOrder {
   const int* norms;        // ‖c · scale‖ of each center one iteration before
   int* next_norms;         // those of this iteration
@@ -35,8 +36,10 @@ struct ColumnOrder {
 
   // Stores the column and the norm of center j. By a thread.
   __device__ __forceinline__ void keep(int j, int column, float norm) const {
-    columns[j] = column, centers[column] = j, next_norms[j] = __float_as_int(norm);
+    if (columns != nullptr) columns[j] = column, centers[column] = j;
+    next_norms[j] = __float_as_int(norm);
   }
+  __device__ __forceinline__ int stored_column(int j) const { return columns != nullptr ? columns[j] : j; }
 };
 
 // With more centers, columns are not sorted and no center is excluded as repeated: each block compares its center with
@@ -45,7 +48,7 @@ constexpr int kMostSorted = 1 << 14;
 
 // The column of center j: the number of centers that come before it. By a block.
 __device__ __forceinline__ int column_of(const ColumnOrder& order, int k, int j) {
-  if (k > kMostSorted) return j;
+  if (k > kMostSorted || order.columns == nullptr) return j;
   const int own = order.norms[j];
   double before = 0;
 #pragma unroll 4
@@ -73,6 +76,7 @@ __device__ __forceinline__ bool repeats(const Work* centers, int d, const Column
 // Computes the score error bounds of the column tiles. A warp per tile; excluded centers do not count.
 __device__ __forceinline__ void bound_tiles(const CenterFound* found, int k, double least, double far, int height,
                                             const ColumnOrder& order) {
+  if (order.tile_bounds == nullptr) return;
   const double near = sqrt(least), of_level = order.of_level;
   for (int tile = threadIdx.x / 32; tile * height < k; tile += blockDim.x / 32) {
     const int end = (tile + 1) * height < k ? (tile + 1) * height : k;

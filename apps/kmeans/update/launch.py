@@ -50,6 +50,7 @@ def update_args(
         height=layout.columns,
         second=n_columns if layout.parts > 1 else 0,
         split=placement.split,
+        each=placement.each,
     )
     return structure(
         UPDATE_CENTERS,

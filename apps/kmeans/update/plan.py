@@ -44,7 +44,7 @@ SEGMENTS = np.dtype([("k", "i4"), ("bits", "i4")])
 #: The C++ classes `HalfCenters` and `UpdateCenters` of update/centers.cuh, and `ColumnOrder` of
 #: update/column_order.cuh, as NumPy structures.
 HALF_CENTERS = np.dtype(
-    [("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second", "split", "padding")]]
+    [("to", "u8"), *[(name, "i4") for name in ("padded", "panels", "height", "second", "split", "each")]]
 )
 COLUMN_ORDER = np.dtype(
     [(name, "u8") for name in ("norms", "next_norms", "columns", "centers", "tile_bounds")]

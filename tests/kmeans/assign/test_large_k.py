@@ -192,7 +192,7 @@ def test_columns_are_in_the_order_of_the_norms(rng):
     step = step_of(X, k, KINDS[0], plan)
     place(step, centers)
     order = step._order
-    scaled = centers.astype(np.float32).astype(np.float64) * float(step.half_copy.scale)
+    scaled = centers.astype(np.float32).astype(np.float64) * float(step.layout.placement.scale)
     norms = np.linalg.norm(scaled, axis=1).astype(np.float32)
     expected = np.lexsort((np.arange(k), norms))
     assert order.centers[:k].tolist() == expected.tolist()
@@ -246,7 +246,7 @@ def test_centers_so_large_that_scores_are_too(largest, rng):
     centers[0, 0] = centers[130, 1] = 700
     centers[199] = np.append([0, 0], np.full(d - 2, largest / np.sqrt(d - 2)))
     step = step_of(X, k, KINDS[0], StreamPlan(4, 1, 2, 3, 2))
-    centers = (centers / step.half_copy.scale).astype(np.float32)
+    centers = (centers / step.layout.placement.scale).astype(np.float32)
     assign(step, centers)
     assert_right(step, centers)
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from host_cuda import harness
 
-from tsapps.apps.kmeans.assign.large_k_plan import stream_plan
+from tsapps.apps.kmeans.assign.large_k_plan import large_k_plan, stream_plan
 from tsapps.apps.kmeans.assign.plan import (
     MOST_CLUSTERS,
     assign_plan,
@@ -219,6 +219,26 @@ def test_products_of_many_compile_without_spills(d, k):
     used = cubin.resources[plan.kernel]
     # At d = 160 a register too many, in the code that appends ambiguous rows to lists.
     assert max(used.stack, used.spill_stores, used.spill_loads) <= 8
+    assert not used.waits
+    assert used.shared + plan.shared_bytes <= KNOWN["H200"].shared_memory_per_block
+    assert used.registers * plan.threads <= 65_536
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("d", "k"),
+    [(4, 70), (16, 128), (2, 300), (5, 256), (8, 384), (11, 100), (12, 768), (16, 256), (16, 700), (16, 768)],
+)
+@pytest.mark.parametrize(
+    ("types", "aligned"), [("float, float", True), ("ptx::Half, float", False), ("double, double", True)]
+)
+def test_products_of_split_rows_compile_without_spills(types, aligned, d, k):
+    plan = large_k_plan(d, k, KNOWN["H200"])
+    headers = "kernels/tsm2/gemm_wgmma_resident", "apps/kmeans/assign/large_k", "apps/kmeans/assign/split_rows"
+    name = plan.kernel(types, aligned=aligned and d in (4, 8, 16))
+    cubin = build("".join(f'#include "{header}.cuh"\n' for header in headers), [name], "sm_90a")
+    used = cubin.resources[name]
+    assert max(used.stack, used.spill_stores, used.spill_loads) == 0
     assert not used.waits
     assert used.shared + plan.shared_bytes <= KNOWN["H200"].shared_memory_per_block
     assert used.registers * plan.threads <= 65_536
