@@ -56,7 +56,7 @@ def step_of(X, k, kind, plan, weights=None, mean=None, *, certifies=True, middle
 
 def candidates(step):
     """Return how many candidates each ambiguous row has, or 0 for all centers, before they are rescored."""
-    lengths = step._lengths
+    lengths = step._lengths.reshape(-1, 3)
     words = AMBIGUOUS_LARGE_K_BYTES[step._plan.candidates] // 4
     ambiguous = step._ambiguous.view(np.uint32).reshape(len(lengths), -1, words)
     assert (lengths <= ambiguous.shape[1]).all()

@@ -15,6 +15,7 @@ __all__ = [
     "MANY_PRODUCTS",
     "ONE_PRODUCT",
     "SPLIT_ROWS",
+    "WINDOW",
     "ResidentPlan",
     "StreamPlan",
     "batched_stream_plan",
@@ -29,6 +30,9 @@ ONE_PRODUCT = np.dtype([("row_tiles", "i4")])
 MANY_PRODUCTS = np.dtype([("products", "u8"), ("count", "u8"), ("turns_each", "i4"), ("padding", "i4")])
 #: The C++ class `SplitRows` of assign/split_rows.cuh, as a NumPy structure.
 SPLIT_ROWS = np.dtype([("X", "u8"), ("shifts", "u8"), ("n", "u4"), ("scale", "f4")])
+#: Maximum number of rows that an iteration labels at a time, a multiple of 64. It limits the memory of the lists, which
+#: have space for all these rows; and such launches are many times longer than the gaps between launches.
+WINDOW = 1 << 26
 
 # Maximum number of centers per column tile of four warpgroups, which registers limit; minimum number, which the
 # epilogue needs; and bytes of shared memory that the driver and the epilogue use.

@@ -35,6 +35,10 @@ T = TypeVar("T")
 HALF_TYPES = ("float16", "bfloat16")
 # Target size in bytes of the widest temporary array of a block: so large that launches take a small part of the time.
 _BLOCK_BYTES = 512 << 20
+# Memory of a fit beside X and copies of X, in numbers of the working type per sample. With kernels of this package: a
+# label, and in k-means++ the distance to the nearest center. With cuBLAS, k-means++ stores the distances of each sample
+# to 2 + ⌊ln k⌋ candidates, which are 12 for k = 22,000.
+_KERNEL_NUMBERS, _LIBRARY_NUMBERS = 3, 16
 # Maximum number of rows per block: float32 represents counts up to this number exactly.
 _MOST_ROWS = 1 << 24
 # Number of points per launch of point_distances (POINTS in passes.cuh); number of rows that a group of lanes processes
@@ -103,8 +107,8 @@ class DeviceData(Data):
 
     def available_bytes(self) -> int:
         """Return the number of bytes that copies of X may use: the free bytes minus the other memory of a fit."""
-        # k-means++ stores the distances of each sample to 2 + ⌊ln k⌋ candidates: 12 candidates for k = 22,000.
-        working = self.n_samples * self.dtype.itemsize * 16 + 2 * _BLOCK_BYTES
+        per_sample = _KERNEL_NUMBERS if self._takes_16_bit else _LIBRARY_NUMBERS
+        working = self.n_samples * self.dtype.itemsize * per_sample + 2 * _BLOCK_BYTES
         return self.machine.free_bytes() - working
 
     def fits(self, size: int) -> bool:
@@ -137,15 +141,20 @@ class DeviceData(Data):
         return array if here and array.dtype.name in HALF_TYPES else None
 
     @property
+    def uncentered(self) -> Any:
+        """Row-major X on the GPU in `dtype`, from which the mean may not have been subtracted; else None."""
+        return self._borrowed if self.held is None else self.held
+
+    @property
     def rows_on_gpu(self) -> Any:
         """Row-major X on the GPU, in the working type or a 16-bit type; None if the GPU does not hold all of X."""
         return self.held if self.held is not None or not self._takes_16_bit else self._half_x()
 
-    @property
-    def rows_argument(self) -> Any:
-        """X, `shift` and the sample weights as a kernel argument, a `ROWS` structure."""
-        d = self.n_features
-        return structure(ROWS, X=self.rows_on_gpu, leading=d, d=d, mean=self.shift, weights=self.sample_weight)
+    def rows_argument(self, rows: slice = slice(None)) -> Any:
+        """Return rows of X, `shift` and the rows' weights as a kernel argument, a `ROWS` structure."""
+        d, weights = self.n_features, self.sample_weight
+        some = None if weights is None else weights[rows]
+        return structure(ROWS, X=self.rows_on_gpu[rows], leading=d, d=d, mean=self.shift, weights=some)
 
     @property
     def temporary_columns(self) -> int:

@@ -42,8 +42,6 @@ class SplitOperand:
         Bound ρ of the rounding error of a row relative to its norm.
     placement : Placement
         The layout of float16 centers for products with these rows.
-    argument : NumPy structure
-        The argument that describes the rows to the product, a `SPLIT_ROWS`.
     types : str
         The C++ types of X and of the computation, as template arguments.
     aligned : bool
@@ -62,10 +60,15 @@ class SplitOperand:
         shifts = np.zeros(4 * plan.each, dtype)
         shifts[:d] = -shift.astype(dtype) * dtype.type(scale)
         self._shifts, self.norms = machine.on_gpu(shifts), machine.xp.empty(n, np.float32)
-        self.argument = structure(SPLIT_ROWS, X=X, shifts=self._shifts, n=n, scale=scale)
+        self._rows = X
         (kernel,) = load_kernels(machine, "data/split_copy.cuh", f"split_norms<{self.types}, {d}, {is_aligned(X)}>")
         arguments = X, np.int64(n), self._shifts, scale, self.rounding, self.norms
         kernel((-(-n // _THREADS),), (_THREADS,), arguments)
+
+    def argument(self, rows: slice) -> Any:
+        """Return the argument that describes rows of X to the product, a `SPLIT_ROWS`."""
+        X = self._rows[rows]
+        return structure(SPLIT_ROWS, X=X, shifts=self._shifts, n=len(X), scale=self.placement.scale)
 
     @property
     def nbytes(self) -> int:

@@ -11,12 +11,13 @@ The step supports smaller k too, but `select_step` selects it only for k > 64.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.large_k_plan import ONE_PRODUCT, ResidentPlan, StreamPlan, depth_of
+from tsapps.apps.kmeans.assign.large_k_plan import ONE_PRODUCT, WINDOW, ResidentPlan, StreamPlan, depth_of
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_LARGE_K_BYTES,
     LARGE_K_ARGMIN,
@@ -29,7 +30,7 @@ from tsapps.apps.kmeans.data.load import load_kernels, pointer, types_of
 from tsapps.apps.kmeans.data.plan import lanes_of_row
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.engines.device_step import CENTER_THREADS, RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
-from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, Layout
+from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, IterationBuffers, Layout
 from tsapps.apps.kmeans.update.launch import AddReassigned, SegmentedSum, grid_of_lists
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, sorts_lists
 from tsapps.kernels.arrays import address
@@ -48,6 +49,23 @@ _RESIDENT = "".join(
 _LEAST_SORTED = 1 << 36
 # kRescoredRows of assign/rescore_large_k.cuh, and the shared memory of a block of any GPU without special request.
 _RESCORED_ROWS, _MOST_SHARED_BYTES = 8, 32 * 1024
+
+
+class _Window(NamedTuple):
+    """Consecutive rows that are labelled together, before the lists of the next window replace theirs.
+
+    Attributes
+    ----------
+    rows : slice
+    buffers : IterationBuffers
+        The buffers of the step, with the rows and labels of this window.
+    lengths : array of shape (blocks, 3), uint32
+        The `Lengths` of every block's lists.
+    """
+
+    rows: slice
+    buffers: IterationBuffers
+    lengths: Any
 
 
 class LargeKStep(DeviceStep):
@@ -77,16 +95,18 @@ class LargeKStep(DeviceStep):
         layout = Layout(operand.placement, plan.columns)
         self._order = ColumnOrderBuffers.allocated(data.xp, k, layout, sorts=isinstance(plan, StreamPlan))
         super().__init__(data, k, layout, bounds=False, certifies=certifies)
-        n, gpu = data.n_samples, data.gpu
+        gpu, most = data.gpu, min(data.n_samples, WINDOW)
         self._plan = plan
         (self._product,) = data.machine.kernels(source, name)
         self._product.max_dynamic_shared_size_bytes = plan.shared_bytes
-        blocks = self._blocks = plan.blocks(n, gpu.multiprocessors)
-        self._capacity = plan.capacity(n, blocks)
+        blocks = self._blocks = plan.blocks(most, gpu.multiprocessors)
+        self._capacity = plan.capacity(most, blocks)
         self._changes = data.xp.empty(blocks * self._capacity * REASSIGNMENT_BYTES, np.uint8)
         # Lists of ambiguous rows. After rescoring, `SegmentedSum` reuses this memory for the sorted row indices.
         self._ambiguous = data.xp.empty(blocks * self._capacity * AMBIGUOUS_LARGE_K_BYTES[plan.candidates], np.uint8)
-        self._lengths = data.xp.empty((blocks, 3), np.uint32)
+        starts = range(0, data.n_samples, WINDOW)
+        self._lengths = data.xp.empty((len(starts), blocks, 3), np.uint32)
+        self._windows = [self._window(start, lengths) for start, lengths in zip(starts, self._lengths, strict=True)]
         # A block compares several rows with all centers at a time, if shared memory holds them in float32.
         shared_bytes = 4 * _RESCORED_ROWS * data.n_features
         self._together = data.dtype == np.float32 and shared_bytes <= _MOST_SHARED_BYTES
@@ -100,7 +120,13 @@ class LargeKStep(DeviceStep):
 
     def ambiguous_counts(self) -> Any:
         """Return the numbers of ambiguous rows that the product listed; see `Step.ambiguous_counts`."""
-        return self._lengths[:, 1:].sum(axis=0)
+        return self._lengths[..., 1:].sum(axis=(0, 1))
+
+    def _window(self, start: int, lengths: Any) -> _Window:
+        """Return the window that begins at row `start`; see `_Window` for `lengths`."""
+        rows = slice(start, start + WINDOW)
+        buffers = replace(self.buffers, rows=self.data.rows_argument(rows), labels=self.labels[rows])
+        return _Window(rows, buffers, lengths)
 
     def _bind_prepare(self) -> Sequence[Callable[[], None]]:
         return [*super()._bind_prepare(), self._bind_sort(0)]
@@ -130,51 +156,60 @@ class LargeKStep(DeviceStep):
         )
 
     def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
-        rescore = self._bound(("rescore", address(centers)), lambda: [self._bind_rescore(centers)])
-        return [self._bound_product, *rescore, *(self._bound_sorting if self._sorts else self._bound_addition)]
+        key = "rescore", address(centers)
+        rescore = self._bound(key, lambda: [self._bind_rescore(window, centers) for window in self._windows])
+        updates = self._bound_sorting if self._sorts else self._bound_addition
+        launches: list[Callable[[], None]] = []
+        for of_window in zip(self._bound_products, rescore, updates, strict=True):
+            launches += (*of_window[:2], *of_window[2])
+        return launches
 
-    def _bind_rescore(self, centers: Any) -> Launch:
-        """Return the launch that rescores the ambiguous rows."""
-        lists = self._changes, self._ambiguous, self._lengths
+    def _bind_rescore(self, window: _Window, centers: Any) -> Launch:
+        """Return the launch that rescores the ambiguous rows of a window."""
+        lists = self._changes, self._ambiguous, window.lengths
         stopped, together = self.buffers.stopped, np.bool_(self._together)
         of_centers = centers, pointer(self._order.centers), np.int32(self.k)
-        given = self.buffers.rows, *of_centers, *lists, np.int64(self._capacity), stopped, together
+        given = window.buffers.rows, *of_centers, *lists, np.int64(self._capacity), stopped, together
         grid, shared_bytes = self._rescore_grid, self._rescore_shared_bytes
         return self.data.machine.bind(self._rescore, grid, (RESCORE_THREADS,), given, shared_bytes)
 
     @property
     def _sorts(self) -> bool:
-        return sorts_lists(self._expected_reassigned, self.data.n_features)
+        return sorts_lists(self._expected_reassigned // len(self._windows), self.data.n_features)
 
     @cached_property
-    def _bound_sorting(self) -> Sequence[Launch]:
-        """The launches that update the running sums by sorted rows."""
-        return self._segments.bind(self.buffers, self._reassigned)
+    def _bound_sorting(self) -> Sequence[Sequence[Launch]]:
+        """For each window, the launches that update the running sums by sorted rows."""
+        return [self._segments.bind(window.buffers, self._reassigned(window)) for window in self._windows]
 
     @cached_property
-    def _bound_addition(self) -> Sequence[Launch]:
-        """The launch that updates the running sums by rows in any order."""
-        return [self._add.bind(self.buffers, self._reassigned)]
+    def _bound_addition(self) -> Sequence[Sequence[Launch]]:
+        """For each window, the launch that updates the running sums by rows in any order."""
+        return [[self._add.bind(window.buffers, self._reassigned(window))] for window in self._windows]
+
+    def _reassigned(self, window: _Window) -> Any:
+        """Return the lists of a window's reassigned rows, a `LISTS`."""
+        return structure(LISTS, items=self._changes, lengths=window.lengths, capacity=self._capacity, step=3)
 
     @cached_property
-    def _reassigned(self) -> Any:
-        """The lists of reassigned rows, a `LISTS`."""
-        return structure(LISTS, items=self._changes, lengths=self._lengths, capacity=self._capacity, step=3)
+    def _bound_products(self) -> Sequence[Launch]:
+        """For each window, the launch of the product, which reads the float16 centers of either buffer."""
+        return [self._bind_product(window) for window in self._windows]
 
-    @cached_property
-    def _bound_product(self) -> Launch:
-        """The launch of the product, which reads the float16 centers of either buffer."""
-        operand, plan, of, n = self._operand, self._plan, self.buffers, self.data.n_samples
+    def _bind_product(self, window: _Window) -> Launch:
+        """Return the launch of the product of a window."""
+        operand, plan, of, rows = self._operand, self._plan, window.buffers, window.rows
+        n = len(of.labels)
         nearest = structure(
             LARGE_K_ARGMIN,
             center_stats=of.center_stats,
             tile_bounds=self._order.tile_bounds,
             centers=self._order.centers,
-            norms=operand.norms,
+            norms=operand.norms[rows],
             labels=of.labels,
             changes=self._changes,
             ambiguous=self._ambiguous,
-            lengths=self._lengths,
+            lengths=window.lengths,
             stopped=of.stopped,
             capacity=self._capacity,
             n=n,
@@ -184,8 +219,8 @@ class LargeKStep(DeviceStep):
         row_tiles = -(-n // plan.ROWS)
         given: tuple[Any, ...]
         if isinstance(operand, SplitOperand):
-            given = operand.argument, of.centers_half, np.int32(row_tiles), nearest
+            given = operand.argument(rows), of.centers_half, np.int32(row_tiles), nearest
         else:
             product = structure(ONE_PRODUCT, row_tiles=row_tiles)
-            given = operand.rows, of.centers_half, product, np.int32(self._n_columns // plan.columns), nearest
+            given = operand.rows[rows], of.centers_half, product, np.int32(self._n_columns // plan.columns), nearest
         return self.data.machine.bind(self._product, (self._blocks,), (plan.threads,), given, plan.shared_bytes)

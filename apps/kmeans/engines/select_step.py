@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan, large_k_plan, list_candidates
+from tsapps.apps.kmeans.assign.large_k_plan import WINDOW, ResidentPlan, large_k_plan, list_candidates
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
@@ -15,7 +15,7 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, fma_plan
 from tsapps.apps.kmeans.update.fixed_point import NARROW
-from tsapps.apps.kmeans.update.plan import MOST_PLACED, PLACE_BYTES
+from tsapps.apps.kmeans.update.plan import PLACE_BYTES
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["Facts", "Norms", "Options", "StepPlan", "iteration_bytes", "select_step", "why_cublas"]
@@ -164,11 +164,11 @@ def iteration_bytes(n: int, d: int, k: int, panels: int, *, copied: bool = True)
     `panels` is the number of 16-column panels per row for large k; 0 for small k. `copied` is False if there is no
     half-precision copy.
     """
-    lists = 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
+    lists = n * 2 * (AMBIGUOUS_BYTES + PLACE_BYTES)
     if panels:
-        lists = REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES[list_candidates(panels)]
+        lists = min(n, WINDOW) * (REASSIGNMENT_BYTES + AMBIGUOUS_LARGE_K_BYTES[list_candidates(panels)])
     width = 16 * panels or padded(d)
-    return n * (2 * width * copied + 4 + lists) + k * (2 * width + 3 * 8 * (d + 1))
+    return n * (2 * width * copied + 4) + lists + k * (2 * width + 3 * 8 * (d + 1))
 
 
 def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPlan:
@@ -212,8 +212,8 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
             "small_k", f"k = {k} <= {MOST_CLUSTERS}: centers stay in shared memory", small_k, bounds, certifies
         )
         return _if_it_fits(found, facts, k, 0)
-    if n > MOST_PLACED or k > MOST_LARGE_K:
-        return StepPlan("cublas", f"n = {n} or k = {k} exceeds the limit ({MOST_PLACED}, {MOST_LARGE_K})")
+    if k > MOST_LARGE_K:
+        return StepPlan("cublas", f"k = {k} exceeds the limit, {MOST_LARGE_K}")
     large_k = large_k_plan(d, k, gpu, certifies=certifies)
     if large_k is None:
         return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} requires a Hopper GPU")

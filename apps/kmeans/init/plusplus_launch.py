@@ -134,7 +134,7 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray) -> np.ndarra
 
 def greedy_draw(data: DeviceData, first: int, draws: np.ndarray) -> GreedyDraw | None:
     """Return the launches of `draw_plus_plus`, or None if it returns None; there is at least one row of `draws`."""
-    X = data.held
+    X = data.uncentered
     if X is None and data.rows_on_gpu is not None and data.fits(2 * data.rows_on_gpu.nbytes):
         X = data.rows_on_gpu.astype(data.dtype)  # of a 16-bit type
     if X is None:

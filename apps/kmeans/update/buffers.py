@@ -146,7 +146,7 @@ class IterationBuffers:
         xp = data.xp
         n_reassigned, arrived, stopped = xp.zeros((3, 1), np.uint32)
         return cls(
-            rows=data.rows_argument,
+            rows=data.rows_argument(),
             labels=xp.empty(n if layout.labels == "int32" else -(-n // 4) * 4, layout.labels),
             centers=tuple(xp.empty((2, k, d), data.dtype)),
             centers_half=xp.zeros((layout.parts * n_columns, width), np.float16),

@@ -17,9 +17,10 @@ from kmeans.host_steps import (
     iterate_once,
     place,
 )
-from kmeans.large_k_steps import RESIDENTS, assign, data_on_host, step_of
+from kmeans.large_k_steps import RESIDENTS, STAYS_IN_PARTS, assign, data_on_host, step_of
 
 from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan, StreamPlan, large_k_plan
+from tsapps.apps.kmeans.engines import large_k_step
 from tsapps.kernels.gpu_specs import KNOWN
 
 H200 = KNOWN["H200"]
@@ -224,6 +225,30 @@ def test_iterations_without_the_host(rng):
         centers, outcome, following = iterate_once(step, count)
         assert_right(step, centers)
         assert_iterated(step, centers, outcome, following, np.count_nonzero(before != step.labels))
+
+
+@pytest.mark.parametrize("plan", [RESIDENTS[0], STAYS_IN_PARTS[1]], ids=["resident", "streamed"])
+@pytest.mark.parametrize("kind", [KINDS[0], KINDS[1]], ids=["alone", "weighted"])
+def test_windows_change_nothing(plan, kind, rng, monkeypatch):
+    """Labels and sums of rows in windows of 128, the last with two rows, are those of all rows together."""
+    n, d, k = 386, 16 if plan is RESIDENTS[0] else STAYS_IN_PARTS[0], 140
+    X, centers = blobs(n, d, k, rng, apart=0.7)
+    weights = rng.random(n) * 3 if kind[2] else None
+    whole = step_of(X, k, kind, plan, weights, X.mean(axis=0))
+    monkeypatch.setattr(large_k_step, "WINDOW", 128)
+    parts = step_of(X, k, kind, plan, weights, X.mean(axis=0))
+    assert len(parts._windows) == 4
+    for whole.sorts, now in ((False, centers), (True, centers[::-1].copy())):
+        parts.sorts = whole.sorts
+        found = []
+        for step in (whole, parts):
+            place(step, now - X.mean(axis=0))
+            for launch in step._bind_rows(step.buffers.centers[0]):
+                launch()
+            found.append((step.labels, step.buffers.sums, step.buffers.n_reassigned, step.ambiguous_counts()))
+        for one, other in zip(*found, strict=True):
+            np.testing.assert_array_equal(one, other)
+        assert_right(parts, now - X.mean(axis=0))
 
 
 @property_test(

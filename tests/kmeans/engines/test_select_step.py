@@ -23,7 +23,8 @@ CASES = [
     (DOUBLE, 64, H200, Options(), "small_k", "k = 64 <= 64"),
     (FACTS, 65, H200, Options(), "large_k", "k = 65 > 64: centers are streamed"),
     (FACTS, 65, A100, Options(), "cublas", "k = 65 > 64 requires a Hopper GPU"),
-    (replace(FACTS, n=2**31), 65, H200, Options(), "cublas", "exceeds the limit (2147482624"),
+    (replace(FACTS, n=2**31), 65, H200, Options(), "large_k", "centers are streamed"),
+    (FACTS, 2**16 + 1, H200, Options(), "cublas", "k = 65537 exceeds the limit"),
     (FACTS, 64, H200, Options(kernels=False), "cublas", "engine='cublas' was asked for"),
     (replace(FACTS, x_dtype=None, norms=None), 64, H200, Options(), "cublas", "X is not stored row-major"),
     (replace(FACTS, weights_alike=False), 64, H200, Options(), "cublas", "weights differ"),
@@ -54,6 +55,17 @@ def test_room_by_hand():
     needed = iteration_bytes(FACTS.n, FACTS.d, 64, 0)
     assert select_step(replace(FACTS, free_bytes=needed), 64, H200, Options()).step == "small_k"
     assert select_step(replace(FACTS, free_bytes=needed - 1), 64, H200, Options()).step == "cublas"
+
+
+def test_room_for_large_k_by_hand():
+    """16 features need no copy: norms of all rows, and lists of at most 2²⁶."""
+    for n, listed in ((1000, 1000), (10**9, 2**26)):
+        needed = n * 4 + listed * (16 + 32) + 256 * (2 * 64 + 3 * 8 * 17)
+        facts = replace(FACTS, n=n, d=16, free_bytes=needed)
+        assert select_step(facts, 256, H200, Options()).step == "large_k"
+        selected = select_step(replace(facts, free_bytes=needed - 1), 256, H200, Options())
+        assert selected.step == "cublas"
+        assert "lists of rows need" in selected.reason
 
 
 @pytest.mark.parametrize(

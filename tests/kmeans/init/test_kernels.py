@@ -211,3 +211,14 @@ def test_whole_seeding_of_grains(shape, n, grain, seed):
 def test_few_samples_and_clusters_are_drawn_as_scikit_learn_rounds(n, k, dtype, draws, small):
     data = data_of(np.zeros((n, 1)), dtype)
     assert (data.rounds_draws(k), data.is_small) == (draws, small)
+
+
+def test_an_array_that_passes_center_in_blocks_is_drawn_from_in_place(rng):
+    """Without memory for a centered copy, passes subtract the mean; the draws are those of the array itself."""
+    X, draws = blobs(400, 16, 30) + 5, rng.random((29, trials_of(30)))
+    data, other = (data_of(X, "float32") for _ in range(2))
+    expected = drawn(other, 3, draws)
+    data.fits = lambda size: False
+    data.center(X.mean(axis=0))
+    assert data.held is None
+    assert drawn(data, 3, draws) == expected
