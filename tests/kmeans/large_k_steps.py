@@ -25,12 +25,14 @@ SPLITS = [
     (3, StreamPlan(1, 1, 2, 3, 2, split=True)),
     (13, StreamPlan(2, 2, 3, 3, 4, split=True)),
 ]
-#: Plans for centers in shared memory: with one to four features per lane, and up to 256, 208, 288 and 128 centers.
+#: Plans for centers in shared memory: with one to four features per lane. The last has so many column tiles that their
+#: loop is not unrolled.
 RESIDENTS = [
     ResidentPlan(128, 2, 16, groups=1),
     ResidentPlan(104, 2, 3, groups=2),
     ResidentPlan(96, 3, 11, groups=2),
     ResidentPlan(128, 1, 7, groups=1),
+    ResidentPlan(40, 7, 5, groups=1),
 ]
 
 

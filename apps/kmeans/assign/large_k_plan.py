@@ -46,8 +46,8 @@ _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
 # Rows of up to _MOST_SPLIT features are split into two parts if that adds at most _MOST_ADDED panels of centers: more
 # would take longer on data without heavy tails than rescoring its ambiguous rows.
 _MOST_SPLIT, _MOST_ADDED = 16, 1024
-# Maximum number of column tiles of ResidentPlan; registers limit it.
-_RESIDENT_TILES = 6
+# Maximum number of column tiles for which ResidentPlan unrolls their loop.
+_UNROLLED_TILES = 6
 # Maximum number of panels per row for short lists of candidates.
 _SHORT_PANELS = 4
 
@@ -104,8 +104,20 @@ class ResidentPlan(_RowTiles):
     features: int
     groups: int = 4
 
-    #: The sums include levels of the rows, but column tiles have no error bounds of their own.
-    levels = False
+    @property
+    def unrolled(self) -> int:
+        """Number of column tiles if lanes keep the candidates of all of them, which registers limit; otherwise 0."""
+        return self.tiles if self.tiles <= _UNROLLED_TILES else 0
+
+    @property
+    def levels(self) -> bool:
+        """Whether the error bounds of column tiles include levels: they have no bounds if their loop is unrolled."""
+        return self.unrolled == 0
+
+    @property
+    def sorts(self) -> bool:
+        """Whether columns are sorted by norm, and column tiles have error bounds of their own."""
+        return self.unrolled == 0
 
     @property
     def each(self) -> int:
@@ -124,7 +136,7 @@ class ResidentPlan(_RowTiles):
 
     @property
     def shared_bytes(self) -> int:
-        """Dynamic shared memory of a block in bytes (kSharedBytes in gemm_wgmma_resident.cuh)."""
+        """Dynamic shared memory of a block in bytes: all centers, and a barrier."""
         return 32 * self.row_panels * self.columns * self.tiles + 8
 
     @property
@@ -138,10 +150,12 @@ class ResidentPlan(_RowTiles):
         `types` are the C++ types of X and of the computation. `aligned` says whether lanes load all their features of a
         row together.
         """
-        sizes = f"{self.columns}, {self.tiles}"
         rows = f"kmeans::SplitRows<{types}, {self.features}, {str(aligned).lower()}>"
-        epilogue = f"kmeans::LargeKArgminEpilogue<kmeans::ResidentCandidates<{sizes}>, {self.candidates}>"
-        return f"tsm2::gemm_wgmma_resident<{sizes}, {self.groups}, {rows}, {epilogue}>"
+        candidates = f"kmeans::StreamedCandidates<{self.columns}, {_KEPT_TILES}, true, false>"
+        if self.unrolled:
+            candidates = f"kmeans::ResidentCandidates<{self.columns}, {self.tiles}>"
+        epilogue = f"kmeans::LargeKArgminEpilogue<{candidates}, {self.candidates}>"
+        return f"tsm2::gemm_wgmma_resident<{self.columns}, {self.unrolled}, {self.groups}, {rows}, {epilogue}>"
 
 
 @dataclass(frozen=True)
@@ -186,6 +200,9 @@ class StreamPlan(_RowTiles):
     levels: bool = True
     tiles: int | None = None
     split: bool = False
+
+    #: Columns are sorted by norm, and column tiles have error bounds of their own.
+    sorts = True
 
     @property
     def row_panels(self) -> int:
@@ -236,13 +253,13 @@ def large_k_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> 
 
     Notes
     -----
-    Rows of up to 16 features are split into two parts as they are read, if shared memory holds all centers. The
-    candidates of more tiles than _RESIDENT_TILES do not fit in registers.
+    Rows of up to 16 features are split into two parts as they are read, if shared memory holds all centers: 1,792 of 16
+    features, and 7,168 of up to 4.
     """
     if certifies and d <= _MOST_SPLIT and device.compute_capability == "9.0":
         tiles = ceil(k / _MOST_COLUMNS)
         plan = ResidentPlan(8 * ceil(k / tiles / 8), tiles, d)
-        if tiles <= _RESIDENT_TILES and plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
+        if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
             return plan
     return stream_plan(d, k, device, certifies=certifies)
 

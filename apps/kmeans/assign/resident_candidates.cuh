@@ -37,9 +37,8 @@ struct ResidentCandidates {
     for (int r = 0; r < 2; ++r) {
       const bool within = norms[r] <= most.norm_limit;
       const float least = least_score(norms[r], most.least);
-      // The gemm rounds the level: by at most 2⁻¹⁰ of it, or 0.0005.
-      const float error = 1.001f * (bound(norms[r]) + of_sums * (least + 0.002f)) + 2.5e-10f;
-      levels[r] = within ? 1.001f * (least + 4 * error) + 0.001f : 0.0f;
+      const float error = 1.001f * (bound(norms[r]) + of_sums * least) + kLeastError;
+      levels[r] = within ? least + 4 * error : 0.0f;
       rows.twice_error[r] = within ? 2.001f * error : kInfinity;
       rows.best[r] = 0;
 #pragma unroll

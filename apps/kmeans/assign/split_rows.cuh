@@ -44,7 +44,8 @@ struct SplitRows {
     }
   }
 
-  // Makes the fragments of a warp's 16 rows. `levels` are those of rows g and g + 8.
+  // Makes the fragments of a warp's 16 rows. `levels` are those of rows g and g + 8. They are increased by more than
+  // float16 rounds them: 2⁻¹¹, or 2⁻¹¹ of the level.
   __device__ __forceinline__ void convert(const Raw& raw, const float (&levels)[2],
                                           unsigned (&a)[kPanels][1][4]) const {
     const unsigned t = threadIdx.x % 4;
@@ -72,7 +73,7 @@ struct SplitRows {
           columns[i + e] = columns[2 * kEach + i + e] = part, columns[kEach + i + e] = (float)(x[e] - (Work)part);
         }
       }
-      columns[3 * kEach] = t == 3 ? levels[r] / tsm2::kPartScale[0] : weight;
+      columns[3 * kEach] = t == 3 ? (1.001f * levels[r] + 0.001f) / tsm2::kPartScale[0] : weight;
 #pragma unroll
       for (int i = 0; i < 4 * kPanels; i += 2) {
         const bool firsts = kEach % 2 == 0 && i < 3 * kEach && i % (2 * kEach) < kEach;

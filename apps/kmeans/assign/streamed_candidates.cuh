@@ -116,7 +116,7 @@ struct StreamedCandidates {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       const float norm = norms[r], least = kLevelled ? least_score(norm, most.least) : 0.0f;
-      rows.error[r] = 1.001f * (bound(norm) + of_sums * least) + 2.5e-10f;
+      rows.error[r] = 1.001f * (bound(norm) + of_sums * least) + kLeastError;
       rows.within[r] = norm <= most.norm_limit;
       rows.lower[r] = rows.lost[r] = -kInfinity;
 #pragma unroll

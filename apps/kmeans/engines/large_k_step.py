@@ -93,7 +93,7 @@ class LargeKStep(DeviceStep):
         self._operand = operand
         self._coefficients = tile_coefficients(self._depth, float(operand.rounding), levels=plan.levels)
         layout = Layout(operand.placement, plan.columns)
-        self._order = ColumnOrderBuffers.allocated(data.xp, k, layout, sorts=isinstance(plan, StreamPlan))
+        self._order = ColumnOrderBuffers.allocated(data.xp, k, layout, sorts=plan.sorts)
         super().__init__(data, k, layout, bounds=False, certifies=certifies)
         gpu, most = data.gpu, min(data.n_samples, WINDOW)
         self._plan = plan
@@ -216,11 +216,11 @@ class LargeKStep(DeviceStep):
             tensor_error=tensor_error(self._depth),
             rounding=operand.rounding,
         )
-        row_tiles = -(-n // plan.ROWS)
+        row_tiles, column_tiles = -(-n // plan.ROWS), np.int32(self._n_columns // plan.columns)
         given: tuple[Any, ...]
         if isinstance(operand, SplitOperand):
-            given = operand.argument(rows), of.centers_half, np.int32(row_tiles), nearest
+            given = operand.argument(rows), of.centers_half, np.int32(row_tiles), column_tiles, nearest
         else:
             product = structure(ONE_PRODUCT, row_tiles=row_tiles)
-            given = operand.rows[rows], of.centers_half, product, np.int32(self._n_columns // plan.columns), nearest
+            given = operand.rows[rows], of.centers_half, product, column_tiles, nearest
         return self.data.machine.bind(self._product, (self._blocks,), (plan.threads,), given, plan.shared_bytes)

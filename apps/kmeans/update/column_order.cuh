@@ -93,7 +93,7 @@ __device__ __forceinline__ void bound_tiles(const CenterFound* found, int k, dou
     }
     if (threadIdx.x % 32 != 0) continue;
     order.tile_bounds[tile] = {(float)(1.001 * (of_norm + of_level * near)),
-                               (float)(1.001 * (always + of_level * least / 2) + 2.5e-10)};
+                               (float)(1.001 * (always + of_level * least / 2) + kLeastError)};
   }
 }
 

@@ -227,7 +227,19 @@ def test_products_of_many_compile_without_spills(d, k):
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("d", "k"),
-    [(4, 70), (16, 128), (2, 300), (5, 256), (8, 384), (11, 100), (12, 768), (16, 256), (16, 700), (16, 768)],
+    [
+        (4, 70),
+        (16, 128),
+        (2, 300),
+        (5, 256),
+        (8, 384),
+        (11, 100),
+        (12, 768),
+        (16, 256),
+        (16, 700),
+        (16, 768),
+        (16, 1000),
+    ],
 )
 @pytest.mark.parametrize(
     ("types", "aligned"), [("float, float", True), ("ptx::Half, float", False), ("double, double", True)]
