@@ -81,12 +81,12 @@ struct ResidentCandidates {
         rows.masks[r][i] = drops ? 0 : rows.masks[r][i];
         others |= rows.masks[r][i] ^ (tile == i ? bit : 0);
       }
+      others |= is_within(rows, r) ? 0 : 1;
     }
     return !__any_sync(simt::every_lane, others != 0);
   }
 
-  // Returns true if every row of the warp has one candidate. `settles` comes before. A row without error bound has a
-  // candidate in every lane, or an invalid score.
+  // Returns true if every row of the warp has one candidate. `settles` comes before.
   static __device__ __forceinline__ bool certifies(const Rows& rows) {
     unsigned lanes[2], several = 0;
 #pragma unroll

@@ -134,7 +134,7 @@ class LargeKStep(DeviceStep):
     def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
         launches = [*super()._bind_iteration(now, slot, tol)]
         data = self.data
-        if data.n_samples * data.n_features * self.k >= _LEAST_SORTED:
+        if self._plan.sorts and data.n_samples * data.n_features * self.k >= _LEAST_SORTED:
             launches.append(self._bind_sort(1 - now))
         return launches
 

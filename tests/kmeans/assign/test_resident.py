@@ -193,6 +193,20 @@ def test_centers_far_away_widen_no_bound(plan, away, rng):
     assert len(ambiguous) < n // 10
 
 
+@pytest.mark.parametrize("plan", RESIDENTS, ids=IDS)
+def test_rows_that_float16_cannot_hold(plan, rng):
+    """Whole warps of them have no valid score: their labels are found, also while they have none yet."""
+    k, d = most(plan) - 5, plan.features
+    X, centers = blobs(300, d, k, rng)
+    X[64:256] *= 1e7
+    centers[:2] = X[[70, 200]]
+    step = step_of(X, k, KINDS[0], plan, middle=1.0)
+    for now in (centers, centers[::-1].copy()):
+        ambiguous, _ = assign(step, now)
+        assert_right(step, now)
+        assert np.count_nonzero(ambiguous == 0) >= 192
+
+
 def test_scores_below_zero(rng):
     """Of samples nearer to the mean than to any center, no score x·c − ‖c‖²/2 is above zero but by its level."""
     plan, k = RESIDENTS[0], 150
