@@ -52,7 +52,8 @@ struct Barrier {
 struct Group {
   unsigned mask = 0;
   Barrier barrier;
-  alignas(16) Slots slots[2];
+  size_t bytes = 0;  // of what each hands out now
+  alignas(64) unsigned char slots[2][warp_lanes * slot_bytes];
 };
 
 struct Warp {
@@ -286,7 +287,7 @@ void run_block(Block& block, std::mt19937& random) {
   while (!order.empty()) {
     bool progress = false;
     if (doing.schedule.seed) std::shuffle(order.begin(), order.end(), random);
-    if (std::ranges::none_of(order, [=](const Fiber* one) { return one->warp == running && can_run(one); })) {
+    if (one_warp_at_a_time && std::ranges::none_of(order, [=](const Fiber* one) { return one->warp == running && can_run(one); })) {
       const auto next = std::ranges::find_if(order, can_run);
       running = next == order.end() ? nullptr : (*next)->warp;
     }
@@ -368,14 +369,14 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void
 
   const auto work = [&] {
     // Before the first, room for what outgrows it until that is seen.
-    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_bytes * (1 + threads));
+    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_stride * (1 + threads));
     Block block;
     block.kernel = kernel;
     block.context = context;
     block.fibers.resize(threads);
     const std::align_val_t alignment{128};
     block.shared = static_cast<unsigned char*>(::operator new(shared_bytes, alignment));
-    for (unsigned t = 0; t < threads; ++t) make_context(block.fibers[t].context, &stacks[stack_bytes * (1 + t)], fiber_entry);
+    for (unsigned t = 0; t < threads; ++t) make_context(block.fibers[t].context, &stacks[stack_stride * (1 + t)], fiber_entry);
     doing = {&block, nullptr, schedule};
     const Range static_shared = thread_local_range();
     for (size_t turn; (turn = next++) < blocks && block.error.empty();) {
@@ -424,12 +425,16 @@ void wait_for_some(int id, int threads, bool waits) {
   if (++barrier.arrived == barrier.expected) release(barrier);
 }
 
-const Slots& exchange(unsigned mask, const void* value, size_t bytes, const char* what) {
+const void* exchange(unsigned mask, const void* value, size_t bytes, const char* what) {
   if (!(mask >> here.lane & 1)) fail("%s: a lane that its own mask leaves out", what);
   Group& group = group_of(mask);
-  Slots& slots = group.slots[group.barrier.generation & 1];
-  if (group.barrier.arrived == 0) memset(slots, 0xFF, sizeof slots);
-  memcpy(slots[here.lane], value, bytes);
+  unsigned char* slots = group.slots[group.barrier.generation & 1];
+  if (group.barrier.arrived == 0) {
+    group.bytes = bytes;
+    memset(slots, 0xFF, warp_lanes * bytes);
+  }
+  if (group.bytes != bytes) fail("%s of %zu bytes, where other lanes exchange %zu", what, bytes, group.bytes);
+  memcpy(slots + here.lane * bytes, value, bytes);
   wait(group.barrier, what);
   return slots;
 }
