@@ -115,6 +115,7 @@ struct Landing {
 
 struct Fiber {
   Context context;
+  Context* scheduler;
   uint3 index;
   int lane;
   Warp* warp;
@@ -170,8 +171,7 @@ void release(Barrier& barrier) {
 }
 
 // Waits until all expected threads have arrived. The last one waits for its turn too, so that any may go on first.
-void wait(Barrier& barrier, const char* what, unsigned line = 0) {
-  Fiber& me = *doing.fiber;
+inline void wait(Fiber& me, Barrier& barrier, const char* what, unsigned line = 0) {
   if (barrier.arrived == 0) {
     barrier.line = line;
   } else if (barrier.line != line) {
@@ -181,11 +181,10 @@ void wait(Barrier& barrier, const char* what, unsigned line = 0) {
   me.generation = barrier.generation;
   me.waits_in = what;
   if (++barrier.arrived == barrier.expected) release(barrier);
-  switch_context(me.context, doing.block->scheduler);
+  switch_context(me.context, *me.scheduler);
 }
 
-Group& group_of(unsigned mask) {
-  Warp& warp = *doing.fiber->warp;
+inline Group& group_of(Warp& warp, unsigned mask) {
   for (Group& group : warp.groups) {
     if (group.mask == mask) return group;
   }
@@ -331,6 +330,7 @@ void make_ready(Block& block, dim3 size) {
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& fiber = block.fibers[t];
     fiber.index = {t % size.x, t / size.x % size.y, t / size.x / size.y};
+    fiber.scheduler = &block.scheduler;
     fiber.lane = t % warp_lanes;
     fiber.warp = &block.warps[t / warp_lanes];
     fiber.warp->alive |= 1u << fiber.lane;
@@ -410,7 +410,7 @@ void fail(const char* format, ...) {
   throw std::runtime_error(message);  // caught in `fiber_entry`
 }
 
-void wait_for_block(const char* what, unsigned line) { wait(doing.block->barrier, what, line); }
+void wait_for_block(const char* what, unsigned line) { wait(*doing.fiber, doing.block->barrier, what, line); }
 
 void wait_for_some(int id, int threads, bool waits) {
   const char* what = waits ? "bar.sync" : "bar.arrive";
@@ -421,21 +421,29 @@ void wait_for_some(int id, int threads, bool waits) {
     fail("%s %d of %d threads, where others have %d", what, id, threads, barrier.expected);
   }
   barrier.expected = threads;
-  if (waits) return wait(barrier, what);
+  if (waits) return wait(*doing.fiber, barrier, what);
   if (++barrier.arrived == barrier.expected) release(barrier);
 }
 
 const void* exchange(unsigned mask, const void* value, size_t bytes, const char* what) {
-  if (!(mask >> here.lane & 1)) fail("%s: a lane that its own mask leaves out", what);
-  Group& group = group_of(mask);
+  Fiber& me = *doing.fiber;
+  if (!(mask >> me.lane & 1)) fail("%s: a lane that its own mask leaves out", what);
+  Group& group = group_of(*me.warp, mask);
   unsigned char* slots = group.slots[group.barrier.generation & 1];
   if (group.barrier.arrived == 0) {
     group.bytes = bytes;
     memset(slots, 0xFF, warp_lanes * bytes);
   }
   if (group.bytes != bytes) fail("%s of %zu bytes, where other lanes exchange %zu", what, bytes, group.bytes);
-  memcpy(slots + here.lane * bytes, value, bytes);
-  wait(group.barrier, what);
+  unsigned char* slot = slots + me.lane * bytes;
+  if (bytes == 4) {  // without a call, as most are
+    memcpy(slot, value, 4);
+  } else if (bytes == 8) {
+    memcpy(slot, value, 8);
+  } else {
+    memcpy(slot, value, bytes);
+  }
+  wait(me, group.barrier, what);
   return slots;
 }
 
