@@ -1,3 +1,4 @@
+import gc
 import sys
 from collections import defaultdict
 from importlib.util import find_spec
@@ -42,6 +43,10 @@ def pytest_collection_modifyitems(config, items):
         for marker, reason in missing.items():
             if marker in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # tests and modules live to the end, and no collection of garbage walks through them
 
 
 @pytest.fixture(autouse=True)
