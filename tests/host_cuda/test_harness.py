@@ -116,8 +116,8 @@ def test_a_thread_that_outgrows_its_stack():
     script = """
 from host_cuda import harness
 kernels = harness.build('''
-__global__ void kernel() { volatile char big[80 << 10]; for (int i = 0; i < sizeof big; ++i) big[i] = 1; }
-extern "C" void run() { cuda_host::launch(1, 2, 0, [] { kernel(); }); }''', ["-Wno-sign-compare"])
+__global__ void kernel() { volatile char big[80 << 10]; for (int i = 0; i < (int)sizeof big; ++i) big[i] = 1; }
+extern "C" void run() { cuda_host::launch(1, 2, 0, [] { kernel(); }); }''')
 kernels.call("run")
 """
     harness.require_compiler()
