@@ -18,7 +18,7 @@ namespace cuda_host {
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t stack_bytes = 256 << 10;  // redzones take room
 #else
-constexpr size_t stack_bytes = 60 << 10;  // 512 of them are less than what malloc takes anew from the system
+constexpr size_t stack_bytes = 60 << 10;  // 512 of them are less than malloc returns to the system each time
 #endif
 // From a stack to the next. Of stacks a power of two apart, caches would hold the same few lines by turns.
 constexpr size_t stack_stride = stack_bytes + 9 * 64;

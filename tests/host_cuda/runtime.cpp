@@ -376,7 +376,9 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void
     block.fibers.resize(threads);
     const std::align_val_t alignment{128};
     block.shared = static_cast<unsigned char*>(::operator new(shared_bytes, alignment));
-    for (unsigned t = 0; t < threads; ++t) make_context(block.fibers[t].context, &stacks[stack_stride * (1 + t)], fiber_entry);
+    for (unsigned t = 0; t < threads; ++t) {
+      make_context(block.fibers[t].context, &stacks[stack_stride * (1 + t)], fiber_entry);
+    }
     doing = {&block, nullptr, schedule};
     const Range static_shared = thread_local_range();
     for (size_t turn; (turn = next++) < blocks && block.error.empty();) {
