@@ -278,7 +278,7 @@ def test_columns_next_to_a_wrong_one_have_no_false_positives(calibrations, monke
     order = rng.permutation(k // 2)
     A[:, ::2], B[::2] = rng.normal(1, 0.3, (m, k // 2)), rng.normal(1, 0.3, (k // 2, w))
     A[:, 1::2], B[1::2] = -A[:, ::2][:, order], B[::2][order]
-    multiply = product_cpu.multiply
+    threshold, multiply = calibrations[dtype], product_cpu.multiply  # calibrated before products are wrong
 
     def faulty(A, B):
         product = multiply(A, B)
@@ -286,7 +286,7 @@ def test_columns_next_to_a_wrong_one_have_no_false_positives(calibrations, monke
         return product
 
     monkeypatch.setattr(product_cpu, "multiply", faulty)
-    found = matmul(A, B, threshold=calibrations[dtype])
+    found = matmul(A, B, threshold=threshold)
     assert found.suspected == m
     false_positives = [one for one in found.faults if one.column]
     assert found.n_faults == m + len(false_positives)
