@@ -1,4 +1,5 @@
 import gc
+import os
 import sys
 from collections import defaultdict
 from importlib.util import find_spec
@@ -10,6 +11,9 @@ from hypothesis import settings
 
 from tsapps.kernels.devices import gpus, why_no_gpu
 
+# Before scikit-learn loads OpenMP, here and in processes that tests start: of more threads than free cores, those that
+# spin while they wait would take the cores of those that they wait for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A slow test on a busy machine is not a failure.
 settings.register_profile("tsapps", deadline=None)
 settings.load_profile("tsapps")
