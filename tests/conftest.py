@@ -1,3 +1,5 @@
+import gc
+import os
 import sys
 from collections import defaultdict
 from importlib.util import find_spec
@@ -9,6 +11,9 @@ from hypothesis import settings
 
 from tsapps.kernels.devices import gpus, why_no_gpu
 
+# Before scikit-learn loads OpenMP, here and in processes that tests start: of more threads than free cores, those that
+# spin while they wait would take the cores of those that they wait for.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # A slow test on a busy machine is not a failure.
 settings.register_profile("tsapps", deadline=None)
 settings.load_profile("tsapps")
@@ -42,6 +47,10 @@ def pytest_collection_modifyitems(config, items):
         for marker, reason in missing.items():
             if marker in item.keywords:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+def pytest_collection_finish(session):
+    gc.freeze()  # tests and modules live to the end, and no collection of garbage walks through them
 
 
 @pytest.fixture(autouse=True)

@@ -58,7 +58,7 @@ def check_works(shell, directory, command, streams):
 @pytest.mark.parametrize(
     ("command", "streams"),
     [
-        ("sample iris out.npy", "<&- >&- 2>&-"),
+        ("abft-inject x.npy --out out.npy --json", "<&- >&- 2>&-"),
         ("kmeans x.npy -k 2 --device cpu", "2>&-"),
         ("abft-verify bad.npy --sidecar known.abft --device cpu", ">&-"),
         ("kmeans x.npy -k 99", "2> >(exit)"),
@@ -81,17 +81,17 @@ def test_every_command_with_every_stream_closed(shell, directory, command, strea
 
 
 def test_results_are_written_to_a_closed_pipe(shell, directory):
-    found = shell("sample iris out.npy", "| head -c0")
+    found = shell("abft-inject x.npy --out out.npy", "| head -c0")
     assert (found.returncode, found.stdout, found.stderr) == (ExitCode.FAILURE, "", "")
-    assert np.load(directory / "out.npy").shape == (150, 4)
+    assert np.load(directory / "out.npy").shape == (40, 2)
 
 
 @pytest.mark.parametrize("action", ["error", "error::UserWarning"])
 def test_warnings_do_not_fail_the_command(shell, directory, action):
     # Provokes one of our warnings: another writer to the same path was killed.
     (directory / ".out.npy.0123456789abcdef.tmp").write_bytes(b"half")
-    found = shell("sample iris out.npy", "", PYTHONWARNINGS=action)
+    found = shell("abft-inject x.npy --out out.npy", "", PYTHONWARNINGS=action)
     assert found.returncode == 0
     assert found.stderr.startswith("tsapps: warning: ")
     assert found.stderr.count("\n") == 1
-    assert np.load(directory / "out.npy").shape == (150, 4)
+    assert np.load(directory / "out.npy").shape == (40, 2)

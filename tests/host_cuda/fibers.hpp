@@ -18,18 +18,23 @@ namespace cuda_host {
 #ifdef __SANITIZE_ADDRESS__
 constexpr size_t stack_bytes = 256 << 10;  // redzones take room
 #else
-constexpr size_t stack_bytes = 64 << 10;
+constexpr size_t stack_bytes = 60 << 10;  // 512 of them are less than malloc returns to the system each time
 #endif
+// From a stack to the next. Of stacks a power of two apart, caches would hold the same few lines by turns.
+constexpr size_t stack_stride = stack_bytes + 9 * 64;
 
 // One side of a switch: the scheduler's own stack, or a fiber's.
 struct Context {
+  const void* stack = nullptr;
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+  void* top = nullptr;  // of the stack, where a switch has left the registers
+#else
   ucontext_t context;
   jmp_buf registers;
-  void* top = nullptr;  // of the stack, where a switch on x86-64 has left the registers
   void* fake_stack = nullptr;
-  const void* stack = nullptr;
   size_t stack_size = 0;
   bool started = true;  // false until the first switch to a stack that make_context prepared
+#endif
 };
 
 // A thread that outgrows its stack writes over the stack's low end.
@@ -97,19 +102,20 @@ inline void arrive(Context&) {}
 // Prepares a context that runs `entry`, which must never return, on `stack`.
 inline void make_context(Context& context, char* stack, void (*entry)()) {
   mark_stack(stack);
-  getcontext(&context.context);
-  context.context.uc_stack = {stack, 0, stack_bytes};
-  context.context.uc_link = nullptr;
-  makecontext(&context.context, entry, 0);
-  context.started = false;
   context.stack = stack;
-  context.stack_size = stack_bytes;
 #if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
   // The function begins as if it had been called: its stack is 8 bytes off a multiple of 16, with no place to return to.
   void** top = reinterpret_cast<void**>((reinterpret_cast<uintptr_t>(stack) + stack_bytes) & ~uintptr_t{15}) - 8;
   std::fill_n(top, 8, nullptr);
   top[6] = reinterpret_cast<void*>(entry);
   context.top = top;
+#else
+  context.stack_size = stack_bytes;
+  getcontext(&context.context);
+  context.context.uc_stack = {stack, 0, stack_bytes};
+  context.context.uc_link = nullptr;
+  makecontext(&context.context, entry, 0);
+  context.started = false;
 #endif
 }
 

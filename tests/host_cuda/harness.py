@@ -59,7 +59,7 @@ _FLAGS = (
     *("-U_FORTIFY_SOURCE", "-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-unused-parameter", "-pthread"),
 )
 #: Flags that make an out-of-bounds or misaligned access end the process and name its line. For `run_sanitized`.
-SANITIZE = ("-g1", "-fsanitize=address,bounds,alignment", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
+SANITIZE = ("-O0", "-g1", "-fsanitize=address,bounds,alignment", "-fno-sanitize-recover=all", "-fno-omit-frame-pointer")
 
 
 class KernelError(RuntimeError):
@@ -137,7 +137,7 @@ def build(source: str, flags: Sequence[str] = ()) -> Kernels:
     if "address" in " ".join(flags) and "libasan" not in os.environ.get("LD_PRELOAD", ""):
         raise ValueError("a library with AddressSanitizer can only be loaded in a process that run_sanitized started")
     own = sorted(HERE.glob("*.h*"))
-    runtime = _made(".o", [*flags, "-O2", "-c", str(HERE / "runtime.cpp")], [HERE / "runtime.cpp", *own])
+    runtime = _made(".o", ["-O2", *flags, "-c", str(HERE / "runtime.cpp")], [HERE / "runtime.cpp", *own])
     # Precompiled, as parsing it takes most libraries longer than their own source.
     header = ["-w", "-x", "c++-header", str(HERE / "cuda_host.hpp")]
     precompiled = _made("/cuda_host.hpp.gch", [*flags, *header], own).parent

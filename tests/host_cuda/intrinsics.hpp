@@ -1,6 +1,5 @@
 // CUDA's built-in functions, as far as kernels use them.
 #pragma once
-#include <atomic>
 #include <bit>
 #include <cmath>
 #include <source_location>
@@ -8,8 +7,15 @@
 
 #include "runtime.hpp"
 
-using std::max;  // as in CUDA, of two numbers of one type
-using std::min;
+// As in CUDA, of two numbers of one type.
+template <typename T>
+constexpr T max(T a, T b) {
+  return a < b ? b : a;
+}
+template <typename T>
+constexpr T min(T a, T b) {
+  return b < a ? b : a;
+}
 
 // --- Barriers and fences --------------------------------------------------------------------------------------------
 
@@ -26,7 +32,7 @@ inline int __syncthreads_or(int predicate, std::source_location at = std::source
   return any;
 }
 inline void __syncwarp(unsigned mask = ~0u) { cuda_host::publish(mask, 0, "__syncwarp"); }
-inline void __threadfence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 
 // --- Within a warp --------------------------------------------------------------------------------------------------
 // As in CUDA, a lane whose source lies outside its segment of `width` lanes keeps its own value.
@@ -62,25 +68,25 @@ inline int __all_sync(unsigned mask, int predicate) { return __ballot_sync(mask,
 
 // --- Atomics --------------------------------------------------------------------------------------------------------
 
-template <typename T>
-T atomicAdd(T* at, std::type_identity_t<T> value) {
-  return std::atomic_ref<T>(*at).fetch_add(value);
-}
 template <typename T, typename Change>
 T atomic_change(T* at, Change change) {
-  std::atomic_ref<T> cell(*at);
-  T old = cell.load();
-  while (!cell.compare_exchange_weak(old, change(old))) {
-  }
+  T old, changed;
+  __atomic_load(at, &old, __ATOMIC_SEQ_CST);
+  do changed = change(old);
+  while (!__atomic_compare_exchange(at, &old, &changed, true, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST));
   return old;
 }
 template <typename T>
+T atomicAdd(T* at, std::type_identity_t<T> value) {
+  return atomic_change(at, [=](T old) { return (T)(old + value); });
+}
+template <typename T>
 T atomicMin(T* at, std::type_identity_t<T> value) {
-  return atomic_change(at, [=](T old) { return std::min(old, value); });
+  return atomic_change(at, [=](T old) { return min(old, value); });
 }
 template <typename T>
 T atomicMax(T* at, std::type_identity_t<T> value) {
-  return atomic_change(at, [=](T old) { return std::max(old, value); });
+  return atomic_change(at, [=](T old) { return max(old, value); });
 }
 inline unsigned atomicInc(unsigned* at, unsigned last) {
   return atomic_change(at, [=](unsigned old) { return old >= last ? 0 : old + 1; });
@@ -122,7 +128,7 @@ inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   for (int i = 0; i < 4; ++i) chosen |= (unsigned)(bytes >> 8 * (selector >> 4 * i & 7) & 0xff) << 8 * i;
   return chosen;
 }
-inline float __saturatef(float value) { return value > 0 ? std::min(value, 1.0f) : 0.0f; }  // of no number, 0
+inline float __saturatef(float value) { return value > 0 ? min(value, 1.0f) : 0.0f; }  // of no number, 0
 // Rounded, whatever is added to it next.
 inline float __fmul_rn(float a, float b) {
   volatile float product = a * b;

@@ -52,7 +52,8 @@ struct Barrier {
 struct Group {
   unsigned mask = 0;
   Barrier barrier;
-  alignas(16) Slots slots[2];
+  size_t bytes = 0;  // of what each hands out now
+  alignas(64) unsigned char slots[2][warp_lanes * slot_bytes];
 };
 
 struct Warp {
@@ -114,6 +115,7 @@ struct Landing {
 
 struct Fiber {
   Context context;
+  Context* scheduler;
   uint3 index;
   int lane;
   Warp* warp;
@@ -169,8 +171,7 @@ void release(Barrier& barrier) {
 }
 
 // Waits until all expected threads have arrived. The last one waits for its turn too, so that any may go on first.
-void wait(Barrier& barrier, const char* what, unsigned line = 0) {
-  Fiber& me = *doing.fiber;
+inline void wait(Fiber& me, Barrier& barrier, const char* what, unsigned line = 0) {
   if (barrier.arrived == 0) {
     barrier.line = line;
   } else if (barrier.line != line) {
@@ -180,11 +181,10 @@ void wait(Barrier& barrier, const char* what, unsigned line = 0) {
   me.generation = barrier.generation;
   me.waits_in = what;
   if (++barrier.arrived == barrier.expected) release(barrier);
-  switch_context(me.context, doing.block->scheduler);
+  switch_context(me.context, *me.scheduler);
 }
 
-Group& group_of(unsigned mask) {
-  Warp& warp = *doing.fiber->warp;
+inline Group& group_of(Warp& warp, unsigned mask) {
   for (Group& group : warp.groups) {
     if (group.mask == mask) return group;
   }
@@ -286,7 +286,7 @@ void run_block(Block& block, std::mt19937& random) {
   while (!order.empty()) {
     bool progress = false;
     if (doing.schedule.seed) std::shuffle(order.begin(), order.end(), random);
-    if (std::ranges::none_of(order, [=](const Fiber* one) { return one->warp == running && can_run(one); })) {
+    if (one_warp_at_a_time && std::ranges::none_of(order, [=](const Fiber* one) { return one->warp == running && can_run(one); })) {
       const auto next = std::ranges::find_if(order, can_run);
       running = next == order.end() ? nullptr : (*next)->warp;
     }
@@ -330,6 +330,7 @@ void make_ready(Block& block, dim3 size) {
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& fiber = block.fibers[t];
     fiber.index = {t % size.x, t / size.x % size.y, t / size.x / size.y};
+    fiber.scheduler = &block.scheduler;
     fiber.lane = t % warp_lanes;
     fiber.warp = &block.warps[t / warp_lanes];
     fiber.warp->alive |= 1u << fiber.lane;
@@ -368,14 +369,16 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void
 
   const auto work = [&] {
     // Before the first, room for what outgrows it until that is seen.
-    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_bytes * (1 + threads));
+    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_stride * (1 + threads));
     Block block;
     block.kernel = kernel;
     block.context = context;
     block.fibers.resize(threads);
     const std::align_val_t alignment{128};
     block.shared = static_cast<unsigned char*>(::operator new(shared_bytes, alignment));
-    for (unsigned t = 0; t < threads; ++t) make_context(block.fibers[t].context, &stacks[stack_bytes * (1 + t)], fiber_entry);
+    for (unsigned t = 0; t < threads; ++t) {
+      make_context(block.fibers[t].context, &stacks[stack_stride * (1 + t)], fiber_entry);
+    }
     doing = {&block, nullptr, schedule};
     const Range static_shared = thread_local_range();
     for (size_t turn; (turn = next++) < blocks && block.error.empty();) {
@@ -409,7 +412,7 @@ void fail(const char* format, ...) {
   throw std::runtime_error(message);  // caught in `fiber_entry`
 }
 
-void wait_for_block(const char* what, unsigned line) { wait(doing.block->barrier, what, line); }
+void wait_for_block(const char* what, unsigned line) { wait(*doing.fiber, doing.block->barrier, what, line); }
 
 void wait_for_some(int id, int threads, bool waits) {
   const char* what = waits ? "bar.sync" : "bar.arrive";
@@ -420,17 +423,29 @@ void wait_for_some(int id, int threads, bool waits) {
     fail("%s %d of %d threads, where others have %d", what, id, threads, barrier.expected);
   }
   barrier.expected = threads;
-  if (waits) return wait(barrier, what);
+  if (waits) return wait(*doing.fiber, barrier, what);
   if (++barrier.arrived == barrier.expected) release(barrier);
 }
 
-const Slots& exchange(unsigned mask, const void* value, size_t bytes, const char* what) {
-  if (!(mask >> here.lane & 1)) fail("%s: a lane that its own mask leaves out", what);
-  Group& group = group_of(mask);
-  Slots& slots = group.slots[group.barrier.generation & 1];
-  if (group.barrier.arrived == 0) memset(slots, 0xFF, sizeof slots);
-  memcpy(slots[here.lane], value, bytes);
-  wait(group.barrier, what);
+const void* exchange(unsigned mask, const void* value, size_t bytes, const char* what) {
+  Fiber& me = *doing.fiber;
+  if (!(mask >> me.lane & 1)) fail("%s: a lane that its own mask leaves out", what);
+  Group& group = group_of(*me.warp, mask);
+  unsigned char* slots = group.slots[group.barrier.generation & 1];
+  if (group.barrier.arrived == 0) {
+    group.bytes = bytes;
+    memset(slots, 0xFF, warp_lanes * bytes);
+  }
+  if (group.bytes != bytes) fail("%s of %zu bytes, where other lanes exchange %zu", what, bytes, group.bytes);
+  unsigned char* slot = slots + me.lane * bytes;
+  if (bytes == 4) {  // without a call, as most are
+    memcpy(slot, value, 4);
+  } else if (bytes == 8) {
+    memcpy(slot, value, 8);
+  } else {
+    memcpy(slot, value, bytes);
+  }
+  wait(me, group.barrier, what);
   return slots;
 }
 

@@ -82,23 +82,23 @@ void wait_for_block(const char* what, unsigned line);
 // Arrives at one of the block's barriers 1 to 15, of `threads` threads; `waits`: and goes on once all have.
 void wait_for_some(int id, int threads, bool waits);
 
-// What lanes hand to each other at one exchange; bytes 0xFF where a lane takes no part.
+// The most that a lane hands to the others at one exchange.
 constexpr size_t slot_bytes = 128;
-typedef unsigned char Slots[warp_lanes][slot_bytes];
 
-// Hands `value` to the other lanes of `mask`, and returns what all of them hand out, once all have.
-const Slots& exchange(unsigned mask, const void* value, size_t bytes, const char* what);
+// Hands `value` to the other lanes of `mask`, and returns what all of them hand out, side by side, once all have; bytes
+// 0xFF of a lane that takes no part.
+const void* exchange(unsigned mask, const void* value, size_t bytes, const char* what);
 
 template <typename T>
 struct Lanes {
-  const Slots& slots;
-  const T& operator[](int lane) const { return *reinterpret_cast<const T*>(slots[lane]); }
+  const T* values;
+  const T& operator[](int lane) const { return values[lane]; }
 };
 
 template <typename T>
 Lanes<T> publish(unsigned mask, const T& value, const char* what) {
   static_assert(sizeof value <= slot_bytes);
-  return {exchange(mask, &value, sizeof value, what)};
+  return {static_cast<const T*>(exchange(mask, &value, sizeof value, what))};
 }
 
 // The same for instructions that need the whole warp.

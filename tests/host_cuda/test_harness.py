@@ -83,6 +83,12 @@ def test_barriers_in_divergent_code_are_found():
         run("if (threadIdx.x < 32)\n __syncthreads();\n else\n __syncthreads();", floats(1))
 
 
+def test_lanes_that_exchange_values_of_different_sizes():
+    body = "if (threadIdx.x % 2) __shfl_sync(~0u, 1.0, 0);\n else __shfl_sync(~0u, 1.0f, 0);"
+    with pytest.raises(harness.KernelError, match="__shfl_sync of 8 bytes, where other lanes exchange 4"):
+        run(body, floats(1))
+
+
 @pytest.mark.parametrize("arguments", [{"block": 1025}, {"block": 0}, {"grid": 0}, {"shared": 1 << 20}])
 def test_a_launch_that_no_gpu_takes(arguments):
     with pytest.raises(harness.KernelError, match="no GPU takes"):
@@ -116,8 +122,8 @@ def test_a_thread_that_outgrows_its_stack():
     script = """
 from host_cuda import harness
 kernels = harness.build('''
-__global__ void kernel() { volatile char big[80 << 10]; for (int i = 0; i < sizeof big; ++i) big[i] = 1; }
-extern "C" void run() { cuda_host::launch(1, 2, 0, [] { kernel(); }); }''', ["-Wno-sign-compare"])
+__global__ void kernel() { volatile char big[80 << 10]; for (int i = 0; i < (int)sizeof big; ++i) big[i] = 1; }
+extern "C" void run() { cuda_host::launch(1, 2, 0, [] { kernel(); }); }''')
 kernels.call("run")
 """
     harness.require_compiler()

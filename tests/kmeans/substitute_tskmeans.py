@@ -7,3 +7,7 @@ from tsapps import TSKMeans
 
 sklearn.cluster.KMeans = TSKMeans
 sklearn.cluster._kmeans.KMeans = TSKMeans
+
+
+def pytest_collection_finish(session):
+    assert all(item.module.KMeans is TSKMeans for item in session.items)

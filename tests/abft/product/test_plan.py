@@ -58,6 +58,7 @@ def test_weights_by_hand():
     assert padded_depth(100, plan) == -(-100 // plan.depth) * plan.depth + 16
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", ELEMENT)
 @pytest.mark.parametrize(("device", "name"), ARCHITECTURES.values())
 def test_there_is_a_plan(device, name, dtype):

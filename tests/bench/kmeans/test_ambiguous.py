@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from exhaustive import every
 from host_cuda.machine import HostMachine
 from kmeans.host_steps import RowsOnMachine
 
@@ -26,8 +27,10 @@ def fitted(X, initial, iterations):
     return lloyd.fit(engine_of(X), len(initial), init=initial, **options)
 
 
-@pytest.mark.parametrize(("d", "k"), [(100, 9), (20, 70)], ids=["small k", "large k"])
-@pytest.mark.parametrize("iterations", [3, 100])
+@pytest.mark.parametrize(
+    ("iterations", "d", "k"),
+    every(3, [(3, 100, 9), (100, 20, 70), (100, 100, 9), (3, 20, 70)], unpacked=True),
+)
 def test_one_pair_per_iteration(d, k, iterations):
     X, initial = draw("mixture", 400, d, k, 1, np)
     n_iter = fitted(X, initial, iterations).n_iter

@@ -83,7 +83,7 @@ def test_libraries_that_are_loaded_later():
     assert (done.stdout.split("\n")[:5], done.stderr) == (["{1}", "{1}", "{1}", "{3}", "{1}"], "")
 
 
-X = np.random.default_rng(0).standard_normal((3000, 8))
+X = np.random.default_rng(0).standard_normal((800, 8))
 
 
 @pytest.mark.parametrize(
@@ -119,7 +119,7 @@ FORKED = """
 import multiprocessing, numpy as np
 from sklearn.cluster import KMeans
 from tsapps import TSKMeans
-X = np.random.default_rng(0).standard_normal((20_000, 8))
+X = np.random.default_rng(0).standard_normal((5_000, 8))
 KMeans(5, n_init=1, random_state=0).fit(X)
 model = TSKMeans(5, random_state=0, device="cpu", init=X[:5]).fit(X)
 
@@ -148,4 +148,4 @@ def test_a_forked_process_does_not_hang():
     assert float(fit) > 0.999
     assert float(predict) == 1
     assert score == "True"
-    assert shape.strip() == "(20000, 5)"
+    assert shape.strip() == "(5000, 5)"

@@ -285,7 +285,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("case", [STREAM, SHARED, SPLIT, STORED], ids=["stream", "shared", "split", "stored"])
+@pytest.mark.parametrize("case", every(2, [STREAM, SHARED, SPLIT, STORED]), ids=["stream", "shared", "split", "stored"])
 def test_without_a_fault_nothing_is_found(case):
     check_in_any_order(case)
 

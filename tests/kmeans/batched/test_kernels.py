@@ -321,8 +321,8 @@ def test_fewer_distinct_samples_than_clusters():
 
 
 @property_test(
-    6,
-    12,
+    4,
+    24,
     shape=st.sampled_from([shape for shape in SHAPES if shape[1] <= 65]),
     dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
     n=st.integers(65, 200),

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from exhaustive import every, property_test
 from host_cuda.machine import HostMachine, build_together, placed
-from hypothesis import given, settings
 from hypothesis import strategies as st
 from kmeans.host_steps import DTYPES, RowsOnMachine
 
@@ -69,6 +69,7 @@ def test_five_rows_by_hand():
     assert found.rows.tolist() == [[0, 3], [0, 2], [12, 0]]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("on_read", [True, False])
 @pytest.mark.parametrize("dtype", WORK)
 @pytest.mark.parametrize(("n", "d", "offset"), [(40, 1, 0), (777, 3, 1), (20_011, 4, 0), (5003, 8, 1), (601, 37, 0)])
@@ -83,18 +84,22 @@ def test_same_samples_as_numpy(count, n, d, offset, dtype, on_read, rng):
     check(data, centers, labels, count)
 
 
+# A thread of one block takes a second turn of eight rows; of nine, at most one row.
 @pytest.mark.parametrize("multiprocessors", [1, 2, 9])
-def test_of_equal_distances_the_first(multiprocessors):
-    data, labels = data_of(np.ones((9001, 2)), multiprocessors=multiprocessors), np.zeros(9001, np.int32)
-    found = farthest_rows(data, np.zeros((1, 2)), labels, MOST_FARTHEST)
-    assert found.indices.tolist() == list(range(MOST_FARTHEST))
-    assert farthest_rows(data, np.ones((1, 2)), labels, MOST_FARTHEST) is None
+@pytest.mark.parametrize("count", every(2, [70, MOST_FARTHEST]))
+def test_of_equal_distances_the_first(count, multiprocessors):
+    data, labels = data_of(np.ones((4500, 2)), multiprocessors=multiprocessors), np.zeros(4500, np.int32)
+    found = farthest_rows(data, np.zeros((1, 2)), labels, count)
+    assert found.indices.tolist() == list(range(count))
+    assert farthest_rows(data, np.ones((1, 2)), labels, count) is None
 
 
+# Three launches, for which threads take a second turn of eight rows.
 @pytest.mark.parametrize("order", [1, -1])
-def test_distances_in_order(order):
-    data = data_of(np.arange(30_000.0)[::order, np.newaxis])
-    check(data, np.zeros((1, 1)), np.zeros(30_000, np.int32), MOST_FARTHEST)
+@pytest.mark.parametrize(("n", "count"), every(2, [(13_000, 70), (30_000, MOST_FARTHEST)], unpacked=True))
+def test_distances_in_order(n, count, order):
+    data = data_of(np.arange(float(n))[::order, np.newaxis])
+    check(data, np.zeros((1, 1)), np.zeros(n, np.int32), count)
 
 
 def test_infinite_distances(rng):
@@ -108,10 +113,11 @@ def test_as_many_samples_as_there_are(rng):
     check(data_of(rng.standard_normal((7, 2))), np.zeros((1, 2)), np.zeros(7, np.int32), 7)
 
 
-@settings(max_examples=80, deadline=None)
-@given(
+@property_test(
+    20,
+    300,
     n=st.integers(1, 6000),
-    count=st.integers(1, MOST_FARTHEST),
+    count=st.integers(1, 150),
     multiprocessors=st.integers(1, 4),
     values=st.integers(1, 50),
     dtype=st.sampled_from(["float32", "float64"]),
@@ -154,6 +160,7 @@ def relocated(data, labels, centers, counts, monkeypatch, *, general):
     return found.sums, found.weights, bool(used)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", WORK)
 @pytest.mark.parametrize("empty", [1, 5, 32, MOST_FARTHEST, MOST_FARTHEST + 1])
