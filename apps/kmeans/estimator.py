@@ -20,7 +20,6 @@ from tsapps.apps.kmeans import lloyd, scikit_learn
 from tsapps.apps.kmeans.data.frame import FittedCenters, frame_about, ldexp
 from tsapps.apps.kmeans.data.rows import Rows, is_plain
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.initial_centers import random_state_for
 from tsapps.apps.kmeans.open_engine import (
     check_metric,
     check_precision,
@@ -252,7 +251,7 @@ class TSKMeans(KMeans):
             n_init=self.n_init,
             max_iter=self.max_iter,
             tol=self.tol,
-            random_state=random_state_for(self.init, self.random_state),
+            random_state=scikit_learn.random_state_of(self),
             center=not is_sparse(X),
             progress=_print_progress if self.verbose else None,
             protect=self.protect,

@@ -3,7 +3,6 @@
 from typing import Any
 
 import numpy as np
-from sklearn.utils import check_random_state
 
 from tsapps.apps.kmeans.data.frame import Frame
 from tsapps.apps.kmeans.data.rows import as_numbers, unit
@@ -11,19 +10,10 @@ from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.init.plusplus import kmeans_parallel, kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Init", "draw_centers", "initial_centers", "random_state_for"]
+__all__ = ["Init", "draw_centers", "initial_centers"]
 
 #: The `init` parameter: a name, an array of shape (k, d), or a function of (X, k, random_state).
 Init = Any
-
-
-def random_state_for(init: Init, seed: Any) -> np.random.RandomState:
-    """Return the `RandomState` that draws the initial centers; `seed` is as scikit-learn's parameter `random_state`.
-
-    If `init` is an array, nothing is drawn, so no generator is made from the seed: that takes 0.1 ms.
-    """
-    state: np.random.RandomState = check_random_state(seed if isinstance(init, str) or callable(init) else None)
-    return state
 
 
 def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:

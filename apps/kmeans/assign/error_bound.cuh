@@ -3,8 +3,8 @@
 
 namespace kmeans {
 
-// Part of every error bound in panels: the core-matrix layout adds 2⁻³² to a sum, and a level may be 0.002 too large, of
-// which the tensor cores lose less than 2⁻¹⁷.
+// Part of every error bound in panels: the core-matrix layout adds 2⁻³² to a sum, and a level may be 0.002 larger than
+// the bound assumes, of which the tensor cores lose less than 2⁻¹⁷.
 constexpr float kLeastError = 1.7e-8f;
 
 #define kInfinity __uint_as_float(0x7f800000u)
