@@ -20,12 +20,14 @@ from tsapps.apps.abft.product.plan import (
     padded_depth,
     row_sums_epilogue,
     store_of,
+    with_row_sums,
 )
 from tsapps.kernels import gemm
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
-from tsapps.kernels.plan.mma import ELEMENT, SUM
-from tsapps.kernels.plan.select import configuration_of, tuned_table
+from tsapps.kernels.plan.candidates import candidates
+from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
+from tsapps.kernels.plan.select import configuration_of, predict, tuned_table
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 from tsapps.kernels.tune import Cell
 
@@ -83,6 +85,26 @@ def test_tuned_configurations_are_selected():
         plan = checked_plan(cell.problem(), device, ())
         assert row.items() >= configuration_of(plan).items(), row
         assert plan.row_sums
+
+
+def test_without_a_table_the_plan_is_the_fastest_by_the_model():
+    problem, device = problem_of("float32", 1000, 16), KNOWN["A100"]
+    times = {
+        predict(made, problem, device)
+        for one in candidates(problem, device)
+        if type(one) is MmaPlan and (made := with_row_sums(one, device, roomy=True)) is not None
+    }
+    assert len(times) > 3
+    assert predict(checked_plan(problem, device, ()), problem, device) == min(times)
+
+
+def test_no_checks_where_warps_share_the_columns_of_a_row():
+    problem, device = problem_of("float16", 4096, 64), KNOWN["H200"]
+    plans = [one for one in candidates(problem, device) if isinstance(one, MmaPlan)]
+    shared, alone = ([one for one in plans if (one.warps_n > 1) is several] for several in (True, False))
+    assert shared
+    assert all(with_row_sums(one, device) is None for one in shared)
+    assert any(with_row_sums(one, device) is not None for one in alone)
 
 
 def test_stores():
