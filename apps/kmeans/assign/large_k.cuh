@@ -1,14 +1,16 @@
-// Labels for large k: the arg-min epilogue of small_k.cuh, for a GEMM that streams the centers, kColumns at a time
-// (gemm_wgmma_streamed.cuh). Symbols: see the head of small_k.cuh.
+// Labels for large k: the arg-min epilogue of small_k.cuh, for GEMMs that compute the scores of a row tile one column
+// tile at a time: gemm_wgmma_streamed.cuh, and gemm_wgmma_resident.cuh for few features. Symbols: see the head of
+// small_k.cuh.
 //
-// It finds the candidates of each row (streamed_candidates.cuh), and lists the rows that are ambiguous or have a new
-// label. Columns are sorted by the norms that the centers had one iteration before (update/centers.cuh), so the centers
-// of a column tile have similar norms. A row i has a score error bound E for each column tile T:
+// It finds the candidates of each row, and lists the rows that are ambiguous or have a new label. If a resident GEMM has
+// few column tiles (resident_candidates.cuh), the error bound of row i is E_i of small_k.cuh. Otherwise
+// (streamed_candidates.cuh), columns are sorted by the norms that the centers had one iteration before
+// (update/centers.cuh), so the centers of a column tile have similar norms. Row i has a bound E for each column tile T:
 //
 //   E = min(norm · b_T + a_T, E_i)   b_T = max_j ((ρ + 2⁻²² + γ) ‖c_j‖ + (1 + γ) δ_j),   a_T = max_j γ' ‖c_j‖²/2
 //
-// over the centers j of the tile. E_i is E of small_k.cuh. γ' = γ + 2⁻²², because the tensor cores also add −‖c‖²/2.
-// With a level (kLevelled), γ' times the level is added to both. The core-matrix layout adds 2⁻³².
+// over the centers j of the tile. γ' = γ + 2⁻²², because the tensor cores also add −‖c‖²/2. With levels, γ' times the
+// level is added to both. The core-matrix layout adds 2⁻³².
 #pragma once
 #include "apps/kmeans/assign/resident_candidates.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
