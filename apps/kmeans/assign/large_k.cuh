@@ -3,9 +3,9 @@
 // small_k.cuh.
 //
 // It finds the candidates of each row, and lists the rows that are ambiguous or have a new label. If a resident GEMM has
-// few column tiles (resident_candidates.cuh), the error bound of row i is E_i of small_k.cuh. Otherwise
-// (streamed_candidates.cuh), columns are sorted by the norms that the centers had one iteration before
-// (update/centers.cuh), so the centers of a column tile have similar norms. Row i has a bound E for each column tile T:
+// few column tiles, the error bound of row i is E_i of small_k.cuh (resident_candidates.cuh). Otherwise columns are
+// sorted by the norms that the centers had one iteration before (update/centers.cuh), so the centers of a column tile
+// have similar norms, and row i has an error bound E for each column tile T (streamed_candidates.cuh):
 //
 //   E = min(norm · b_T + a_T, E_i)   b_T = max_j ((ρ + 2⁻²² + γ) ‖c_j‖ + (1 + γ) δ_j),   a_T = max_j γ' ‖c_j‖²/2
 //
