@@ -2,8 +2,8 @@
 // tile at a time: gemm_wgmma_streamed.cuh, and gemm_wgmma_resident.cuh for few features. Symbols: see the head of
 // small_k.cuh.
 //
-// It finds the candidates of each row, and lists the rows that are ambiguous or have a new label. If a resident GEMM has
-// few column tiles, the error bound of row i is E_i of small_k.cuh (resident_candidates.cuh). Otherwise columns are
+// It finds the candidates of each row, and lists the rows that are ambiguous or have a new label. If a resident GEMM
+// has few column tiles, the error bound of row i is E_i of small_k.cuh (resident_candidates.cuh). Otherwise columns are
 // sorted by the norms that the centers had one iteration before (update/centers.cuh), so the centers of a column tile
 // have similar norms, and row i has an error bound E for each column tile T (streamed_candidates.cuh):
 //
