@@ -3,6 +3,7 @@
 The GEMM is gemm_wgmma_resident.cuh for few features and not too many centers, otherwise gemm_wgmma_streamed.cuh.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from math import ceil
 from typing import Any
@@ -66,13 +67,23 @@ def depth_of(d: int, *, split: bool) -> int:
     return 3 * d if split else d
 
 
-class _RowTiles:
-    """Row tiles of 64 rows, distributed over the warpgroups of all blocks."""
+class _LargeKPlan(ABC):
+    """What the plans share: row tiles of 64 rows, distributed over the warpgroups of all blocks; and candidates."""
 
     groups: int
 
     #: Number of rows per row tile.
     ROWS = 64
+
+    @property
+    @abstractmethod
+    def row_panels(self) -> int:
+        """Number of panels of 16 columns per row of the half-precision operand."""
+
+    @property
+    def candidates(self) -> int:
+        """Maximum number of candidates in the list of an ambiguous row; see `list_candidates`."""
+        return list_candidates(self.row_panels)
 
     def blocks(self, n: int, multiprocessors: int) -> int:
         """Return the number of blocks for n rows: one per multiprocessor, or fewer if n rows are too few for them."""
@@ -84,7 +95,7 @@ class _RowTiles:
 
 
 @dataclass(frozen=True)
-class ResidentPlan(_RowTiles):
+class ResidentPlan(_LargeKPlan):
     """Template arguments of gemm_wgmma_resident.cuh with the rows of X as operand A (assign/split_rows.cuh).
 
     Attributes
@@ -104,15 +115,13 @@ class ResidentPlan(_RowTiles):
     features: int
     groups: int = 4
 
+    #: A constant is added to all scores of a row, as `StreamPlan.levels` describes.
+    levels = True
+
     @property
     def unrolled(self) -> int:
         """Number of column tiles if lanes keep the candidates of all of them, which registers limit; otherwise 0."""
         return self.tiles if self.tiles <= _UNROLLED_TILES else 0
-
-    @property
-    def levels(self) -> bool:
-        """Whether the error bounds of column tiles include levels: they have no bounds if their loop is unrolled."""
-        return self.unrolled == 0
 
     @property
     def sorts(self) -> bool:
@@ -139,11 +148,6 @@ class ResidentPlan(_RowTiles):
         """Dynamic shared memory of a block in bytes: all centers, and a barrier."""
         return 32 * self.row_panels * self.columns * self.tiles + 8
 
-    @property
-    def candidates(self) -> int:
-        """Maximum number of candidates in the list of an ambiguous row; see `list_candidates`."""
-        return list_candidates(self.row_panels)
-
     def kernel(self, types: str, *, aligned: bool) -> str:
         """Return the name expression of the kernel.
 
@@ -159,7 +163,7 @@ class ResidentPlan(_RowTiles):
 
 
 @dataclass(frozen=True)
-class StreamPlan(_RowTiles):
+class StreamPlan(_LargeKPlan):
     """Template arguments of gemm_wgmma_streamed.cuh. Operand A is the rows of X; operand B is the centers.
 
     Rows and centers are in the core-matrix layout, in panels of 16 columns. A chunk is several adjacent panels.
@@ -241,11 +245,6 @@ class StreamPlan(_RowTiles):
         """Template arguments of `StreamedCandidates`. With four warpgroups, registers limit it to three units."""
         kept = self.tiles or (_KEPT_TILES if self.groups > 3 else 5)
         return f"{self.columns}, {kept}, {str(self.levels).lower()}, {str(self.tiles is not None).lower()}"
-
-    @property
-    def candidates(self) -> int:
-        """Maximum number of candidates in the list of an ambiguous row; see `list_candidates`."""
-        return list_candidates(self.row_panels)
 
 
 def large_k_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> ResidentPlan | StreamPlan | None:

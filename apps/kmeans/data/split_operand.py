@@ -6,9 +6,8 @@ import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import SPLIT_ROWS, ResidentPlan
 from tsapps.apps.kmeans.data.half_copy import Placement
-from tsapps.apps.kmeans.data.load import is_aligned, load_kernels, types_of
+from tsapps.apps.kmeans.data.load import is_aligned, is_vectorizable, load_kernels, types_of
 from tsapps.apps.kmeans.data.plan import SPLIT, half_copy_scale, norm_limit_of
-from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
 
@@ -56,7 +55,7 @@ class SplitOperand:
         self.plan, self.rounding = plan, np.float32(SPLIT)
         self.placement = Placement(16 * plan.row_panels, plan.row_panels, scale, limit, each=plan.each)
         self.types = types_of(X, dtype)
-        self.aligned = d == 4 * plan.each and plan.each != 3 and address(X) % (plan.each * X.itemsize) == 0
+        self.aligned = d == 4 * plan.each and plan.each != 3 and is_vectorizable(X, plan.each)
         shifts = np.zeros(4 * plan.each, dtype)
         shifts[:d] = -shift.astype(dtype) * dtype.type(scale)
         self._shifts, self.norms = machine.on_gpu(shifts), machine.xp.empty(n, np.float32)
