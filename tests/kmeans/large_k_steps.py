@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
-from kmeans.host_steps import assign_placed, data_on_host, place
+from kmeans.host_steps import DTYPES, KINDS, assert_right, assign_placed, away_of, blobs, data_on_host, place
 
 from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan, StreamPlan
 from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_LARGE_K_BYTES
@@ -73,3 +73,33 @@ def assign(step, centers):
     found = assign_placed(step, place(step, centers), candidates)
     assert (step._lengths <= step._capacity).all()
     return found
+
+
+def assert_labels_and_sums(d, plan, kind, n, k, most_ambiguous, rng):
+    """Assert the labels and sums of three assignments, and that few rows are ambiguous in each."""
+    away = away_of(kind)
+    X, centers = blobs(n, d, k, rng, apart=0.7)
+    weights = rng.random(n) * 3 if kind[2] else None
+    X = (X + away).astype(DTYPES[kind[0]]).astype(np.float64)
+    step = step_of(X, k, kind, plan, weights, X.mean(axis=0))
+    assert step.data.shift.any() or not away
+    centers = centers + away - step.data.shift
+    for scale, step.sorts in ((0, False), (0.2, True), (0.1, False)):
+        now = centers + scale * rng.standard_normal(centers.shape)
+        before = step.labels.copy()
+        ambiguous, n_reassigned = assign(step, now)
+        assert_right(step, now)
+        assert n_reassigned == np.count_nonzero(before != step.labels)
+        assert len(ambiguous) <= most_ambiguous
+
+
+def assert_lowest_of_equal_centers(d, plan, places, most_ambiguous, rng):
+    """Assert that of equal centers at `places` the lowest index wins, and that no row is ambiguous because of them."""
+    X, centers = blobs(150, d, 210, rng, apart=0.5)
+    X[:100] = centers[places[-1]] + 0.1 * rng.standard_normal((100, d))
+    centers[places] = centers[places[-1]]
+    step = step_of(X, 210, KINDS[0], plan)
+    ambiguous, _ = assign(step, centers)
+    assert_right(step, centers)
+    assert (step.labels[:100] == places[0]).all()
+    assert len(ambiguous) <= most_ambiguous

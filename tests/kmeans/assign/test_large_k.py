@@ -8,20 +8,29 @@ from exhaustive import every, property_test
 from host_cuda import harness
 from hypothesis import strategies as st
 from kmeans.host_steps import (
-    DTYPES,
     FAR_KINDS,
     KINDS,
     assert_iterated,
     assert_right,
     assign_placed,
-    away_of,
     blobs,
     centered,
     float16_scores,
     iterate_once,
     place,
 )
-from kmeans.large_k_steps import BLOCKS, PLANS, SPLITS, STAYS, STAYS_IN_PARTS, assign, candidates, step_of
+from kmeans.large_k_steps import (
+    BLOCKS,
+    PLANS,
+    SPLITS,
+    STAYS,
+    STAYS_IN_PARTS,
+    assert_labels_and_sums,
+    assert_lowest_of_equal_centers,
+    assign,
+    candidates,
+    step_of,
+)
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, depth_of, stream_plan
 from tsapps.kernels.gpu_specs import KNOWN
@@ -86,20 +95,7 @@ def test_without_certification_labels_are_the_best_float16_scores(d, plan, rng):
 @pytest.mark.parametrize(("d", "plan"), PLANS, ids=["stays", "in parts", "streams", "keeps all"])
 def test_labels_and_sums(d, plan, kind, rng):
     # A row tile of every warpgroup, the last not full; the plans with fewer of them have two blocks.
-    n, k, away = 200, plan.columns + 12, away_of(kind)
-    X, centers = blobs(n, d, k, rng, apart=0.7)
-    weights = rng.random(n) * 3 if kind[2] else None
-    X = (X + away).astype(DTYPES[kind[0]]).astype(np.float64)
-    step = step_of(X, k, kind, plan, weights, X.mean(axis=0))
-    assert step.data.shift.any() or not away
-    centers = centers + away - step.data.shift
-    for scale, step.sorts in ((0, False), (0.2, True), (0.1, False)):
-        now = centers + scale * rng.standard_normal(centers.shape)
-        before = step.labels.copy()
-        ambiguous, n_reassigned = assign(step, now)
-        assert_right(step, now)
-        assert n_reassigned == np.count_nonzero(before != step.labels)
-        assert len(ambiguous) <= n // 4
+    assert_labels_and_sums(d, plan, kind, 200, plan.columns + 12, 50, rng)
 
 
 @pytest.mark.parametrize(
@@ -123,16 +119,7 @@ def test_ties(equal, stride, rng):
 
 @pytest.mark.parametrize("places", [[0, 1], [3, 139, 200], list(range(28))], ids=["two", "three", "many"])
 def test_equal_centers(places, rng):
-    """No row is ambiguous because of them, and the lowest index wins."""
-    d, plan = STAYS
-    X, centers = blobs(150, d, 210, rng, apart=0.5)
-    X[:100] = centers[places[-1]] + 0.1 * rng.standard_normal((100, d))
-    centers[places] = centers[places[-1]]
-    step = step_of(X, 210, KINDS[0], plan)
-    ambiguous, _ = assign(step, centers)
-    assert_right(step, centers)
-    assert (step.labels[:100] == places[0]).all()
-    assert len(ambiguous) < 50
+    assert_lowest_of_equal_centers(*STAYS, places, 49, rng)
 
 
 @pytest.mark.parametrize("d", [100, 300, 1030], ids=["rows together", "with pruning", "row by row"])

@@ -17,7 +17,15 @@ from kmeans.host_steps import (
     iterate_once,
     place,
 )
-from kmeans.large_k_steps import RESIDENTS, STAYS_IN_PARTS, assign, data_on_host, step_of
+from kmeans.large_k_steps import (
+    RESIDENTS,
+    STAYS_IN_PARTS,
+    assert_labels_and_sums,
+    assert_lowest_of_equal_centers,
+    assign,
+    data_on_host,
+    step_of,
+)
 
 from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan, StreamPlan, large_k_plan
 from tsapps.apps.kmeans.engines import large_k_step
@@ -111,20 +119,7 @@ def test_norms_bound_what_rows_lose(plan, kind, rng):
 @pytest.mark.parametrize("kind", **NAMED_KINDS)
 @pytest.mark.parametrize("plan", RESIDENTS, ids=IDS)
 def test_labels_and_sums(plan, kind, rng):
-    n, k, d, away = 500, most(plan) - 5, plan.features, away_of(kind)
-    X, centers = blobs(n, d, k, rng, apart=0.7)
-    weights = rng.random(n) * 3 if kind[2] else None
-    X = (X + away).astype(DTYPES[kind[0]]).astype(np.float64)
-    step = step_of(X, k, kind, plan, weights, X.mean(axis=0))
-    assert step.data.shift.any() or not away
-    centers = centers + away - step.data.shift
-    for scale, step.sorts in ((0, False), (0.2, True), (0.1, False)):
-        now = centers + scale * rng.standard_normal(centers.shape)
-        before = step.labels.copy()
-        ambiguous, n_reassigned = assign(step, now)
-        assert_right(step, now)
-        assert n_reassigned == np.count_nonzero(before != step.labels)
-        assert len(ambiguous) <= n // 20
+    assert_labels_and_sums(plan.features, plan, kind, 500, most(plan) - 5, 25, rng)
 
 
 @pytest.mark.parametrize("n", every(3, [1, 15, 63, 64, 65, 129, 900]))
@@ -153,16 +148,8 @@ def test_ties(equal, stride, rng):
 
 @pytest.mark.parametrize("places", [[0, 1], [3, 139, 200], list(range(28))], ids=["two", "three", "many"])
 def test_equal_centers(places, rng):
-    """No row is ambiguous because of them, and the lowest index wins."""
     plan = RESIDENTS[0]
-    X, centers = blobs(150, plan.features, 210, rng, apart=0.5)
-    X[:100] = centers[places[-1]] + 0.1 * rng.standard_normal((100, plan.features))
-    centers[places] = centers[places[-1]]
-    step = step_of(X, 210, KINDS[0], plan)
-    ambiguous, _ = assign(step, centers)
-    assert_right(step, centers)
-    assert (step.labels[:100] == places[0]).all()
-    assert len(ambiguous) < 20
+    assert_lowest_of_equal_centers(plan.features, plan, places, 19, rng)
 
 
 def test_a_better_center_of_a_later_tile_drops_the_candidates_of_earlier_tiles(rng):
