@@ -28,7 +28,6 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.batched import plan as batched
 from tsapps.apps.kmeans.batched.plan import BATCH, CANDIDATE_LIST_BYTES, CANDIDATES, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
-from tsapps.apps.kmeans.data import farthest_rows
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.engines import device_step
 from tsapps.apps.kmeans.inertia import plan as inertia
@@ -41,8 +40,8 @@ from tsapps.apps.kmeans.protect.launch import FAULTS
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES
 from tsapps.apps.kmeans.small_d import plan as small_d
 from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
-from tsapps.apps.kmeans.update import fixed_point, launch
-from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, OUTCOME, SEGMENTS, UPDATE_CENTERS
+from tsapps.apps.kmeans.update import fixed_point, launch, relocation
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, MOST_RELOCATED, OUTCOME, SEGMENTS, UPDATE_CENTERS
 from tsapps.kernels.gemm import store_epilogue
 from tsapps.kernels.plan.accumulation_order import ORDER
 from tsapps.kernels.plan.mma import MmaPlan
@@ -86,6 +85,8 @@ STRUCTURES = {
     "kmeans::Products": ("apps/kmeans/small_d/half_centers.cuh", PRODUCTS),
     "kmeans::Lists<kmeans::AmbiguousRow>": ("apps/kmeans/update/sort_reassigned.cuh", LISTS),
     "kmeans::Segments": ("apps/kmeans/update/sort_reassigned.cuh", SEGMENTS),
+    "kmeans::FarRow": ("apps/kmeans/update/farthest_rows.cuh", relocation.FAR_ROW),
+    "kmeans::Selection": ("apps/kmeans/update/farthest_rows.cuh", relocation.SELECTION),
     "kmeans::Outcome": ("apps/kmeans/update/centers.cuh", OUTCOME),
     "kmeans::ColumnOrder": ("apps/kmeans/update/column_order.cuh", COLUMN_ORDER),
     "kmeans::TileBound": ("apps/kmeans/assign/error_bound.cuh", TILE_BOUND),
@@ -98,7 +99,7 @@ STRUCTURES = {
     "tsm2::Order": ("kernels/tsm2/emulated_gemm.cuh", ORDER),
 }
 
-_FARTHEST = "apps/kmeans/data/farthest_rows.cuh"
+_FARTHEST = "apps/kmeans/update/farthest_rows.cuh"
 SIZES = {
     "kmeans::AmbiguousRow": ("apps/kmeans/assign/small_k.cuh", AMBIGUOUS_BYTES),
     "kmeans::Reassignment": ("apps/kmeans/assign/large_k_lists.cuh", REASSIGNMENT_BYTES),
@@ -106,8 +107,6 @@ SIZES = {
         f"kmeans::AmbiguousLargeK<{most}>": ("apps/kmeans/assign/large_k_lists.cuh", size)
         for most, size in AMBIGUOUS_LARGE_K_BYTES.items()
     },
-    "kmeans::FarRow<float>": (_FARTHEST, farthest_rows._ENTRY_BYTES),
-    "kmeans::FarRow<double>": (_FARTHEST, farthest_rows._ENTRY_BYTES),
     "batched::CandidateList": ("apps/kmeans/batched/candidate_list.cuh", CANDIDATE_LIST_BYTES),
     "kmeans::PointTest": ("apps/kmeans/init/code_products.cuh", pruned_launch._TEST_BYTES),
     "kmeans::ConstantCenters": ("apps/kmeans/small_d/constant_centers.cuh", CONSTANT_CENTERS_BYTES),
@@ -141,8 +140,10 @@ CONSTANTS = {
     "kmeans::kCheckRows": (_CHECKS, protect.ROWS),
     "kmeans::kCheckThreads": (_CHECKS, protect.THREADS),
     "kmeans::kCountThreads": ("apps/kmeans/update/sort_reassigned.cuh", launch._SORT_THREADS),
-    "kmeans::kFarthestFields": (_FARTHEST, farthest_rows._FIELDS),
-    "kmeans::kFarthestThreads": (_FARTHEST, farthest_rows._THREADS),
+    "kmeans::kDigitBits": (_FARTHEST, relocation._DIGIT_BITS),
+    "kmeans::kDistanceDigits<float>": (_FARTHEST, relocation._DISTANCE_DIGITS[4]),
+    "kmeans::kDistanceDigits<double>": (_FARTHEST, relocation._DISTANCE_DIGITS[8]),
+    "kmeans::kFarthestThreads": (_FARTHEST, relocation._SEARCH_THREADS),
     "kmeans::kFaults": (_CHECKS, len(FAULTS)),
     "kmeans::kGroup": ("apps/kmeans/init/plusplus.cuh", plusplus_launch._GROUP),
     "kmeans::kHashFactor": (_CHECKS, protect.HASH_FACTOR),
@@ -151,10 +152,11 @@ CONSTANTS = {
     "kmeans::kInterval": ("apps/kmeans/init/candidate_distances.cuh", init._INTERVAL),
     "kmeans::kMostCenters": ("apps/kmeans/assign/large_k.cuh", MOST_LARGE_K),
     "kmeans::kMostElements": (_SMALL_D, small_d._MOST_ELEMENTS[0][1]),
-    "kmeans::kMostFarthest": (_FARTHEST, farthest_rows._EACH),
+    "kmeans::kMostRelocated": ("apps/kmeans/data/stopped.cuh", MOST_RELOCATED),
     "kmeans::kMostFeatures": (_SMALL_D, small_d._MOST_ELEMENTS[-1][0]),
     "kmeans::kPlane<1>": ("apps/kmeans/update/scatter_add.cuh", fixed_point._PLANES // 4),
     "kmeans::kQuantizeThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._THREADS),
+    "kmeans::kRelocateThreads": ("apps/kmeans/update/relocate.cuh", relocation._THREADS),
     "kmeans::kRescoreThreads": ("apps/kmeans/assign/rescore_large_k.cuh", device_step.RESCORE_THREADS),
     "kmeans::kScaleThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._SCALE_THREADS),
     "kmeans::kTryThreads": ("apps/kmeans/init/plusplus.cuh", init.TRY_THREADS),

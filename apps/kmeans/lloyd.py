@@ -366,7 +366,8 @@ def _iterate_run(
             if protection is not None and not relocation_repeats(step, protection, found.empty, centers):
                 protection.found("empty clusters were relocated differently when recomputed", "a run")
                 return None
-            # Relocation moves centers, so labels may be out of date even if the last iteration changed no label.
+            found = replace(found, relocated=True)
+        if found.relocated:
             found = replace(found, strict=found.strict and shift == 0)
         converged = converged or shift <= tol
     return found, centers, done, converged

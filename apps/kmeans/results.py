@@ -60,7 +60,7 @@ class IterationResult:
     shift : float
         Σ ‖new c − c‖² of the last iteration; NaN if a cluster is empty or a fault was found.
     empty : Assignment or None
-        The last assignment, if it left a cluster empty.
+        The last assignment, if it left clusters empty that the host must relocate.
     at : numpy.ndarray of shape (k, d) or None
         The centers that samples were last assigned to; None from an unprotected fit on a GPU.
     fault : str or None
@@ -68,6 +68,8 @@ class IterationResult:
         from `centers`.
     lost : bool
         True if the fault also corrupted `centers`, so that the run must restart from its initial centers.
+    relocated : bool
+        True if the last iteration relocated empty clusters. Labels may then be out of date even if it changed none.
     """
 
     centers: np.ndarray
@@ -78,6 +80,7 @@ class IterationResult:
     at: np.ndarray | None = None
     fault: str | None = None
     lost: bool = False
+    relocated: bool = False
 
 
 def square_shift(centers: np.ndarray, following: np.ndarray) -> float:

@@ -14,10 +14,11 @@ from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
 from tsapps.apps.kmeans.data.labels import launch_over_labels
-from tsapps.apps.kmeans.data.load import is_vectorizable, pass_kernel, types_of
+from tsapps.apps.kmeans.data.load import pass_kernel
 from tsapps.apps.kmeans.data.moments import add_moments, rounded_moments
 from tsapps.apps.kmeans.data.outliers import typical_rows
-from tsapps.apps.kmeans.data.plan import PASS_THREADS, ROWS, row_groups, vector_of
+from tsapps.apps.kmeans.data.own_distances import bind_distances
+from tsapps.apps.kmeans.data.plan import PASS_THREADS, ROWS, row_groups
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.inertia.launch import add_inertia
@@ -41,9 +42,8 @@ _BLOCK_BYTES = 512 << 20
 _KERNEL_NUMBERS, _LIBRARY_NUMBERS = 3, 16
 # Maximum number of rows per block: float32 represents counts up to this number exactly.
 _MOST_ROWS = 1 << 24
-# Number of points per launch of point_distances (POINTS in passes.cuh); number of rows that a group of lanes processes
-# in own_distances (ROWS_TOGETHER).
-_POINTS, _ROWS_TOGETHER = 8, 4
+# Number of points per launch of point_distances (POINTS in passes.cuh).
+_POINTS = 8
 # 16-bit X is not centered if ‖mean‖² is at most this fraction of the total variance of the features.
 _NEARLY_CENTERED = 0.25
 # Smallest ratio of two weights that the 46-bit fixed-point sums support (update/fixed_point.cuh).
@@ -342,14 +342,8 @@ class DeviceData(Data):
 
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each row x of a block and the center c of its label, (rows,), in `dtype`."""
-        rows, d = block.shape
-        distances = self.xp.empty(rows, self.dtype)
-        wide = vector_of(block.itemsize)
-        vectors = all(is_vectorizable(array, wide) for array in (block, self.shift, centers))
-        lanes, grid = row_groups(-(-rows // _ROWS_TOGETHER), d // wide if vectors else d)
-        arguments = (block, self.shift, centers, labels, np.int64(rows), np.int32(d), lanes, distances)
-        kernel = pass_kernel(self.machine, f"own_distances<{types_of(block, self.dtype)}, {str(vectors).lower()}>")
-        kernel(grid, (PASS_THREADS,), arguments)
+        distances = self.xp.empty(len(block), self.dtype)
+        bind_distances(self.machine, block, self.shift, centers, labels, distances)()
         return distances
 
     def inertia(self, centers: np.ndarray, labels: Any) -> float:

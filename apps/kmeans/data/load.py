@@ -13,7 +13,7 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["is_aligned", "is_vectorizable", "load_kernels", "pass_kernel", "pointer", "types_of"]
+__all__ = ["is_aligned", "is_vectorizable", "label_argument", "load_kernels", "pass_kernel", "pointer", "types_of"]
 
 _FOLDER = Path(__file__).parents[1]
 
@@ -49,6 +49,11 @@ def pass_kernel(machine: Machine, name: str) -> Any:
 def types_of(X: Any, dtype: Any) -> str:
     """Return the C++ types of X and of the working type as template arguments."""
     return f"{ELEMENT[X.dtype.name]}, {ELEMENT[dtype.name]}"
+
+
+def label_argument(labels: Any) -> str:
+    """Return the last template argument of kernels that read labels of any type, with a comma; none for int32."""
+    return "" if labels.dtype == np.int32 else ", signed char"
 
 
 def is_aligned(X: Any) -> str:

@@ -14,6 +14,8 @@
 // every run.
 #pragma once
 #include "kernels/device/vector_load.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "apps/kmeans/data/stopped.cuh"
 
 #define FULL_WARP 0xffffffffu
 
@@ -25,10 +27,13 @@ constexpr int kPassWide = kVectors ? (sizeof(T) == 8 ? 2 : 4) : 1;
 // apart.
 #define ROWS_TOGETHER 4
 
-template <typename T, typename Work, bool kVectors>
+// If `stopped` is not null, the launch does nothing unless empty clusters are to be relocated (stopped.cuh).
+template <typename T, typename Work, bool kVectors, typename Label = int>
 __global__ void __launch_bounds__(256, 2)
-    own_distances(const T* X, const Work* mean, const Work* centers, const int* labels, long long rows, int d,
-                  int log2_lanes, Work* distances) {
+    own_distances(const T* X, const Work* mean, const Work* centers, const Label* labels, long long rows, int d,
+                  int log2_lanes, Work* distances, const int* stopped) {
+  ptx::griddepcontrol_wait();
+  if (stopped != nullptr && kmeans::clusters_to_relocate(*stopped) == 0) return;
   constexpr int kWide = kPassWide<T, kVectors>;
   using P = simt::Vector<Work, kWide>;
   const long long thread = blockIdx.x * (long long)blockDim.x + threadIdx.x;

@@ -12,13 +12,14 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.farthest_rows import farthest_rows, holds_rows
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.init.plusplus import n_trials
 from tsapps.apps.kmeans.init.plusplus_launch import greedy_draw
 from tsapps.apps.kmeans.protect.checks import Protection
+from tsapps.apps.kmeans.update import relocation
+from tsapps.apps.kmeans.update.relocation import Relocation
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.jit.kernel import begin_compilation
@@ -117,7 +118,7 @@ def every_kernel_of(fit: Fit, gpu: GpuSpec) -> list[tuple[Path | str, tuple[str,
         one = replace(fit, weighted=weighted)
         for rows in dict.fromkeys((n, rounded_up(n))):  # a fit begins to compile the kernels of either
             for assume in _value_kinds(d):
-                run_without_computing(replace(one, shape=(rows, d)), machine, assume)
+                run_without_computing(replace(one, shape=(rows, d)), machine, assume, relocates=True)
         for x_dtype in dict.fromkeys((fit.x_dtype, fit.dtype)):  # some passes convert a 16-bit X
             _run_passes(replace(one, x_dtype=x_dtype), machine)
     return list(found)
@@ -139,7 +140,9 @@ def _value_kinds(d: int) -> Iterator[_Assume | None]:
         yield assume
 
 
-def run_without_computing(fit: Fit, machine: CompilingMachine, assume: _Assume | None = None) -> None:
+def run_without_computing(
+    fit: Fit, machine: CompilingMachine, assume: _Assume | None = None, *, relocates: bool = False
+) -> None:
     """Request from a machine the kernels that a fit probably needs.
 
     Parameters
@@ -148,6 +151,8 @@ def run_without_computing(fit: Fit, machine: CompilingMachine, assume: _Assume |
     machine : CompilingMachine
     assume : callable, optional
         Sets the moments of the data, which are otherwise those of zeros.
+    relocates : bool
+        Whether clusters become empty.
 
     Raises
     ------
@@ -173,6 +178,8 @@ def run_without_computing(fit: Fit, machine: CompilingMachine, assume: _Assume |
     step = engine.step_for(fit.k)
     if isinstance(step, DeviceStep):
         step.create_bounds()
+        if relocates and n > relocation.MOST_ORDERED:
+            Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0])
         data.inertia(np.zeros((fit.k, d)), step.labels)
         if fit.protect:
             step.protection = Protection()
@@ -203,5 +210,3 @@ def _run_passes(fit: Fit, machine: CompilingMachine) -> None:
     data.inertia(np.zeros((fit.k, d)), labels)
     engine.blocks.assign(np.zeros((min(fit.k, _MANY_CLUSTERS), d), fit.dtype))
     data.center(np.zeros(d), on_read=True)
-    if holds_rows(data):
-        farthest_rows(data, np.zeros((1, d)), labels, 1)

@@ -1,8 +1,10 @@
 """Lloyd step on a GPU by kernels of this package: iterations without host synchronisation.
 
 An iteration is a list of kernel launches on `IterationBuffers`: assign → rescore → update of the cluster sums → new
-centers → (ABFT check). The host launches each iteration before it reads the outcome of the previous one. Cluster sums
-are fixed-point, so they have the same bits on every run.
+centers → (ABFT check). The host launches each iteration before it reads the outcome of the previous one. If that one
+left clusters empty, the launches after it did nothing; the host then launches their relocation and goes on, with
+launches for relocation in each iteration until no cluster becomes empty. Cluster sums are fixed-point, so they have the
+same bits on every run.
 
     small d            small_d_step.py    one kernel reads X itself, labels the rows and updates the sums
     k <= 64            small_k_step.py    GEMM on the half-precision copy of X; centers in shared memory
@@ -22,16 +24,17 @@ from tsapps.apps.kmeans.bounds.launch import Bounds
 from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
-from tsapps.apps.kmeans.engines.step import Step
-from tsapps.apps.kmeans.inertia.plan import inertia_from_sums
-from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck, SumsCheck
+from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep
+from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers
 from tsapps.apps.kmeans.update.launch import update_args
-from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, OUTCOME
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, MOST_RELOCATED, OUTCOME
+from tsapps.apps.kmeans.update.relocation import Relocation
 from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["CENTER_THREADS", "RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
@@ -41,11 +44,6 @@ RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
 CENTER_THREADS = 256
 # Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
 _AHEAD = 2
-# The host computes the inertia from the running cluster sums, instead of a pass over X, under two conditions: X has at
-# least `_ROWS_OVER_SUMS` times as many bytes as the sums, and the relative error of the inertia is at most
-# `_INERTIA_ERROR`, about the error of float32 differences. `_SQUARES_ERROR` is the relative error of a float64 sum of
-# squares.
-_ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
 
 
 def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
@@ -59,7 +57,7 @@ def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integ
     return found
 
 
-class DeviceStep(Step):
+class DeviceStep(RunningSumsStep):
     """Lloyd step on a GPU for k clusters, with running cluster sums.
 
     Parameters
@@ -74,15 +72,15 @@ class DeviceStep(Step):
         Whether labels are certified.
     """
 
-    data: DeviceData
-    keeps_sums = True
     #: Hamerly bounds; None until they first start. They are not created earlier, because their kernels take seconds to
     #: compile.
     bounds: Bounds | None = None
     # True if iterations include the kernel launches for bounds.
     _bounded = False
-    #: The ABFT check of each iteration; None without protection.
-    check: StepCheck | None = None
+    # Relocation of empty clusters; None until a cluster first becomes empty.
+    _relocation: Relocation | None = None
+    # True if iterations include the launches for relocation.
+    _relocates = False
     #: Whether blocks of the assignment kernel may start before `update_centers` of the previous iteration ends. The
     #: assignment kernel must then have one block per multiprocessor (update/centers.cuh).
     starts_early = False
@@ -105,8 +103,6 @@ class DeviceStep(Step):
         # Estimate of the number of rows that the next iteration reassigns: the number in the last iteration whose
         # outcome the host has read.
         self._expected_reassigned = data.n_samples
-        # The weights of the clusters, if `inertia` has copied them to the host since the last launch.
-        self._final_weights: np.ndarray | None = None
         # Launches whose arguments are packed (bound launches), by key (see `_run`); and the stream that they are bound
         # to.
         self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
@@ -122,11 +118,6 @@ class DeviceStep(Step):
     def labels(self) -> Any:
         """Label of each sample, (n,), int32, on the GPU."""
         return self.buffers.labels
-
-    @property
-    def sums_units(self) -> np.ndarray:  # type: ignore[override]
-        """Fixed-point unit of each column of the sums, (d + 1,)."""
-        return 1 / np.array(self.integers.scales)
 
     @abstractmethod
     def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
@@ -204,28 +195,32 @@ class DeviceStep(Step):
         if self.data.spherical:  # update/centers.cuh does not normalise the means
             return super().iterate(centers, before, last, tol, report)
         self._begin(centers)
-        protection = self.protection
+        protection, number = self.protection, last - before
+        launched = known = 0
         try:
-            for count in range(last - before + _AHEAD - 1):
-                if before + count < last:
+            while True:
+                for count in range(launched, min(known + _AHEAD, number)):
                     self._launch(count, tol)
-                    self._events[count % _AHEAD].record()
-                    if before + count + 1 == last:
-                        self._stage_centers(1 - count % 2)
-                known = count - _AHEAD + 1
-                if known < 0:
-                    continue
+                    self._end_launches(count, is_last=count + 1 == number)
+                launched = min(known + _AHEAD, number)
                 self._events[known % _AHEAD].synchronize()
                 outcome = self._outcomes[known % _AHEAD].copy()
                 fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:
                     break
-                # This number is from two iterations before the iteration that the host launches next.
+                if outcome["empty"] and not outcome["relocated"] and self._can_relocate(int(outcome["empty"])):
+                    self._launch_relocation(known, tol)
+                    self._end_launches(known, is_last=known + 1 == number)
+                    launched = known + 1  # the launches of later iterations did nothing
+                    continue
+                # These numbers are from two iterations before the iteration that the host launches next.
                 self._expected_reassigned = int(outcome["n_reassigned"])
+                self._relocates = bool(outcome["relocated"])
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
-                if outcome["stop"]:
+                if outcome["stop"] or known + 1 == number:
                     break
+                known += 1
         finally:
             # Iterations in flight still write to the buffers.
             self.data.machine.current_stream().synchronize()
@@ -245,12 +240,8 @@ class DeviceStep(Step):
         if outcome["empty"]:
             empty = self._assignment(int(outcome["n_reassigned"]), float(outcome["potential"]))
             return IterationResult(next_centers, known + 1, strict, float("nan"), empty, at)
-        return IterationResult(next_centers, known + 1, strict, float(outcome["shift"]), at=at)
-
-    def _assignment(self, n_reassigned: int, potential: float) -> Assignment:
-        """Return the running sums as an `Assignment`. In a protected fit, the sums are copied to the host twice."""
-        again = None if self.check is None else Assignment(n_reassigned, *self.sums(), potential)
-        return Assignment(n_reassigned, *self.sums(), potential, again)
+        relocated = bool(outcome["relocated"])
+        return IterationResult(next_centers, known + 1, strict, float(outcome["shift"]), at=at, relocated=relocated)
 
     def _begin(self, centers: np.ndarray) -> None:
         """Copy `centers` (k, d) to the GPU and prepare them for the first iteration; prepare the check if protected."""
@@ -260,7 +251,7 @@ class DeviceStep(Step):
             self._bound_stream = stream.ptr
         self._staging[...], self._staged = centers, None
         self._final_weights = None
-        self._bounded = False
+        self._bounded = self._relocates = False
         if self.protection is None:
             self.check = None
         else:
@@ -291,12 +282,32 @@ class DeviceStep(Step):
         now, slot = count % 2, count % _AHEAD
         if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._expected_reassigned):
             self._begin_bounds()
-        key = "iteration", now, slot, tol, self._sorts, self._bounded
+        key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates
         self._run(key, lambda: self._bind_iteration(now, slot, tol))
         if self.check is not None:
             if count == 0 and self.protection is not None:  # hash on the host while the GPU runs the first iteration
                 self.check.expect(self.protection.kept.centers)
             self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], slot, now)
+
+    def _end_launches(self, count: int, *, is_last: bool) -> None:
+        """Record the event of iteration `count`, whose launches are complete, and copy the centers of the last one."""
+        self._events[count % _AHEAD].record()
+        if is_last:
+            self._stage_centers(1 - count % 2)
+
+    def _can_relocate(self, empty: int) -> bool:
+        """Return True if launches can relocate `empty` clusters of the last iteration; creates `_relocation`."""
+        if self.check is not None or empty > MOST_RELOCATED:
+            return False
+        if self._relocation is None and Relocation.serves(self.data):
+            self._relocation = Relocation(self.data, self.buffers, self.integers.digits)
+        return self._relocation is not None
+
+    def _launch_relocation(self, count: int, tol: float) -> None:
+        """Relocate the clusters that iteration `count` left empty, and launch the rest of the iteration."""
+        now, slot, self._relocates = count % 2, count % _AHEAD, True
+        key = "relocation", now, slot, tol, self._bounded
+        self._run(key, lambda: [*self._bind_relocation(now, slot, tol), *self._bind_next(1 - now)])
 
     def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
         """Return the launches of an iteration: labels and sums, then new centers and the outcome.
@@ -304,11 +315,29 @@ class DeviceStep(Step):
         The iteration reads `buffers.centers[now]`, and writes `buffers.centers[1 - now]` and `_outcomes[slot]`.
         """
 
-        def update_centers() -> Sequence[Callable[[], None]]:
-            arguments = (self._update_args(now, slot, tol),)
-            return [self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), arguments)]
+        def bind_centers() -> Sequence[Callable[[], None]]:
+            relocation = self._bind_relocation(now, slot, tol) if self._relocates else ()
+            return [self._bind_update(now, slot, tol), *relocation, *self._bind_next(1 - now)]
 
-        return [*self._bound_rows(now), *self._bound(("centers", now, slot, tol, self._bounded), update_centers)]
+        key = "centers", now, slot, tol, self._bounded, self._relocates
+        return [*self._bound_rows(now), *self._bound(key, bind_centers)]
+
+    def _bind_update(self, now: int, slot: int, tol: float, *, relocates: bool = False) -> Launch:
+        """Return the launch of `update_centers`; see update/centers.cuh for `relocates`."""
+        given = self._update_args(now, slot, tol)
+        given["relocates"] = relocates
+        return self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), (given,))
+
+    def _bind_relocation(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
+        """Return the launches that relocate empty clusters, and compute the new centers again."""
+        relocation = self._relocation
+        assert relocation is not None
+        update = self._bind_update(now, slot, tol, relocates=True)
+        return [*relocation.bind(self.buffers.centers[now]), update, relocation.bind_back()]
+
+    def _bind_next(self, index: int) -> Sequence[Callable[[], None]]:  # noqa: ARG002
+        """Return the launches that follow when the new centers, `buffers.centers[index]`, are known."""
+        return ()
 
     def _update_args(self, now: int, slot: int, tol: float) -> Any:
         """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh for an iteration."""
@@ -329,55 +358,6 @@ class DeviceStep(Step):
     def _order_args(self, now: int) -> Any:  # noqa: ARG002
         """Return the `COLUMN_ORDER` argument of an iteration; null pointers if columns are not sorted."""
         return np.zeros((), COLUMN_ORDER)[()]
-
-    def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weighted sum (k, d) and the weight (k,) of each cluster, float64, in host memory."""
-        values = self.data.copy_to_host(self.buffers.sums) / np.array(self.integers.scales)
-        return values[:, :-1], values[:, -1]
-
-    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
-        """Return the number of samples with each label, from the running sums if possible; see `Step.cluster_sizes`."""
-        if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
-            return super().cluster_sizes(labels, k)
-        weights = self.sums()[1] if self._final_weights is None else self._final_weights
-        return weights.astype(np.int64)
-
-    def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
-        found = self._inertia_of_sums(centers)
-        return super().inertia(centers) if found is None else found
-
-    def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
-        """Return the inertia from the running sums; None if a pass over X is faster or more exact."""
-        data = self.data
-        if data.dtype != np.float32 or data.sample_weight is not None:
-            return None
-        if data.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * self.buffers.sums.nbytes:
-            return None
-        squares = data.n_samples * data.n_features * data.spread()[1] ** 2
-        sums, self._final_weights = self.sums()
-        inertia, error = inertia_from_sums(squares, sums, self._final_weights, self.sums_units[:-1], centers)
-        # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
-        # relative to the sum about the origin, which can be larger.
-        about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
-        exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
-        return inertia / (2 if data.spherical else 1) if exact else None
-
-    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""
-        data = self.data
-        check, device_centers = (
-            SumsCheck(data.xp, self.buffers, self.integers),
-            data.on_device(centers),
-        )
-        # The kernel subtracts `data.shift` from X.
-        rows, weights = data.rows_on_gpu, data.sample_weight
-        total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)
-        of_rows, fault = float(total.item()) / (2 if data.spherical else 1), check.fault()
-        of_sums = self._inertia_of_sums(centers)
-        if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
-            fault = "the inertia of the cluster sums was not that of the samples"
-        return of_rows if of_sums is None else of_sums, fault
 
     def examined(self) -> tuple[int, int]:
         """Return the number of iterations in which bounds skipped rows, and the number of rows that these scored."""

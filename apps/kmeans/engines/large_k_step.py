@@ -131,12 +131,10 @@ class LargeKStep(DeviceStep):
     def _bind_prepare(self) -> Sequence[Callable[[], None]]:
         return [*super()._bind_prepare(), self._bind_sort(0)]
 
-    def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
-        launches = [*super()._bind_iteration(now, slot, tol)]
+    def _bind_next(self, index: int) -> Sequence[Callable[[], None]]:
         data = self.data
-        if self._plan.sorts and data.n_samples * data.n_features * self.k >= _LEAST_SORTED:
-            launches.append(self._bind_sort(1 - now))
-        return launches
+        sorts = self._plan.sorts and data.n_samples * data.n_features * self.k >= _LEAST_SORTED
+        return [self._bind_sort(index)] if sorts else ()
 
     def _bind_sort(self, index: int) -> Launch:
         """Return the launch that sorts the columns of the float16 centers by the norms of `buffers.centers[index]`."""

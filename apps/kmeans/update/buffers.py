@@ -11,6 +11,7 @@ from tsapps.apps.kmeans.assign.plan import TILE_BOUND
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.update.fixed_point import NARROW, Integers
+from tsapps.apps.kmeans.update.plan import MOST_RELOCATED
 
 __all__ = ["ColumnOrderBuffers", "IterationBuffers", "Layout"]
 
@@ -116,7 +117,10 @@ class IterationBuffers:
         Number of blocks that have finished their part of a kernel, by which the last block is found; zero before an
         iteration.
     stopped : array of shape (1,), uint32
-        Flag: if it is not zero, the launches of later iterations do nothing. It is zero before the first iteration.
+        If it is not zero, the launches of later iterations do nothing (stopped.cuh). It is zero before the first
+        iteration.
+    empty : array of shape (MOST_RELOCATED,), int32
+        The empty clusters, of which `stopped` has the number.
     counts : array of shape (lists,), uint32
         Lengths of the lists of ambiguous rows, which `update_centers` empties.
     """
@@ -134,6 +138,7 @@ class IterationBuffers:
     n_reassigned: Any
     arrived: Any
     stopped: Any
+    empty: Any
     counts: Any
 
     @classmethod
@@ -160,5 +165,6 @@ class IterationBuffers:
             n_reassigned=n_reassigned,
             arrived=arrived,
             stopped=stopped,
+            empty=xp.empty(MOST_RELOCATED, np.int32),
             counts=xp.empty(layout.lists, np.uint32),
         )

@@ -7,10 +7,11 @@
 //                  wanted, computes an error coefficient per center (ArgminEpilogueLargeD).
 // update_centers   computes the cluster means (fixed_point.cuh), which become the next centers, and the stopping test.
 //                  It sets `stopped` if no label changed, if the squared center shift is at most `tolerance`, or if a
-//                  cluster is empty. Then later launches do nothing; the host fills empty clusters. With bounds
-//                  (bounds/state.cuh), it accumulates the drift of the centers and selects the next pass. In panels,
-//                  it sorts columns by the norms of the previous centers; another launch of prepare_centers can sort
-//                  them by those of the new ones (update/column_order.cuh).
+//                  cluster is empty. Then later launches do nothing, except that those of relocate.cuh relocate empty
+//                  clusters; without them, the host does. With bounds (bounds/state.cuh), it accumulates the drift of
+//                  the centers and selects the next pass. In panels, it sorts columns by the norms of the previous
+//                  centers; another launch of prepare_centers can sort them by those of the new ones
+//                  (update/column_order.cuh).
 //
 // A distant center would widen the error bound of every row. If some center is within 2·norm_limit of the mean, a
 // center beyond 4·norm_limit is not the nearest of any row within norm_limit. Such a center is *excluded*: its bias is
@@ -22,17 +23,19 @@
 #include "kernels/device/block_reduce.cuh"
 #include "apps/kmeans/bounds/state.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
+#include "apps/kmeans/data/stopped.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
 #include "apps/kmeans/update/column_order.cuh"
 #include "apps/kmeans/update/half_centers.cuh"
 
 namespace kmeans {
 
-// The result of an iteration that the host reads.
+// The result of an iteration that the host reads. `empty` is the number of empty clusters, and `relocated` the number
+// of those that launches of relocate.cuh relocated. If both are set, relocation has left clusters empty.
 struct Outcome {
   int stop, empty;
   unsigned n_reassigned;
-  int padding;
+  int relocated;
   double shift, potential;  // Σ ‖new c − c‖²; Σ w·(‖c‖² − 2 x·c), c being the old centers
 };
 
@@ -63,8 +66,8 @@ struct UpdateCenters {
   CenterFound* found;
   float *offsets, *error_coefficients;
   CenterStats* center_stats;
-  unsigned *arrived, *n_reassigned, *counts;  // zero after each kernel
-  int* stopped;
+  unsigned *arrived, *n_reassigned, *counts;  // zero after each kernel, but `n_reassigned` if clusters are empty
+  int *stopped, *empty;                       // `empty`: the empty clusters, up to kMostRelocated
   Outcome* outcome;
   HalfCenters centers_half;
   ColumnOrder order;
@@ -75,7 +78,7 @@ struct UpdateCenters {
   // If set, the next kernel, which has one block per multiprocessor, may start before `update_centers` ends.
   int lets_begin;
   int certifies;  // whether row norms are bounds that certify the labels
-  int padding;
+  int relocates;  // if set, this launch follows a relocation of empty clusters (relocate.cuh), or does nothing
 
   // Stores the results of center j. If j is a column past the last center, stores its bias, −infinity.
   __device__ __forceinline__ void keep(int j, int column, const CenterFound& mine) const {
@@ -181,6 +184,25 @@ __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound
   drift.state->plan_next(movement, rows < drift.begin_limit, !stops);
 }
 
+// Lists the empty clusters in increasing order, if they are at most kMostRelocated. All threads of a block take part.
+template <typename Work>
+__device__ __forceinline__ void list_empty(const UpdateCenters<Work>& of) {
+  __shared__ int found[kMostRelocated], count;
+  if (threadIdx.x == 0) count = 0;
+  __syncthreads();
+  for (int j = threadIdx.x; j < of.k; j += blockDim.x) {
+    if (of.sums[(long long)j * (of.d + 1) + of.d] != 0) continue;
+    const int at = atomicAdd(&count, 1);
+    if (at < kMostRelocated) found[at] = j;
+  }
+  __syncthreads();
+  for (int i = threadIdx.x; i < count && count <= kMostRelocated; i += blockDim.x) {
+    int rank = 0;
+    for (int other = 0; other < count; ++other) rank += found[other] < found[i];
+    of.empty[rank] = found[i];
+  }
+}
+
 // Computes new centers from the sums, and the stopping test (head of this file).
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const UpdateCenters<Work> of) {
@@ -189,7 +211,8 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
   const int j = blockIdx.x, k = of.k, d = of.d;
   const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
   // `stopped` is tested only after the first columns are loaded, so that all these loads are in flight together.
-  const bool stopped = *of.stopped;
+  const int state = *of.stopped, relocated = of.relocates ? clusters_to_relocate(state) : 0;
+  const bool stopped = of.relocates ? relocated == 0 : state != 0;
   const unsigned n_reassigned = *of.n_reassigned;
   const double weight = (double)(long long)weights * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
@@ -240,21 +263,30 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
   for (int i = threadIdx.x; i < k; i += blockDim.x) {
     shift += of.found[i].shift;
     potential += of.found[i].potential;
-    if (of.sums[(long long)i * (d + 1) + d] == 0) empty = 1;
+    if (of.sums[(long long)i * (d + 1) + d] == 0) empty += 1;
     if (of.found[i].square < least) least = of.found[i].square;
   }
-  const auto op = [](int i, double a, double b) { return i < 2 ? a + b : i == 2 ? most_of(i, a, b) : b < a ? b : a; };
+  const auto op = [](int i, double a, double b) { return i < 3 ? a + b : b < a ? b : a; };
   const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
-  shift = of_all.at[0], potential = of_all.at[1], empty = of_all.at[2];
-  const bool stops = empty != 0 || n_reassigned == 0 || shift <= of.tolerance;
-  // One thread sends the outcome to the host while the other threads continue.
+  shift = of_all.at[0], potential = of_all.at[1];
+  const int n_empty = (int)of_all.at[2];
+  const bool stops = n_empty != 0 || n_reassigned == 0 || shift <= of.tolerance;
+  // One thread sends the outcome to the host while the other threads continue. The potential is that of the sums before
+  // rows are moved.
   if (threadIdx.x == blockDim.x - 1) {
-    *of.outcome = {stops, empty != 0, n_reassigned, 0, shift, potential};
-    *of.stopped = stops;
-    *of.n_reassigned = 0;
+    if (relocated) potential = of.outcome->potential;
+    *of.outcome = {stops, n_empty, n_reassigned, relocated, shift, potential};
+    *of.stopped = stops + (relocated ? 0 : n_empty);
+    if (n_empty == 0) *of.n_reassigned = 0;
   }
-  put_together(of, of_all.at[3]);
-  if (of.drift.state != nullptr) follow(of.drift, of.found, k, of.scale, n_reassigned, stops);
+  if (n_empty != 0) {
+    if (!relocated) list_empty(of);
+    // The launches of the next iteration do nothing, whatever their pass.
+    if (threadIdx.x == 0 && of.drift.state != nullptr) of.drift.state->skip_full_assign = 1;
+  } else {
+    put_together(of, of_all.at[3]);
+    if (of.drift.state != nullptr) follow(of.drift, of.found, k, of.scale, n_reassigned, stops);
+  }
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
 }
 

@@ -37,11 +37,13 @@ def update_args(
 ) -> Any:
     """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh.
 
-    The fields that differ between iterations are zero: `centers`, `next`, `outcome`, `order`, `drift` and `tolerance`.
+    The fields that differ between launches are zero: `centers`, `next`, `outcome`, `order`, `drift`, `tolerance` and
+    `relocates`.
     """
     placement, n_columns, coefficients = layout.placement, layout.columns_of(k), layout.error_coefficients
     of_norm, of_lost = coefficients or (0, 0)
-    names = ("sums", "units", "found", "offsets", "center_stats", "arrived", "n_reassigned", "counts", "stopped")
+    of_centers = "sums", "units", "found", "offsets", "center_stats"
+    of_run = "arrived", "n_reassigned", "counts", "stopped", "empty"
     centers_half = structure(
         HALF_CENTERS,
         to=buffers.centers_half,
@@ -54,7 +56,7 @@ def update_args(
     )
     return structure(
         UPDATE_CENTERS,
-        **{name: getattr(buffers, name) for name in names},
+        **{name: getattr(buffers, name) for name in (*of_centers, *of_run)},
         centers=None,
         next=None,
         outcome=None,
@@ -72,6 +74,7 @@ def update_args(
         of_lost=of_lost,
         lets_begin=starts_early,
         certifies=certifies,
+        relocates=0,
     )
 
 

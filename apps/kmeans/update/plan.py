@@ -15,6 +15,7 @@ __all__ = [
     "LEAST_SORTED",
     "LISTS",
     "MOST_PLACED",
+    "MOST_RELOCATED",
     "OUTCOME",
     "PLACE_BYTES",
     "SEGMENTS",
@@ -34,9 +35,11 @@ _LEAST_SORTED_LARGE_K = 2**21
 #: Maximum number of samples for which reassigned rows can be sorted. Up to two positions per row must be 32-bit numbers
 #: (update/sort_reassigned.cuh).
 MOST_PLACED = 2**31 - 1024
+#: Maximum number of empty clusters that launches relocate (kMostRelocated).
+MOST_RELOCATED = 1024
 #: The C++ class `Outcome` of update/centers.cuh, as a NumPy structure.
 OUTCOME = np.dtype(
-    [("stop", "i4"), ("empty", "i4"), ("n_reassigned", "u4"), ("padding", "i4"), ("shift", "f8"), ("potential", "f8")]
+    [("stop", "i4"), ("empty", "i4"), ("n_reassigned", "u4"), ("relocated", "i4"), ("shift", "f8"), ("potential", "f8")]
 )
 #: The C++ classes `Lists` and `Segments` of update/sort_reassigned.cuh, as NumPy structures.
 LISTS = np.dtype([("items", "u8"), ("lengths", "u8"), ("capacity", "i8"), ("step", "i4"), ("padding", "i4")])
@@ -55,11 +58,11 @@ UPDATE_CENTERS = np.dtype(
         (name, "u8")
         for name in ("sums", "units", "centers", "next", "found", "offsets", "error_coefficients", "center_stats")
     ]
-    + [(name, "u8") for name in ("arrived", "n_reassigned", "counts", "stopped", "outcome")]
+    + [(name, "u8") for name in ("arrived", "n_reassigned", "counts", "stopped", "empty", "outcome")]
     + [("centers_half", HALF_CENTERS), ("order", COLUMN_ORDER), ("drift", DRIFT), ("tolerance", "f8")]
     + [(name, "i4") for name in ("k", "d", "lists")]
     + [(name, "f4") for name in ("scale", "norm_limit", "of_norm", "of_lost")]
-    + [("lets_begin", "i4"), ("certifies", "i4"), ("padding", "i4")]
+    + [("lets_begin", "i4"), ("certifies", "i4"), ("relocates", "i4")]
 )
 #: Size of a sorted row index in bytes.
 PLACE_BYTES = 4

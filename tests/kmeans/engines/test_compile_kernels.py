@@ -10,13 +10,14 @@ import pytest
 from host_cuda.machine import HostMachine
 from kmeans.host_steps import DTYPES, RowsOnMachine, blobs
 
-from tsapps.apps.kmeans import empty_clusters, lloyd
+from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import UnitRows
 from tsapps.apps.kmeans.engines import compile_kernels as module
 from tsapps.apps.kmeans.engines.compile_ahead import Fit, every_kernel_of, run_without_computing
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.select_step import Options
+from tsapps.apps.kmeans.update import relocation
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.runtime.compiling_machine import CompilingMachine
 
@@ -151,17 +152,17 @@ def test_every_kernel_is_compiled(case, rng, used, monkeypatch):
     if init == "given":  # of which the last cluster becomes empty
         init = X[: case.k].astype(case.work)
         init[-1] += 1e6
-        monkeypatch.setattr(empty_clusters, "_MOST_ORDERED", 0)
+        monkeypatch.setattr(relocation, "MOST_ORDERED", 0)
     random_state = np.random.RandomState(0)
     fit = {"init": init, "n_init": 1, "max_iter": 4, "tol": 0, "protect": case.protect, "random_state": random_state}
     found = lloyd.fit(engine, case.k, **fit)
     assert found.step == case.step, found.step_reason
     if case.begins_early:
         # Whether a cluster becomes empty, for which these kernels are, depends on the values.
-        relocate = ("own_distances", "farthest_rows")
+        relocate = ("own_distances", "select_digit", "relocate")
         assert all(any(one in names[0] for one in relocate) for _, names in used - begun_early(case.fit()))
     if case.init == "given":
-        assert any("farthest_rows" in names[0] for _, names in used)
+        assert any("relocate<" in names[0] for _, names in used)
     frame = found.fitted.frame
     for passed in (engine_of(), engine_of(weights)):
         centers = passed.place(found.fitted.centered, frame.mean)
@@ -171,6 +172,8 @@ def test_every_kernel_is_compiled(case, rng, used, monkeypatch):
         passed.data.distances(centers)
     assert len(used) >= 5
     monkeypatch.undo()
+    if case.init == "given":
+        monkeypatch.setattr(relocation, "MOST_ORDERED", 0)
     assert used <= set(every_kernel_of(case.fit(), machine.gpu))
 
 
@@ -179,7 +182,7 @@ def test_kernels_for_some_values_only():
     names = [name for _, some in every_kernel_of(fit, KNOWN["H100"]) for name in some]
     assert sum("assign_rows<" in name for name in names) == 2  # whether rows are centered
     assert any("scatter_add<float, float, 3" in name for name in names)
-    for kernel in ("own_distances", "farthest_rows"):  # for clusters that become empty
+    for kernel in ("own_distances", "select_digit", "relocate<"):  # for clusters that become empty
         assert any(kernel in name for name in names)
 
 

@@ -1,0 +1,106 @@
+"""Results of Lloyd iterations on a GPU from its running cluster sums: sums, sizes and inertia."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.inertia.plan import inertia_from_sums
+from tsapps.apps.kmeans.protect.launch import StepCheck, SumsCheck
+from tsapps.apps.kmeans.results import Assignment
+from tsapps.apps.kmeans.update.buffers import IterationBuffers
+from tsapps.apps.kmeans.update.fixed_point import Integers
+
+__all__ = ["RunningSumsStep"]
+
+# The host computes the inertia from the running cluster sums, instead of a pass over X, under two conditions: X has at
+# least `_ROWS_OVER_SUMS` times as many bytes as the sums, and the relative error of the inertia is at most
+# `_INERTIA_ERROR`, about the error of float32 differences. `_SQUARES_ERROR` is the relative error of a float64 sum of
+# squares.
+_ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
+
+
+class RunningSumsStep(Step):
+    """Lloyd step on a GPU whose fixed-point cluster sums are running sums: an iteration only moves reassigned rows.
+
+    Attributes
+    ----------
+    data : DeviceData
+    k : int
+    buffers : IterationBuffers
+    integers : Integers
+        The format of the sums.
+    check : StepCheck or None
+        The ABFT check of each iteration; None without protection.
+    """
+
+    data: DeviceData
+    k: int
+    buffers: IterationBuffers
+    integers: Integers
+    keeps_sums = True
+    check: StepCheck | None = None
+    # The weights of the clusters, if `inertia` has copied them to the host since the last launch.
+    _final_weights: np.ndarray | None = None
+
+    @property
+    def sums_units(self) -> np.ndarray:  # type: ignore[override]
+        """Fixed-point unit of each column of the sums, (d + 1,)."""
+        return 1 / np.array(self.integers.scales)
+
+    def sums(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the weighted sum (k, d) and the weight (k,) of each cluster, float64, in host memory."""
+        values = self.data.copy_to_host(self.buffers.sums) / np.array(self.integers.scales)
+        return values[:, :-1], values[:, -1]
+
+    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
+        """Return the number of samples with each label, from the running sums if possible; see `Step.cluster_sizes`."""
+        if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
+            return super().cluster_sizes(labels, k)
+        weights = self.sums()[1] if self._final_weights is None else self._final_weights
+        return weights.astype(np.int64)
+
+    def inertia(self, centers: np.ndarray) -> float:
+        """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
+        found = self._inertia_of_sums(centers)
+        return super().inertia(centers) if found is None else found
+
+    def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
+        """Return the inertia from the running sums; None if a pass over X is faster or more exact."""
+        data = self.data
+        if data.dtype != np.float32 or data.sample_weight is not None:
+            return None
+        if data.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * self.buffers.sums.nbytes:
+            return None
+        squares = data.n_samples * data.n_features * data.spread()[1] ** 2
+        sums, self._final_weights = self.sums()
+        inertia, error = inertia_from_sums(squares, sums, self._final_weights, self.sums_units[:-1], centers)
+        # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
+        # relative to the sum about the origin, which can be larger.
+        about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
+        exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
+        return inertia / (2 if data.spherical else 1) if exact else None
+
+    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
+        """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""
+        data = self.data
+        check, device_centers = (
+            SumsCheck(data.xp, self.buffers, self.integers),
+            data.on_device(centers),
+        )
+        # The kernel subtracts `data.shift` from X.
+        rows, weights = data.rows_on_gpu, data.sample_weight
+        total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)
+        of_rows, fault = float(total.item()) / (2 if data.spherical else 1), check.fault()
+        of_sums = self._inertia_of_sums(centers)
+        if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
+            fault = "the inertia of the cluster sums was not that of the samples"
+        return of_rows if of_sums is None else of_sums, fault
+
+    def _assignment(self, n_reassigned: int, potential: float) -> Assignment:
+        """Return the running sums as an `Assignment`. In a protected fit, the sums are copied to the host twice."""
+        again = None if self.check is None else Assignment(n_reassigned, *self.sums(), potential)
+        return Assignment(n_reassigned, *self.sums(), potential, again)

@@ -1,0 +1,314 @@
+"""Relocation of empty clusters by launches on a HostMachine, against Lloyd in float64 and relocation by the host."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import oracle
+import pytest
+from exhaustive import property_test
+from host_cuda.machine import HostMachine, build_together
+from hypothesis import strategies as st
+from kmeans.host_steps import DTYPES, RowsOnMachine, iterate_once
+
+from tsapps.apps.kmeans import empty_clusters, lloyd
+from tsapps.apps.kmeans.engines import device_step
+from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+from tsapps.apps.kmeans.engines.select_step import Options
+from tsapps.apps.kmeans.update import relocation
+from tsapps.apps.kmeans.update.relocation import Relocation
+from tsapps.kernels.jit.compiler import build
+
+RELOCATE = Path(relocation.__file__).with_name("relocate.cuh")
+KERNELS = [
+    f"kmeans::relocate<{element}, {work}, {digits}>"
+    for element, work, digits in (("float", "float", 2), ("float", "float", 3), ("double", "double", 3))
+]
+build_together([(RELOCATE, KERNELS)])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A problem, and the step that iterates."""
+
+    step: str
+    d: int
+    k: int
+    dtype: str = "float32"
+    weighted: bool = False
+    bounds: bool = False
+
+    def __str__(self):
+        return "-".join(str(one) for one in vars(self).values() if one is not False)
+
+    @property
+    def work(self):
+        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+
+    def engine(self, X, weights=None):
+        rows = RowsOnMachine(np.ascontiguousarray(X.astype(DTYPES[self.dtype])))
+        options = Options(always=True, bounds=self.bounds)
+        return DeviceEngine(rows, self.work, weights, HostMachine(2), options)
+
+
+CASES = [
+    Case("small_d", 3, 12),
+    Case("small_d", 32, 8, bounds=True),
+    Case("small_d", 20, 10, "float16"),
+    Case("small_k", 80, 12, bounds=True),
+    Case("small_k", 70, 50, "float64"),
+    Case("small_k", 20, 33, weighted=True),
+    Case("large_k", 5, 80),
+    Case("large_k", 40, 100, weighted=True),
+]
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_samples(monkeypatch):
+    monkeypatch.setattr(relocation, "MOST_ORDERED", 0)
+
+
+@pytest.fixture
+def by_host(monkeypatch):
+    """Count the calls that relocate clusters on the host."""
+    calls, relocate = [], empty_clusters.relocate_empty_clusters
+
+    def counted(*arguments):
+        calls.append(True)
+        relocate(*arguments)
+
+    monkeypatch.setattr(empty_clusters, "relocate_empty_clusters", counted)
+    return calls
+
+
+def fit(case, X, init, weights=None, *, max_iter=6, tol=0.0, progress=None):
+    engine, random_state = case.engine(X, weights), np.random.RandomState(0)
+    options = {"n_init": 1, "max_iter": max_iter, "tol": tol, "random_state": random_state, "progress": progress}
+    found = lloyd.fit(engine, case.k, init=init.astype(case.work), **options)
+    assert found.step == case.step, found.step_reason
+    return found
+
+
+def lloyd_with_relocation(X, centers, weights, max_iter, work):
+    """Iterate in float64, with centers rounded to `work`; return labels, centers, and the number of relocations.
+
+    The farthest samples move to the empty clusters, the farthest to the first.
+    """
+    weights = np.ones(len(X)) if weights is None else weights.astype(np.float64)
+    k, labels, relocated = len(centers), None, 0
+    for _ in range(max_iter):
+        before, centers = labels, centers.astype(work).astype(np.float64)
+        distances = oracle.square_distances(X, centers)
+        labels = distances.argmin(axis=1)
+        own, of = distances.min(axis=1).astype(work), labels.copy()
+        empty = np.flatnonzero(np.bincount(labels, weights, k) == 0)
+        of[np.lexsort((np.arange(len(X)), -own))[: len(empty)]] = empty
+        relocated += len(empty)
+        counts = np.bincount(of, weights, k)
+        assert (counts > 0).all()
+        centers = np.stack([np.bincount(of, weights * column, k) for column in X.T], axis=1) / counts[:, np.newaxis]
+        if before is not None and (labels == before).all():
+            break
+    centers = centers.astype(work).astype(np.float64)
+    return oracle.square_distances(X, centers).argmin(axis=1), centers, relocated
+
+
+def spread_out(n, d, k, far, rng):
+    """Return samples about 2^d or more places, and centers of which `far` are far from all of them."""
+    X = rng.standard_normal((n, d)) + 4 * rng.integers(0, 2, (n, d))
+    init = X[rng.choice(n, k, replace=False)].copy()
+    init[rng.choice(k, far, replace=False)] += 1000 + rng.random((far, 1))
+    return X, init
+
+
+@pytest.mark.parametrize("far", [1, 5])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_as_in_float64(case, far, rng, by_host):
+    X, init = spread_out(900, case.d, case.k, far, rng)
+    X = X.astype(DTYPES[case.dtype]).astype(np.float64)
+    weights = rng.random(900) + 0.5 if case.weighted else None
+    found = fit(case, X, init, weights)
+    labels, centers, relocated = lloyd_with_relocation(X, init, weights, 6, case.work)
+    assert relocated >= far
+    assert not by_host
+    np.testing.assert_array_equal(found.labels, labels)
+    eps = np.finfo(case.work).eps
+    np.testing.assert_allclose(found.centers, centers, rtol=0, atol=8 * eps * abs(X).max() + abs(X).max() * 2.0**-24)
+
+
+def results(case, X, init, weights, monkeypatch, *, by_launches, **options):
+    """Return labels, centers, number of iterations, and what `progress` is told."""
+    told = []
+    monkeypatch.setattr(Relocation, "serves", serves if by_launches else staticmethod(lambda _: False))
+    found = fit(case, X, init, weights, progress=told.append, **options)
+    return found, told
+
+
+serves = Relocation.__dict__["serves"]
+
+
+@pytest.mark.parametrize("max_iter", [1, 2, 9])
+@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_as_on_the_host(case, max_iter, rng, monkeypatch, by_host):
+    """Samples of few distinct values leave clusters empty in several iterations.
+
+    Launches multiply samples by weights in the working dtype, the host in float64; by powers of two, both are exact.
+    """
+    values = rng.standard_normal((case.k + 25, case.d))
+    X = values[rng.integers(0, len(values), 700)]
+    init = X[rng.integers(0, len(X), case.k)].copy()
+    init[1::2] = init[0]
+    weights = 2.0 ** rng.integers(0, 3, 700) if case.weighted else None
+    options = {"max_iter": max_iter, "monkeypatch": monkeypatch}
+    mine, told = results(case, X, init, weights, by_launches=True, **options)
+    assert not by_host
+    other, expected = results(case, X, init, weights, by_launches=False, **options)
+    assert by_host
+    assert (mine.n_iter, mine.converged) == (other.n_iter, other.converged)
+    np.testing.assert_array_equal(mine.labels, other.labels)
+    np.testing.assert_allclose(mine.centers, other.centers, rtol=0, atol=2.0**-20)
+    np.testing.assert_array_equal(mine.cluster_sizes, other.cluster_sizes)
+    assert mine.inertia == pytest.approx(other.inertia, rel=1e-5)
+    assert [(one.iteration, one.n_reassigned) for one in told] == [
+        (one.iteration, one.n_reassigned) for one in expected
+    ]
+    assert [one.inertia for one in told] == pytest.approx([one.inertia for one in expected], rel=1e-5)
+
+
+def test_many_empty_clusters(rng, by_host):
+    case = Case("large_k", 4, 200)
+    X, init = spread_out(2000, 4, 200, 70, rng)
+    found = fit(case, X.astype(np.float32), init, max_iter=2)
+    labels, _, relocated = lloyd_with_relocation(X.astype(np.float32).astype(np.float64), init, None, 2, np.float32)
+    assert relocated >= 70
+    assert not by_host
+    np.testing.assert_array_equal(found.labels, labels)
+
+
+def test_too_many_for_launches(rng, by_host, monkeypatch):
+    case = Case("large_k", 4, 90)
+    X, init = spread_out(900, 4, 90, 30, rng)
+    monkeypatch.setattr(device_step, "MOST_RELOCATED", 20)
+    found = fit(case, X.astype(np.float32), init, max_iter=3)
+    labels, *_ = lloyd_with_relocation(X.astype(np.float32).astype(np.float64), init, None, 3, np.float32)
+    assert by_host
+    np.testing.assert_array_equal(found.labels, labels)
+
+
+@pytest.mark.parametrize("case", [Case("small_d", 2, 9), Case("large_k", 2, 70)], ids=str)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_fewer_distinct_samples_than_clusters(case, rng, by_host):
+    """The host then gives every empty cluster the mean of the heaviest, as scikit-learn does."""
+    X = rng.integers(0, 2, (500, 2)).astype(float)
+    init = X[:1] + 0.1 * rng.standard_normal((case.k, 2))
+    found = fit(case, X, init)
+    assert by_host
+    assert found.inertia == pytest.approx(0, abs=1e-5)
+    assert len(np.unique(found.centers.round(3), axis=0)) == 4
+
+
+@pytest.mark.parametrize("case", [Case("small_d", 1, 3), Case("large_k", 1, 66)], ids=str)
+def test_a_cluster_that_relocation_empties(case, by_host):
+    """The only sample of cluster 1 is the farthest: it moves to the empty cluster 0, and leaves its own empty."""
+    others = np.arange(case.k - 2, dtype=float)
+    X = np.concatenate([[-1000.0], np.repeat(others, 5)])[:, np.newaxis]
+    init = np.concatenate([[-9000.0, -500], others])[:, np.newaxis]
+    step = case.engine(X)
+    step.center(np.zeros(1), case.k)
+    result = step.step_for(case.k).iterate(init.astype(np.float32), 0, 1, 0.0, None)
+    assert result.empty is not None
+    assert not result.relocated
+    assert result.empty.weights.tolist() == [0, 1, *[5] * (case.k - 2)]  # the sample is back in its cluster
+    np.testing.assert_array_equal(result.empty.sums[1], [-1000])
+
+
+def test_running_sums_are_those_of_labels_again(rng):
+    case = Case("large_k", 6, 80)
+    X, init = spread_out(800, 6, 80, 4, rng)
+    engine = case.engine(X)
+    engine.center(np.zeros(6), 80)
+    step = engine.step_for(80)
+    result = step.iterate(init.astype(np.float32), 0, 3, 0.0, None)
+    assert result.relocated or result.count == 3
+    rows = X.astype(np.float32)
+    counts = np.bincount(step.labels, minlength=80)
+    np.testing.assert_array_equal(step.sums()[1], counts)
+    sums = np.stack([rows[step.labels == j].sum(axis=0, dtype=np.float64) for j in range(80)])
+    np.testing.assert_allclose(step.sums()[0], sums, rtol=0, atol=1e-5 * abs(rows).max())
+
+
+def test_launches_that_have_nothing_to_relocate(rng):
+    """Iterations with launches for relocation but no empty cluster have the same bits as those without."""
+    case = Case("large_k", 6, 80)
+    X = rng.standard_normal((900, 6))
+    found = []
+    for relocates in (False, True):
+        engine = case.engine(X)
+        engine.center(np.zeros(6), 80)
+        step = engine.step_for(80)
+        step._begin(X[:80].astype(np.float32))
+        assert step._can_relocate(1)
+        each = []
+        for count in range(3):
+            step._relocates = relocates
+            each += iterate_once(step, count)
+        found.append([*each, step.labels.copy(), step.buffers.sums.copy()])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@property_test(
+    10,
+    200,
+    n=st.integers(80, 900),
+    values=st.integers(2, 40),
+    d=st.sampled_from([1, 3, 17]),
+    case=st.sampled_from([Case("small_d", 0, 20), Case("small_k", 0, 20, "float64"), Case("large_k", 0, 75)]),
+    seed=st.integers(0, 2**16),
+)
+def test_any_samples(n, values, d, case, seed):
+    """Every label is that of a nearest center, whatever was relocated."""
+    rng = np.random.default_rng(seed)
+    X = rng.integers(0, values, (n, d)).astype(float)
+    init = X[rng.integers(0, n, case.k)] + (rng.random((case.k, d)) < 0.1) * 1e3
+    case = Case(case.step, d, case.k, case.dtype)
+    with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr(relocation, "MOST_ORDERED", 0)
+        patch.setattr(lloyd, "_warn_of_duplicates", lambda *_: None)
+        found = fit(case, X, init)
+    centers = found.fitted.centered.astype(np.float64)
+    oracle.assert_nearest(X - found.fitted.frame.mean, centers, found.labels, case.work)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_compiles_without_spills(arch):
+    used = build(RELOCATE.read_text(encoding="utf-8"), KERNELS, arch).resources
+    for kernel in KERNELS:
+        assert used[kernel].stack == used[kernel].spill_stores == used[kernel].spill_loads == 0, kernel
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.parametrize(("d", "k", "dtype"), [(16, 256, "float32"), (3, 8, "float32"), (100, 20, "float64")])
+def test_as_on_the_host_on_a_gpu(d, k, dtype, monkeypatch):
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    from tsapps import TSKMeans
+
+    rng = np.random.default_rng(2)
+    values = rng.standard_normal((3 * k, d))
+    X = cupy.asarray(values[rng.integers(0, len(values), 300_000)].astype(dtype))
+    init = values[:k].astype(dtype)
+    init[1::3] = init[0]
+    found = []
+    for by_launches in (True, True, False):
+        monkeypatch.setattr(Relocation, "serves", serves if by_launches else staticmethod(lambda _: False))
+        found.append(TSKMeans(k, init=init, n_init=1, max_iter=10, tol=0).fit(X))
+    launched, again, host = found
+    np.testing.assert_array_equal(launched.cluster_centers_, again.cluster_centers_)
+    assert launched.n_iter_ == host.n_iter_
+    assert bool((launched.labels_ == host.labels_).all())
+    np.testing.assert_allclose(
+        oracle.host(launched.cluster_centers_), oracle.host(host.cluster_centers_), atol=2.0**-20
+    )
