@@ -29,6 +29,12 @@ __device__ __forceinline__ long long panel_offset(long long row, int column, int
   return panel * height * kPanelDepth + in_tile / 8 * 128 + in_panel / 8 * 64 + in_tile % 8 * 8 + in_panel % 8;
 }
 
+// Returns a row of this thread's fragments (ptx/mma.cuh) in the row tile of its warpgroup, which begins at row `first`:
+// of the warp's 16 rows, row g (r = 0) or g + 8 (r = 1), g = lane / 4.
+__device__ __forceinline__ unsigned fragment_row(unsigned first, int r) {
+  return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
+}
+
 // Multipliers of the three parts of a number. Finite numbers must be below 2³⁰ in magnitude.
 constexpr int kParts = 3;
 constexpr float kPartScale[kParts] = {16384, 8, 1.0f / 256};

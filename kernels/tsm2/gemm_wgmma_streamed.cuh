@@ -149,7 +149,7 @@ class GemmWgmmaStreamed {
     if (r < 2) {
       ptx::Half parts[kParts];
       parts_of(r == 0 ? levels[0] : levels[1], parts);
-      const int row = (int)threadIdx.x % 128 / 32 * 16 + (int)threadIdx.x % 32 / 4 + 8 * r;
+      const unsigned row = fragment_row(0, r);
 #pragma unroll
       for (int i = 0; i < kParts; ++i) {
         reinterpret_cast<ptx::Half*>(constants)[panel_offset(row, kParts + i, 1, kPanelRows)] = parts[i];

@@ -15,6 +15,7 @@
 #include "apps/kmeans/assign/resident_candidates.cuh"
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/assign/streamed_candidates.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace kmeans {
 
@@ -61,7 +62,7 @@ struct LargeKArgminEpilogue {
   __device__ __forceinline__ void fetch(Fetched& fetched, long long first, int) const {
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const unsigned row = row_of(first, r);
+      const unsigned row = tsm2::fragment_row(first, r);
       fetched.norm[r] = row < n ? norms[row] : 0.0f;
       fetched.label[r] = row < n ? labels[row] : 0;
     }
@@ -90,7 +91,7 @@ struct LargeKArgminEpilogue {
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
     if (Candidates::settles(rows.of, rows.label)) return;
     const int lane = threadIdx.x % 4;
-    const unsigned row = row_of(first, 0);
+    const unsigned row = tsm2::fragment_row(first, 0);
     // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in lower lanes.
     int to[2], count[2] = {1, 1}, at[2];
     if (Candidates::certifies(rows.of)) {

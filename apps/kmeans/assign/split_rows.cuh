@@ -31,8 +31,7 @@ struct SplitRows {
   };
 
   __device__ __forceinline__ void load(Raw& raw, unsigned first) const {
-    const unsigned row = first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4,
-                   feature = kEach * (threadIdx.x % 4);
+    const unsigned row = tsm2::fragment_row(first, 0), feature = kEach * (threadIdx.x % 4);
     const T* x = X + (unsigned long long)row * kFeatures;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

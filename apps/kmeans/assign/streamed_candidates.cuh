@@ -62,11 +62,6 @@ __device__ __forceinline__ unsigned bits_above(const float (&scores)[kFragments]
   return __byte_perm(low, high, 0x5410);
 }
 
-// The number of row g (r = 0) or g + 8 (r = 1) of this warp, g = lane / 4, in a row tile that begins at row `first`.
-__device__ __forceinline__ unsigned row_of(unsigned first, int r) {
-  return first + threadIdx.x % 128 / 32 * 16 + threadIdx.x % 32 / 4 + 8 * r;
-}
-
 // Upper bound of minus the best score of a row: the score of the center of the minimum norm is at least minus this.
 __device__ __forceinline__ float least_score(float norm, float least_norm) {
   return 1.02f * least_norm * (norm + least_norm / 2);

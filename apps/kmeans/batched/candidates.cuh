@@ -17,6 +17,7 @@
 #pragma once
 #include "apps/kmeans/assign/streamed_candidates.cuh"
 #include "apps/kmeans/batched/candidate_list.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
 
 namespace batched {
 
@@ -54,7 +55,7 @@ struct CandidatesEpilogue {
   __device__ __forceinline__ void fetch(Fetched& fetched, long long first, int problem) const {
     fetched.problem = problem;
 #pragma unroll
-    for (int r = 0; r < 2; ++r) fetched.norm[r] = norms[kmeans::row_of(first, r)];
+    for (int r = 0; r < 2; ++r) fetched.norm[r] = norms[tsm2::fragment_row(first, r)];
   }
 
   __device__ __forceinline__ void begin(Rows& of, const Fetched& fetched, float (&levels)[2]) const {
@@ -68,7 +69,7 @@ struct CandidatesEpilogue {
 
   __device__ __forceinline__ void end(Rows& of, long long first) const {
     const bool leads = threadIdx.x % 4 == 0;
-    const unsigned row = kmeans::row_of(first, 0);
+    const unsigned row = tsm2::fragment_row(first, 0);
     int count[2], at[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
