@@ -89,16 +89,18 @@ struct LargeKArgminEpilogue {
   }
 
   __device__ __forceinline__ void end(Rows& rows, long long first) const {
-    if (Candidates::settles(rows.of, rows.label)) return;
     const int lane = threadIdx.x % 4;
     const unsigned row = tsm2::fragment_row(first, 0);
     // `to`: new label or −1. `count`: candidates of an ambiguous row, otherwise 1. `at`: candidates in lower lanes.
     int to[2], count[2] = {1, 1}, at[2];
-    if (Candidates::certifies(rows.of)) {
+    if constexpr (Candidates::kSettles) {
+      if (Candidates::settles(rows.of, rows.label)) return;
+      if (Candidates::certifies(rows.of)) {
 #pragma unroll
-      for (int r = 0; r < 2; ++r) to[r] = changed(rows, r, row + 8 * r < n ? Candidates::first(rows.of, r) : -1);
-      list_changes(rows, row, to);
-      return;
+        for (int r = 0; r < 2; ++r) to[r] = changed(rows, r, row + 8 * r < n ? Candidates::first(rows.of, r) : -1);
+        list_changes(rows, row, to);
+        return;
+      }
     }
 #pragma unroll
     for (int r = 0; r < 2; ++r) {

@@ -19,7 +19,7 @@ namespace kmeans {
 // kColumns: centers of a column tile. kTiles: number of column tiles.
 template <int kColumns, int kTiles>
 struct ResidentCandidates {
-  static constexpr bool kLevels = true;
+  static constexpr bool kLevels = true, kSettles = true;  // as in `StreamedCandidates`
   static constexpr int kFragments = kColumns / 8;
   static_assert(kFragments <= 16, "a lane has at most 32 centers of a tile");
 

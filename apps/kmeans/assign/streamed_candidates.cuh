@@ -73,7 +73,8 @@ __device__ __forceinline__ float least_score(float norm, float least_norm) {
 // not those of candidates. kKeepsAll: there are only kKept units.
 template <int kColumns, int kKept, bool kLevelled, bool kKeepsAll>
 struct StreamedCandidates {
-  static constexpr bool kLevels = kLevelled;
+  // kSettles: whether there are `settles`, `certifies` and `first`, for warps all of whose rows have one candidate.
+  static constexpr bool kLevels = kLevelled, kSettles = false;
   // A tile has kUnits units of kOfUnit fragments; a fragment is 8 columns. A mask has bits for at most 16 fragments.
   static constexpr int kFragments = kColumns / 8, kUnits = (kFragments + 15) / 16;
   static constexpr int kOfUnit = (kFragments + kUnits - 1) / kUnits;
@@ -165,11 +166,6 @@ struct StreamedCandidates {
       }
     }
   }
-
-  // False: whether all rows are settled, or have one candidate, is not known before they are counted.
-  static __device__ __forceinline__ bool settles(const Rows&, const int (&)[2]) { return false; }
-  static __device__ __forceinline__ bool certifies(const Rows&) { return false; }
-  static __device__ __forceinline__ int first(const Rows&, int) { return -1; }
 
   // Counts the candidates of row r, and clears the masks of units that have none.
   static __device__ __forceinline__ CandidateCount count(Rows& rows, int r) {
