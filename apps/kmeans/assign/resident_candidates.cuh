@@ -31,15 +31,11 @@ struct ResidentCandidates {
   // As in `StreamedCandidates`.
   static __device__ __forceinline__ void begin(Rows& rows, const float (&norms)[2], const CenterStats& most,
                                                float tensor_error, float rounding, float (&levels)[2]) {
-    const float of_sums = tensor_error + 1.0f / (1 << 22);  // γ'
-    const RowBound bound(most, tensor_error, rounding, of_sums);
+    float errors[2];
+    bound_rows<kLevels>(norms, most, tensor_error, rounding, errors, levels);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const bool within = norms[r] <= most.norm_limit;
-      const float least = least_score(norms[r], most.least);
-      const float error = 1.001f * (bound(norms[r]) + of_sums * least) + kLeastError;
-      levels[r] = within ? least + 4 * error : 0.0f;
-      rows.twice_error[r] = within ? 2.001f * error : kInfinity;
+      rows.twice_error[r] = norms[r] <= most.norm_limit ? 2.001f * errors[r] : kInfinity;
       rows.best[r] = 0;
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) rows.masks[r][i] = 0;
@@ -153,7 +149,6 @@ struct ResidentCandidates {
     }
     return __int_as_float(larger(larger(larger(most[0], most[1]), most[2]), most[3]));
   }
-  static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
 };
 
 }  // namespace kmeans

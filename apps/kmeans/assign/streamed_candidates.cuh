@@ -62,9 +62,23 @@ __device__ __forceinline__ unsigned bits_above(const float (&scores)[kFragments]
   return __byte_perm(low, high, 0x5410);
 }
 
-// Upper bound of minus the best score of a row: the score of the center of the minimum norm is at least minus this.
-__device__ __forceinline__ float least_score(float norm, float least_norm) {
-  return 1.02f * least_norm * (norm + least_norm / 2);
+__device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
+__device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
+
+// Computes the error bounds E_i of two rows of these norms, and their levels (`StreamedCandidates`), or zero for a row
+// that has no error bound. `tensor_error` is γ and `rounding` is ρ.
+template <bool kLevelled>
+__device__ __forceinline__ void bound_rows(const float (&norms)[2], const CenterStats& most, float tensor_error,
+                                           float rounding, float (&errors)[2], float (&levels)[2]) {
+  const float of_sums = tensor_error + 1.0f / (1 << 22);  // γ'
+  const RowBound bound(most, tensor_error, rounding, of_sums);
+#pragma unroll
+  for (int r = 0; r < 2; ++r) {
+    // The score of the center of the minimum norm, and so the best score, is at least −least.
+    const float least = kLevelled ? 1.02f * most.least * (norms[r] + most.least / 2) : 0.0f;
+    errors[r] = 1.001f * (bound(norms[r]) + of_sums * least) + kLeastError;
+    levels[r] = norms[r] <= most.norm_limit ? least + 4 * errors[r] : 0.0f;
+  }
 }
 
 // kColumns: centers of a tile. kKept: maximum number of units whose candidates a lane keeps; registers limit it.
@@ -103,21 +117,16 @@ struct StreamedCandidates {
     Found found[2][kKept];  // the latest unit first
   };
 
-  // Sets the state of two rows of these norms, before the first column tile, and their levels. `tensor_error` is γ and
-  // `rounding` is ρ.
+  // Sets the state of two rows, before the first column tile, and their levels. Arguments as for `bound_rows`.
   static __device__ __forceinline__ void begin(Rows& rows, const float (&norms)[2], const CenterStats& most,
                                                float tensor_error, float rounding, float (&levels)[2]) {
-    const float of_sums = tensor_error + 1.0f / (1 << 22);  // γ'
-    const RowBound bound(most, tensor_error, rounding, of_sums);
+    bound_rows<kLevelled>(norms, most, tensor_error, rounding, rows.error, levels);
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float norm = norms[r], least = kLevelled ? least_score(norm, most.least) : 0.0f;
-      rows.error[r] = 1.001f * (bound(norm) + of_sums * least) + kLeastError;
-      rows.within[r] = norm <= most.norm_limit;
+      rows.within[r] = norms[r] <= most.norm_limit;
       rows.lower[r] = rows.lost[r] = -kInfinity;
 #pragma unroll
       for (int i = 0; i < kKept; ++i) rows.found[r][i] = {0, 0};
-      levels[r] = rows.within[r] ? least + 4 * rows.error[r] : 0.0f;
     }
   }
 
@@ -232,8 +241,6 @@ struct StreamedCandidates {
 
   static __device__ __forceinline__ void read(float score, int& to) { to = __float_as_int(score); }
   static __device__ __forceinline__ void read(float score, float& to) { to = score; }
-  static __device__ __forceinline__ int larger(int a, int b) { return b > a ? b : a; }
-  static __device__ __forceinline__ float larger(float a, float b) { return fmaxf(a, b); }
 
   // Stores a unit's candidates, if any, with the best upper score of its tile. They replace those of the latest stored
   // unit if these are no longer candidates.
