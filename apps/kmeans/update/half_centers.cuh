@@ -52,11 +52,12 @@ struct HalfCenters {
   // Stores the bias of the center in a column, or −infinity.
   __device__ __forceinline__ void place_bias(int column, float value) const {
     if (each == 0) return tsm2::place_parts(to, column, panels + 1, height, value);
-    ptx::Half parts[tsm2::kParts + 1];
-    tsm2::parts_of(value, reinterpret_cast<ptx::Half(&)[tsm2::kParts]>(parts));
-    parts[tsm2::kParts] = ptx::to_half(tsm2::kPartScale[0]);
+    ptx::Half parts[tsm2::kParts];
+    tsm2::parts_of(value, parts);
 #pragma unroll
-    for (int t = 0; t < 4; ++t) *at(of(column), lane_column(t, 3 * each)) = parts[t];
+    for (int t = 0; t < 4; ++t) {
+      *at(of(column), lane_column(t, 3 * each)) = t < tsm2::kParts ? parts[t] : ptx::to_half(tsm2::kPartScale[0]);
+    }
   }
 
  private:
