@@ -14,8 +14,9 @@ same bits on every run.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -30,7 +31,7 @@ from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers
 from tsapps.apps.kmeans.update.launch import update_args
-from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, MOST_RELOCATED, OUTCOME
+from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, MOST_RELOCATED, OUTCOME, UPDATE_CENTERS
 from tsapps.apps.kmeans.update.relocation import Relocation
 from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
@@ -105,7 +106,7 @@ class DeviceStep(RunningSumsStep):
         self._expected_reassigned = data.n_samples
         # Launches whose arguments are packed (bound launches), by key (see `_run`); and the stream that they are bound
         # to.
-        self._launches: dict[Hashable, Sequence[Callable[[], None]]] = {}
+        self._launches: dict[Hashable, list[Callable[[], None]]] = {}
         self._bound_stream: int | None = None
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
@@ -120,7 +121,7 @@ class DeviceStep(RunningSumsStep):
         return self.buffers.labels
 
     @abstractmethod
-    def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
+    def _bind_rows(self, centers: Any) -> Iterable[Callable[[], None]]:
         """Return the launches that label all rows and update the running cluster sums.
 
         `centers` (k, d) are on the GPU. The float16 centers, biases and center statistics are already in the buffers.
@@ -131,19 +132,27 @@ class DeviceStep(RunningSumsStep):
         """True if reassigned rows are sorted by cluster before they update the sums; part of the key of launches."""
         return False
 
-    def _run(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> None:
+    def _run(self, key: Hashable, bind: Callable[[], Iterable[Callable[[], None]]]) -> None:
         """Run the launches that `bind` returns; see `_bound`."""
         for launch in self._bound(key, bind):
             launch()
 
-    def _bound(self, key: Hashable, bind: Callable[[], Sequence[Callable[[], None]]]) -> Sequence[Callable[[], None]]:
+    def _bound(self, key: Hashable, bind: Callable[[], Iterable[Callable[[], None]]]) -> Iterable[Callable[[], None]]:
         """Return the launches that `bind` returns. `bind` is called once per key; later calls return its launches."""
         launches = self._launches.get(key)
-        if launches is None:
-            launches = self._launches[key] = bind()
-        return launches
+        return self._bound_one_by_one(key, bind) if launches is None else launches
 
-    def _bound_rows(self, now: int) -> Sequence[Callable[[], None]]:
+    def _bound_one_by_one(
+        self, key: Hashable, bind: Callable[[], Iterable[Callable[[], None]]]
+    ) -> Iterator[Callable[[], None]]:
+        """Yield the launches that `bind` returns: the GPU runs each while the host binds the next."""
+        launches = []
+        for launch in bind():
+            launches.append(launch)
+            yield launch
+        self._launches[key] = launches
+
+    def _bound_rows(self, now: int) -> Iterable[Callable[[], None]]:
         """Return the launches that label all rows by `buffers.centers[now]` and update the running sums."""
         return self._bound(
             ("rows", now, self._sorts, self._bounded), lambda: self._bind_rows(self.buffers.centers[now])
@@ -260,10 +269,10 @@ class DeviceStep(RunningSumsStep):
             self.check.begin()
         self._run("prepare", self._bind_prepare)
 
-    def _bind_prepare(self) -> Sequence[Callable[[], None]]:
-        """Return the launches that prepare the first centers, which the kernel reads from the pinned staging buffer."""
+    def _bind_prepare(self) -> Iterator[Callable[[], None]]:
+        """Yield the launches that prepare the first centers, which the kernel reads from the pinned staging buffer."""
         arguments = self._staging, self._update_args(1, 0, 0.0), np.bool_(False)
-        return [self.data.machine.bind(self._prepare, (self._n_columns,), (CENTER_THREADS,), arguments)]
+        yield self.data.machine.bind(self._prepare, (self._n_columns,), (CENTER_THREADS,), arguments)
 
     def _stage_centers(self, index: int) -> None:
         """Start an asynchronous copy of `buffers.centers[index]` to the staging buffer."""
@@ -307,20 +316,22 @@ class DeviceStep(RunningSumsStep):
         """Relocate the clusters that iteration `count` left empty, and launch the rest of the iteration."""
         now, slot, self._relocates = count % 2, count % _AHEAD, True
         key = "relocation", now, slot, tol, self._bounded
-        self._run(key, lambda: [*self._bind_relocation(now, slot, tol), *self._bind_next(1 - now)])
+        self._run(key, lambda: chain(self._bind_relocation(now, slot, tol), self._bind_next(1 - now)))
 
-    def _bind_iteration(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
-        """Return the launches of an iteration: labels and sums, then new centers and the outcome.
+    def _bind_iteration(self, now: int, slot: int, tol: float) -> Iterator[Callable[[], None]]:
+        """Yield the launches of an iteration: labels and sums, then new centers and the outcome.
 
         The iteration reads `buffers.centers[now]`, and writes `buffers.centers[1 - now]` and `_outcomes[slot]`.
         """
 
-        def bind_centers() -> Sequence[Callable[[], None]]:
-            relocation = self._bind_relocation(now, slot, tol) if self._relocates else ()
-            return [self._bind_update(now, slot, tol), *relocation, *self._bind_next(1 - now)]
+        def bind_centers() -> Iterator[Callable[[], None]]:
+            yield self._bind_update(now, slot, tol)
+            if self._relocates:
+                yield from self._bind_relocation(now, slot, tol)
+            yield from self._bind_next(1 - now)
 
-        key = "centers", now, slot, tol, self._bounded, self._relocates
-        return [*self._bound_rows(now), *self._bound(key, bind_centers)]
+        yield from self._bound_rows(now)
+        yield from self._bound(("centers", now, slot, tol, self._bounded, self._relocates), bind_centers)
 
     def _bind_update(self, now: int, slot: int, tol: float, *, relocates: bool = False) -> Launch:
         """Return the launch of `update_centers`; see update/centers.cuh for `relocates`."""
@@ -328,36 +339,40 @@ class DeviceStep(RunningSumsStep):
         given["relocates"] = relocates
         return self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), (given,))
 
-    def _bind_relocation(self, now: int, slot: int, tol: float) -> Sequence[Callable[[], None]]:
-        """Return the launches that relocate empty clusters, and compute the new centers again."""
+    def _bind_relocation(self, now: int, slot: int, tol: float) -> Iterator[Callable[[], None]]:
+        """Yield the launches that relocate empty clusters, and compute the new centers again."""
         relocation = self._relocation
         assert relocation is not None
-        update = self._bind_update(now, slot, tol, relocates=True)
-        return [*relocation.bind(self.buffers.centers[now]), update, relocation.bind_back()]
+        yield from relocation.bind(self.buffers.centers[now])
+        yield self._bind_update(now, slot, tol, relocates=True)
+        yield relocation.bind_back()
 
-    def _bind_next(self, index: int) -> Sequence[Callable[[], None]]:  # noqa: ARG002
+    def _bind_next(self, index: int) -> Iterable[Callable[[], None]]:  # noqa: ARG002
         """Return the launches that follow when the new centers, `buffers.centers[index]`, are known."""
         return ()
 
     def _update_args(self, now: int, slot: int, tol: float) -> Any:
         """Return the `UPDATE_CENTERS` argument of the kernels of update/centers.cuh for an iteration."""
-        of, given, bounds = self.buffers, self._fixed_args.copy(), self.bounds if self._bounded else None
+        of, bounds = self.buffers, self.bounds if self._bounded else None
+        given = np.frombuffer(bytearray(self._fixed_args), UPDATE_CENTERS)[0]
         given["centers"], given["next"] = address(of.centers[now]), address(of.centers[1 - now])
         given["outcome"], given["tolerance"] = address(self._outcomes[slot:]), tol
-        given["order"] = self._order_args(now)
+        given["order"] = self._order_args[now]
         if bounds is not None:  # otherwise null pointers: the kernel then computes no center drift
             given["drift"] = bounds.drift_args()
         return given
 
     @cached_property
-    def _fixed_args(self) -> Any:
-        """The `UPDATE_CENTERS` argument without the fields that differ between iterations, which are zero."""
+    def _fixed_args(self) -> bytes:
+        """The `UPDATE_CENTERS` argument without the fields that differ between launches, which are zero."""
         flags = {"starts_early": self.starts_early, "certifies": self.certifies}
-        return update_args(self.data, self.k, self.layout, self.buffers, **flags)
+        fixed: bytes = update_args(self.data, self.k, self.layout, self.buffers, **flags).tobytes()
+        return fixed
 
-    def _order_args(self, now: int) -> Any:  # noqa: ARG002
-        """Return the `COLUMN_ORDER` argument of an iteration; null pointers if columns are not sorted."""
-        return np.zeros((), COLUMN_ORDER)[()]
+    @cached_property
+    def _order_args(self) -> Sequence[Any]:
+        """The `COLUMN_ORDER` arguments of even and odd iterations; null pointers if columns are not sorted."""
+        return (np.zeros((), COLUMN_ORDER)[()],) * 2
 
     def examined(self) -> tuple[int, int]:
         """Return the number of iterations in which bounds skipped rows, and the number of rows that these scored."""

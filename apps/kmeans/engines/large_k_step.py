@@ -10,7 +10,7 @@ The step supports smaller k too, but `select_step` selects it only for k > 64.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -128,39 +128,40 @@ class LargeKStep(DeviceStep):
         buffers = replace(self.buffers, rows=self.data.rows_argument(rows), labels=self.labels[rows])
         return _Window(rows, buffers, lengths)
 
-    def _bind_prepare(self) -> Sequence[Callable[[], None]]:
-        return [*super()._bind_prepare(), self._bind_sort(0)]
+    def _bind_prepare(self) -> Iterator[Callable[[], None]]:
+        yield from super()._bind_prepare()
+        yield self._bind_sort(0)
 
-    def _bind_next(self, index: int) -> Sequence[Callable[[], None]]:
+    def _bind_next(self, index: int) -> Iterable[Callable[[], None]]:
         data = self.data
         sorts = self._plan.sorts and data.n_samples * data.n_features * self.k >= _LEAST_SORTED
-        return [self._bind_sort(index)] if sorts else ()
+        # Equal rows that move to empty clusters make equal centers, which this launch excludes.
+        return [self._bind_sort(index)] if sorts or self._relocates else ()
 
     def _bind_sort(self, index: int) -> Launch:
         """Return the launch that sorts the columns of the float16 centers by the norms of `buffers.centers[index]`."""
         arguments = self.buffers.centers[index], self._update_args(index, 0, 0.0), np.bool_(True)
         return self.data.machine.bind(self._prepare, (self.k,), (CENTER_THREADS,), arguments)
 
-    def _order_args(self, now: int) -> Any:
-        order = self._order
-        return structure(
-            COLUMN_ORDER,
-            norms=order.norms[now],
-            next_norms=order.norms[1 - now],
-            columns=order.columns,
-            centers=order.centers,
-            tile_bounds=order.tile_bounds,
-            **self._coefficients._asdict(),
-        )
+    @cached_property
+    def _order_args(self) -> Sequence[Any]:
+        order, coefficients = self._order, self._coefficients._asdict()
+        kept = {"columns": order.columns, "centers": order.centers, "tile_bounds": order.tile_bounds}
+        return [
+            structure(COLUMN_ORDER, norms=now, next_norms=following, **kept, **coefficients)
+            for now, following in (order.norms, order.norms[::-1])
+        ]
 
-    def _bind_rows(self, centers: Any) -> Sequence[Callable[[], None]]:
+    def _bind_rows(self, centers: Any) -> Iterator[Callable[[], None]]:
+        for index, product in enumerate(self._bound_products):
+            yield product
+            yield self._bound_rescoring(centers)[index]
+            yield from (self._bound_sorting if self._sorts else self._bound_addition)[index]
+
+    def _bound_rescoring(self, centers: Any) -> Sequence[Callable[[], None]]:
+        """For each window, the launch that rescores ambiguous rows."""
         key = "rescore", address(centers)
-        rescore = self._bound(key, lambda: [self._bind_rescore(window, centers) for window in self._windows])
-        updates = self._bound_sorting if self._sorts else self._bound_addition
-        launches: list[Callable[[], None]] = []
-        for of_window in zip(self._bound_products, rescore, updates, strict=True):
-            launches += (*of_window[:2], *of_window[2])
-        return launches
+        return [*self._bound(key, lambda: (self._bind_rescore(window, centers) for window in self._windows))]
 
     def _bind_rescore(self, window: _Window, centers: Any) -> Launch:
         """Return the launch that rescores the ambiguous rows of a window."""
