@@ -15,6 +15,7 @@ from tsapps.apps.abft.at_rest.gpu.plan import TASK
 from tsapps.apps.abft.product import gpu as abft_gpu
 from tsapps.apps.abft.product import plan as abft
 from tsapps.apps.abft.product.plan import detect_epilogue, row_sums_epilogue
+from tsapps.apps.kmeans.assign import pivots
 from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS, ONE_PRODUCT, SPLIT_ROWS
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
@@ -140,6 +141,9 @@ CONSTANTS = {
     "kmeans::kCheckRows": (_CHECKS, protect.ROWS),
     "kmeans::kCheckThreads": (_CHECKS, protect.THREADS),
     "kmeans::kCountThreads": ("apps/kmeans/update/sort_reassigned.cuh", launch._SORT_THREADS),
+    "kmeans::kDistanceThreads": ("apps/kmeans/assign/center_distances.cuh", pivots._DISTANCE_THREADS),
+    "kmeans::kPivotThreads": ("apps/kmeans/assign/rescore_by_pivot.cuh", pivots._THREADS),
+    "kmeans::kTileCenters": ("apps/kmeans/assign/center_distances.cuh", pivots._TILE_CENTERS),
     "kmeans::kDigitBits": (_FARTHEST, relocation._DIGIT_BITS),
     "kmeans::kDistanceDigits<float>": (_FARTHEST, relocation._DISTANCE_DIGITS[4]),
     "kmeans::kDistanceDigits<double>": (_FARTHEST, relocation._DISTANCE_DIGITS[8]),

@@ -189,9 +189,7 @@ class TSKMeans(KMeans):
     @classmethod
     @cache
     def _get_param_names(cls) -> list[str]:
-        # Inspecting the constructor takes longer than an iteration on a million samples, and every `fit` does it.
-        names: list[str] = super()._get_param_names()
-        return names
+        return list(super()._get_param_names())  # which takes as long as an iteration
 
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:  # noqa: ARG002 (scikit-learn's API)
         """Cluster the samples of X.
@@ -261,12 +259,11 @@ class TSKMeans(KMeans):
             tol=self.tol,
             random_state=scikit_learn.random_state_of(self),
             center=not is_sparse(X),
-            progress=_print_progress if self.verbose else None,
+            progress=print if self.verbose else None,
             protect=self.protect,
         )
         self.cluster_centers_, self._fitted_centers = best.centers, best.fitted
-        self.labels_ = best.labels
-        self.inertia_ = best.inertia
+        self.labels_, self.inertia_ = best.labels, best.inertia
         self.n_iter_ = best.n_iter
         self.faults_ = best.faults
         self._n_features_out = self.n_clusters
@@ -401,7 +398,3 @@ class TSKMeans(KMeans):
     def _gives_frames(self) -> bool:
         chosen = getattr(self, "_sklearn_output_config", {}).get("transform", get_config()["transform_output"])
         return chosen != "default"
-
-
-def _print_progress(progress: lloyd.Progress) -> None:
-    print(f"Iteration {progress.iteration - 1}, inertia {progress.inertia}.")

@@ -57,6 +57,10 @@ class Progress:
     inertia: float
     n_reassigned: int
 
+    def __str__(self) -> str:
+        """Return the report that scikit-learn prints, which counts iterations from 0."""
+        return f"Iteration {self.iteration - 1}, inertia {self.inertia}."
+
 
 @dataclass
 class Clustering:

@@ -119,9 +119,14 @@ struct LargeKArgminEpilogue {
       places_of(lane == 0 && all(0), lane == 0 && all(1), &here()->compared_with_all, place);
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
+        int one = 0;  // the column of a candidate, if any lane has one
+        if (all(r)) Candidates::for_each(rows.of, r, [&](int column) { one = column; });
+        one = larger(one, simt::shuffle_xor(one, 1));
+        one = larger(one, simt::shuffle_xor(one, 2));
         if (lane != 0 || !all(r)) continue;
         AmbiguousLargeK<kCandidates>& entry = ambiguous[(blockIdx.x + 1) * capacity - 1 - place[r]];
         entry.row = row + 8 * r, entry.label = rows.label[r], entry.count = 0;
+        entry.candidates[0] = center_of(one);
       }
     }
     places_of(lane == 0 && listed(0), lane == 0 && listed(1), &here()->ambiguous, place);

@@ -12,9 +12,10 @@ struct alignas(16) Reassignment {
 
 constexpr int kMostCenters = 1 << 16;  // maximum k
 constexpr int kMore = kMostCenters;    // added to a row's number of candidates for each lane that dropped some
-// An ambiguous row, its label and its `count` candidates. If `count` is 0, all centers are candidates. kCandidates, the
-// maximum number of candidates, is 11 or 27, so that an object has 32 or 64 bytes. A block stores rows with candidates
-// from the start of its list, and rows that are compared with all centers from the end.
+// An ambiguous row, its label and its `count` candidates. If `count` is 0, all centers are candidates; the first in the
+// list is then one that is probably near (rescore_by_pivot.cuh). kCandidates, the maximum number of candidates, is 11
+// or 27, so that an object has 32 or 64 bytes. A block stores rows with candidates from the start of its list, and rows
+// that are compared with all centers from the end.
 template <int kCandidates>
 struct alignas(32) AmbiguousLargeK {
   unsigned row;

@@ -4,7 +4,7 @@
 // Why it is fast: a group of lanes rescores a row with a list of candidates, and prefetches later rows. A whole block
 // compares kRescoredRows rows with all centers at a time. The rows are in shared memory, so the block reads each center
 // from the L2 cache once for all of them. It stops reading a center whose first features alone make it farther from
-// every row than the row's label.
+// every row than the row's label. If such rows are many, rescore_by_pivot.cuh has found the nearest centers of most.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -63,10 +63,11 @@ __device__ __forceinline__ int nearest_of_all(const CenteredRows<T, Work>& rows,
   return of_all_warps<kWarps>(mine, [](Distant& to, const Distant& other) { to.take(other); }).center;
 }
 
-// Finds the nearest of all k centers to each of kRescoredRows rows by float32 distances. Stores −1 for a row whose
-// label these do not certify. `row_of(r)` and `label_of(r)` are the index and the label of row r. `order` lists the
-// centers by their norms, so that a warp has centers at a time that are likely to be near each other. `nearest` and
-// `values`, of kRescoredRows and kRescoredRows · d elements, are in shared memory. By a block of kWarps warps.
+// Finds the nearest of all k centers to each of kRescoredRows rows whose `nearest` is −1, by float32 distances. It
+// remains −1 if these do not certify it. `row_of(r)` and `label_of(r)` are the index and the label of row r. `order`
+// lists the centers by their norms, so that a warp has centers at a time that are likely to be near each other.
+// `nearest` and `values`, of kRescoredRows and kRescoredRows · d elements, are in shared memory. By a block of kWarps
+// warps.
 template <int kWarps, typename T, typename RowOf, typename LabelOf>
 __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, float>& rows, const float* centers,
                                                         const int* order, int k, const RowOf& row_of,
@@ -156,12 +157,25 @@ __device__ __forceinline__ void nearest_of_all_together(const CenteredRows<T, fl
   }
   if (lane % kLanes == 0) of_warp[warp][lane / kLanes] = mine;
   __syncthreads();
-  if (threadIdx.x < kRescoredRows) {
+  if (threadIdx.x < kRescoredRows && nearest[threadIdx.x] < 0) {
     Surely all = of_warp[0][threadIdx.x];
     for (int other = 1; other < kWarps; ++other) all.take(of_warp[other][threadIdx.x]);
     nearest[threadIdx.x] = all.is_so(d) ? all.center : -1;
   }
   __syncthreads();
+}
+
+// Returns the nearest center of a row that is listed without candidates, if rescore_by_pivot found it; otherwise −1.
+template <int kCandidates>
+__device__ __forceinline__ int found_before(const AmbiguousLargeK<kCandidates>& entry) {
+  return entry.count == 1 ? entry.candidates[0] : -1;
+}
+
+__device__ __forceinline__ bool is_any_missing(const int* nearest, int count) {
+  int least = 0;
+#pragma unroll 1
+  for (int r = 0; r < count; ++r) least = nearest[r] < least ? nearest[r] : least;
+  return least < 0;
 }
 
 // Prefetches a row to the L2 cache, by a group of kLanes lanes.
@@ -227,16 +241,17 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
   for (unsigned begin = blockIdx.y * kRescoredRows; begin < all; begin += gridDim.y * kRescoredRows) {
     const AmbiguousLargeK<kCandidates>* const entries = list + capacity - 1 - begin;  // row r is entries[-r]
     const int some = all - begin < kRescoredRows ? (int)(all - begin) : kRescoredRows;
-    if (threadIdx.x < kRescoredRows) nearest[threadIdx.x] = -1;
+    if ((int)threadIdx.x < some) nearest[threadIdx.x] = found_before(entries[-(int)threadIdx.x]);
     __syncthreads();
     if constexpr (sizeof(Work) == sizeof(float)) {
-      if (together) {
+      if (together && is_any_missing(nearest, some)) {
         const auto row_of = [&](int r) { return (long long)entries[r < some ? -r : 0].row; };
         const auto label_of = [&](int r) { return entries[r < some ? -r : 0].label; };
         float* const values = simt::dynamic_shared<float>();
         nearest_of_all_together<kWarps>(rows, centers, order, k, row_of, label_of, values, nearest);
       }
     }
+    __syncthreads();
     Reassignment mine = {};
 #pragma unroll 1
     for (int r = 0; r < some; ++r) {

@@ -1,6 +1,7 @@
 """Lloyd step for large k (k > 64) on Hopper GPUs: a compute-bound tensor-core GEMM.
 
     assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh or, for few features, of gemm_wgmma_resident.cuh
+    → assign/center_distances.cuh → assign/rescore_by_pivot.cuh (large problems)
     → assign/rescore_large_k.cuh → sums of reassigned rows → update/centers.cuh
 
 If few rows are reassigned (`sorts_lists`), update/add_reassigned.cuh adds them to the cluster sums. Otherwise
@@ -18,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import ONE_PRODUCT, WINDOW, ResidentPlan, StreamPlan, depth_of
+from tsapps.apps.kmeans.assign.pivots import Pivots
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_LARGE_K_BYTES,
     LARGE_K_ARGMIN,
@@ -111,8 +113,11 @@ class LargeKStep(DeviceStep):
         shared_bytes = 4 * _RESCORED_ROWS * data.n_features
         self._together = data.dtype == np.float32 and shared_bytes <= _MOST_SHARED_BYTES
         self._rescore_shared_bytes = shared_bytes if self._together else 0
+        self._pivots = Pivots(data, k, blocks, plan.candidates) if Pivots.serves(data, k) else None
         self._rescore_grid = grid_of_lists(gpu.multiprocessors, blocks, RESCORE_BLOCKS)
         lanes = lanes_of_row(data.n_features, data.dtype)
+        # The launches of `_bind_rescore` for each window, by the address of the centers.
+        self._rescoring: dict[int, Sequence[Sequence[Launch]]] = {}
         name = f"rescore_large_k<{types_of(data.rows_on_gpu, data.dtype)}, {plan.candidates}, {lanes}>"
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_large_k.cuh", name)
         self._add = AddReassigned(data, self.integers.digits, blocks)
@@ -155,22 +160,27 @@ class LargeKStep(DeviceStep):
     def _bind_rows(self, centers: Any) -> Iterator[Callable[[], None]]:
         for index, product in enumerate(self._bound_products):
             yield product
-            yield self._bound_rescoring(centers)[index]
+            yield from self._bound_rescoring(centers)[index]
             yield from (self._bound_sorting if self._sorts else self._bound_addition)[index]
 
-    def _bound_rescoring(self, centers: Any) -> Sequence[Callable[[], None]]:
-        """For each window, the launch that rescores ambiguous rows."""
-        key = "rescore", address(centers)
-        return [*self._bound(key, lambda: (self._bind_rescore(window, centers) for window in self._windows))]
+    def _bound_rescoring(self, centers: Any) -> Sequence[Sequence[Launch]]:
+        """For each window, the launches that rescore ambiguous rows."""
+        found = self._rescoring.get(address(centers))
+        if found is None:
+            found = self._rescoring[address(centers)] = [self._bind_rescore(each, centers) for each in self._windows]
+        return found
 
-    def _bind_rescore(self, window: _Window, centers: Any) -> Launch:
-        """Return the launch that rescores the ambiguous rows of a window."""
-        lists = self._changes, self._ambiguous, window.lengths
-        stopped, together = self.buffers.stopped, np.bool_(self._together)
-        of_centers = centers, pointer(self._order.centers), np.int32(self.k)
-        given = window.buffers.rows, *of_centers, *lists, np.int64(self._capacity), stopped, together
+    def _bind_rescore(self, window: _Window, centers: Any) -> Sequence[Launch]:
+        """Return the launches that rescore the ambiguous rows of a window."""
+        machine, stopped = self.data.machine, self.buffers.stopped
+        items = self._ambiguous, window.lengths, np.int64(self._capacity), stopped
+        order = pointer(self._order.centers), np.int32(self.k)
+        given = window.buffers.rows, centers, *order, self._changes, *items, np.bool_(self._together)
         grid, shared_bytes = self._rescore_grid, self._rescore_shared_bytes
-        return self.data.machine.bind(self._rescore, grid, (RESCORE_THREADS,), given, shared_bytes)
+        rescore = machine.bind(self._rescore, grid, (RESCORE_THREADS,), given, shared_bytes)
+        if self._pivots is None:
+            return [rescore]
+        return [*self._pivots.bind(window.buffers.rows, centers, *items), rescore]
 
     @property
     def _sorts(self) -> bool:

@@ -29,8 +29,8 @@ namespace kmeans {
 
 constexpr int kRelocateThreads = 128;
 
-// Moves rows to the empty clusters. With `back`, moves back the rows that the last launch moved. `n_relocated` keeps their
-// number. Block i moves every gridDim.x-th row.
+// Moves rows to the empty clusters. With `back`, moves back the rows that the last launch moved. `n_relocated` keeps
+// their number. Block i moves every gridDim.x-th row.
 template <typename T, typename Work, int kDigits, typename Label = int>
 __global__ void __launch_bounds__(kRelocateThreads)
     relocate(const FarRow* found, const int* empty, const CenteredRows<T, Work> rows, const Label* labels,
