@@ -14,7 +14,7 @@ __all__ = ["Pivots"]
 # distances between 4096 centers take 64 MiB.
 _LEAST, _MOST_CENTERS = 1 << 36, 4096
 # kTileCenters, and threads per block of the two kernels. Blocks of rescore_by_pivot per multiprocessor.
-_TILE_CENTERS, _DISTANCE_THREADS, _THREADS, _BLOCKS = 64, 256, 256, 6
+_TILE_CENTERS, _DISTANCE_THREADS, _THREADS, _BLOCKS = 32, 256, 256, 6
 
 
 class Pivots:

@@ -179,7 +179,7 @@ def run_without_computing(
     if isinstance(step, DeviceStep):
         step.create_bounds()
         if relocates and n > relocation.MOST_ORDERED:
-            Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0])
+            list(Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0]))
         data.inertia(np.zeros((fit.k, d)), step.labels)
         if fit.protect:
             step.protection = Protection()

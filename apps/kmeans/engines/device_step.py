@@ -16,7 +16,6 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -217,7 +216,7 @@ class DeviceStep(RunningSumsStep):
                 fault = None if self.check is None else self.check.fault(known % _AHEAD)
                 if fault is not None:
                     break
-                if outcome["empty"] and not outcome["relocated"] and self._can_relocate(int(outcome["empty"])):
+                if outcome["empty"] and self._can_relocate(int(outcome["empty"])):
                     self._launch_relocation(known, tol)
                     self._end_launches(known, is_last=known + 1 == number)
                     launched = known + 1  # the launches of later iterations did nothing
@@ -314,9 +313,9 @@ class DeviceStep(RunningSumsStep):
 
     def _launch_relocation(self, count: int, tol: float) -> None:
         """Relocate the clusters that iteration `count` left empty, and launch the rest of the iteration."""
-        now, slot, self._relocates = count % 2, count % _AHEAD, True
-        key = "relocation", now, slot, tol, self._bounded
-        self._run(key, lambda: chain(self._bind_relocation(now, slot, tol), self._bind_next(1 - now)))
+        self._relocates = True
+        for launch in self._bound_relocation(count % 2, count % _AHEAD, tol):
+            launch()
 
     def _bind_iteration(self, now: int, slot: int, tol: float) -> Iterator[Callable[[], None]]:
         """Yield the launches of an iteration: labels and sums, then new centers and the outcome.
@@ -326,9 +325,7 @@ class DeviceStep(RunningSumsStep):
 
         def bind_centers() -> Iterator[Callable[[], None]]:
             yield self._bind_update(now, slot, tol)
-            if self._relocates:
-                yield from self._bind_relocation(now, slot, tol)
-            yield from self._bind_next(1 - now)
+            yield from self._bound_relocation(now, slot, tol) if self._relocates else self._bind_next(1 - now)
 
         yield from self._bound_rows(now)
         yield from self._bound(("centers", now, slot, tol, self._bounded, self._relocates), bind_centers)
@@ -339,13 +336,17 @@ class DeviceStep(RunningSumsStep):
         given["relocates"] = relocates
         return self.data.machine.bind(self._update_centers, (self.k,), (CENTER_THREADS,), (given,))
 
-    def _bind_relocation(self, now: int, slot: int, tol: float) -> Iterator[Callable[[], None]]:
-        """Yield the launches that relocate empty clusters, and compute the new centers again."""
-        relocation = self._relocation
-        assert relocation is not None
-        yield from relocation.bind(self.buffers.centers[now])
-        yield self._bind_update(now, slot, tol, relocates=True)
-        yield relocation.bind_back()
+    def _bound_relocation(self, now: int, slot: int, tol: float) -> Iterable[Callable[[], None]]:
+        """Return the launches that relocate empty clusters, compute the new centers again, and end the iteration."""
+
+        def bind() -> Iterator[Callable[[], None]]:
+            assert self._relocation is not None
+            yield from self._relocation.bind(self.buffers.centers[now])
+            yield self._bind_update(now, slot, tol, relocates=True)
+            yield self._relocation.back
+            yield from self._bind_next(1 - now)
+
+        return self._bound(("relocation", now, slot, tol, self._bounded), bind)
 
     def _bind_next(self, index: int) -> Iterable[Callable[[], None]]:  # noqa: ARG002
         """Return the launches that follow when the new centers, `buffers.centers[index]`, are known."""

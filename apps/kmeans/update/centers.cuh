@@ -26,12 +26,13 @@
 #include "apps/kmeans/data/stopped.cuh"
 #include "apps/kmeans/data/half_copy.cuh"
 #include "apps/kmeans/update/column_order.cuh"
+#include "apps/kmeans/update/empty_clusters.cuh"
 #include "apps/kmeans/update/half_centers.cuh"
 
 namespace kmeans {
 
-// The result of an iteration that the host reads. `empty` is the number of empty clusters, and `relocated` the number
-// of those that launches of relocate.cuh relocated. If both are set, relocation has left clusters empty.
+// The result of an iteration that the host reads. `empty` is the number of empty clusters; if launches of relocate.cuh
+// relocate them, it is zero, and `relocated` is their number.
 struct Outcome {
   int stop, empty;
   unsigned n_reassigned;
@@ -184,37 +185,20 @@ __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound
   drift.state->plan_next(movement, rows < drift.begin_limit, !stops);
 }
 
-// Lists the empty clusters in increasing order, if they are at most kMostRelocated. All threads of a block take part.
-template <typename Work>
-__device__ __forceinline__ void list_empty(const UpdateCenters<Work>& of) {
-  __shared__ int found[kMostRelocated], count;
-  if (threadIdx.x == 0) count = 0;
-  __syncthreads();
-  for (int j = threadIdx.x; j < of.k; j += blockDim.x) {
-    if (of.sums[(long long)j * (of.d + 1) + of.d] != 0) continue;
-    const int at = atomicAdd(&count, 1);
-    if (at < kMostRelocated) found[at] = j;
-  }
-  __syncthreads();
-  for (int i = threadIdx.x; i < count && count <= kMostRelocated; i += blockDim.x) {
-    int rank = 0;
-    for (int other = 0; other < count; ++other) rank += found[other] < found[i];
-    of.empty[rank] = found[i];
-  }
-}
-
 // Computes new centers from the sums, and the stopping test (head of this file).
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const UpdateCenters<Work> of) {
   if (of.lets_begin) ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const int j = blockIdx.x, k = of.k, d = of.d;
-  const unsigned long long *sums = of.sums + (long long)j * (d + 1), weights = sums[d];
+  const unsigned long long* sums = of.sums + (long long)j * (d + 1);
   // `stopped` is tested only after the first columns are loaded, so that all these loads are in flight together.
   const int state = *of.stopped, relocated = of.relocates ? clusters_to_relocate(state) : 0;
   const bool stopped = of.relocates ? relocated == 0 : state != 0;
   const unsigned n_reassigned = *of.n_reassigned;
-  const double weight = (double)(long long)weights * of.units[d];
+  // A cluster that is empty after relocation gets the mean of the heaviest, as in scikit-learn.
+  if (relocated && sums[d] == 0) sums = of.sums + (long long)heaviest_cluster(of.sums, k, d) * (d + 1);
+  const double weight = (double)(long long)sums[d] * of.units[d];
   const double inverse = 1 / (weight != 0 ? weight : 1.0);
   CenterFound mine = {};
   // In shared memory, since registers are few.
@@ -269,18 +253,18 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
   const auto op = [](int i, double a, double b) { return i < 3 ? a + b : b < a ? b : a; };
   const Doubles<4> of_all = over_block(Doubles<4>{shift, potential, empty, least}, op);
   shift = of_all.at[0], potential = of_all.at[1];
-  const int n_empty = (int)of_all.at[2];
+  const int n_empty = relocated ? 0 : (int)of_all.at[2];
   const bool stops = n_empty != 0 || n_reassigned == 0 || shift <= of.tolerance;
   // One thread sends the outcome to the host while the other threads continue. The potential is that of the sums before
   // rows are moved.
   if (threadIdx.x == blockDim.x - 1) {
     if (relocated) potential = of.outcome->potential;
     *of.outcome = {stops, n_empty, n_reassigned, relocated, shift, potential};
-    *of.stopped = stops + (relocated ? 0 : n_empty);
+    *of.stopped = stops + n_empty;
     if (n_empty == 0) *of.n_reassigned = 0;
   }
   if (n_empty != 0) {
-    if (!relocated) list_empty(of);
+    list_empty_clusters(of.sums, k, d, of.empty);
     // The launches of the next iteration do nothing, whatever their pass.
     if (threadIdx.x == 0 && of.drift.state != nullptr) of.drift.state->skip_full_assign = 1;
   } else {

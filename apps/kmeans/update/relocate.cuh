@@ -16,8 +16,7 @@
 //
 // The labels remain those of the assignment, as in scikit-learn. So the running sums must be those of the labels again
 // when the next iteration updates them. They are integers, so moving rows there and back leaves the same bits. If all
-// distances are zero, there are fewer distinct rows than clusters: no row moves, and update_centers leaves the run to
-// the host.
+// distances are zero, there are fewer distinct rows than clusters, and no row moves.
 //
 // Why it is fast: the host takes no part. If no cluster is empty, each launch only reads `stopped`.
 #pragma once

@@ -1,5 +1,7 @@
 """Relocation of empty clusters on a GPU without the host: launches of an iteration (relocate.cuh)."""
 
+from collections.abc import Iterator
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -62,16 +64,22 @@ class FarthestRows:
         `centers` (k, d) are on the GPU. With `stopped`, they find as many samples as there are clusters to relocate
         (stopped.cuh).
         """
-        data, bind, X = self._data, self._data.machine.bind, self._data.rows_on_gpu
-        n, when = data.n_samples, pointer(stopped)
-        digits = _DISTANCE_DIGITS[data.dtype.itemsize] + -(-n.bit_length() // _DIGIT_BITS)
-        of_rows = self._distances, np.int64(n), np.int32(count)
-        launches = [bind_distances(data.machine, X, data.shift, centers, self._labels, self._distances, stopped)]
-        for digit in range(digits):
-            which, counted = (np.int32(digit), np.int32(digits)), (self._selection, self._histogram)
-            launches.append(bind(self._select, *self._launch, (*of_rows, *which, *counted, self._arrived, when)))
-        listed = self._selection, self._unsorted, self._listed, self._arrived, self.found
-        return [*launches, bind(self._list, *self._launch, (*of_rows, *listed, when))]
+        return [self.bind_distances(centers, stopped), *self.bind_search(count, stopped)]
+
+    def bind_distances(self, centers: Any, stopped: Any | None = None) -> Launch:
+        """Return the first of these launches, which computes the distances."""
+        data, labels = self._data, self._labels
+        return bind_distances(data.machine, data.rows_on_gpu, data.shift, centers, labels, self._distances, stopped)
+
+    def bind_search(self, count: int, stopped: Any | None = None) -> list[Launch]:
+        """Return the other launches."""
+        n, bind, itemsize = self._data.n_samples, self._data.machine.bind, self._data.dtype.itemsize
+        digits = _DISTANCE_DIGITS[itemsize] + -(-n.bit_length() // _DIGIT_BITS)
+        of_rows, when = (self._distances, np.int64(n), np.int32(count)), pointer(stopped)
+        counted = np.int32(digits), self._selection, self._histogram, self._arrived, when
+        selects = (bind(self._select, *self._launch, (*of_rows, np.int32(i), *counted)) for i in range(digits))
+        listed = self._selection, self._unsorted, self._listed, self._arrived, self.found, when
+        return [*selects, bind(self._list, *self._launch, (*of_rows, *listed))]
 
 
 class Relocation:
@@ -97,13 +105,23 @@ class Relocation:
         in_range = MOST_ORDERED < data.n_samples <= _MOST_SAMPLES
         return in_range and data.fits(data.n_samples * data.dtype.itemsize)
 
-    def bind(self, centers: Any) -> list[Launch]:
-        """Return the launches that move samples to the empty clusters; `centers` (k, d) are those of the assignment."""
-        find = self._farthest.bind(centers, MOST_RELOCATED, self._buffers.stopped)
-        return [*find, self._bind_relocate(back=False)]
+    def bind(self, centers: Any) -> Iterator[Launch]:
+        """Yield the launches that move samples to the empty clusters; `centers` (k, d) are those of the assignment."""
+        yield self._farthest.bind_distances(centers, self._buffers.stopped)
+        yield from self._search
+        yield self._to_empty
 
-    def bind_back(self) -> Launch:
-        """Return the launch that moves these samples back, after the new centers are computed."""
+    @cached_property
+    def _search(self) -> list[Launch]:
+        return self._farthest.bind_search(MOST_RELOCATED, self._buffers.stopped)
+
+    @cached_property
+    def _to_empty(self) -> Launch:
+        return self._bind_relocate(back=False)
+
+    @cached_property
+    def back(self) -> Launch:
+        """The launch that moves these samples back, after the new centers are computed."""
         return self._bind_relocate(back=True)
 
     def _bind_relocate(self, *, back: bool) -> Launch:
