@@ -133,6 +133,8 @@ __global__ void __launch_bounds__(kSelectThreads, 6)
     select_active_rows(const float* row_bounds, const Labels* labels, long long rows, const float* limits,
                        unsigned* active, unsigned capacity, BoundsState* state, unsigned* arrived, const int* stopped) {
   ptx::griddepcontrol_wait();
+  // If bounds begin in an iteration that is not to be, their state does not say so yet.
+  if (*stopped && blockIdx.x == 0 && threadIdx.x == 0) state->skip_full_assign = 1;
   if (*stopped || state->pass != kSelect) return;
   __shared__ unsigned listed[kSelectThreads / 32][kListed];
   unsigned* mine = listed[threadIdx.x / 32];

@@ -75,8 +75,9 @@ class DeviceStep(RunningSumsStep):
     #: Hamerly bounds; None until they first start. They are not created earlier, because their kernels take seconds to
     #: compile.
     bounds: Bounds | None = None
-    # True if iterations include the kernel launches for bounds.
+    # True if iterations include the kernel launches for bounds, from the next on; and whether those in flight do.
     _bounded = False
+    _bounded_before: list[bool]
     # Relocation of empty clusters; None until a cluster first becomes empty.
     _relocation: Relocation | None = None
     # True if iterations include the launches for relocation.
@@ -107,6 +108,7 @@ class DeviceStep(RunningSumsStep):
         # to.
         self._launches: dict[Hashable, list[Callable[[], None]]] = {}
         self._bound_stream: int | None = None
+        self._bounded_before = [False] * _AHEAD
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
@@ -292,6 +294,7 @@ class DeviceStep(RunningSumsStep):
             self._begin_bounds()
         key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates
         self._run(key, lambda: self._bind_iteration(now, slot, tol))
+        self._bounded_before[slot] = self._bounded
         if self.check is not None:
             if count == 0 and self.protection is not None:  # hash on the host while the GPU runs the first iteration
                 self.check.expect(self.protection.kept.centers)
@@ -313,8 +316,9 @@ class DeviceStep(RunningSumsStep):
 
     def _launch_relocation(self, count: int, tol: float) -> None:
         """Relocate the clusters that iteration `count` left empty, and launch the rest of the iteration."""
-        self._relocates = True
-        for launch in self._bound_relocation(count % 2, count % _AHEAD, tol):
+        now, slot, self._relocates = count % 2, count % _AHEAD, True
+        self._bounded = self._bounded_before[slot]  # if bounds began after this iteration, they begin again
+        for launch in self._bound_relocation(now, slot, tol):
             launch()
 
     def _bind_iteration(self, now: int, slot: int, tol: float) -> Iterator[Callable[[], None]]:

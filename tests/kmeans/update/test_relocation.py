@@ -9,7 +9,7 @@ import pytest
 from exhaustive import property_test
 from host_cuda.machine import HostMachine, build_together
 from hypothesis import strategies as st
-from kmeans.host_steps import DTYPES, RowsOnMachine, iterate_once
+from kmeans.host_steps import DTYPES, RowsOnMachine, assert_right, iterate_once
 
 from tsapps.apps.kmeans import empty_clusters, lloyd
 from tsapps.apps.kmeans.engines import device_step
@@ -241,6 +241,34 @@ def test_running_sums_are_those_of_labels_again(rng):
     np.testing.assert_array_equal(step.sums()[1], counts)
     sums = np.stack([rows[step.labels == j].sum(axis=0, dtype=np.float64) for j in range(80)])
     np.testing.assert_allclose(step.sums()[0], sums, rtol=0, atol=1e-5 * abs(rows).max())
+
+
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_bounds_that_begin_while_clusters_are_empty(case, rng):
+    """The host launches an iteration with bounds before it knows that the last one left a cluster empty."""
+    X, init = spread_out(900, case.d, case.k, 2, rng)
+    engine = case.engine(X)
+    engine.center(np.zeros(case.d), case.k)
+    step = engine.step_for(case.k)
+    step._begin(init.astype(case.work))
+    step._may_have_bounds = False
+    step._launch(0, 0.0)
+    assert step._outcomes[0]["empty"] == 2
+    labels, sums = step.buffers.labels.copy(), step.buffers.sums.copy()
+    step._may_have_bounds, step._expected_reassigned = True, 0
+    step._launch(1, 0.0)
+    assert step._bounded
+    np.testing.assert_array_equal(step.buffers.labels, labels)
+    np.testing.assert_array_equal(step.buffers.sums, sums)
+    assert step._can_relocate(2)
+    step._launch_relocation(0, 0.0)
+    assert not step._bounded
+    assert step._outcomes[0]["relocated"] == 2
+    for count in (1, 2, 3):
+        now, _, _ = iterate_once(step, count)
+        step._labels_are_current = False  # those that a step for small d widens
+        assert_right(step, now)
+    assert step._bounded
 
 
 def test_launches_that_have_nothing_to_relocate(rng):
