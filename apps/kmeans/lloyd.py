@@ -319,8 +319,7 @@ def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report
             continue
         found, centers, done, converged = ended
         if not found.strict:
-            # The last iteration changed labels and centers, so assign the samples to the final centers.
-            step.assign(centers, update=False)
+            step.assign_final(centers)  # the last iteration changed labels and centers
         if protection is None:
             inertia = step.inertia(centers)
             break

@@ -78,6 +78,8 @@ class DeviceStep(RunningSumsStep):
     # True if iterations include the kernel launches for bounds, from the next on; and whether those in flight do.
     _bounded = False
     _bounded_before: list[bool]
+    # Index i if `update_centers` has prepared `buffers.centers[i]`, the last result of `iterate`; otherwise None.
+    _prepared: int | None = None
     # Relocation of empty clusters; None until a cluster first becomes empty.
     _relocation: Relocation | None = None
     # True if iterations include the launches for relocation.
@@ -251,7 +253,18 @@ class DeviceStep(RunningSumsStep):
             empty = self._assignment(int(outcome["n_reassigned"]), float(outcome["potential"]))
             return IterationResult(next_centers, known + 1, strict, float("nan"), empty, at)
         relocated = bool(outcome["relocated"])
+        self._prepared = 1 - now if self.check is None else None
         return IterationResult(next_centers, known + 1, strict, float(outcome["shift"]), at=at, relocated=relocated)
+
+    def assign_final(self, centers: np.ndarray) -> None:
+        """Label every sample with the nearest center without preparing the centers again; see `Step.assign_final`."""
+        if self._prepared is None:
+            super().assign_final(centers)
+            return
+        self._bounded = False  # row bounds are not needed again
+        self.data.machine.fill(self.buffers.stopped, 0)
+        for launch in self._bound_rows(self._prepared):
+            launch()
 
     def _begin(self, centers: np.ndarray) -> None:
         """Copy `centers` (k, d) to the GPU and prepare them for the first iteration; prepare the check if protected."""
@@ -260,7 +273,7 @@ class DeviceStep(RunningSumsStep):
             self._launches.clear()
             self._bound_stream = stream.ptr
         self._staging[...], self._staged = centers, None
-        self._final_weights = None
+        self._final_weights, self._prepared = None, None
         self._bounded = self._relocates = False
         if self.protection is None:
             self.check = None

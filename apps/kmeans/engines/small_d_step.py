@@ -99,6 +99,11 @@ class SmallDStep(DeviceStep):
         super().reset()
         self._labels_are_current = False
 
+    def assign_final(self, centers: np.ndarray) -> None:
+        """Label every sample with the nearest center; see `Step.assign_final`."""
+        self._labels_are_current = False
+        super().assign_final(centers)
+
     def _begin(self, centers: np.ndarray) -> None:
         self._labels_are_current = False
         super()._begin(centers)

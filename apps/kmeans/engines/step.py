@@ -61,6 +61,10 @@ class Step(ABC):
         Assignment
         """
 
+    def assign_final(self, centers: np.ndarray) -> None:
+        """Label every sample with the nearest of `centers` (k, d), which the last call of `iterate` returned."""
+        self.assign(centers, update=False)
+
     def ambiguous_counts(self) -> Any | None:
         """Return the numbers of ambiguous rows that the assignment kernel listed, for benchmarks and tests.
 

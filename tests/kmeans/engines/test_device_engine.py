@@ -11,6 +11,7 @@ from kmeans.host_steps import DTYPES, RowsOnMachine
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.apps.kmeans.engines.select_step import Options
@@ -112,6 +113,30 @@ def test_fits_are_those_of_float64(case, rng):
     screened, examined = step.examined()
     assert (screened > 0) == case.bounds
     assert examined < screened * case.n or not case.bounds
+
+
+@pytest.mark.each_choice
+@pytest.mark.parametrize(("max_iter", "tol"), [(2, 0.0), (100, 1e6)], ids=["max_iter", "tol"])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_final_labels_need_no_preparation_of_centers(case, max_iter, tol, rng, monkeypatch):
+    begin, begun = DeviceStep._begin, []
+
+    def counted(step, centers):
+        begun.append(centers)
+        begin(step, centers)
+
+    monkeypatch.setattr(DeviceStep, "_begin", counted)
+    X, weights = case.data(rng)
+    options = {"n_init": 1, "max_iter": max_iter, "tol": tol, "random_state": np.random.RandomState(0)}
+    found = lloyd.fit(engine_of(case, X, weights), case.k, init=X[: case.k].astype(np.float64), **options)
+    assert found.n_iter == (2 if tol == 0 else 1)
+    assert len(begun) == 1
+    distances = oracle.square_distances(X, found.centers)
+    np.testing.assert_array_equal(found.labels, distances.argmin(axis=1))
+    np.testing.assert_array_equal(found.cluster_sizes, np.bincount(found.labels, minlength=case.k))
+    least = distances.min(axis=1)
+    inertia = least.sum() if weights is None else weights @ least
+    assert found.inertia == pytest.approx(inertia, rel=float(oracle.gamma(case.d + 8, case.work)))
 
 
 @pytest.mark.parametrize(

@@ -121,6 +121,7 @@ def spread_out(n, d, k, far, rng):
     return X, init
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("far", [1, 5])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_as_in_float64(case, far, rng, by_host):
@@ -147,6 +148,7 @@ def results(case, X, init, weights, monkeypatch, *, by_launches, **options):
 serves = Relocation.__dict__["serves"]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("max_iter", [1, 2, 9])
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
