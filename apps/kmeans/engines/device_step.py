@@ -82,7 +82,8 @@ class DeviceStep(RunningSumsStep):
     _prepared: int | None = None
     # Relocation of empty clusters; None until a cluster first becomes empty.
     _relocation: Relocation | None = None
-    # True if iterations include the launches for relocation.
+    # True if iterations include the launches for relocation. Only `_launch_relocation` sets it, after which all later
+    # iterations are launched again: behind an iteration without such launches, those in flight would take its clusters.
     _relocates = False
     #: Whether blocks of the assignment kernel may start before `update_centers` of the previous iteration ends. The
     #: assignment kernel must then have one block per multiprocessor (update/centers.cuh).
@@ -227,7 +228,7 @@ class DeviceStep(RunningSumsStep):
                     continue
                 # These numbers are from two iterations before the iteration that the host launches next.
                 self._expected_reassigned = int(outcome["n_reassigned"])
-                self._relocates = bool(outcome["relocated"])
+                self._relocates = self._relocates and bool(outcome["relocated"])
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
                 if outcome["stop"] or known + 1 == number:

@@ -76,7 +76,8 @@ struct UpdateCenters {
   double tolerance;
   int k, d, lists;
   float scale, norm_limit, of_norm, of_lost;
-  // If set, the next kernel, which has one block per multiprocessor, may start before `update_centers` ends.
+  // If set, the next kernel may start before `update_centers` ends. The next assignment kernel has one block per
+  // multiprocessor.
   int lets_begin;
   int certifies;  // whether row norms are bounds that certify the labels
   int relocates;  // if set, this launch follows a relocation of empty clusters (relocate.cuh), or does nothing

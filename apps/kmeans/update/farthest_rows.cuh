@@ -137,8 +137,8 @@ __global__ void __launch_bounds__(kFarthestThreads)
 }
 
 // Writes the farthest rows, those from the least key on, to `found`. See select_digit for `count`, `stopped` and
-// `arrived`; `listed` is zero before and after. `unsorted` has room for kMostRelocated rows. Of distances that are not
-// numbers, only memory safety is guaranteed.
+// `arrived`; `listed` is zero before and after. `unsorted` has room for kMostRelocated rows. All distances are
+// numbers or infinite, as rows and centers are finite.
 template <typename Work>
 __global__ void __launch_bounds__(kFarthestThreads)
     list_farthest_rows(const Work* distances, long long n, int count, const Selection* selection, FarRow* unsorted,

@@ -14,6 +14,7 @@ from kmeans.host_steps import DTYPES, RowsOnMachine, assert_right, iterate_once
 from tsapps.apps.kmeans import empty_clusters, lloyd
 from tsapps.apps.kmeans.engines import device_step
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.update import relocation
 from tsapps.apps.kmeans.update.relocation import Relocation
@@ -230,14 +231,58 @@ def test_a_cluster_that_relocation_empties(case, by_host):
     assert step.labels[0] == 1
 
 
+# For each number of an iteration, samples on a line and five centers, of which the middle one becomes empty in it: it
+# keeps −1 and 1 until the two next to it have lost their far samples. Each side mirrors the other.
+BECOMES_EMPTY = {
+    2: ([1.7] * 8 + [5.38, 4.35, 2.51], [5.73, 3.18]),
+    3: ([1.7] * 5 + [6.75, 5.98, 6.66, 4.04, 5.11, 4.95], [8.01, 3.13]),
+}
+
+
+def empty_in_iterations(numbers):
+    """Return samples and centers of which one becomes empty in each iteration of `numbers`, from 0."""
+    d = 10
+    X, centers = [1000 * np.eye(8, d)], [np.r_[np.full(8, 125.0), 0, 0]]
+    for place, number in enumerate(numbers):
+        if number == 0:
+            centers.append(np.r_[np.zeros(9), -50_000])
+            continue
+        samples, some = (np.array(side) for side in BECOMES_EMPTY[number])
+        for line, to in ((np.r_[-samples, -1, 1, samples], X), (np.r_[-some, 0, some[::-1]], centers)):
+            away = np.zeros((len(line), d))
+            away[:, -2], away[:, -1] = line, 3000 * (place + 1)
+            to.append(away)
+    return np.concatenate(X), np.vstack(centers)
+
+
+@pytest.mark.parametrize("numbers", [[0, 2, 3], [0, 3], [2, 3]], ids=str)
+def test_clusters_become_empty_again(numbers, monkeypatch, by_host):
+    """Relocation stops and begins again, while iterations with and without its launches are in flight."""
+    relocated, launch = [], DeviceStep._launch_relocation
+
+    def counted(step, count, tol):
+        relocated.append(count)
+        assert len(relocated) <= len(numbers), "the host relocates the same clusters again"
+        launch(step, count, tol)
+
+    monkeypatch.setattr(DeviceStep, "_launch_relocation", counted)
+    X, init = empty_in_iterations(numbers)
+    case = Case("small_d", 10, len(init))
+    found = fit(case, X, init, max_iter=12)
+    X = X.astype(np.float32).astype(np.float64)
+    labels, _, n_relocated = lloyd_with_relocation(X, init, None, 12, np.float32)
+    assert n_relocated == len(numbers)
+    assert not by_host
+    np.testing.assert_array_equal(found.labels, labels)
+
+
 def test_running_sums_are_those_of_labels_again(rng):
     case = Case("large_k", 6, 80)
     X, init = spread_out(800, 6, 80, 4, rng)
     engine = case.engine(X)
     engine.center(np.zeros(6), 80)
     step = engine.step_for(80)
-    result = step.iterate(init.astype(np.float32), 0, 3, 0.0, None)
-    assert result.relocated or result.count == 3
+    assert step.iterate(init.astype(np.float32), 0, 1, 0.0, None).relocated
     rows = X.astype(np.float32)
     counts = np.bincount(step.labels, minlength=80)
     np.testing.assert_array_equal(step.sums()[1], counts)
