@@ -7,6 +7,7 @@
 //   simt::shuffle, _xor, _down, _up another lane's value; every lane of the warp takes part
 //   simt::sync_warp()               orders a warp's accesses to shared memory
 //   simt::warp_sum(x)               the sum over the warp, the same bits in every lane
+//   simt::warp_running_sum(x)       the sum over this lane and all lower ones
 //   simt::Vector<T, N>              N elements; one instruction moves 4, 8 or 16 bytes
 //   simt::load_streaming            loads a Vector that is read once, with a hint to evict it from the caches first
 //   simt::store_streaming           stores a Vector that is not read again soon, with the same hint
@@ -109,6 +110,16 @@ template <typename T>
 __device__ __forceinline__ T warp_sum(T value) {
 #pragma unroll
   for (int bits = warp_size / 2; bits > 0; bits /= 2) value += shuffle_xor(value, bits);
+  return value;
+}
+
+template <typename T>
+__device__ __forceinline__ T warp_running_sum(T value) {
+#pragma unroll
+  for (int lanes = 1; lanes < warp_size; lanes *= 2) {
+    const T others = shuffle_up(value, lanes);
+    if (lane() >= lanes) value += others;
+  }
   return value;
 }
 

@@ -65,11 +65,16 @@ class RangedData(DeviceData):
         return np.maximum(largest, 300 * middle) if self.wide else largest, middle
 
 
+def work_of(dtype):
+    """Return the working type for X of a type."""
+    return np.dtype(np.float64 if dtype == "float64" else np.float32)
+
+
 def data_on_host(X, kind, weights=None, mean=None, *, middle=None, multiprocessors=3):
     """Return X in the type of a kind as `DeviceData`, from which kernels subtract `mean`, or zero."""
     dtype, digits, *_ = kind
     array = np.ascontiguousarray(X.astype(DTYPES[dtype]))
-    work = np.dtype(np.float64 if dtype == "float64" else np.float32)
+    work = work_of(dtype)
     data = RangedData(RowsOnMachine(array), work, weights, HostMachine(multiprocessors), takes_16_bit=True)
     data.middle, data.wide = middle, digits == 3 and work == np.float32
     data.center(np.zeros(X.shape[1]) if mean is None else mean, on_read=True)

@@ -133,12 +133,7 @@ __device__ __forceinline__ double rounding_deviation(const Operands<T>& of, long
   for (long long first = 0; first < of.k; first += 32) {
     const long long l = first + lane;
     const double product = l < of.k ? fma(wide(of.A(row, l)), wide(of.B(l, column)), 0.0) : 0.0;
-    double sum = product;  // prefix sum over the lanes
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const double others = simt::shuffle_up(sum, lanes);
-      if (lane >= lanes) sum += others;
-    }
+    const double sum = simt::warp_running_sum(product);
     const double all = simt::shuffle(sum, 31), place = product != 0 ? last_place(product) : PlaceUpdate().place;
     double of_step = 0;
 #pragma unroll

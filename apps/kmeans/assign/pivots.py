@@ -5,7 +5,9 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.load import load_kernels, types_of
+from tsapps.apps.kmeans.data.load import load_kernels
+from tsapps.apps.kmeans.data.plan import grid_of_lists
+from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["Pivots"]
@@ -36,9 +38,9 @@ class Pivots:
         self._between = data.xp.empty((k, k), np.float32), data.xp.zeros(1, np.int32)
         tiles = -(-k // _TILE_CENTERS)
         self._tiles = tiles, tiles
-        self._grid = lists, max(1, data.gpu.multiprocessors * _BLOCKS // lists)
+        self._grid = grid_of_lists(data.gpu.multiprocessors, lists, _BLOCKS)
         (self._distances,) = load_kernels(data.machine, "assign/center_distances.cuh", "center_distances")
-        name = f"rescore_by_pivot<{types_of(data.rows_on_gpu, data.dtype).split(',')[0]}, {candidates}>"
+        name = f"rescore_by_pivot<{ELEMENT[data.rows_on_gpu.dtype.name]}, {candidates}>"
         (self._rescore,) = load_kernels(data.machine, "assign/rescore_by_pivot.cuh", name)
 
     @staticmethod

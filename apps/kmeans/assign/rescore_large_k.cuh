@@ -251,7 +251,6 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
         nearest_of_all_together<kWarps>(rows, centers, order, k, row_of, label_of, values, nearest);
       }
     }
-    __syncthreads();
     Reassignment mine = {};
 #pragma unroll 1
     for (int r = 0; r < some; ++r) {

@@ -46,12 +46,7 @@ struct Terms {
     const int last = first + each < k ? first + each : k;
     int sum = 0;
     for (int j = first; j < last; ++j) sum += begins[j];
-    int before = sum;
-#pragma unroll
-    for (int lanes = 1; lanes < 32; lanes *= 2) {
-      const int other = simt::shuffle_up(before, lanes);
-      if ((int)threadIdx.x % 32 >= lanes) before += other;
-    }
+    int before = simt::warp_running_sum(sum);
     if (threadIdx.x % 32 == 31) of_warp[warp] = before;
     __syncthreads();
     before -= sum;

@@ -25,6 +25,7 @@ from tsapps.apps.kmeans.bounds.plan import (
 )
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
+from tsapps.apps.kmeans.data.plan import grid_of_lists
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.gemm import Gemm
 from tsapps.kernels.plan.mma import MmaPlan
@@ -134,7 +135,7 @@ class ProductBounds(Bounds):
 
     def __init__(self, data: DeviceData, plan: MmaPlan, problem: Problem, lists: int, capacity: int) -> None:
         super().__init__(data, problem.w, most_listed(problem.m, lists, capacity), "int")
-        self._assign_active_grid = lists, max(1, data.gpu.multiprocessors * _ACTIVE_BLOCKS // lists)
+        self._assign_active_grid = grid_of_lists(data.gpu.multiprocessors, lists, _ACTIVE_BLOCKS)
         (self._assign_active,) = load_kernels(
             data.machine, "bounds/assign.cuh", f"assign_active_rows<{-(-problem.w // 8)}>"
         )

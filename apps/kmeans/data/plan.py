@@ -12,6 +12,7 @@ __all__ = [
     "ROWS",
     "SPLIT",
     "UNCERTIFIED",
+    "grid_of_lists",
     "half_copy_scale",
     "lanes_of_row",
     "log2_lanes",
@@ -60,6 +61,11 @@ def row_groups(rows: int, columns: int) -> tuple[np.int32, tuple[int]]:
     """Return log2 of the number of lanes among which a row is split, up to a warp, and the grid for all rows."""
     shared_by = log2_lanes(columns)
     return np.int32(shared_by), (-((-rows << shared_by) // PASS_THREADS),)
+
+
+def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, int]:
+    """Return a grid (lists, blocks per list): `blocks` blocks per multiprocessor or fewer, but one per list or more."""
+    return lists, max(1, multiprocessors * blocks // lists)
 
 
 def vector_of(itemsize: int) -> int:

@@ -179,7 +179,7 @@ def run_without_computing(
     if isinstance(step, DeviceStep):
         step.create_bounds()
         if relocates and n > relocation.MOST_ORDERED:
-            list(Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0]))
+            Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0])
         data.inertia(np.zeros((fit.k, d)), step.labels)
         if fit.protect:
             step.protection = Protection()
@@ -209,4 +209,3 @@ def _run_passes(fit: Fit, machine: CompilingMachine) -> None:
     data.own_distances(np.zeros((1, d)), labels)
     data.inertia(np.zeros((fit.k, d)), labels)
     engine.blocks.assign(np.zeros((min(fit.k, _MANY_CLUSTERS), d), fit.dtype))
-    data.center(np.zeros(d), on_read=True)

@@ -26,10 +26,10 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.bounds.launch import ProductBounds
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
-from tsapps.apps.kmeans.data.plan import lanes_of_row
+from tsapps.apps.kmeans.data.plan import grid_of_lists, lanes_of_row
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
-from tsapps.apps.kmeans.update.launch import ScatterAdd, SegmentedSum, grid_of_lists
+from tsapps.apps.kmeans.update.launch import ScatterAdd, SegmentedSum
 from tsapps.apps.kmeans.update.plan import LISTS, MOST_PLACED, PLACE_BYTES, sorts_rows
 from tsapps.kernels.arrays import address
 from tsapps.kernels.gemm import Gemm, blocks_of

@@ -158,11 +158,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
 // threads, and `all` to the sum of all threads.
 __device__ __forceinline__ double running_sum(double value, double* of_warps, double& before, double& all) {
   const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
-#pragma unroll
-  for (int bits = 1; bits < 32; bits *= 2) {
-    const double lower = simt::shuffle_up(value, bits);
-    if (lane >= bits) value += lower;
-  }
+  value = simt::warp_running_sum(value);
   const double previous = simt::shuffle_up(value, 1);
   if (lane == 31) of_warps[warp] = value;
   __syncthreads();

@@ -1,10 +1,10 @@
-// The `count` rows with the largest distance to their own center, in the order of decreasing distance; of equal
-// distances, the lower row index comes first.
+// As many rows as clusters are to be relocated (stopped.cuh), those with the largest distance to their own center, in
+// the order of decreasing distance; of equal distances, the lower row index comes first.
 //
-//   distances (n)  →  found (count)
+//   distances (n)  →  found
 //
 // The key of a row is the bits of its distance, which order as the distances do, followed by n − 1 − row. Keys differ,
-// so the result does not depend on the order in which rows are read. The least key of the `count` rows is selected by
+// so the result does not depend on the order in which rows are read. The least key of the farthest rows is selected by
 // digits of 11 bits:
 //
 //   select_digit          once per digit: counts the rows for each value of this digit, among the rows whose key begins
@@ -13,7 +13,7 @@
 //   list_farthest_rows    lists the rows from the least key on, and sorts them
 //
 // Why it is fast: each launch reads the distances once, coalesced, mostly from level 2. The number of launches does not
-// depend on `count`. Blocks count in shared memory.
+// depend on that of rows. Blocks count in shared memory.
 #pragma once
 #include "kernels/device/simt.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -82,12 +82,7 @@ __device__ __forceinline__ void select_value(unsigned* histogram, Selection sele
     histogram[most - i] = 0;
     sum += mine[i];
   }
-  unsigned through = sum;
-#pragma unroll
-  for (int delta = 1; delta < 32; delta *= 2) {
-    const unsigned other = simt::shuffle_up(through, delta);
-    if (lane >= delta) through += other;
-  }
+  const unsigned through = simt::warp_running_sum(sum);
   if (lane == 31) of_warp[threadIdx.x / 32] = through;
   __syncthreads();
   unsigned before = through - sum;
@@ -105,15 +100,14 @@ __device__ __forceinline__ void select_value(unsigned* histogram, Selection sele
   }
 }
 
-// Selects digit number `digit` of the least key of the `count` farthest rows, from 0; keys have `digits` digits. If
-// `stopped` is not null, the number of rows is that of the clusters to relocate. `histogram` (kDigitValues) and
-// `arrived` are zero before and after. n is less than 2³².
+// Selects digit number `digit` of the least key of the farthest rows, from 0; keys have `digits` digits. `histogram`
+// (kDigitValues) and `arrived` are zero before and after. n is less than 2³².
 template <typename Work>
-__global__ void __launch_bounds__(kFarthestThreads)
-    select_digit(const Work* distances, long long n, int count, int digit, int digits, Selection* selection,
-                 unsigned* histogram, unsigned* arrived, const int* stopped) {
+__global__ void __launch_bounds__(kFarthestThreads, 2)
+    select_digit(const Work* distances, long long n, int digit, int digits, Selection* selection, unsigned* histogram,
+                 unsigned* arrived, const int* stopped) {
   ptx::griddepcontrol_wait();
-  if (stopped != nullptr) count = clusters_to_relocate(*stopped);
+  const int count = clusters_to_relocate(*stopped);
   if (count == 0) return;
   const Selection before = digit == 0 ? Selection{0, 0, count, 0} : *selection;
   if (before.ends) return;
@@ -136,15 +130,14 @@ __global__ void __launch_bounds__(kFarthestThreads)
   if (simt::last_to_arrive(arrived, gridDim.x)) select_value(histogram, before, of_distance, shift, selection);
 }
 
-// Writes the farthest rows, those from the least key on, to `found`. See select_digit for `count`, `stopped` and
-// `arrived`; `listed` is zero before and after. `unsorted` has room for kMostRelocated rows. All distances are
-// numbers or infinite, as rows and centers are finite.
+// Writes the farthest rows, those from the least key on, to `found`. `listed` and `arrived` are zero before and after.
+// `unsorted` has room for kMostRelocated rows. All distances are numbers or infinite, as rows and centers are finite.
 template <typename Work>
-__global__ void __launch_bounds__(kFarthestThreads)
-    list_farthest_rows(const Work* distances, long long n, int count, const Selection* selection, FarRow* unsorted,
+__global__ void __launch_bounds__(kFarthestThreads, 2)
+    list_farthest_rows(const Work* distances, long long n, const Selection* selection, FarRow* unsorted,
                        unsigned* listed, unsigned* arrived, FarRow* found, const int* stopped) {
   ptx::griddepcontrol_wait();
-  if (stopped != nullptr) count = clusters_to_relocate(*stopped);
+  const int count = clusters_to_relocate(*stopped);
   if (count == 0) return;
   const Selection least = *selection;
   for_each_distance(distances, n, [&](long long row, Work distance) {

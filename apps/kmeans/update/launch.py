@@ -11,7 +11,7 @@ import numpy as np
 from tsapps.apps.kmeans.bounds.plan import DRIFT
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
-from tsapps.apps.kmeans.data.plan import log2_lanes
+from tsapps.apps.kmeans.data.plan import grid_of_lists, log2_lanes
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.fixed_point import Integers, columns_of_block
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, HALF_CENTERS, SEGMENTS, UPDATE_CENTERS, segments_plan
@@ -19,17 +19,12 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["AddReassigned", "ScatterAdd", "SegmentedSum", "grid_of_lists", "update_args"]
+__all__ = ["AddReassigned", "ScatterAdd", "SegmentedSum", "update_args"]
 
 # Number of threads per block.
 _SCATTER_THREADS, _SORT_THREADS, _SEGMENT_THREADS, _ADD_THREADS = 512, 512, 256, 256
 # Number of resident blocks per multiprocessor.
 _SCATTER_BLOCKS, _SORT_BLOCKS, _ADD_BLOCKS = 2, 2, 8
-
-
-def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, int]:
-    """Return a grid (lists, blocks per list): `blocks` blocks per multiprocessor or fewer, but one per list or more."""
-    return lists, max(1, multiprocessors * blocks // lists)
 
 
 def update_args(

@@ -1,13 +1,11 @@
 """Relocation of empty clusters on a GPU without the host: launches of an iteration (relocate.cuh)."""
 
-from collections.abc import Iterator
-from functools import cached_property
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.load import label_argument, load_kernels, pointer, types_of
+from tsapps.apps.kmeans.data.load import label_argument, load_kernels, types_of
 from tsapps.apps.kmeans.data.own_distances import bind_distances
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
 from tsapps.apps.kmeans.update.plan import MOST_RELOCATED
@@ -58,27 +56,19 @@ class FarthestRows:
         self._listed, self._arrived = xp.zeros((2, 1), np.uint32)
         self._unsorted, self.found = xp.empty((2, MOST_RELOCATED * FAR_ROW.itemsize), np.uint8)
 
-    def bind(self, centers: Any, count: int, stopped: Any | None = None) -> list[Launch]:
-        """Return the launches that find `count` samples, at most `MOST_RELOCATED`.
-
-        `centers` (k, d) are on the GPU. With `stopped`, they find as many samples as there are clusters to relocate
-        (stopped.cuh).
-        """
-        return [self.bind_distances(centers, stopped), *self.bind_search(count, stopped)]
-
-    def bind_distances(self, centers: Any, stopped: Any | None = None) -> Launch:
-        """Return the first of these launches, which computes the distances."""
+    def bind_distances(self, centers: Any, stopped: Any) -> Launch:
+        """Return the first launch, which computes the distances to `centers` (k, d), on the GPU."""
         data, labels = self._data, self._labels
         return bind_distances(data.machine, data.rows_on_gpu, data.shift, centers, labels, self._distances, stopped)
 
-    def bind_search(self, count: int, stopped: Any | None = None) -> list[Launch]:
-        """Return the other launches."""
+    def bind_search(self, stopped: Any) -> list[Launch]:
+        """Return the other launches. They find as many samples as there are clusters to relocate (stopped.cuh)."""
         n, bind, itemsize = self._data.n_samples, self._data.machine.bind, self._data.dtype.itemsize
         digits = _DISTANCE_DIGITS[itemsize] + -(-n.bit_length() // _DIGIT_BITS)
-        of_rows, when = (self._distances, np.int64(n), np.int32(count)), pointer(stopped)
-        counted = np.int32(digits), self._selection, self._histogram, self._arrived, when
+        of_rows = self._distances, np.int64(n)
+        counted = np.int32(digits), self._selection, self._histogram, self._arrived, stopped
         selects = (bind(self._select, *self._launch, (*of_rows, np.int32(i), *counted)) for i in range(digits))
-        listed = self._selection, self._unsorted, self._listed, self._arrived, self.found, when
+        listed = self._selection, self._unsorted, self._listed, self._arrived, self.found, stopped
         return [*selects, bind(self._list, *self._launch, (*of_rows, *listed))]
 
 
@@ -91,13 +81,24 @@ class Relocation:
     buffers : IterationBuffers
     digits : {2, 3}
         Number of limbs per element of the fixed-point sums.
+
+    Attributes
+    ----------
+    back : Launch
+        The launch that moves the samples back, after the new centers are computed.
     """
 
     def __init__(self, data: DeviceData, buffers: IterationBuffers, digits: int) -> None:
-        self._data, self._buffers, self._farthest = data, buffers, FarthestRows(data, buffers.labels)
-        self._n_relocated = data.xp.zeros(1, np.int32)
+        self._stopped, self._farthest = buffers.stopped, FarthestRows(data, buffers.labels)
         types = f"{types_of(data.rows_on_gpu, data.dtype)}, {digits}{label_argument(buffers.labels)}"
-        (self._relocate,) = load_kernels(data.machine, "update/relocate.cuh", f"relocate<{types}>")
+        (relocate,) = load_kernels(data.machine, "update/relocate.cuh", f"relocate<{types}>")
+        of, n_relocated = buffers, data.xp.zeros(1, np.int32)
+        given = self._farthest.found, of.empty, of.rows, of.labels, of.scales, of.sums, of.stopped
+        there, self.back = (
+            data.machine.bind(relocate, (_MOST_BLOCKS,), (_THREADS,), (*given, np.bool_(back), n_relocated))
+            for back in (False, True)
+        )
+        self._search = [*self._farthest.bind_search(of.stopped), there]
 
     @staticmethod
     def serves(data: DeviceData) -> bool:
@@ -105,27 +106,6 @@ class Relocation:
         in_range = MOST_ORDERED < data.n_samples <= _MOST_SAMPLES
         return in_range and data.fits(data.n_samples * data.dtype.itemsize)
 
-    def bind(self, centers: Any) -> Iterator[Launch]:
-        """Yield the launches that move samples to the empty clusters; `centers` (k, d) are those of the assignment."""
-        yield self._farthest.bind_distances(centers, self._buffers.stopped)
-        yield from self._search
-        yield self._to_empty
-
-    @cached_property
-    def _search(self) -> list[Launch]:
-        return self._farthest.bind_search(MOST_RELOCATED, self._buffers.stopped)
-
-    @cached_property
-    def _to_empty(self) -> Launch:
-        return self._bind_relocate(back=False)
-
-    @cached_property
-    def back(self) -> Launch:
-        """The launch that moves these samples back, after the new centers are computed."""
-        return self._bind_relocate(back=True)
-
-    def _bind_relocate(self, *, back: bool) -> Launch:
-        of = self._buffers
-        rows = self._farthest.found, of.empty, of.rows, of.labels
-        given = *rows, of.scales, of.sums, of.stopped, np.bool_(back), self._n_relocated
-        return self._data.machine.bind(self._relocate, (_MOST_BLOCKS,), (_THREADS,), given)
+    def bind(self, centers: Any) -> list[Launch]:
+        """Return the launches that move samples to the empty clusters; `centers` (k, d) are those of the assignment."""
+        return [self._farthest.bind_distances(centers, self._stopped), *self._search]

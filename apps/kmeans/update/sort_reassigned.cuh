@@ -116,12 +116,7 @@ __device__ __forceinline__ unsigned begin_segments(unsigned* counts, unsigned* b
       mine[i] = sum;
       sum += tile[kEach * threadIdx.x + i];
     }
-    unsigned through = sum;
-#pragma unroll
-    for (int delta = 1; delta < 32; delta *= 2) {
-      const unsigned other = simt::shuffle_up(through, delta);
-      if (lane >= delta) through += other;
-    }
+    const unsigned through = simt::warp_running_sum(sum);
     if (lane == 31) of_warp[threadIdx.x / 32] = through;
     __syncthreads();
     unsigned before = all + through - sum;

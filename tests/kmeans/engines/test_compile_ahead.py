@@ -4,17 +4,13 @@ from contextlib import contextmanager
 
 import numpy as np
 from host_cuda.machine import HostMachine
-from kmeans.host_steps import DTYPES
+from kmeans.host_steps import DTYPES, work_of
 
 from tsapps.apps.kmeans.engines import compile_ahead as module
 from tsapps.apps.kmeans.engines.compile_ahead import Fit, run_without_computing
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.kernels.runtime.compiling_machine import CompilingMachine
-
-
-def work_of(dtype):
-    return np.dtype(np.float64 if dtype == "float64" else np.float32)
 
 
 def fit_of(shape, dtype, options, k, *, draws):

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 from host_cuda.machine import HostMachine
-from kmeans.host_steps import DTYPES, RowsOnMachine, blobs
+from kmeans.host_steps import DTYPES, RowsOnMachine, blobs, work_of
 
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.device_data import DeviceData
@@ -45,7 +45,7 @@ class Case:
 
     @property
     def work(self):
-        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+        return work_of(self.dtype)
 
     @property
     def begins_early(self):

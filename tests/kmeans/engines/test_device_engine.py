@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from host_cuda.machine import HostMachine
-from kmeans.host_steps import DTYPES, RowsOnMachine
+from kmeans.host_steps import DTYPES, RowsOnMachine, work_of
 
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import ArrayRows
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
     @property
     def work(self):
-        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+        return work_of(self.dtype)
 
     def data(self, rng):
         """Return samples of clusters that overlap, not about zero, and their weights or None."""

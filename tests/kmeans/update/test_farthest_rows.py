@@ -7,7 +7,7 @@ import pytest
 from exhaustive import every, property_test
 from host_cuda.machine import HostMachine, build_together, placed
 from hypothesis import strategies as st
-from kmeans.host_steps import DTYPES, RowsOnMachine
+from kmeans.host_steps import DTYPES, RowsOnMachine, work_of
 
 from tsapps.apps.kmeans.data import device_data
 from tsapps.apps.kmeans.data.device_data import DeviceData
@@ -18,29 +18,29 @@ from tsapps.apps.kmeans.update.relocation import FAR_ROW, FarthestRows
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.plan.mma import ELEMENT
 
-WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
 PASSES, FARTHEST = (
     Path(device_data.__file__).with_name("passes.cuh"),
     Path(module.__file__).with_name("farthest_rows.cuh"),
 )
 KERNELS = [f"kmeans::{name}<{work}>" for work in ("float", "double") for name in ("select_digit", "list_farthest_rows")]
-for each in WORK:
-    types = f"{ELEMENT[each]}, {ELEMENT[np.dtype(WORK[each]).name]}"
+for each in DTYPES:
+    types = f"{ELEMENT[each]}, {ELEMENT[work_of(each).name]}"
     build_together([(PASSES, [f"own_distances<{types}, {v}>"]) for v in ("true", "false")])
 
 
 def data_of(X, dtype="float32", *, mean=None, multiprocessors=3, offset=0):
     """Return X in `dtype` on a machine, centered about `mean` or zero."""
     rows = RowsOnMachine(placed(X.astype(DTYPES[dtype]), offset))
-    data = DeviceData(rows, np.dtype(WORK[dtype]), None, HostMachine(multiprocessors), takes_16_bit=True)
+    data = DeviceData(rows, work_of(dtype), None, HostMachine(multiprocessors), takes_16_bit=True)
     data.center(np.zeros(X.shape[1]) if mean is None else mean, on_read=True)
     return data
 
 
 def found_of(data, centers, labels, count, search=None, stopped=None):
-    """Return the rows and distances that launches find."""
+    """Return the rows and distances that launches find for `count` empty clusters, or if `stopped` is another word."""
     search = search or FarthestRows(data, labels)
-    for launch in search.bind(data.on_device(centers), count, stopped):
+    word = data.machine.on_gpu(np.array([1 + count if stopped is None else stopped], np.uint32))
+    for launch in (search.bind_distances(data.on_device(centers), word), *search.bind_search(word)):
         launch()
     found = search.found if isinstance(search.found, np.ndarray) else search.found.get()
     found = found.view(FAR_ROW)[:count]
@@ -66,7 +66,7 @@ def test_five_rows_by_hand():
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("label", [np.int32, np.int8])
-@pytest.mark.parametrize("dtype", WORK)
+@pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("n", "d", "offset"), [(40, 1, 0), (777, 3, 1), (20_011, 4, 0), (5003, 8, 1), (601, 37, 0)])
 @pytest.mark.parametrize("count", [1, 2, 33])
 def test_same_samples_as_numpy(count, n, d, offset, dtype, label, rng):
@@ -122,8 +122,7 @@ def test_as_many_as_there_are_empty_clusters(stopped, count, rng):
     data, labels = data_of(rng.standard_normal((2000, 2))), np.zeros(2000, np.int32)
     search, centers = FarthestRows(data, labels), np.zeros((1, 2))
     search.found.view(FAR_ROW)["row"] = -1
-    state = np.array([stopped], np.uint32)
-    rows, _ = found_of(data, centers, labels, MOST_RELOCATED, search, state)
+    rows, _ = found_of(data, centers, labels, MOST_RELOCATED, search, stopped)
     expected = np.argsort(-data.own_distances(centers, labels), kind="stable")[:count]
     assert rows[:count].tolist() == expected.tolist()
     assert (rows[count:] == -1).all()
@@ -166,7 +165,7 @@ def test_same_samples_on_a_gpu(values, count, dtype):
     n, d, rng = 1_000_003, 4, np.random.default_rng(1)
     X = rng.integers(0, values, (n, d)).astype(float) if values else rng.standard_normal((n, d))
     data = DeviceData(
-        ArrayRows(cupy.asarray(X.astype(dtype))), np.dtype(WORK[dtype]), None, cuda_machine(0), takes_16_bit=True
+        ArrayRows(cupy.asarray(X.astype(dtype))), work_of(dtype), None, cuda_machine(0), takes_16_bit=True
     )
     data.center(X.mean(axis=0), on_read=True)
     for _ in range(3):

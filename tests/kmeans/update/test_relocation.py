@@ -9,7 +9,7 @@ import pytest
 from exhaustive import property_test
 from host_cuda.machine import HostMachine, build_together
 from hypothesis import strategies as st
-from kmeans.host_steps import DTYPES, RowsOnMachine, assert_right, iterate_once
+from kmeans.host_steps import DTYPES, RowsOnMachine, assert_right, iterate_once, work_of
 
 from tsapps.apps.kmeans import empty_clusters, lloyd
 from tsapps.apps.kmeans.engines import device_step
@@ -44,7 +44,7 @@ class Case:
 
     @property
     def work(self):
-        return np.dtype(np.float64 if self.dtype == "float64" else np.float32)
+        return work_of(self.dtype)
 
     def engine(self, X, weights=None):
         rows = RowsOnMachine(np.ascontiguousarray(X.astype(DTYPES[self.dtype])))
