@@ -245,9 +245,8 @@ class TSKMeans(KMeans):
         return scikit_learn.recording_centers(self, super()._init_centroids(*arguments, **options))
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
-        self._validate_params()
-        X = self._validated(X, reset=True)
-        engine = self._open(X, sample_weight)
+        scikit_learn.check_parameters(self)
+        engine = self._open(self._validated(X, reset=True), sample_weight)
         if self.verbose:
             print("Initialization complete")
         best = lloyd.fit(
@@ -264,8 +263,7 @@ class TSKMeans(KMeans):
         )
         self.cluster_centers_, self._fitted_centers = best.centers, best.fitted
         self.labels_, self.inertia_ = best.labels, best.inertia
-        self.n_iter_ = best.n_iter
-        self.faults_ = best.faults
+        self.n_iter_, self.faults_ = best.n_iter, best.faults
         self._n_features_out = self.n_clusters
 
     def predict(self, X: Any) -> Any:
@@ -388,6 +386,8 @@ class TSKMeans(KMeans):
         """Validate the features of X as scikit-learn does; convert lists and frames to arrays."""
         ready = isinstance(X, Rows) or is_plain(X) or (is_sparse(X) and resident(X) is not None)
         ready = ready and not isinstance(X, np.matrix)  # scikit-learn rejects matrices
+        if reset and ready and scikit_learn.set_n_features(self, X):
+            return X
         return validate_data(
             self,
             X,

@@ -159,7 +159,7 @@ def fit(
     with engine:
         data = engine.data
         engine.center(mean if center and not data.spherical else np.zeros_like(mean), n_clusters)
-        frame = Frame(to_host(data.mean).copy(), exponent)
+        frame = Frame(data.host_mean(), exponent)
         listener = None if progress is None else _Listener(progress, data, exponent)
         clock.lap("prepare")
         for run in range(runs):

@@ -11,7 +11,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache
+from functools import cache, lru_cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,6 +21,7 @@ from sklearn.cluster import KMeans
 from sklearn.cluster._kmeans import _labels_inertia
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import assert_all_finite, check_random_state
+from sklearn.utils._param_validation import validate_parameter_constraints
 
 from tsapps.apps.kmeans.data.distances import distances_of
 from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, frobenius_norm, is_in_range, ldexp, overflow_exponent
@@ -30,7 +31,16 @@ from tsapps.apps.kmeans.open_engine import check_weights, open_engine
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 from tsapps.kernels.blas.threads import one_blas_thread, threads_kept
 
-__all__ = ["Passes", "as_host", "fit", "narrow_indices", "random_state_of", "recording_centers"]
+__all__ = [
+    "Passes",
+    "as_host",
+    "check_parameters",
+    "fit",
+    "narrow_indices",
+    "random_state_of",
+    "recording_centers",
+    "set_n_features",
+]
 
 T = TypeVar("T")
 
@@ -67,6 +77,44 @@ class RecordingCenters(np.ndarray):
 def recording_centers(model: KMeans, centers: np.ndarray) -> np.ndarray:
     """Return a copy of initial centers, (k, d), as `RecordingCenters` that write to the record of the current `fit`."""
     return RecordingCenters.of(centers, model.__dict__.get(_RECORD, {}))
+
+
+def check_parameters(model: KMeans) -> None:
+    """Validate the parameters of a model as scikit-learn does, but equal numbers and names only once: it takes 0.2 ms.
+
+    Raises
+    ------
+    ValueError
+        If a parameter is invalid.
+    """
+    given = model.get_params(deep=False)
+    if type(model.init) is np.ndarray:
+        given["init"] = "k-means++"  # every array is as valid
+    if all(value is None or type(value) in (bool, int, float, str) for value in given.values()):
+        kind: Any = type(model)  # mypy does not accept `type[Any]` as hashable
+        _check_parameters(kind, tuple((name, value, type(value)) for name, value in given.items()))
+    else:
+        model._validate_params()
+
+
+@lru_cache(maxsize=64)
+def _check_parameters(kind: type[KMeans], parameters: tuple[tuple[str, Any, type], ...]) -> None:
+    """Validate parameters of estimators of class `kind`; each is (name, value, type of the value)."""
+    given = {name: value for name, value, _ in parameters}
+    validate_parameter_constraints(kind._parameter_constraints, given, caller_name=kind.__name__)
+
+
+def set_n_features(model: KMeans, X: Any) -> bool:
+    """Set `n_features_in_` to the number of columns of X as `validate_data` does, which takes longer than an iteration.
+
+    Returns False, without a change, if X is not a two-dimensional array.
+    """
+    shape: Any = getattr(X, "shape", ())
+    if kind_of(X) is None or len(shape) != 2:
+        return False
+    model.n_features_in_ = shape[1]
+    vars(model).pop("feature_names_in_", None)  # arrays have no feature names
+    return True
 
 
 def random_state_of(model: KMeans) -> np.random.RandomState:

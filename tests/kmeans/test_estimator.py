@@ -182,6 +182,26 @@ def test_parameters_out_of_range(X, parameters, message, blocks):
         TSKMeans(**{"device": "cpu", **parameters}).fit(ArrayRows(X) if blocks else X)
 
 
+def test_a_parameter_of_another_type_is_validated_again(X):
+    rows = ArrayRows(X)
+    TSKMeans(3, protect=True, device="cpu").fit(rows)
+    with pytest.raises(ValueError, match="'protect'"):
+        TSKMeans(3, protect=1, device="cpu").fit(rows)  # 1 == True
+    with pytest.raises(ValueError, match="'init'"):
+        TSKMeans(3, init=np.float64(1), device="cpu").fit(rows)
+
+
+def test_the_features_of_an_array_replace_those_of_a_frame(X):
+    frame = pd.DataFrame(X, columns=[f"f{i}" for i in range(X.shape[1])])
+    kmeans = TSKMeans(3, metric="cosine", random_state=1, device="cpu").fit(frame)
+    assert list(kmeans.feature_names_in_) == list(frame.columns)
+    kmeans.fit(X[:, 1:])
+    assert kmeans.n_features_in_ == X.shape[1] - 1
+    assert not hasattr(kmeans, "feature_names_in_")
+    with pytest.raises(ValueError, match="expected a matrix of shape"):
+        kmeans.fit(X[0])
+
+
 @pytest.mark.skipif(bool(gpus()), reason="there is a GPU")
 @pytest.mark.parametrize("device", ["cuda", "cuda:0", "cuda:3"])
 def test_no_gpu_is_an_error_not_a_fallback(X, device):

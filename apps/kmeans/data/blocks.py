@@ -183,6 +183,10 @@ class Data(ABC):
         rows = to_host(self.reader.rows(np.asarray(indices)))
         return rows.astype(self.dtype) - to_host(self.mean)
 
+    def host_mean(self) -> np.ndarray:
+        """Return a copy in host memory of the mean, (d,), that is subtracted from X."""
+        return np.array(to_host(self.mean))
+
     def first_row(self) -> np.ndarray:
         """Return a sample, (d,), in `dtype` and in host memory, as a point from which differences are small."""
         return self.rows(np.array([0]))[0]

@@ -199,6 +199,10 @@ class DeviceData(Data):
         self.known_moments, self._last_spread = (mean, variance, self._largest), None
         return mean, variance
 
+    def host_mean(self) -> np.ndarray:
+        """Return a copy in host memory of the mean, (d,), that is subtracted from X; see `Data.host_mean`."""
+        return self._subtracted.astype(self.dtype) if self.on_read else super().host_mean()
+
     def first_row(self) -> np.ndarray:
         """Return a sample; see `Data.first_row`."""
         X = self.rows_on_gpu

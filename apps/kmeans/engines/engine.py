@@ -15,7 +15,6 @@ from tsapps.apps.kmeans.engines.block_step import BlockStep
 from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init import plusplus_host
-from tsapps.kernels.arrays import to_host
 
 __all__ = ["Engine", "HostEngine"]
 
@@ -103,7 +102,7 @@ class Engine(ABC):
             If X has a NaN or an infinity. The message names the row and column.
         """
         self._center_once(mean, len(centers))
-        subtracted = to_host(self.data.mean)
+        subtracted = self.data.host_mean()
         if (subtracted != mean).any():
             centers = centers + (mean.astype(np.float64) - subtracted)
         return centers.astype(self.data.dtype, copy=False)

@@ -65,7 +65,7 @@ def _rows_on_host(data: Data) -> Callable[[np.ndarray], np.ndarray]:
     """Return a function that does what `Data.rows` does, but copies an array on a GPU to the host only once."""
     if not isinstance(data.source, ArrayRows):
         return data.rows
-    X, mean = data.source.on_host, to_host(data.mean)
+    X, mean = data.source.on_host, data.host_mean()
 
     def rows(indices: np.ndarray) -> np.ndarray:
         centered: np.ndarray = X[indices].astype(data.dtype) - mean
