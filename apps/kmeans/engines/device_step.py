@@ -264,7 +264,8 @@ class DeviceStep(RunningSumsStep):
             return
         self._bounded = False  # row bounds are not needed again
         self.data.machine.fill(self.buffers.stopped, 0)
-        for launch in self._bound_rows(self._prepared):
+        # The launches of `_bind_next` did nothing if the run converged.
+        for launch in (*self._bind_next(self._prepared), *self._bound_rows(self._prepared)):
             launch()
 
     def _begin(self, centers: np.ndarray) -> None:

@@ -213,6 +213,20 @@ def test_fewer_distinct_samples_than_clusters(case, rng, by_host):
     assert counts[2] == case.k - 3
 
 
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_no_sample_is_ambiguous_because_of_equal_centers(by_host):
+    """Nor in the final assignment, which follows launches that do nothing because the run has converged."""
+    case = Case("large_k", 2, 70)
+    X = np.repeat([[0.0, 0], [0, 1], [1, 0], [1, 1]], [120, 130, 100, 150], axis=0)
+    init = np.vstack([X[:1], X[120:121], X[250:251], np.repeat(X[-1:], case.k - 3, axis=0)])
+    engine = case.engine(X)
+    found = lloyd.fit(engine, case.k, init=init.astype(np.float32), random_state=np.random.RandomState(0))
+    assert found.n_iter == 1  # no center has moved
+    assert not by_host
+    assert found.labels.tolist() == np.repeat(range(4), [120, 130, 100, 150]).tolist()
+    assert engine.step_for(case.k).ambiguous_counts().tolist() == [0, 0]
+
+
 @pytest.mark.parametrize("case", [Case("small_d", 1, 4), Case("large_k", 1, 67)], ids=str)
 def test_a_cluster_that_relocation_empties(case, by_host):
     """The only sample of cluster 1 is the farthest: it moves to cluster 0, and leaves its own to the heaviest, 3."""
