@@ -8,8 +8,9 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["typical_rows"]
 
-# Number of sampled rows.
-_SAMPLED = 128
+# Number of sampled rows, and of their features that are examined first: a median of 128 numbers for each of 4,096
+# features takes the host 17 ms.
+_SAMPLED, _FEATURES = 128, 64
 # Rows are sampled if some |x − origin| exceeds this multiple of the standard deviation.
 _PEAK = 8.0
 # Outliers dominate if the root mean square of typical rows is less than this fraction of the standard deviation: scaled
@@ -39,7 +40,12 @@ def typical_rows(rows: Any, mean_variance: float, largest: np.ndarray) -> tuple[
     deviation = mean_variance**0.5
     if not deviation * _PEAK < largest.max(initial=0.0):
         return None
-    some = to_host(rows[:: max(1, len(rows) // _SAMPLED)][:_SAMPLED]).astype(np.float64)
-    median = np.median(some, axis=0)
-    rms = float(np.median(np.sqrt(((some - median) ** 2).mean(axis=1))))
-    return (median, rms) if 0 < rms < _HIDDEN * deviation else None
+    d, sampled = rows.shape[1], rows[:: max(1, len(rows) // _SAMPLED)][:_SAMPLED]
+    # The squares of some features, divided by the number of all features, bound the mean square from below.
+    for step in dict.fromkeys((max(1, d // _FEATURES), 1)):
+        some = to_host(sampled[:, ::step]).astype(np.float64)
+        median = np.median(some, axis=0)
+        rms = float(np.median(np.sqrt(((some - median) ** 2).sum(axis=1) / d)))
+        if not rms < _HIDDEN * deviation:
+            return None
+    return (median, rms) if rms > 0 else None

@@ -44,6 +44,25 @@ def test_others_keep_the_mean(kind, rng):
     assert typical_rows(X, np.inf if kind == "not finite" else variance, largest) is None
 
 
+@pytest.mark.parametrize("large", [None, 0, 1, 128])
+@pytest.mark.parametrize("factor", [1e2, 1e4, 1e8])
+def test_many_features(large, factor, rng):
+    """Those that are examined first decide nothing that all of them would not; feature `large` is not like the rest."""
+    X, _ = with_outliers(rng, d=190, factor=factor)
+    if large is not None:
+        X[:, large] *= 100
+    variance, largest = moments_of(X)
+    some = X[::31][:128].astype(np.float64)
+    median = np.median(some, axis=0)
+    rms = np.median(np.sqrt(((some - median) ** 2).mean(axis=1)))
+    found = typical_rows(X, variance, largest)
+    if rms < 2.0**-9 * variance**0.5:
+        assert found[0].tolist() == median.tolist()
+        assert found[1] == pytest.approx(rms)
+    else:
+        assert found is None
+
+
 def test_typical_rows_keep_their_bits(rng):
     X, rows = with_outliers(rng, n=400, count=1)
     data = data_on_host(X, KINDS[0])
