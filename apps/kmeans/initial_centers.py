@@ -62,7 +62,7 @@ def initial_centers(
         centers = to_host(as_numbers(centers, "the array returned by init"))
     else:
         centers = to_host(as_numbers(init, "init"))
-    centers = np.array(centers, dtype=data.dtype)  # a copy: the caller's array is never written
+    centers = np.asarray(centers, data.dtype)
     if centers.shape != (n_clusters, data.n_features):
         raise ValueError(
             f"the initial centers have shape {centers.shape}; "
@@ -78,4 +78,5 @@ def initial_centers(
                 f"initial center {index} is zero, and has no direction: metric='cosine' needs nonzero centers"
             )
         return unit(centers)
-    return centers if callable(init) else frame.centered(centers)
+    # A copy: the caller's array is never written.
+    return centers.copy() if callable(init) else frame.centered(centers)

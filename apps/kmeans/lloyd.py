@@ -349,7 +349,7 @@ def _iterate_run(
     """
     protection = step.protection
     step.reset()
-    centers, done, converged = first.copy(), 0, False
+    centers, done, converged = first, 0, False
     if protection is not None:
         protection.keep(first)
     while done < max_iter and not converged:

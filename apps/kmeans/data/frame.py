@@ -63,6 +63,11 @@ def exponent_of(largest: float) -> int:
     return int(np.frexp(largest)[1]) + 1 if largest > 0 else 0
 
 
+def largest_of(array: np.ndarray) -> float:
+    """Return the largest absolute value of an array; NaN if it has one."""
+    return max(float(array.max()), -float(array.min()))  # no temporary array, unlike abs(array).max()
+
+
 def frobenius_norm(rows: np.ndarray) -> float:
     """Return the Frobenius norm of C-contiguous rows, (n, d); not finite on overflow or if an element is not finite."""
     numbers = rows.reshape(-1)
@@ -172,8 +177,12 @@ class Frame:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)
+            # A sum is rounded by half an ulp at most. For most centers, this bound makes the comparison unnecessary.
+            ulp = float(np.finfo(narrow.dtype).eps) * largest_of(narrow)
+            if self.exponent == 0 and ulp <= _MOST_LOSS * largest_of(centers):
+                return narrow
             wide: np.ndarray = ldexp(centers.astype(np.float64) + self.mean, self.exponent)
-            scale = np.ldexp(float(abs(centers).max()), self.exponent)
+            scale = np.ldexp(largest_of(centers), self.exponent)
             return narrow if abs(narrow - wide).max() <= _MOST_LOSS * scale else wide
 
 

@@ -180,6 +180,7 @@ def run_without_computing(
         step.create_bounds()
         if relocates and n > relocation.MOST_ORDERED:
             Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0])
+        step.inertia(np.zeros((fit.k, d), fit.dtype))
         data.inertia(np.zeros((fit.k, d)), step.labels)
         if fit.protect:
             step.protection = Protection()

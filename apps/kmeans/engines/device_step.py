@@ -78,8 +78,6 @@ class DeviceStep(RunningSumsStep):
     # True if iterations include the kernel launches for bounds, from the next on; and whether those in flight do.
     _bounded = False
     _bounded_before: list[bool]
-    # Index i if `update_centers` has prepared `buffers.centers[i]`, the last result of `iterate`; otherwise None.
-    _prepared: int | None = None
     # Relocation of empty clusters; None until a cluster first becomes empty.
     _relocation: Relocation | None = None
     # True if iterations include the launches for relocation. Only `_launch_relocation` sets it, after which all later

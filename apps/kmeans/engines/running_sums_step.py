@@ -8,19 +8,21 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.engines.step import Step
-from tsapps.apps.kmeans.inertia.plan import inertia_from_sums
+from tsapps.apps.kmeans.inertia.launch import sum_terms
+from tsapps.apps.kmeans.inertia.plan import inertia_from_terms
 from tsapps.apps.kmeans.protect.launch import StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
 from tsapps.apps.kmeans.update.fixed_point import Integers
+from tsapps.kernels.arrays import to_host
 
 __all__ = ["RunningSumsStep"]
 
-# The host computes the inertia from the running cluster sums, instead of a pass over X, under two conditions: X has at
+# The inertia is computed from the running cluster sums, instead of by a pass over X, under two conditions: X has at
 # least `_ROWS_OVER_SUMS` times as many bytes as the sums, and the relative error of the inertia is at most
 # `_INERTIA_ERROR`, about the error of float32 differences. `_SQUARES_ERROR` is the relative error of a float64 sum of
 # squares.
-_ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 1024, 2.0**-20, 2.0**-40
+_ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 8, 2.0**-20, 2.0**-40
 
 
 class RunningSumsStep(Step):
@@ -45,6 +47,8 @@ class RunningSumsStep(Step):
     check: StepCheck | None = None
     # The weights of the clusters, if `inertia` has copied them to the host since the last launch.
     _final_weights: np.ndarray | None = None
+    # Index i if `update_centers` has prepared `buffers.centers[i]`, the last result of `iterate`; otherwise None.
+    _prepared: int | None = None
 
     @property
     def sums_units(self) -> np.ndarray:  # type: ignore[override]
@@ -60,7 +64,9 @@ class RunningSumsStep(Step):
         """Return the number of samples with each label, from the running sums if possible; see `Step.cluster_sizes`."""
         if k != self.k or labels is not self.labels or self.data.sample_weight is not None:
             return super().cluster_sizes(labels, k)
-        weights = self.sums()[1] if self._final_weights is None else self._final_weights
+        weights = self._final_weights
+        if weights is None:
+            weights = to_host(self.buffers.sums[:, -1]) / self.integers.scales[-1]
         return weights.astype(np.int64)
 
     def inertia(self, centers: np.ndarray) -> float:
@@ -75,9 +81,11 @@ class RunningSumsStep(Step):
             return None
         if data.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * self.buffers.sums.nbytes:
             return None
-        squares = data.n_samples * data.n_features * data.spread()[1] ** 2
-        sums, self._final_weights = self.sums()
-        inertia, error = inertia_from_sums(squares, sums, self._final_weights, self.sums_units[:-1], centers)
+        of, squares = self.buffers, data.n_samples * data.n_features * data.spread()[1] ** 2
+        on_gpu = data.on_device(centers) if self._prepared is None else of.centers[self._prepared]
+        terms = to_host(sum_terms(data.machine, of.sums, of.units, on_gpu))
+        self._final_weights = terms[:, 0]
+        inertia, error = inertia_from_terms(squares, terms)
         # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
         # relative to the sum about the origin, which can be larger.
         about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())

@@ -1,19 +1,21 @@
-"""Inertia Σ w·‖x − c‖² of rows on a GPU: launch of inertia.cuh."""
+"""Inertia Σ w·‖x − c‖² of rows on a GPU: launches of inertia.cuh and sum_terms.cuh."""
 
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.load import pointer
+from tsapps.apps.kmeans.data.load import load_kernels, pointer
 from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
 from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["add_inertia"]
+__all__ = ["add_inertia", "sum_terms"]
 
 _SOURCE = Path(__file__).with_name("inertia.cuh")
+# Number of threads per block of sum_terms (kCenterThreads).
+_TERM_THREADS = 256
 
 
 def add_inertia(
@@ -56,3 +58,27 @@ def add_inertia(
     grid = (plan.blocks(machine.gpu.multiprocessors),)
     kernel(grid, (plan.threads,), (*arguments, *compared), shared_mem=plan.shared_bytes)
     return total
+
+
+def sum_terms(machine: Machine, sums: Any, units: Any, centers: Any) -> Any:
+    """Compute the terms of `inertia_from_terms` from running cluster sums.
+
+    Parameters
+    ----------
+    machine : Machine
+    sums : array of shape (k, d + 1), int64
+        Fixed-point cluster sums; the last column has the numbers of rows.
+    units : array of shape (d + 1,), float64
+        Value of the integer 1 in each column of the sums.
+    centers : array of shape (k, d), float32
+
+    Returns
+    -------
+    array of shape (k, 4), float64
+        On the device of the sums.
+    """
+    k, d = centers.shape
+    (kernel,) = load_kernels(machine, "inertia/sum_terms.cuh", "sum_terms")
+    terms = machine.xp.empty((k, 4))
+    kernel((k,), (_TERM_THREADS,), (sums, units, centers, np.int32(d), terms))
+    return terms

@@ -1,4 +1,4 @@
-"""Plan of the inertia kernel (inertia/inertia.cuh) from sizes; and the inertia from cluster sums (pure)."""
+"""Plan of the inertia kernel (inertia/inertia.cuh) from sizes; and the inertia from terms of cluster sums (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ __all__ = [
     "InertiaPlan",
     "RunningSums",
     "difference_of",
-    "inertia_from_sums",
+    "inertia_from_terms",
     "inertia_plan",
 ]
 
@@ -129,35 +129,30 @@ def inertia_plan(
     return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0, threads, digits)
 
 
-def inertia_from_sums(
-    squares: float, sums: np.ndarray, counts: np.ndarray, units: np.ndarray, centers: np.ndarray
-) -> tuple[float, float]:
-    """Compute the inertia of float32 rows from their cluster sums, in float64.
+def inertia_from_terms(squares: float, terms: np.ndarray) -> tuple[float, float]:
+    """Compute the inertia of float32 rows x from terms of their cluster sums (inertia/sum_terms.cuh), in float64.
 
     Parameters
     ----------
     squares : float
         Σ‖x‖² over the rows.
-    sums, counts : numpy.ndarray of shape (k, d) and (k,)
-        Sum and number of the rows of each cluster.
-    units : numpy.ndarray of shape (d,)
-        Value of the last fixed-point bit of each column of the sums.
-    centers : numpy.ndarray of shape (k, d)
+    terms : numpy.ndarray of shape (k, 4)
+        For the center c of each cluster of m rows with the sum s: m, c·s, ‖c‖² and ``Σ |c_i|·u_i``. u_i is the value of
+        the last fixed-point bit of column i of the sums.
 
     Returns
     -------
     inertia : float
-        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ m·‖c‖². Center c has the cluster sum s and m rows.
+        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ m·‖c‖².
     error : float
         Bound of the error of `inertia` from rounding the elements of x. The error of rounding to float32 is at most
         half an ulp of ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. The error of rounding to fixed point is at most half a unit per
         element.
     """
-    wide = centers.astype(np.float64)
-    norms = float(counts @ (wide * wide).sum(axis=1))
-    inertia = squares - 2 * float((sums * wide).sum()) + norms
-    error = float(np.finfo(np.float32).eps) / 2 * (squares + norms) + float(counts @ np.abs(wide) @ units)
-    return inertia, error
+    counts, dots, norms, roundings = terms.T
+    of_centers = float(counts @ norms)
+    inertia = squares - 2 * float(dots.sum()) + of_centers
+    return inertia, float(np.finfo(np.float32).eps) / 2 * (squares + of_centers) + float(counts @ roundings)
 
 
 def difference_of(words: Sequence[int]) -> int:

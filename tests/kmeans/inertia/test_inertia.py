@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from tsapps.apps import kmeans
 from tsapps.apps.kmeans.inertia import plan as inertia_plan
-from tsapps.apps.kmeans.inertia.launch import add_inertia
+from tsapps.apps.kmeans.inertia.launch import add_inertia, sum_terms
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.plan.mma import ELEMENT
@@ -267,12 +267,33 @@ def test_sums_are_compared_by_any_grid(dtype, digits, blocks, rng):
     assert found == (of.inertia(), 0, expected)
 
 
+def inertia_of_sums(squares, sums, counts, units, centers):
+    """Return the inertia and its error bound from cluster sums, (k, d), that are whole numbers of units."""
+    integers = np.column_stack([sums / units, counts * 16]).astype(np.int64)
+    assert (integers[:, :-1] * units == sums).all()
+    terms = sum_terms(HostMachine(), integers, np.append(units, 1 / 16), centers.astype(np.float32))
+    return inertia_plan.inertia_from_terms(squares, terms)
+
+
 def test_inertia_from_sums_by_hand():
     # (1, 2) and (3, 4) of center (1, 1), (5, 6) of center (0, 0): 1 + 13 + 61.
     sums, counts, centers = np.array([[4.0, 6], [5, 6]]), np.array([2.0, 1]), np.array([[1.0, 1], [0, 0]])
-    inertia, error = inertia_plan.inertia_from_sums(91.0, sums, counts, np.array([0.5, 0.25]), centers)
+    inertia, error = inertia_of_sums(91.0, sums, counts, np.array([0.5, 0.25]), centers)
     assert inertia == 75.0
     assert error == 2.0**-24 * (91 + 4) + 2 * (0.5 + 0.25)
+
+
+@pytest.mark.parametrize(("k", "d"), [(1, 1), (3, 255), (2, 257), (300, 5), (4, 3000)])
+def test_terms_of_sums(k, d, rng):
+    sums, centers = rng.integers(-(2**62), 2**62, (k, d + 1)), rng.standard_normal((k, d)).astype(np.float32)
+    units, wide = np.exp2(rng.integers(-50, -30, d + 1).astype(np.float64)), centers.astype(np.float64)
+    terms = sum_terms(HostMachine(), sums, units, centers)
+    values, rounding = sums * units, 2.0**-52 * (d + 3)
+    np.testing.assert_array_equal(terms[:, 0], values[:, -1])
+    most = (abs(wide) * abs(values[:, :-1])).sum(axis=1)
+    assert (abs(terms[:, 1] - (wide * values[:, :-1]).sum(axis=1)) <= rounding * most).all()
+    np.testing.assert_allclose(terms[:, 2], (wide * wide).sum(axis=1), rtol=rounding)
+    np.testing.assert_allclose(terms[:, 3], abs(wide) @ units[:-1], rtol=rounding)
 
 
 @settings(max_examples=60)
@@ -288,8 +309,15 @@ def test_error_of_inertia_from_sums(n, d, k, seed, bits):
     kept, sums = np.rint(X.astype(np.float32) / units) * units, np.zeros((k, d))
     np.add.at(sums, labels, kept)
     counts = np.bincount(labels, minlength=k).astype(np.float64)
-    inertia, error = inertia_plan.inertia_from_sums(float((X * X).sum()), sums, counts, units, centers)
+    inertia, error = inertia_of_sums(float((X * X).sum()), sums, counts, units, centers)
     assert abs(inertia - float(((X - centers[labels].astype(np.float64)) ** 2).sum())) <= error * (1 + 2.0**-20)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
+def test_sum_terms_compile_without_spills(arch):
+    used = build((FOLDER / "inertia/sum_terms.cuh").read_text(encoding="utf-8"), ["kmeans::sum_terms"], arch).resources
+    assert used["kmeans::sum_terms"].spill_stores == used["kmeans::sum_terms"].spill_loads == 0
 
 
 @pytest.mark.compile
