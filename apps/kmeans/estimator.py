@@ -30,7 +30,7 @@ from tsapps.apps.kmeans.open_engine import (
     resident,
 )
 from tsapps.apps.kmeans.scikit_learn import Passes, as_host, narrow_indices
-from tsapps.kernels.arrays import as_array, is_sparse, like, to_host
+from tsapps.kernels.arrays import as_array, gpu_index, is_sparse, like, to_host
 from tsapps.kernels.blas.threads import is_forked
 
 __all__ = ["TSKMeans"]
@@ -261,7 +261,9 @@ class TSKMeans(KMeans):
             progress=print if self.verbose else None,
             protect=self.protect,
         )
-        self.cluster_centers_, self._fitted_centers = best.centers, best.fitted
+        # `_fitted_centers` has the array itself, which the caller must not write to.
+        self.cluster_centers_ = best.centers.copy() if gpu_index(X) is None else best.centers
+        self._fitted_centers = best.fitted
         self.labels_, self.inertia_ = best.labels, best.inertia
         self.n_iter_, self.faults_ = best.n_iter, best.faults
         self._n_features_out = self.n_clusters
@@ -388,13 +390,11 @@ class TSKMeans(KMeans):
         ready = ready and not isinstance(X, np.matrix)  # scikit-learn rejects matrices
         if reset and ready and scikit_learn.set_n_features(self, X):
             return X
-        return validate_data(
-            self,
-            X,
-            reset=reset,
-            **({"skip_check_array": True} if ready else {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}),
-        )
+        checks: dict[str, Any] = {"skip_check_array": True}
+        if not ready:
+            checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
+        return validate_data(self, X, reset=reset, **checks)
 
     def _gives_frames(self) -> bool:
-        chosen = getattr(self, "_sklearn_output_config", {}).get("transform", get_config()["transform_output"])
-        return chosen != "default"
+        chosen = getattr(self, "_sklearn_output_config", {})
+        return chosen.get("transform", get_config()["transform_output"]) != "default"

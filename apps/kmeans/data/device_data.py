@@ -87,8 +87,8 @@ class DeviceData(Data):
         self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
         #: The last result of `integers_of` in engines/device_step.py, after the `spread` that it is for.
         self.integers: tuple[tuple[np.ndarray, float], Any] | None = None
-        # The point and the result of the last `spread`.
-        self._last_spread: tuple[np.ndarray, tuple[np.ndarray, float]] | None = None
+        # The argument of the last `spread`, the same rounded as `shift`, and the result.
+        self._last_spread: tuple[np.ndarray, np.ndarray, tuple[np.ndarray, float]] | None = None
         self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host
         self._half_copy: HalfCopy | None = None
         self._split_operand: SplitOperand | None = None
@@ -277,12 +277,18 @@ class DeviceData(Data):
         s is `subtracted`, (d,), or by default `shift`, the point that kernels subtract.
         """
         mean, variance, largest = self.cached_moments
-        about = self._subtracted if subtracted is None else subtracted.astype(self.dtype).astype(np.float64)
-        if self._last_spread is None or not np.array_equal(about, self._last_spread[0]):
+        point, last = self._subtracted if subtracted is None else subtracted, self._last_spread
+        if last is not None and point is last[0]:
+            return last[2]
+        about = point.astype(self.dtype).astype(np.float64)
+        if last is not None and np.array_equal(about, last[1]):
+            found = last[2]
+        else:
             with np.errstate(over="ignore"):  # an infinite bound is valid, but certifies no label
                 square = variance + float(np.mean((mean - about) ** 2))
-            self._last_spread = about, (largest + np.abs(self.origin - about), square**0.5)
-        return self._last_spread[1]
+            found = largest + np.abs(self.origin - about), square**0.5
+        self._last_spread = point, about, found
+        return found
 
     @property
     def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:

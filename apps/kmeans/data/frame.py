@@ -196,11 +196,11 @@ class FittedCenters:
     centered : numpy.ndarray of shape (k, d)
         The centers that the fit used, in the frame's dtype.
     restored : numpy.ndarray of shape (k, d)
-        The same centers in the units of the caller's rows; copied.
+        The same centers in the units of the caller's rows; not copied.
     """
 
     def __init__(self, frame: Frame, centered: np.ndarray, restored: np.ndarray) -> None:
-        self.frame, self.centered, self.restored = frame, centered, restored.copy()
+        self.frame, self.centered, self.restored = frame, centered, restored
 
     def centers(self, current: np.ndarray) -> np.ndarray:
         """Return the caller's current centers, (k, d), centered. If unchanged, they are the centers of the fit."""
