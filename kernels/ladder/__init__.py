@@ -1,4 +1,4 @@
-"""TSM2 as published, in its four optimization stages: the baseline for measurements of the kernels in tsm2/.
+"""The road to the kernels in tsm2/, for readers and as the baseline of measurements; `matmul` does not call these.
 
-`matmul` does not call these kernels.
+Rungs of the ladder, from one thread per element to tiles in registers, then TSM2 as published in its four stages.
 """

@@ -1,19 +1,117 @@
-"""Launches of TSM2 as published: the versions V0 to V3 in tsm2_paper.cuh."""
+"""Launches of the ladder: the rungs of rungs.py, and TSM2 as published, versions V0 to V3 in tsm2_paper.cuh."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tsapps.kernels.runtime.machine import cuda_machine
+from tsapps.kernels.ladder.rungs import PITCH, Rung
+from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
-__all__ = ["PAPER_KERNELS", "tsm2_paper"]
+__all__ = ["PAPER_KERNELS", "bind_rung", "multiply", "tsm2_paper"]
 
 #: The names of the four published versions, from V0 to V3.
 PAPER_KERNELS = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
 
-_SOURCE = Path(__file__).with_name("tsm2_paper.cuh")
+_FOLDER = Path(__file__).parent
 _SCALARS = {"float32": "float", "float64": "double"}
+
+
+def multiply(
+    rung: Rung, A: Any, B: Any, C: Any = None, *, alpha: float = 1.0, beta: float = 0.0, machine: Machine | None = None
+) -> Any:
+    """Compute alpha · A · B + beta · C by a rung of the ladder.
+
+    Parameters
+    ----------
+    rung : Rung
+    A : array of shape (m, k), float32 or float64
+        On the GPU. Row-major, or column-major like all others: the kernel then computes Cᵀ = Bᵀ · Aᵀ.
+    B : array of shape (k, n), of A's dtype
+    C : array of shape (m, n), of A's dtype, optional
+        Overwritten with the result. Without it, `beta` must be 0, and a new array is returned.
+    alpha, beta : float
+        With ``beta=0``, the values of C are not read.
+    machine : Machine, optional
+        By default the GPU that holds A.
+
+    Returns
+    -------
+    array of shape (m, n)
+
+    Raises
+    ------
+    ValueError
+        If shapes, dtypes or layouts are not these, or `beta` is not 0 and there is no C.
+    """
+    launch, C = bind_rung(rung, A, B, C, alpha=alpha, beta=beta, machine=machine)
+    launch()
+    return C
+
+
+def bind_rung(
+    rung: Rung, A: Any, B: Any, C: Any = None, *, alpha: float = 1.0, beta: float = 0.0, machine: Machine | None = None
+) -> tuple[Callable[[], None], Any]:
+    """Return a function that runs a rung on these matrices, and the array that it writes; for timing.
+
+    Parameters and errors are those of `multiply`. A pitched rung copies A and B now; its function includes the copies
+    of C.
+    """
+    m, n, k = _shapes(A, B, C)
+    machine = cuda_machine(A.device.id) if machine is None else machine
+    by_rows = all(X is None or _is_row_major(X) for X in (A, B, C))
+    if not by_rows and not all(X is None or _is_row_major(X.T) for X in (A, B, C)):
+        raise ValueError("expected A, B and C row-major, or all of them column-major; copy them to one order")
+    if C is None:
+        if beta != 0:
+            raise ValueError(f"beta is {beta}, but there is no C; give C, or beta=0")
+        C = machine.xp.empty((m, n), A.dtype, order="C" if by_rows else "F")
+    left, right, to = (A, B, C) if by_rows else (B.T, A.T, C.T)
+    rows, columns = to.shape
+    placed = [_pitched(machine.xp, X) for X in (left, right, to)] if rung.pitched else [left, right, to]
+    scalar = A.dtype.type
+    sizes = np.int32(rows), np.int32(columns), np.int32(k), *(np.int64(_leading(X.T)) for X in placed)
+    arguments = *placed, *sizes, scalar(alpha), scalar(beta)
+    (kernel,) = machine.kernels(_FOLDER / rung.file, f"ladder::{rung.kernel.format(_SCALARS[A.dtype.name])}")
+    grid = (rung.blocks(rows, columns, machine.gpu),)
+
+    def launch() -> None:
+        if rung.pitched and beta != 0:
+            placed[2][...] = to
+        kernel(grid, rung.block, arguments)
+        if rung.pitched:
+            to[...] = placed[2]
+
+    return launch, C
+
+
+def _pitched(xp: Any, X: Any) -> Any:
+    """Return a copy of a row-major matrix whose rows begin at multiples of `PITCH` bytes."""
+    each = PITCH // X.itemsize
+    copy = xp.zeros((X.shape[0], -(-X.shape[1] // each) * each), X.dtype)[:, : X.shape[1]]
+    copy[...] = X
+    return copy
+
+
+def _is_row_major(X: Any) -> bool:
+    """Return True if the elements of each row are neighbors, and no two rows overlap."""
+    rows, columns = X.shape
+    return (columns == 1 or X.strides[1] == X.itemsize) and (rows == 1 or X.strides[0] >= columns * X.itemsize)
+
+
+def _shapes(A: Any, B: Any, C: Any) -> tuple[int, int, int]:
+    """Validate A (m × k), B (k × n) and C (m × n) or None, and return m, n, k."""
+    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
+        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected (m, k) and (k, n)")
+    if 0 in (*A.shape, *B.shape):
+        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected at least one row and column")
+    if A.dtype != B.dtype or A.dtype.name not in _SCALARS:
+        raise ValueError(f"A has dtype {A.dtype} and B {B.dtype}; expected float32 or float64, the same for both")
+    (m, k), n = A.shape, B.shape[1]
+    if C is not None and (C.shape != (m, n) or C.dtype != A.dtype):
+        raise ValueError(f"C has shape {C.shape} and dtype {C.dtype}; expected ({m}, {n}) and {A.dtype}")
+    return m, n, k
 
 
 def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
@@ -41,30 +139,20 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
 
     if variant not in PAPER_KERNELS:
         raise ValueError(f"variant must be one of {', '.join(PAPER_KERNELS)}, got {variant!r}")
-    m, k, w = _check(A, B)
-    if B.strides[0] != B.itemsize:
-        raise ValueError(f"B has strides {B.strides}; expected column-major, (itemsize, leading dimension · itemsize)")
+    m, w, k = _shapes(A, B, None)
+    for name, X in (("A", A), ("B", B)):
+        if X.strides[0] != X.itemsize:
+            raise ValueError(
+                f"{name} has strides {X.strides}; expected column-major, (itemsize, leading dimension · itemsize)"
+            )
     C = cupy.empty((m, w), A.dtype, order="F")
     name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
     sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
-    (kernel,) = cuda_machine(A.device.id).kernels(_SOURCE, name)
+    (kernel,) = cuda_machine(A.device.id).kernels(_FOLDER / "tsm2_paper.cuh", name)
     kernel((-(-m // t1),), (t1,), (A, B, C, *sizes))
     return C
 
 
-def _check(A: Any, B: Any) -> tuple[int, int, int]:
-    """Validate A (m × k) and B (k × w), and return m, k, w."""
-    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
-        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected (m, k) and (k, w)")
-    if 0 in (*A.shape, *B.shape):
-        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected at least one row and column")
-    if A.dtype != B.dtype or A.dtype.name not in _SCALARS:
-        raise ValueError(f"A has dtype {A.dtype} and B {B.dtype}; expected float32 or float64, the same for both")
-    if A.strides[0] != A.itemsize:
-        raise ValueError(f"A has strides {A.strides}; expected column-major, (itemsize, leading dimension · itemsize)")
-    return *A.shape, B.shape[1]
-
-
 def _leading(X: Any) -> int:
     """Return the leading dimension of a column-major matrix in elements; for a single column, the number of rows."""
-    return X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0]
+    return int(X.strides[1] // X.itemsize if X.shape[1] > 1 else X.shape[0])
