@@ -43,7 +43,7 @@ test-all: test test-long
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	find kernels apps -name "*.cuh" -exec $(BIN)/clang-format --dry-run --Werror {} +
+	find kernels apps \( -name "*.cuh" -o -path "*/ladder/cpu/*.[ch]" \) -exec $(BIN)/clang-format --dry-run --Werror {} +
 	$(BIN)/mypy -p tsapps
 
 docs: $(VENV)/docs.stamp

@@ -38,7 +38,7 @@ ARROWS = {
     "kernels/blas": {"kernels", "kernels/plan", "kernels/runtime"},
     "kernels/device": {"kernels/ptx"},
     "kernels/jit": {"kernels/system"},
-    "kernels/ladder": {"kernels", "kernels/device", "kernels/runtime"},
+    "kernels/ladder": {"kernels", "kernels/device", "kernels/runtime", "kernels/system"},
     "kernels/plan": {"kernels", "kernels/system", "kernels/tsm2", "kernels/tsm2/simt"},
     "kernels/ptx": set(),
     "kernels/runtime": {"kernels", "kernels/jit"},

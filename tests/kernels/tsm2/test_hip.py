@@ -5,11 +5,13 @@ import re
 import shutil
 import subprocess
 from math import gcd
+from pathlib import Path
 
 import pytest
 
 from tsapps.kernels.jit.compiler import INCLUDE_ROOT
 from tsapps.kernels.ladder.launch import PAPER_KERNELS
+from tsapps.kernels.ladder.rungs import RUNGS
 from tsapps.kernels.plan.simt import SPLIT_INSTANCES, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import ITEMSIZE
 
@@ -24,6 +26,14 @@ def published():
     for variant in PAPER_KERNELS:
         for scalar in SCALARS.values():
             yield from (f"tsm2::{variant}<{scalar}, 128, {t2}, 4>" for t2 in (1, 4, 16))
+
+
+def rungs_of(file):
+    def names():
+        mine = (rung for rung in RUNGS if rung.file == file)
+        yield from (f"ladder::{rung.kernel.format(scalar)}" for rung in mine for scalar in SCALARS.values())
+
+    return names
 
 
 def splits():
@@ -86,8 +96,9 @@ def compiled(header, kernels, arch, directory):
         ("tsm2/simt/tsm2l_rows.cuh", rows),
         ("tsm2/simt/tsm2l_wide.cuh", wide),
         ("tsm2/simt/tsmttsm_small.cuh", few),
+        *((f"ladder/{file}", rungs_of(file)) for file in dict.fromkeys(rung.file for rung in RUNGS)),
     ],
-    ids=["tsm2_paper", "tsm2r_columns", "tsm2l_columns", "tsm2l_rows", "tsm2l_wide", "tsmttsm_small"],
+    ids=lambda one: Path(one).stem if isinstance(one, str) else "",
 )
 def test_compiles_for_wavefronts_of_64_without_spills(tmp_path, header, instances, arch):
     names = list(dict.fromkeys(instances()))
