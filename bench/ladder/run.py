@@ -1,0 +1,257 @@
+"""Benchmark of the ladder: every rung, from the triple loop to today's kernels, beside the library.
+
+    python -m bench.ladder                        # on a GPU, if there is one, else on the CPU
+    python -m bench.ladder --device cpu --shape 512-512-512-f32
+    python -m bench.ladder --list
+
+Every result is first compared with float64; a wrong one is neither timed nor recorded.
+
+ms              median time of the kernel alone (GPU: CUDA events, queued behind a read that flushes the level-2 cache)
+gflops          2·m·n·k / ms
+speedup_serial  time of the triple loop in C on one core of this machine / ms
+efficiency      speed-up per warp in flight: of the warps of the grid, at most as many as the GPU holds
+library_ms      time of the fastest algorithm of cuBLAS and cublasLt; on a CPU, of NumPy
+floor_ms        larger of two times: a stream that reads A and B and writes C, and the arithmetic at the throughput of
+                the library on large squares. GPU only
+
+The triple loop computes so many rows of C as take a second, and its time is that of all rows in proportion. A rung that
+would take longer than `--limit` seconds, by its rate on the shape before, is left out.
+"""
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from functools import cache, partial
+from secrets import randbelow
+from typing import Any
+
+import numpy as np
+
+from bench.common import record
+from bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
+from bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
+from tsapps.kernels.devices import available_cores, choose_device
+from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.ladder.launch import PAPER_KERNELS, bind_rung, tsm2_paper
+from tsapps.kernels.ladder.on_cpu import CPU_RUNGS, CompilerError, compiler, multiply_on_cpu
+from tsapps.kernels.ladder.rungs import RUNGS
+from tsapps.kernels.matmul import matmul
+
+__all__ = ["FIELDS", "KEY", "OnCpu", "OnGpu", "main", "measured"]
+
+#: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
+FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("rung", "title", "dtype", "layout"), (str,)),
+    **dict.fromkeys(("m", "n", "k", "seed"), (int,)),
+    **dict.fromkeys(("ms", "gflops", "library_ms"), (float,)),
+    **dict.fromkeys(("speedup_serial", "efficiency", "floor_ms"), (float, type(None))),
+}
+KEY = ("what", "rung", "m", "n", "k", "dtype", "layout")
+# Time of the repetitions of a measurement in seconds, and their maximum number.
+_SECONDS, _MOST_REPEATS = 0.5, 9
+# Size of the squares whose product gives the library's throughput; and number of products l · n of the triple loop.
+_LARGE, _SERIAL_PRODUCTS = 4096, 1 << 28
+# Threads per block of TSM2 as published, and columns of C and elements of A that a thread has at a time.
+_T1, _MOST_T2, _T3 = 128, 8, 4
+
+# A rung bound to matrices: its name and title, a call that computes C and returns it, and the warps in flight.
+Bound = tuple[str, str, Callable[[], Any], int | None]
+
+
+class OnCpu:
+    """The rungs on a CPU, and NumPy."""
+
+    cases = CPU_CASES
+
+    def __init__(self) -> None:
+        self.xp, self.clock, self.device = np, CpuClock(), record.cpu_name()
+        compiler()  # raises if there is none
+        self.modules = {"tsapps": "tsapps", "numpy": "numpy"}
+        self.versions: dict[str, str] = {}
+
+    def rungs(self, A: Any, B: Any, C: Any) -> Iterator[Bound]:
+        """Yield the rungs bound to matrices."""
+        for rung in CPU_RUNGS:
+            cores = available_cores() if rung.is_parallel else 1
+            yield rung.name, rung.title, partial(multiply_on_cpu, rung, A, B, C), cores
+
+    def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:  # noqa: ARG002 (NumPy is right)
+        """Return the time of the library in ms."""
+        return _times(self.clock, partial(np.matmul, A, B, out=C))
+
+    def floor(self, _: Case) -> float | None:
+        """Return None: the roofline of the CPU is not measured."""
+        return None
+
+
+class OnGpu:
+    """The rungs on the current GPU, TSM2 as published, today's kernels, and cuBLAS."""
+
+    cases = GPU_CASES
+
+    def __init__(self) -> None:
+        import cupy
+
+        from bench.common import roofline
+
+        runtime = cupy.cuda.runtime
+        self.xp, self.clock, self.gpu = cupy, GpuClock(), live()
+        self.device = runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        self.modules = {"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}
+        versions = {"cuda-runtime": runtime.runtimeGetVersion(), "cuda-driver": runtime.driverGetVersion()}
+        self.versions = {name: str(version) for name, version in versions.items()}
+        self._streams = roofline.measure_streams(self.clock)
+
+    def rungs(self, A: Any, B: Any, C: Any) -> Iterator[Bound]:
+        """Yield the rungs bound to matrices."""
+        m, n = C.shape
+        for rung in RUNGS:
+            launch, _ = bind_rung(rung, A, B, C)
+            yield rung.name, rung.title, partial(_after, launch, C), rung.warps_in_flight(m, n, self.gpu)
+        if A.flags.f_contiguous:
+            tiles = {"t1": _T1, "t2": min(n, _MOST_T2), "t3": _T3}
+            for name in PAPER_KERNELS:
+                yield name, f"TSM2 {name[-2:].upper()}", partial(tsm2_paper, name, A, B, **tiles), None
+        yield "tsapps", "tsapps.matmul", partial(matmul, A, B, out=C), None
+
+    def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:
+        """Return the time of the fastest algorithm of cuBLAS and cublasLt in ms; `check` as for `libraries.best`."""
+        from bench.gemm import libraries
+
+        times = {"time_ms": partial(_times, self.clock), "quick_ms": self.clock.call_ms, "check": check}
+        return libraries.best(A, B, C, dtype=A.dtype.name, **times)[1]
+
+    @cache  # noqa: B019 (one object per run)
+    def _flops_per_ms(self, dtype: str) -> float:
+        """Return the rate of the library on large squares."""
+        A, B, C = (self.xp.ones((_LARGE, _LARGE), dtype) for _ in range(3))
+        return 2 * _LARGE**3 / self.library_ms(A, B, C, lambda: 0.0)
+
+    def floor(self, case: Case) -> float | None:
+        """Return the floor of a case in ms."""
+        stream = self._streams.milliseconds(case.read_bytes, case.written_bytes)
+        return max(stream, case.flops / self._flops_per_ms(case.dtype))
+
+
+def _after(launch: Callable[[], None], C: Any) -> Any:
+    launch()
+    return C
+
+
+def serial_ms(case: Case, seed: int) -> float | None:
+    """Return the time of the triple loop in C, from some of the rows of C; None without a C compiler."""
+    try:
+        compiler()
+    except CompilerError:
+        return None
+    rows = min(case.m, max(1, _SERIAL_PRODUCTS // (case.n * case.k)))
+    rng = np.random.default_rng(seed)
+    A, B = (rng.random(shape).astype(case.dtype) for shape in ((rows, case.k), (case.k, case.n)))
+    multiply_on_cpu(CPU_RUNGS[0], A[:1], B[:, :1])  # builds the rung
+    return CpuClock().call_ms(lambda: multiply_on_cpu(CPU_RUNGS[0], A, B)) * case.m / rows
+
+
+def _times(clock: Clock, call: Callable[[], Any]) -> float:
+    """Return the median time of a call in ms."""
+    first = clock.call_ms(call)
+    return median([first, *(clock.call_ms(call) for _ in range(repeats_within(_SECONDS, first, _MOST_REPEATS) - 1))])
+
+
+def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, float]) -> Iterator[dict[str, Any] | str]:
+    """Yield the fields of a record of each rung, or a line that says why there is none.
+
+    Parameters
+    ----------
+    on : OnCpu or OnGpu
+    case : Case
+    seed : int
+    limit : float
+        Longest time of a call in seconds.
+    rates : dict of str to float
+        Floating-point operations per ms of each rung in earlier cases, by name and dtype; updated.
+    """
+    xp, rng = on.xp, on.xp.random.default_rng(seed)
+    A, B, C = (
+        xp.asarray(rng.random(shape) - 0.5, dtype=case.dtype, order="F" if case.layout == "col" else "C")
+        for shape in ((case.m, case.k), (case.k, case.n), (case.m, case.n))
+    )
+    wide = A.astype(np.float64), B.astype(np.float64)
+    exact, bound = wide[0] @ wide[1], error_bound(case.k, case.dtype) * (abs(wide[0]) @ abs(wide[1]))
+    del wide
+
+    def error() -> float:
+        difference = abs(C - exact)
+        if not bool((difference <= bound).all()):
+            raise ValueError("an element is wrong")
+        return float(difference.max())
+
+    common = {name: getattr(case, name) for name in KEY if name not in ("what", "rung")}
+    common |= {"library_ms": on.library_ms(A, B, C, error), "floor_ms": on.floor(case), "seed": seed}
+    serial = serial_ms(case, seed)
+    for name, title, call, warps in on.rungs(A, B, C):
+        rate = f"{name} {case.dtype}"
+        if rate in rates and case.flops / rates[rate] > 1e3 * limit:
+            yield f"{case.name} {name}: left out, would take {case.flops / rates[rate] / 1e3:.0f} s"
+            continue
+        C[...] = np.nan
+        if not bool((abs(call() - exact) <= bound).all()):
+            yield f"{case.name} {name}: wrong, not recorded"
+            continue
+        ms = _times(on.clock, call)
+        rates[rate] = case.flops / ms
+        speedup = None if serial is None else serial / ms
+        efficiency = None if speedup is None or warps is None else speedup / warps
+        found = {"rung": name, "title": title, "ms": ms, "gflops": case.flops / ms / 1e6}
+        yield {**common, **found, "speedup_serial": speedup, "efficiency": efficiency}
+
+
+def _line(one: dict[str, Any]) -> str:
+    """Return what is printed of a record."""
+    shape = f"{one['m']}-{one['n']}-{one['k']} {one['dtype']} {one['layout']}"
+    text = f"{shape} {one['title']:<34} {one['ms']:>11.4f} ms {one['gflops']:>9.1f} GFLOP/s"
+    text += f" {one['library_ms'] / one['ms']:>7.3f} of the library"
+    if one["floor_ms"] is not None:
+        text += f" {one['floor_ms'] / one['ms']:>7.3f} of the roofline"
+    if one["speedup_serial"] is not None:
+        text += f" {one['speedup_serial']:>9.1f} x serial"
+    return text
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m bench.ladder", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number> (default: auto)")
+    parser.add_argument("--shape", type=case_named, action="append", help="m-n-k-dtype; may be repeated")
+    parser.add_argument("--limit", type=float, default=5.0, help="longest time of a call in seconds (default: 5)")
+    parser.add_argument("--list", action="store_true", help="list shapes and rungs, and end")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
+    record.add_options(parser, "ladder")
+    options = parser.parse_args(arguments)
+    if options.list:
+        print("rungs on a GPU: " + ", ".join([*(rung.name for rung in RUNGS), *PAPER_KERNELS, "tsapps"]))
+        print("rungs on a CPU: " + ", ".join(rung.name for rung in CPU_RUNGS))
+        print("shapes on a GPU: " + ", ".join(case.name for case in GPU_CASES))
+        print("shapes on a CPU: " + ", ".join(case.name for case in CPU_CASES))
+        return 0
+    choice = choose_device(options.device)
+    if options.device == "auto" and not choice.is_gpu:
+        print(f"the rungs on the CPU: {choice.reason}")
+    try:
+        on = OnGpu() if choice.is_gpu else OnCpu()
+    except CompilerError as error:
+        print(error, file=sys.stderr)
+        return 1
+    path = options.out or record.results_path(on.device, "ladder")
+    versions = record.module_versions(on.modules) | on.versions
+    common = {**record.of_run("ladder", on.device, versions, options.commit), "engine": "tsapps"}
+    rates: dict[str, float] = {}
+    wrong = 0
+    for case in options.shape or on.cases:
+        for one in measured(on, case, options.seed, options.limit, rates):
+            if isinstance(one, str):
+                wrong += "wrong" in one
+                print(one, file=sys.stderr, flush=True)
+                continue
+            record.store(path, {**common, **one}, KEY, FIELDS)
+            print(_line(one), flush=True)
+    return 1 if wrong else 0
