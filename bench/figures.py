@@ -1,4 +1,4 @@
-"""Figures of README.md and docs/ from the records: ``python -m bench.figures`` writes them, a test compares them.
+"""Figures of README.md and docs/ from the records. ``python -m tsapps.bench.figures`` writes them.
 
 A page has ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; what stands between is generated.
 """
@@ -11,13 +11,13 @@ from pathlib import Path
 from textwrap import fill
 from typing import Any
 
-from bench.common import record
-from bench.common.timing import median
-from bench.gemm.summary import memory_bound, of_floor, ours, over_library
-from bench.kmeans.batched import PEERS as BATCHED_PEERS
-from bench.kmeans.batched import SHAPES as BATCHED_SHAPES
-from bench.kmeans.problems import GPU_SHAPES
-from bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text
+from tsapps.bench.common import record
+from tsapps.bench.common.timing import median
+from tsapps.bench.gemm.summary import memory_bound, of_floor, ours, over_library
+from tsapps.bench.kmeans.batched import PEERS as BATCHED_PEERS
+from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
+from tsapps.bench.kmeans.problems import GPU_SHAPES
+from tsapps.bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text
 
 __all__ = [
     "FIGURES",

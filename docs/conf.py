@@ -8,7 +8,7 @@ import typer
 from typer.cli import get_docs_for_click
 
 ROOT = Path(__file__).parents[1]
-sys.path[:0] = [str(ROOT), str(ROOT / "docs")]  # bench is imported, not installed
+sys.path[:0] = [str(ROOT / "docs")]  # source_pages
 
 from tsapps import __version__  # noqa: E402
 from tsapps.cli import app  # noqa: E402

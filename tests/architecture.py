@@ -15,7 +15,9 @@ from functools import cache
 from pathlib import Path
 
 CODE = ("kernels", "apps", "tsapps", "bench")
-INSTALLED = ("kernels", "apps", "tsapps")
+INSTALLED = ("kernels", "apps", "tsapps", "bench")
+# Packages of tsapps whose sources are at the top level.
+AT_TOP = (["kernels"], ["apps"], ["bench"])
 DATA = (".cuh", ".json", ".typed")
 NAMESPACES = ("kernels", "apps/kmeans", "apps/abft", "tsapps")
 DOCUMENTS = ("pyproject.toml", "CONTRIBUTING.md", "README.md")
@@ -79,7 +81,7 @@ def folder(path: str) -> str:
 def module_name(path: str) -> str:
     """Return the dotted name of a module: kernels/plan.py is tsapps.kernels.plan."""
     parts = path.removesuffix(".py").removesuffix("/__init__").split("/")
-    return ".".join(parts if parts[0] in ("tsapps", "bench") else ["tsapps", *parts])
+    return ".".join(parts if parts[0] == "tsapps" else ["tsapps", *parts])
 
 
 def imported_names(root: Path, path: str) -> Iterator[str]:
@@ -312,9 +314,7 @@ def unpackaged(root: Path) -> list[str]:
     """Return folders and files that pyproject.toml does not install, and its entries that match nothing."""
     setup = tomllib.loads((root / "pyproject.toml").read_text())["tool"]["setuptools"]
     homes = {package: root / package.removeprefix("tsapps.").replace(".", "/") for package in setup["packages"]}
-    homes |= {
-        name: root / name.replace(".", "/") for name in homes if name.split(".")[1:2] not in (["kernels"], ["apps"])
-    }
+    homes |= {name: root / name.replace(".", "/") for name in homes if name.split(".")[1:2] not in AT_TOP}
     folders = {root / folder(path) for path in files(root, ".py", tops=INSTALLED)}
     wrong = [f"{home.relative_to(root)} has modules and is no package" for home in folders - set(homes.values())]
     wrong += [f"{home.relative_to(root)} is a package without modules" for home in set(homes.values()) - folders]
@@ -332,7 +332,11 @@ def unpackaged(root: Path) -> list[str]:
             installed |= matched
     return sorted(
         wrong
-        + [f"{path} is not installed" for path in files(root, *DATA, tops=INSTALLED) if root / path not in installed]
+        + [
+            f"{path} is not installed"
+            for path in files(root, *DATA, tops=INSTALLED)
+            if root / path not in installed and not path.startswith("bench/results/")  # records stay in the repository
+        ]
     )
 
 
@@ -341,7 +345,7 @@ def third_party(root: Path, *tops: str) -> set[str]:
     paths = files(root, ".py", tops=tops)
     imported = {name.partition(".")[0] for path in paths for name in imported_names(root, path)}
     beside = {part for path in paths for part in path.removesuffix(".py").split("/")}
-    return imported - sys.stdlib_module_names - beside - {"tsapps", "bench"}
+    return imported - sys.stdlib_module_names - beside - {"tsapps"}
 
 
 def substitutions(root: Path) -> list[str]:

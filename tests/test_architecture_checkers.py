@@ -20,7 +20,7 @@ def make(tmp_path):
 def test_names_of_modules():
     names = ["kernels/plan.py", "apps/kmeans/data/__init__.py", "tsapps/__init__.py", "bench/gemm/grid.py"]
     found = [architecture.module_name(name) for name in names]
-    assert found == ["tsapps.kernels.plan", "tsapps.apps.kmeans.data", "tsapps", "bench.gemm.grid"]
+    assert found == ["tsapps.kernels.plan", "tsapps.apps.kmeans.data", "tsapps", "tsapps.bench.gemm.grid"]
 
 
 @pytest.mark.parametrize(
@@ -296,7 +296,7 @@ def test_third_party(make):
 
 def test_missing_paths(make):
     document = """`kernels/plan.py` and `kernels/gone.py`; plan.py, gone.py. [a link](docs/gone.png), (bench/*.json)
-  plan/   tuned   gone/   out/   1/2   and/or   `python -m bench.gemm`   https://example.org/gone.py   kernels/
+  plan/   tuned   gone/   out/   1/2   and/or   `python -m tsapps.bench.gemm`   https://example.org/gone.py   kernels/
 `docs/<name>.md` and `a/b.cuh`: tests/gone
 """
     root = make({"kernels/plan.py": "", "kernels/plan/a.py": "", "README.md": document})

@@ -11,8 +11,8 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.myst import CodeBlockParser, SkipParser
 
 import tsapps
-from bench.figures import pages
 from tsapps import abft, errors
+from tsapps.bench.figures import pages
 
 ROOT = Path(__file__).parents[1]
 

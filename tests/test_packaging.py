@@ -43,7 +43,7 @@ def imported_projects(*tops):
     ("tops", "extras", "others"),
     [
         # Callers who pass arrays of polars or torch have these installed.
-        (architecture.INSTALLED, ("cuda13", "io"), {"polars", "torch"}),
+        (("kernels", "apps", "tsapps"), ("cuda13", "io"), {"polars", "torch"}),
         (("docs",), ("docs",), set()),
         (("tests",), ("test", "cuda13"), set()),
         # Libraries measured for comparison, if installed.

@@ -6,9 +6,9 @@ import os
 import numpy as np
 import pytest
 
-from bench.common import record
 from tsapps.apps.abft.at_rest.sidecar import write_sidecar
 from tsapps.apps.abft.at_rest.verify import encode
+from tsapps.bench.common import record
 from tsapps.cli import result
 from tsapps.kernels.plan import user_table
 from tsapps.kernels.system import atomic_write

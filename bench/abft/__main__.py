@@ -1,7 +1,7 @@
-"""``python -m bench.abft``: runs run.py, which worker processes must be able to import by name."""
+"""``python -m tsapps.bench.abft``: runs run.py, which worker processes must be able to import by name."""
 
 import sys
 
-from bench.abft.run import main
+from tsapps.bench.abft.run import main
 
 sys.exit(main())

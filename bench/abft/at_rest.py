@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.abft.campaign import (
+from tsapps.apps.abft import Sidecar, SidecarError, Verdict, encode, read_sidecar, verify
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, fold, layout
+from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
+from tsapps.bench.abft.campaign import (
     CLEAN,
     DISTRIBUTIONS,
     TRIALS,
@@ -23,9 +26,6 @@ from bench.abft.campaign import (
     draw,
     flipped,
 )
-from tsapps.apps.abft import Sidecar, SidecarError, Verdict, encode, read_sidecar, verify
-from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, fold, layout
-from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
 
 __all__ = ["Damage", "Matrix", "judged", "try_at_rest", "try_sidecar"]
 

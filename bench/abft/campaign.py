@@ -79,7 +79,7 @@ class Cell:
     fault : {"none", "bit", "two-bits", "word", "two-words", "tile", "rectangle"}
         "bit", "two-bits": flips in one element. "word": 32 random bits, or a random element of a product.
         "two-words": two of these in one block or tile. "tile": a square of zeros. "rectangle": +δ −δ −δ +δ at its
-        corners. "none": a clean run, which counts false positives. K-means: a fault of `bench.kmeans.faults`, its time.
+        corners. "none": a clean run, which counts false positives. K-means: a fault of kmeans/faults.py, its time.
     m, n : int
         Shape of the matrix at rest, or of C.
     """

@@ -1,11 +1,11 @@
-"""Fault injection into protected K-means: campaign cells of a fault (bench.kmeans.faults), a time and an engine."""
+"""Fault injection into protected K-means: campaign cells of a fault (kmeans/faults.py), a time and an engine."""
 
 from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
-from bench.abft.campaign import Cell, Counts
-from bench.kmeans.faults import FAULTS, KINDS, WHEN, host_engine, tried, with_seams
+from tsapps.bench.abft.campaign import Cell, Counts
+from tsapps.bench.kmeans.faults import FAULTS, KINDS, WHEN, host_engine, tried, with_seams
 
 __all__ = ["cells", "engine_of", "try_kmeans"]
 

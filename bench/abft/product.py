@@ -13,7 +13,12 @@ from unittest.mock import patch
 
 import numpy as np
 
-from bench.abft.campaign import (
+from tsapps.apps.abft import Calibration, Checked, calibrate, check_product, matmul
+from tsapps.apps.abft.product import calibrate as calibration
+from tsapps.apps.abft.product import cpu as product_cpu
+from tsapps.apps.abft.product import exact_products, thresholds
+from tsapps.apps.abft.product.rounding_model import rounding_deviations
+from tsapps.bench.abft.campaign import (
     CLEAN,
     DEPTH,
     DISTRIBUTIONS,
@@ -25,11 +30,6 @@ from bench.abft.campaign import (
     flipped,
     numpy_dtype,
 )
-from tsapps.apps.abft import Calibration, Checked, calibrate, check_product, matmul
-from tsapps.apps.abft.product import calibrate as calibration
-from tsapps.apps.abft.product import cpu as product_cpu
-from tsapps.apps.abft.product import exact_products, thresholds
-from tsapps.apps.abft.product.rounding_model import rounding_deviations
 
 __all__ = ["Limits", "allowed_of", "calibrated_at", "over_rounding", "try_judged", "try_product"]
 

@@ -1,9 +1,9 @@
 """Fault-injection campaign for checksums, and their overhead relative to cuBLAS and to unprotected operations.
 
-    python -m bench.abft --campaign --device cpu --minutes 8
-    python -m bench.abft --campaign --device cuda --missing
-    python -m bench.abft --campaign --device cpu --target kmeans
-    python -m bench.abft --speed --job encode --job verify
+    python -m tsapps.bench.abft --campaign --device cpu --minutes 8
+    python -m tsapps.bench.abft --campaign --device cuda --missing
+    python -m tsapps.bench.abft --campaign --device cpu --target kmeans
+    python -m tsapps.bench.abft --speed --job encode --job verify
 
 The campaign writes one record per cell (`campaign.Cell`) to bench/results/<device>/abft-campaign.json: counts of
 detected, located, repaired and miscorrected faults and of false positives, and the Clopper-Pearson interval of each
@@ -24,13 +24,13 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
-from bench.abft import campaign
-from bench.abft.at_rest import try_at_rest, try_sidecar
-from bench.abft.campaign import DTYPES, Cell
-from bench.abft.kmeans import cells as cells_of_kmeans
-from bench.abft.kmeans import try_kmeans
-from bench.abft.product import try_judged, try_product
-from bench.common import record
+from tsapps.bench.abft import campaign
+from tsapps.bench.abft.at_rest import try_at_rest, try_sidecar
+from tsapps.bench.abft.campaign import DTYPES, Cell
+from tsapps.bench.abft.kmeans import cells as cells_of_kmeans
+from tsapps.bench.abft.kmeans import try_kmeans
+from tsapps.bench.abft.product import try_judged, try_product
+from tsapps.bench.common import record
 from tsapps.kernels.devices import gpus, why_no_gpu
 
 _TRY = {
@@ -165,7 +165,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 1
     if options.campaign:
         return run_campaign(options)
-    from bench.abft.speed import KEY, run_speed
+    from tsapps.bench.abft.speed import KEY, run_speed
 
     common = common_of(options, "abft")
     path = options.out or record.results_path(common["device"], "abft")

@@ -8,7 +8,7 @@ matmul   `tsapps.abft.matmul` and `tsapps.matmul` (`unprotected_ms`), with cold 
 kmeans   mean of the first 20 iterations of Lloyd's algorithm, protected and unprotected; and whole fits
 
 Times are medians of nine. Results are checked first, in the same run: sums of some stripes in integers and float64,
-products by rows in float64, labels and centers as in bench.kmeans. Wrong results are not recorded.
+products by rows in float64, labels and centers as in tsapps.bench.kmeans. Wrong results are not recorded.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import record, roofline
-from bench.common.timing import GpuClock, median
-from bench.gemm import libraries
-from bench.gemm.grid import DTYPES, Cell, Pools, exact, largest_error, wide
-from bench.kmeans.measure import NotRightError, Problem, check_step, time_peer
-from bench.kmeans.peers import PEERS
-from bench.kmeans.problems import Shape, floor_ms
-from bench.kmeans.run import free_memory
 from tsapps.apps.abft.at_rest.exact_code import SUMS, last_weight
 from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, layout
+from tsapps.bench.common import record, roofline
+from tsapps.bench.common.timing import GpuClock, median
+from tsapps.bench.gemm import libraries
+from tsapps.bench.gemm.grid import DTYPES, Cell, Pools, exact, largest_error, wide
+from tsapps.bench.kmeans.measure import NotRightError, Problem, check_step, time_peer
+from tsapps.bench.kmeans.peers import PEERS
+from tsapps.bench.kmeans.problems import Shape, floor_ms
+from tsapps.bench.kmeans.run import free_memory
 
 __all__ = ["FIELDS", "KEY", "Speed", "Task", "check_sums", "run_speed", "tasks"]
 

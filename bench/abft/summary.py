@@ -1,6 +1,6 @@
 """Table of the campaign's records: one row per target, code and fault, over all dtypes and distributions.
 
-python -m bench.abft.summary bench/results/<device>/abft-campaign.json
+python -m tsapps.bench.abft.summary bench/results/<device>/abft-campaign.json
 """
 
 import argparse
@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.abft.campaign import DISTRIBUTIONS, interval
-from bench.common import record
+from tsapps.bench.abft.campaign import DISTRIBUTIONS, interval
+from tsapps.bench.common import record
 
 __all__ = ["text"]
 

@@ -1,7 +1,7 @@
 """Ratio of the statistical threshold to actual rounding errors, by depth, type and distribution.
 
-    python -m bench.abft.thresholds --device cpu --k 64 --k 1024
-    python -m bench.abft.thresholds --device cuda
+    python -m tsapps.bench.abft.thresholds --device cpu --k 64 --k 1024
+    python -m tsapps.bench.abft.thresholds --device cuda
 
 Calibrates for p and prints the ratio of root mean squares: allowed error over actual error of the device's sums before
 rounding to 16 bits; "–" if no element is off. It also prints how many elements exceeded the threshold. (The campaign's
@@ -14,9 +14,9 @@ import sys
 
 import numpy as np
 
-from bench.abft.campaign import COLUMNS_OF_C, DISTRIBUTIONS, DTYPES, P, draw
-from bench.abft.product import allowed_of, calibrated_at, over_rounding
 from tsapps.apps.abft.product import calibrate, exact_products, thresholds
+from tsapps.bench.abft.campaign import COLUMNS_OF_C, DISTRIBUTIONS, DTYPES, P, draw
+from tsapps.bench.abft.product import allowed_of, calibrated_at, over_rounding
 
 __all__ = ["measure"]
 

@@ -1,6 +1,6 @@
 """Autotuner for products with checksums on a GPU; writes the tuning table.
 
-    python -m bench.abft.tune_plans --minutes 4 --shape tsm2r --w 64 --out apps/abft/product/tuned/nvidia-h200.json
+    python -m tsapps.bench.abft.tune_plans --minutes 4 --shape tsm2r --w 64 --out nvidia-h200.json
 
 For each product, it compiles the plans predicted to be the fastest and all wgmma plans on all cores. It runs those that
 hardly spill registers with the checks of `tsapps.abft.matmul`, compares them with the unprotected result, and times
@@ -18,7 +18,6 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.timing import GpuClock, median
 from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.plan import (
     MOST_SPILLED,
@@ -26,6 +25,7 @@ from tsapps.apps.abft.product.plan import (
     detect_epilogue,
     with_row_sums,
 )
+from tsapps.bench.common.timing import GpuClock, median
 from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gemm import compiled_plan
 from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, live

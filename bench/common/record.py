@@ -66,8 +66,9 @@ def cpu_name() -> str:
 
 
 def results_path(device: str, what: str) -> Path:
-    """Return the file of the records of benchmark `what` on `device`."""
-    return ROOT / "bench" / "results" / slug(device) / f"{what}.json"
+    """Return the file of the records of benchmark `what` on `device`; outside the repository, in this folder."""
+    folder = ROOT / "bench" / "results"
+    return folder / slug(device) / f"{what}.json" if folder.is_dir() else Path(f"{what}.json")
 
 
 def today() -> str:

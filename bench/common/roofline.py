@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.timing import GpuClock, median
+from tsapps.bench.common.timing import GpuClock, median
 
 __all__ = ["Ceilings", "Streams", "measure", "measure_matmul_tflops", "measure_read_gbs", "measure_streams"]
 

@@ -1,7 +1,7 @@
-"""``python -m bench.gemm``: runs run.py, which worker processes must be able to import by name."""
+"""``python -m tsapps.bench.gemm``: runs run.py, which worker processes must be able to import by name."""
 
 import sys
 
-from bench.gemm.run import main
+from tsapps.bench.gemm.run import main
 
 sys.exit(main())

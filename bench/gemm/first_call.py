@@ -1,6 +1,6 @@
 """Latency of the first call of `tsapps.matmul`: with an empty compile cache, with a full one, and in a warm process.
 
-    python -m bench.gemm.first_call
+    python -m tsapps.bench.gemm.first_call
 
 Each product runs in separate processes, once with an empty cache and then with a full one. The wall time runs from
 the call until the GPU is idle, without imports and creation of the GPU context. CuPy's first and later calls are
@@ -17,7 +17,7 @@ import time
 from statistics import median
 from typing import Any
 
-from bench.common import record
+from tsapps.bench.common import record
 from tsapps.kernels.devices import gpus, why_no_gpu
 
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -68,7 +68,7 @@ def child(dtype: str, m: int, k: int, w: int) -> dict[str, Any]:
 def measure(index: int, cache: str) -> dict[str, Any]:
     """Measure one product in a process with its caches in a given folder."""
     environment = {**os.environ, "XDG_CACHE_HOME": cache, "CUDA_CACHE_PATH": f"{cache}/nv"}
-    command = [sys.executable, "-m", "bench.gemm.first_call", "--child", str(index)]
+    command = [sys.executable, "-m", "tsapps.bench.gemm.first_call", "--child", str(index)]
     done = subprocess.run(command, env=environment, cwd=record.ROOT, capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"the process that times {PRODUCTS[index]} failed:\n{done.stderr}")

@@ -1,10 +1,10 @@
-"""Grid of tall-and-skinny products for bench.gemm: operands, float64 references and error bounds."""
+"""Grid of tall-and-skinny products for tsapps.bench.gemm: operands, float64 references and error bounds."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from bench.common.roofline import Streams
+from tsapps.bench.common.roofline import Streams
 
 __all__ = ["DTYPES", "LAYOUTS", "SHAPES", "Cell", "Pools", "bound", "exact", "grid", "largest_error", "spoil"]
 

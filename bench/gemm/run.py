@@ -1,7 +1,7 @@
 """Benchmark of tall-and-skinny products: `tsapps.matmul` and TSM2 as published, compared with cuBLAS and cublasLt.
 
-    python -m bench.gemm  # the whole grid, on all GPUs of the machine
-    python -m bench.gemm --shape tsm2l --dtype float32
+    python -m tsapps.bench.gemm  # the whole grid, on all GPUs of the machine
+    python -m tsapps.bench.gemm --shape tsm2l --dtype float32
 
 Every result is first compared with float64 against the error bound stated by `tsapps.matmul`; wrong results are neither
 timed nor recorded. A time is the median of CUDA event times of the kernel alone, queued behind a read that flushes the
@@ -21,10 +21,10 @@ from itertools import groupby
 from secrets import randbelow
 from typing import Any
 
-from bench.common import record
-from bench.common.timing import GpuClock, median
-from bench.gemm import libraries
-from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
+from tsapps.bench.common import record
+from tsapps.bench.common.timing import GpuClock, median
+from tsapps.bench.gemm import libraries
+from tsapps.bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
 from tsapps.kernels import matmul
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
 from tsapps.kernels.devices import gpus, why_no_gpu
@@ -58,7 +58,7 @@ class Bench:
     """
 
     def __init__(self, seed: int) -> None:
-        from bench.common import roofline
+        from tsapps.bench.common import roofline
 
         self.seed, self.clock = seed, GpuClock()
         self.streams = roofline.measure_streams(self.clock)

@@ -1,6 +1,6 @@
-"""Text summary and plots of the records of bench.gemm.
+"""Text summary and plots of the records of tsapps.bench.gemm.
 
-python -m bench.gemm.summary --plots docs
+python -m tsapps.bench.gemm.summary --plots docs
 """
 
 import argparse
@@ -11,8 +11,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.common import record
-from bench.gemm.grid import DTYPES, LAYOUTS, SHAPES
+from tsapps.bench.common import record
+from tsapps.bench.gemm.grid import DTYPES, LAYOUTS, SHAPES
 
 __all__ = ["memory_bound", "of_floor", "ours", "over_library", "text"]
 

@@ -1,9 +1,9 @@
 """Benchmark of batched K-means on a GPU: `kmeans_batched` and other libraries.
 
-    python -m bench.kmeans.batched --engine tsapps --engine flash-kmeans --engine flashlib
+    python -m tsapps.bench.kmeans.batched --engine tsapps --engine flash-kmeans --engine flashlib
 
 The labels of every problem are first compared with the float64 arg-min, and the new centers of the first and the last
-problem with float64 means; wrong results are neither timed nor recorded. Then, as in `python -m bench.kmeans`:
+problem with float64 means; wrong results are neither timed nor recorded. Then, as in `python -m tsapps.bench.kmeans`:
 
 iter_ms   time of one iteration of all problems. Ours: the mean of the first 20, starting without labels, with the final
           assignment ("mean of 20"); problems that converge early make fewer iterations, and the time is divided by the
@@ -21,16 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from bench.common import record
-from bench.common.precompile import call_ahead
-from bench.common.roofline import Ceilings, measure
-from bench.common.timing import GpuClock
-from bench.kmeans import problems as data
-from bench.kmeans.measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError, Timing, time_peer
-from bench.kmeans.peers import FlashKmeans, Flashlib, Peer
-from bench.kmeans.problems import Shape
-from bench.kmeans.run import FIELDS as FIELDS_OF_ONE
-from bench.kmeans.run import free_memory, versions_of
+from tsapps.bench.common import record
+from tsapps.bench.common.precompile import call_ahead
+from tsapps.bench.common.roofline import Ceilings, measure
+from tsapps.bench.common.timing import GpuClock
+from tsapps.bench.kmeans import problems as data
+from tsapps.bench.kmeans.measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError, Timing, time_peer
+from tsapps.bench.kmeans.peers import FlashKmeans, Flashlib, Peer
+from tsapps.bench.kmeans.problems import Shape
+from tsapps.bench.kmeans.run import FIELDS as FIELDS_OF_ONE
+from tsapps.bench.kmeans.run import free_memory, versions_of
 from tsapps.kernels.arrays import as_array, to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
 
@@ -315,7 +315,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     record.add_options(parser, "kmeans-batched")
     parser.add_argument("--repeats", type=int, default=9, help="maximum number of timings (default 9)")
     parser.add_argument("--seconds-budget", type=float, default=4, help="time limit per engine and shape (default 4)")
-    parser.add_argument("--ahead", type=int, default=0, help="number of precompiling processes, as in bench.kmeans")
+    parser.add_argument("--ahead", type=int, default=0, help="number of precompiling processes")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
     options = parser.parse_args(arguments)
     options.engine = list(dict.fromkeys(options.engine or PEERS))

@@ -1,11 +1,11 @@
 """Benchmark of Hamerly bounds (`algorithm="elkan"`), on data where bounds save time and where they cannot.
 
-    python -m bench.kmeans.bounds --commit HASH
+    python -m tsapps.bench.kmeans.bounds --commit HASH
 
 10M × 128 and 20M × 32 float32, 64 clusters, the first samples as initial centers, at most 100 iterations:
 
 separated   normal clusters some 24 standard deviations apart
-benchmark   data of bench.kmeans
+benchmark   data of tsapps.bench.kmeans
 uniform     no clusters
 
 Both fits must end with the same bits, otherwise nothing is recorded. `iter_ms` is the mean wall time of the second to
@@ -22,8 +22,8 @@ from secrets import randbelow
 from statistics import median
 from typing import Any
 
-from bench.common import record
-from bench.kmeans.problems import Shape, draw
+from tsapps.bench.common import record
+from tsapps.bench.kmeans.problems import Shape, draw
 
 SHAPES = Shape(10_000_000, 128, 64, "float32"), Shape(20_000_000, 32, 64, "float32")
 ITERATIONS = 100
@@ -114,7 +114,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     import cupy
 
-    from bench.kmeans.run import versions_of
+    from tsapps.bench.kmeans.run import versions_of
 
     device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
     path = options.out or record.results_path(device, "kmeans-bounds")

@@ -1,8 +1,8 @@
 """Benchmark of whole K-means fits on kinds of data: heavy tails, uneven clusters, no clusters, real files.
 
-    python -m bench.kmeans.kinds --engine tsapps --engine flashlib --engine flash-kmeans
-    python -m bench.kmeans.kinds --data sorted --data china --shape 273280,3,64 --shape 1M,64,300
-    python -m bench.kmeans.kinds --more-shapes --missing --minutes 8
+    python -m tsapps.bench.kmeans.kinds --engine tsapps --engine flashlib --engine flash-kmeans
+    python -m tsapps.bench.kmeans.kinds --data sorted --data china --shape 273280,3,64 --shape 1M,64,300
+    python -m tsapps.bench.kmeans.kinds --more-shapes --missing --minutes 8
 
 Fits of 20 iterations from given rows by public calls. The kinds of data are those of `data_kinds.KINDS`.
 
@@ -31,14 +31,14 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import record
-from bench.common.memory import peak_bytes
-from bench.common.timing import Clock, GpuClock, median, repeats_within
-from bench.kmeans.ambiguous import ambiguous_shares
-from bench.kmeans.data_kinds import KINDS, draw
-from bench.kmeans.peers import PEERS, Peer, Tsapps
-from bench.kmeans.problems import Shape
-from bench.kmeans.run import free_memory, versions_of
+from tsapps.bench.common import record
+from tsapps.bench.common.memory import peak_bytes
+from tsapps.bench.common.timing import Clock, GpuClock, median, repeats_within
+from tsapps.bench.kmeans.ambiguous import ambiguous_shares
+from tsapps.bench.kmeans.data_kinds import KINDS, draw
+from tsapps.bench.kmeans.peers import PEERS, Peer, Tsapps
+from tsapps.bench.kmeans.problems import Shape
+from tsapps.bench.kmeans.run import free_memory, versions_of
 from tsapps.kernels.arrays import as_array, to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.timing import Clock, CpuClock, median, repeats_within
-from bench.kmeans import problems as data
-from bench.kmeans.peers import Peer
-from bench.kmeans.problems import Shape
+from tsapps.bench.common.timing import Clock, CpuClock, median, repeats_within
+from tsapps.bench.kmeans import problems as data
+from tsapps.bench.kmeans.peers import Peer
+from tsapps.bench.kmeans.problems import Shape
 from tsapps.kernels.arrays import as_array
 
 __all__ = ["FIT_ITERATIONS", "NotRightError", "Problem", "Timing", "check_step", "compare_on_cpu", "time_peer"]

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.common.roofline import Ceilings
+from tsapps.bench.common.roofline import Ceilings
 
 __all__ = [
     "CPU_SHAPES",

@@ -1,9 +1,9 @@
 """Benchmark of K-means: one Lloyd iteration and a whole fit, by tsapps and other libraries, on named shapes.
 
-    python -m bench.kmeans --engine cublas --engine torch --shapes all
-    python -m bench.kmeans --engine tsapps --shapes 10M-128-64-f32,100M-4-16-f32 --repeats 15
-    python -m bench.kmeans --engine tsapps --engine flashlib --shapes grid --no-fit --ahead 8 --missing --minutes 8
-    python -m bench.kmeans --device cpu
+    python -m tsapps.bench.kmeans --engine cublas --engine torch --shapes all
+    python -m tsapps.bench.kmeans --engine tsapps --shapes 10M-128-64-f32,100M-4-16-f32 --repeats 15
+    python -m tsapps.bench.kmeans --engine tsapps --engine flashlib --shapes grid --ahead 8 --missing --minutes 8
+    python -m tsapps.bench.kmeans --device cpu
 
 The benchmark draws fresh data for every run (`--seed` repeats one). On a GPU, it first compares the labels of one
 iteration with the float64 arg-min and its new centers with float64 means; wrong results are neither timed nor recorded.
@@ -37,14 +37,14 @@ from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
-from bench.common import record
-from bench.common.precompile import call_ahead
-from bench.common.roofline import Ceilings, measure
-from bench.common.timing import Clock, GpuClock
-from bench.kmeans import problems as data
-from bench.kmeans.measure import Problem, Timing, check_step, compare_on_cpu, time_peer
-from bench.kmeans.peers import PEERS
-from bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
+from tsapps.bench.common import record
+from tsapps.bench.common.precompile import call_ahead
+from tsapps.bench.common.roofline import Ceilings, measure
+from tsapps.bench.common.timing import Clock, GpuClock
+from tsapps.bench.kmeans import problems as data
+from tsapps.bench.kmeans.measure import Problem, Timing, check_step, compare_on_cpu, time_peer
+from tsapps.bench.kmeans.peers import PEERS
+from tsapps.bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 from tsapps.kernels.devices import gpus, why_no_gpu
 
 _TIME = (float, type(None))

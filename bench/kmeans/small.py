@@ -1,6 +1,6 @@
 """Benchmark of whole fits of small data on a GPU: k-means++, default parameters, wall time.
 
-    python -m bench.kmeans.small
+    python -m tsapps.bench.kmeans.small
 
 Small fits depend on the number and latency of host synchronizations, not on bandwidth. `tsapps` is `TSKMeans` with
 default parameters, `cublas` uses that engine, `scikit-learn` is its `KMeans` on the machine's CPU. The timed fits are
@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import record
-from bench.common.timing import Clock, GpuClock, median
-from bench.kmeans.problems import Shape, nearest_f64
+from tsapps.bench.common import record
+from tsapps.bench.common.timing import Clock, GpuClock, median
+from tsapps.bench.kmeans.problems import Shape, nearest_f64
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
 

@@ -1,6 +1,6 @@
-"""Text summary and plots of the records of bench.kmeans.
+"""Text summary and plots of the records of tsapps.bench.kmeans.
 
-python -m bench.kmeans.summary --plot docs/kmeans-floor.png --grid docs/kmeans-grid.png --fits docs/kmeans-fits.png
+python -m tsapps.bench.kmeans.summary --plot kmeans-floor.png --grid kmeans-grid.png --fits kmeans-fits.png
 """
 
 import argparse
@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import record
-from bench.common.timing import median
-from bench.kmeans.problems import GPU_SHAPES, GRIDS, Shape
+from tsapps.bench.common import record
+from tsapps.bench.common.timing import median
+from tsapps.bench.kmeans.problems import GPU_SHAPES, GRIDS, Shape
 
 __all__ = [
     "OURS",

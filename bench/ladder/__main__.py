@@ -1,8 +1,8 @@
-"""Run the benchmark: ``python -m bench.ladder``."""
+"""Run the benchmark: ``python -m tsapps.bench.ladder``."""
 
 import sys
 
-from bench.ladder.run import main
+from tsapps.bench.ladder.run import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,8 +1,8 @@
 """Benchmark of the ladder: every rung, from the triple loop to today's kernels, beside the library.
 
-    python -m bench.ladder                        # on a GPU, if there is one, else on the CPU
-    python -m bench.ladder --device cpu --shape 512-512-512-f32
-    python -m bench.ladder --list
+    python -m tsapps.bench.ladder                        # on a GPU, if there is one, else on the CPU
+    python -m tsapps.bench.ladder --device cpu --shape 512-512-512-f32
+    python -m tsapps.bench.ladder --list
 
 Every result is first compared with float64; a wrong one is neither timed nor recorded.
 
@@ -27,9 +27,9 @@ from typing import Any
 
 import numpy as np
 
-from bench.common import record
-from bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
-from bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
+from tsapps.bench.common import record
+from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
+from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 from tsapps.kernels.devices import available_cores, choose_device
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.ladder.launch import PAPER_KERNELS, bind_rung, tsm2_paper
@@ -92,7 +92,7 @@ class OnGpu:
     def __init__(self) -> None:
         import cupy
 
-        from bench.common import roofline
+        from tsapps.bench.common import roofline
 
         runtime = cupy.cuda.runtime
         self.xp, self.clock, self.gpu = cupy, GpuClock(), live()
@@ -116,7 +116,7 @@ class OnGpu:
 
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:
         """Return the time of the fastest algorithm of cuBLAS and cublasLt in ms; `check` as for `libraries.best`."""
-        from bench.gemm import libraries
+        from tsapps.bench.gemm import libraries
 
         times = {"time_ms": partial(_times, self.clock), "quick_ms": self.clock.call_ms, "check": check}
         return libraries.best(A, B, C, dtype=A.dtype.name, **times)[1]
@@ -219,7 +219,9 @@ def _line(one: dict[str, Any]) -> str:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m bench.ladder", description=(__doc__ or "").partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m tsapps.bench.ladder", description=(__doc__ or "").partition("\n")[0]
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number> (default: auto)")
     parser.add_argument("--shape", type=case_named, action="append", help="m-n-k-dtype; may be repeated")
     parser.add_argument("--limit", type=float, default=5.0, help="longest time of a call in seconds (default: 5)")

@@ -2,10 +2,10 @@ from dataclasses import asdict
 
 import pytest
 
-from bench import figures
-from bench.common import record
-from bench.kmeans.problems import GRIDS
-from bench.kmeans.summary import FITS
+from tsapps.bench import figures
+from tsapps.bench.common import record
+from tsapps.bench.kmeans.problems import GRIDS
+from tsapps.bench.kmeans.summary import FITS
 
 
 @pytest.mark.parametrize("page", figures.pages(), ids=lambda page: str(page.relative_to(record.ROOT)))

@@ -14,12 +14,12 @@ from unittest.mock import patch
 import numpy as np
 from problems import problem
 
-from bench.common import record
 from tsapps.apps.abft.at_rest.sidecar import SidecarError, _digest, dump_sidecar, read_sidecar
 from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.apps.abft.product import calibration_file
 from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
 from tsapps.apps.abft.product.rounding_model import RoundingModel
+from tsapps.bench.common import record
 from tsapps.cli.result import KIND, read_model
 from tsapps.errors import MatrixError
 from tsapps.kernels.gpu_specs import KNOWN, GpuSpec

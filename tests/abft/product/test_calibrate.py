@@ -10,7 +10,6 @@ import pytest
 from exhaustive import every
 from scipy.stats import norm
 
-from bench.abft.campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft.product import calibrate as calibration
 from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import exact_products
@@ -24,6 +23,7 @@ from tsapps.apps.abft.product.calibration_file import calibration_path, load_cal
 from tsapps.apps.abft.product.matmul import check_product, matmul
 from tsapps.apps.abft.product.rounding_model import RoundingModel, rounding_deviations
 from tsapps.apps.abft.product.thresholds import DTYPES, confidence, product_variance, statistical
+from tsapps.bench.abft.campaign import DISTRIBUTIONS, draw
 
 
 class Calibrations(dict):

@@ -18,14 +18,14 @@ from protected_products import (
     machine_and_matrices,
 )
 
-from bench.abft import product as product_faults
-from bench.abft.campaign import draw
-from bench.abft.product import Limits
 from tsapps.apps.abft.product import cpu as product_cpu
 from tsapps.apps.abft.product import thresholds
 from tsapps.apps.abft.product.gpu import check_matrices
 from tsapps.apps.abft.product.plan import ROWS_PER_LANE, half_step, padded_depth, summed
 from tsapps.apps.abft.product.rounding_model import RoundingModel, rounding_deviations
+from tsapps.bench.abft import product as product_faults
+from tsapps.bench.abft.campaign import draw
+from tsapps.bench.abft.product import Limits
 from tsapps.kernels.gemm import blocks_of
 from tsapps.kernels.plan.accumulation_order import order_of
 from tsapps.kernels.plan.mma import OWN_EPILOGUE, MmaPlan, WgmmaPlan, instantiate

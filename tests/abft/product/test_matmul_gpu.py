@@ -9,7 +9,6 @@ import oracle
 import pytest
 from oracle import product_tolerance
 
-from bench.abft.campaign import DISTRIBUTIONS, draw
 from tsapps.apps.abft.product import calibrate as calibration
 from tsapps.apps.abft.product import exact_products, gpu_sums, thresholds
 from tsapps.apps.abft.product import gpu as product_gpu
@@ -17,6 +16,7 @@ from tsapps.apps.abft.product.calibrate import calibrate
 from tsapps.apps.abft.product.matmul import check_product, matmul
 from tsapps.apps.abft.product.plan import COUNTS, FLAGGED_ROW
 from tsapps.apps.abft.product.rounding_model import rounding_deviations
+from tsapps.bench.abft.campaign import DISTRIBUTIONS, draw
 from tsapps.kernels.arrays import device_matrix, gapless
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.matmul import problem_of

@@ -5,17 +5,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from bench.abft import at_rest as abft_at_rest
-from bench.abft import campaign, thresholds
-from bench.abft import kmeans as abft_kmeans
-from bench.abft import product as product_faults
-from bench.abft import run as abft
-from bench.abft import summary as abft_summary
-from bench.abft.at_rest import Damage, Matrix, judged, try_at_rest, try_sidecar
-from bench.abft.campaign import cells, draw, flipped, interval
-from bench.abft.product import Limits, try_product
-from bench.common import record
 from tsapps.apps.abft import Verdict
+from tsapps.bench.abft import at_rest as abft_at_rest
+from tsapps.bench.abft import campaign, thresholds
+from tsapps.bench.abft import kmeans as abft_kmeans
+from tsapps.bench.abft import product as product_faults
+from tsapps.bench.abft import run as abft
+from tsapps.bench.abft import summary as abft_summary
+from tsapps.bench.abft.at_rest import Damage, Matrix, judged, try_at_rest, try_sidecar
+from tsapps.bench.abft.campaign import cells, draw, flipped, interval
+from tsapps.bench.abft.product import Limits, try_product
+from tsapps.bench.common import record
 
 
 @pytest.mark.parametrize(

@@ -6,16 +6,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.abft import campaign
-from bench.abft import run as abft
-from bench.abft import speed as abft_speed
-from bench.common import record
-from bench.common.roofline import Streams
-from bench.common.timing import CpuClock
-from bench.gemm.grid import wide
 from tsapps.apps.abft.at_rest.interleave import layout
 from tsapps.apps.abft.at_rest.source import as_source
 from tsapps.apps.abft.at_rest.verify import sums_of
+from tsapps.bench.abft import campaign
+from tsapps.bench.abft import run as abft
+from tsapps.bench.abft import speed as abft_speed
+from tsapps.bench.common import record
+from tsapps.bench.common.roofline import Streams
+from tsapps.bench.common.timing import CpuClock
+from tsapps.bench.gemm.grid import wide
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])

@@ -6,7 +6,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from bench.common.memory import peak_bytes
+from tsapps.bench.common.memory import peak_bytes
 
 
 class Pool:

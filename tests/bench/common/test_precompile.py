@@ -3,7 +3,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from bench.common.precompile import call_ahead
+from tsapps.bench.common.precompile import call_ahead
 
 
 def touch(path, number):

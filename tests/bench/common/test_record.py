@@ -4,7 +4,7 @@ import subprocess
 
 import pytest
 
-from bench.common import record
+from tsapps.bench.common import record
 
 GOOD = {
     "what": "kmeans",

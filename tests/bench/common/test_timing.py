@@ -2,7 +2,7 @@ import time
 
 import pytest
 
-from bench.common.timing import CpuClock, repeats_within
+from tsapps.bench.common.timing import CpuClock, repeats_within
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_cpu_clock():
 @pytest.mark.gpu
 def test_gpu_clock():
     cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-    from bench.common.timing import GpuClock
+    from tsapps.bench.common.timing import GpuClock
 
     clock = GpuClock()
     array = cupy.ones(1 << 28, cupy.float32)

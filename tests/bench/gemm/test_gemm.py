@@ -1,13 +1,13 @@
-"""Parts of bench.gemm that need no GPU: grid, floors, error bound, summary."""
+"""Parts of tsapps.bench.gemm that need no GPU: grid, floors, error bound, summary."""
 
 from collections import Counter
 
 import pytest
 
-from bench.common import record
-from bench.common.roofline import Streams
-from bench.gemm import summary as gemm_summary
-from bench.gemm.grid import Cell, bound, grid
+from tsapps.bench.common import record
+from tsapps.bench.common.roofline import Streams
+from tsapps.bench.gemm import summary as gemm_summary
+from tsapps.bench.gemm.grid import Cell, bound, grid
 
 # A stream that writes half of its bytes has half the bandwidth.
 STREAMS = Streams(((0.0, 4000.0), (0.5, 2000.0), (1.0, 4000.0)))

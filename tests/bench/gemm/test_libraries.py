@@ -1,4 +1,4 @@
-"""Calls of cuBLAS and cublasLt in bench.gemm.libraries; on the CPU, stand-ins follow the libraries' manuals."""
+"""Calls of cuBLAS and cublasLt in tsapps.bench.gemm.libraries; on the CPU, stand-ins follow the libraries' manuals."""
 
 import sys
 from ctypes import c_double, c_void_p
@@ -10,7 +10,7 @@ import pytest
 from cublaslt_stand_in import FAILING, Lt
 from numpy.lib.stride_tricks import as_strided
 
-from bench.gemm import libraries as lg
+from tsapps.bench.gemm import libraries as lg
 
 FLOAT64 = lg._TYPES["float64"]
 

@@ -6,9 +6,6 @@ from exhaustive import every
 from host_cuda.machine import HostMachine
 from kmeans.host_steps import RowsOnMachine
 
-from bench.kmeans.ambiguous import ambiguous_shares
-from bench.kmeans.data_kinds import draw
-from bench.kmeans.measure import FIT_ITERATIONS
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
@@ -16,6 +13,9 @@ from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.bench.kmeans.ambiguous import ambiguous_shares
+from tsapps.bench.kmeans.data_kinds import draw
+from tsapps.bench.kmeans.measure import FIT_ITERATIONS
 
 
 def engine_of(X, rows=RowsOnMachine):

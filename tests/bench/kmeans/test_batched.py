@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 from host_cuda.machine import HostMachine
 
-from bench.common import record
-from bench.common.roofline import Ceilings
-from bench.common.timing import CpuClock
-from bench.kmeans import batched as bench
-from bench.kmeans.batched import PEERS, SHAPES, BatchedTsapps, BatchShape, Step
-from bench.kmeans.measure import NotRightError, Timing, time_peer
-from bench.kmeans.problems import Shape
+from tsapps.bench.common import record
+from tsapps.bench.common.roofline import Ceilings
+from tsapps.bench.common.timing import CpuClock
+from tsapps.bench.kmeans import batched as bench
+from tsapps.bench.kmeans.batched import PEERS, SHAPES, BatchedTsapps, BatchShape, Step
+from tsapps.bench.kmeans.measure import NotRightError, Timing, time_peer
+from tsapps.bench.kmeans.problems import Shape
 from tsapps.kernels.devices import gpus
 
 

@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.common import record
-from bench.kmeans import bounds as kmeans_bounds
-from bench.kmeans.problems import Shape
+from tsapps.bench.common import record
+from tsapps.bench.kmeans import bounds as kmeans_bounds
+from tsapps.bench.kmeans.problems import Shape
 
 SHAPE = Shape(3000, 128, 4, "float32")
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.datasets import load_breast_cancer, load_digits, load_sample_image
 
-from bench.kmeans import data_kinds
-from bench.kmeans.data_kinds import KINDS, OUTLIERS, draw
+from tsapps.bench.kmeans import data_kinds
+from tsapps.bench.kmeans.data_kinds import KINDS, OUTLIERS, draw
 
 
 @pytest.mark.parametrize("d", [2, 8, 130])

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from bench.common import record
-from bench.common.timing import CpuClock, GpuClock
-from bench.kmeans import kinds
-from bench.kmeans.peers import PEERS, Tsapps
-from bench.kmeans.problems import Shape
+from tsapps.bench.common import record
+from tsapps.bench.common.timing import CpuClock, GpuClock
+from tsapps.bench.kmeans import kinds
+from tsapps.bench.kmeans.peers import PEERS, Tsapps
+from tsapps.bench.kmeans.problems import Shape
 from tsapps.kernels.devices import gpus
 
 

@@ -1,13 +1,13 @@
-"""Checks and timings of `python -m bench.kmeans`, on the CPU and on tiny shapes."""
+"""Checks and timings of `python -m tsapps.bench.kmeans`, on the CPU and on tiny shapes."""
 
 import numpy as np
 import pytest
 
-from bench.common import record
-from bench.common.roofline import Ceilings
-from bench.common.timing import CpuClock
-from bench.kmeans import run as kmeans
-from bench.kmeans.measure import (
+from tsapps.bench.common import record
+from tsapps.bench.common.roofline import Ceilings
+from tsapps.bench.common.timing import CpuClock
+from tsapps.bench.kmeans import run as kmeans
+from tsapps.bench.kmeans.measure import (
     NotRightError,
     Problem,
     Timing,
@@ -16,8 +16,8 @@ from bench.kmeans.measure import (
     compare_on_cpu,
     time_peer,
 )
-from bench.kmeans.peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
-from bench.kmeans.problems import Shape
+from tsapps.bench.kmeans.peers import PEERS, Peer, ScikitLearn, Torch, Tsapps
+from tsapps.bench.kmeans.problems import Shape
 from tsapps.kernels.devices import gpus
 
 

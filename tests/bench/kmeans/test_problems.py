@@ -1,9 +1,9 @@
 import numpy as np
 import pytest
 
-from bench.common.roofline import Ceilings
-from bench.kmeans import problems as data
-from bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
+from tsapps.bench.common.roofline import Ceilings
+from tsapps.bench.kmeans import problems as data
+from tsapps.bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
 
 # Measured on an H200 on 2026-11-21.
 H200 = Ceilings(4640, {"float64": 62.8, "tf32": 409, "float16": 754, "bfloat16": 784})

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from sklearn.cluster import KMeans
 
-from bench.kmeans import small as kmeans_small
-from bench.kmeans.problems import Shape
+from tsapps.bench.kmeans import small as kmeans_small
+from tsapps.bench.kmeans.problems import Shape
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

@@ -2,9 +2,9 @@ from dataclasses import asdict
 
 import pytest
 
-from bench.kmeans import summary as kmeans_summary
-from bench.kmeans.peers import PEERS
-from bench.kmeans.problems import GRIDS
+from tsapps.bench.kmeans import summary as kmeans_summary
+from tsapps.bench.kmeans.peers import PEERS
+from tsapps.bench.kmeans.problems import GRIDS
 
 SHAPE = {"n": 10_000_000, "d": 128, "k": 64, "dtype": "float32", "floor_ms": 1.0}
 RECORDS = [

@@ -5,9 +5,9 @@ import shutil
 import numpy as np
 import pytest
 
-from bench.common import record
-from bench.ladder import run
-from bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
+from tsapps.bench.common import record
+from tsapps.bench.ladder import run
+from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
 NAMES = ["cpu_serial", "cpu_threads", "cpu_openmp", "cpu_vectors"]

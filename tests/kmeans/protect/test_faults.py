@@ -8,10 +8,10 @@ import pytest
 from exhaustive import property_test
 from hypothesis import strategies as st
 
-from bench.kmeans import faults
 from tsapps import TSKMeans
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.protect.checks import FaultError, Kept, same_bits
+from tsapps.bench.kmeans import faults
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 #: Trials in which each of these is the fault of every third run or so, without protection.
@@ -39,7 +39,7 @@ def test_no_fault_gives_another_result(fault, rng):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("fault", faults.FAULTS)
 def test_no_fault_of_many_gives_another_result(fault):
-    # More of them are tried by bench.abft --campaign --target kmeans.
+    # More of them are tried by tsapps.bench.abft --campaign --target kmeans.
     rng = np.random.default_rng(list(fault.encode()))
     for number, (when, kind) in enumerate(product(faults.WHEN, faults.KINDS)):
         dtype = ("float32", "float64")[number % 2]

@@ -5,19 +5,19 @@ import oracle
 import pytest
 from sklearn.datasets import make_blobs
 
-from bench.abft.kmeans import engine_of
-from bench.kmeans import faults
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.protect.checks import MOST_AGAIN, FaultError
+from tsapps.bench.abft.kmeans import engine_of
+from tsapps.bench.kmeans import faults
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 
 
 def faulty_cublas():
-    """Return what makes an engine whose cuBLAS step has the seams of bench.kmeans.faults."""
+    """Return what makes an engine whose cuBLAS step has the seams of tsapps.bench.kmeans.faults."""
     return engine_of("cuda")
 
 
