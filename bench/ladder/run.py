@@ -2,7 +2,6 @@
 
     python -m tsapps.bench.ladder                        # on a GPU, if there is one, else on the CPU
     python -m tsapps.bench.ladder --device cpu --shape 512-512-512-f32
-    python -m tsapps.bench.ladder --list
 
 Every result is first compared with float64; a wrong one is neither timed nor recorded.
 
@@ -37,7 +36,7 @@ from tsapps.kernels.ladder.on_cpu import CPU_RUNGS, CompilerError, compiler, mul
 from tsapps.kernels.ladder.rungs import RUNGS
 from tsapps.kernels.matmul import matmul
 
-__all__ = ["FIELDS", "KEY", "OnCpu", "OnGpu", "main", "measured"]
+__all__ = ["FIELDS", "KEY", "LIMIT", "WRONG", "OnCpu", "OnGpu", "common_fields", "main", "measured", "opened"]
 
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -46,7 +45,9 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("ms", "gflops", "library_ms"), (float,)),
     **dict.fromkeys(("speedup_serial", "efficiency", "floor_ms"), (float, type(None))),
 }
-KEY = ("what", "rung", "m", "n", "k", "dtype", "layout")
+KEY = ("what", "device", "rung", "m", "n", "k", "dtype", "layout")
+#: Longest time of a call in seconds, if none is given; and how the line on a wrong result ends.
+LIMIT, WRONG = 5.0, "wrong, not recorded"
 # Time of the repetitions of a measurement in seconds, and their maximum number.
 _SECONDS, _MOST_REPEATS = 0.5, 9
 # Size of the squares whose product gives the library's throughput; and number of products l · n of the triple loop.
@@ -73,7 +74,9 @@ class OnCpu:
         """Yield the rungs bound to matrices."""
         for rung in CPU_RUNGS:
             cores = available_cores() if rung.is_parallel else 1
-            yield rung.name, rung.title, partial(multiply_on_cpu, rung, A, B, C), cores
+            by_rows = A.flags.c_contiguous and B.flags.c_contiguous
+            launch = partial(multiply_on_cpu, rung, *((A, B, C) if by_rows else (B.T, A.T, C.T)))
+            yield rung.name, rung.title, partial(_after, launch, C), cores
 
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:  # noqa: ARG002 (NumPy is right)
         """Return the time of the library in ms."""
@@ -133,7 +136,7 @@ class OnGpu:
         return max(stream, case.flops / self._flops_per_ms(case.dtype))
 
 
-def _after(launch: Callable[[], None], C: Any) -> Any:
+def _after(launch: Callable[[], Any], C: Any) -> Any:
     launch()
     return C
 
@@ -185,17 +188,17 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
             raise ValueError("an element is wrong")
         return float(difference.max())
 
-    common = {name: getattr(case, name) for name in KEY if name not in ("what", "rung")}
+    common = {name: getattr(case, name) for name in ("m", "n", "k", "dtype", "layout")}
     common |= {"library_ms": on.library_ms(A, B, C, error), "floor_ms": on.floor(case), "seed": seed}
     serial = serial_ms(case, seed)
     for name, title, call, warps in on.rungs(A, B, C):
         rate = f"{name} {case.dtype}"
         if rate in rates and case.flops / rates[rate] > 1e3 * limit:
-            yield f"{case.name} {name}: left out, would take {case.flops / rates[rate] / 1e3:.0f} s"
+            yield f"{name}: left out, would take {case.flops / rates[rate] / 1e3:.0f} s"
             continue
         C[...] = np.nan
         if not bool((abs(call() - exact) <= bound).all()):
-            yield f"{case.name} {name}: wrong, not recorded"
+            yield f"{name}: {WRONG}"
             continue
         ms = _times(on.clock, call)
         rates[rate] = case.flops / ms
@@ -217,6 +220,31 @@ def _line(one: dict[str, Any]) -> str:
     return text
 
 
+def opened(device: str) -> Any:
+    """Return the rungs on a device: "auto", "cpu", "cuda" or "cuda:<number>".
+
+    Raises
+    ------
+    ValueError, NoDeviceError
+        If there is no such device.
+    CompilerError
+        If it is the CPU, and there is no C compiler.
+    """
+    choice = choose_device(device)
+    if not choice.is_gpu:
+        return OnCpu()
+    import cupy
+
+    cupy.cuda.Device(choice.index).use()
+    return OnGpu()
+
+
+def common_fields(on: Any, commit: str | None) -> dict[str, Any]:
+    """Return the fields that the records of a run share."""
+    versions = record.module_versions(on.modules) | on.versions
+    return {**record.of_run("ladder", on.device, versions, commit), "engine": "tsapps"}
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(
@@ -224,35 +252,22 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number> (default: auto)")
     parser.add_argument("--shape", type=case_named, action="append", help="m-n-k-dtype; may be repeated")
-    parser.add_argument("--limit", type=float, default=5.0, help="longest time of a call in seconds (default: 5)")
-    parser.add_argument("--list", action="store_true", help="list shapes and rungs, and end")
+    parser.add_argument("--limit", type=float, default=LIMIT, help="longest time of a call in seconds (default: 5)")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
     record.add_options(parser, "ladder")
     options = parser.parse_args(arguments)
-    if options.list:
-        print("rungs on a GPU: " + ", ".join([*(rung.name for rung in RUNGS), *PAPER_KERNELS, "tsapps"]))
-        print("rungs on a CPU: " + ", ".join(rung.name for rung in CPU_RUNGS))
-        print("shapes on a GPU: " + ", ".join(case.name for case in GPU_CASES))
-        print("shapes on a CPU: " + ", ".join(case.name for case in CPU_CASES))
-        return 0
-    choice = choose_device(options.device)
-    if options.device == "auto" and not choice.is_gpu:
-        print(f"the rungs on the CPU: {choice.reason}")
     try:
-        on = OnGpu() if choice.is_gpu else OnCpu()
+        on = opened(options.device)
     except CompilerError as error:
         print(error, file=sys.stderr)
         return 1
     path = options.out or record.results_path(on.device, "ladder")
-    versions = record.module_versions(on.modules) | on.versions
-    common = {**record.of_run("ladder", on.device, versions, options.commit), "engine": "tsapps"}
-    rates: dict[str, float] = {}
-    wrong = 0
+    common, rates, wrong = common_fields(on, options.commit), {}, 0
     for case in options.shape or on.cases:
         for one in measured(on, case, options.seed, options.limit, rates):
             if isinstance(one, str):
-                wrong += "wrong" in one
-                print(one, file=sys.stderr, flush=True)
+                wrong += one.endswith(WRONG)
+                print(f"{case.name} {one}", file=sys.stderr, flush=True)
                 continue
             record.store(path, {**common, **one}, KEY, FIELDS)
             print(_line(one), flush=True)

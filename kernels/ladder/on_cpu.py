@@ -23,7 +23,7 @@ _REALS = {"float32": "float", "float64": "double"}
 _FLAGS = ("-std=gnu11", "-O2", "-march=native", "-fPIC", "-shared")
 
 
-class CompilerError(RuntimeError):
+class CompilerError(OSError):
     """There is no C compiler, or it cannot build a rung."""
 
 

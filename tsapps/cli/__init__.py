@@ -21,6 +21,7 @@ from tsapps.cli.abft_correct import abft_correct
 from tsapps.cli.abft_encode import abft_encode
 from tsapps.cli.abft_inject import abft_inject
 from tsapps.cli.abft_verify import abft_verify
+from tsapps.cli.bench import bench
 from tsapps.cli.compile import compile_kernels
 from tsapps.cli.failures import REPORTED, ParameterError, explain, explain_usage
 from tsapps.cli.info import info
@@ -108,6 +109,7 @@ app.command(short_help="Write a sample data set.")(sample)
 app.command(short_help="Show versions, devices and memory.")(info)
 app.command("compile", short_help="Compile the GPU kernels of K-means ahead of a fit.")(compile_kernels)
 app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
+app.add_typer(bench, name="bench", short_help="Measure what this machine has, and keep the records.")
 
 
 def _print_version(wanted: bool) -> None:
@@ -129,5 +131,5 @@ def _tsapps(
     terminated.
 
     After 130 and 143 the output is unchanged. If a signal comes once the result is in place, the command finishes and
-    exits with 0. tune and abft-calibrate keep the measurements made before the signal, and compile its kernels.
+    exits with 0. tune, abft-calibrate and bench keep the measurements made before the signal, and compile its kernels.
     """
