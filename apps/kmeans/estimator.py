@@ -233,11 +233,10 @@ class TSKMeans(KMeans):
             self._fitted_centers: FittedCenters | None = fitted
             if self.algorithm == "elkan":  # on a tie, scikit-learn's bounds keep the earlier label, unlike `predict`
                 self.labels_ = Passes(self, fitted.frame, fitted.centered).labels(self._validated_on_host(X))
+        self.device_, self.labels_ = choice.device, like(self.labels_, X)
+        self.cluster_centers_: Any = like(self.cluster_centers_, X)
         if not np.isfinite(self.inertia_):
             warnings.warn("the inertia overflows float64; labels and centers are correct", RuntimeWarning, stacklevel=2)
-        self.device_ = choice.device
-        self.labels_ = like(self.labels_, X)
-        self.cluster_centers_: Any = like(self.cluster_centers_, X)
         return self
 
     def _init_centroids(self, *arguments: Any, **options: Any) -> np.ndarray:
@@ -246,7 +245,8 @@ class TSKMeans(KMeans):
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         scikit_learn.check_parameters(self)
-        engine = self._open(self._validated(X, reset=True), sample_weight)
+        validated = self._validated(X, reset=True)
+        engine = self._open(validated, sample_weight)
         if self.verbose:
             print("Initialization complete")
         best = lloyd.fit(
@@ -257,7 +257,7 @@ class TSKMeans(KMeans):
             max_iter=self.max_iter,
             tol=self.tol,
             random_state=scikit_learn.random_state_of(self),
-            center=not is_sparse(X),
+            center=not is_sparse(validated),
             progress=print if self.verbose else None,
             protect=self.protect,
         )

@@ -77,6 +77,6 @@ def initial_centers(
             raise ValueError(
                 f"initial center {index} is zero, and has no direction: metric='cosine' needs nonzero centers"
             )
-        return unit(centers)
+        return unit(np.ascontiguousarray(centers))
     # A copy: the caller's array is never written.
     return centers.copy() if callable(init) else frame.centered(centers)

@@ -351,6 +351,7 @@ def _iterate_run(
     step.reset()
     centers, done, converged = first, 0, False
     if protection is not None:
+        centers = first.copy()  # if they change, the run begins again at `first`
         protection.keep(first)
     while done < max_iter and not converged:
         found = step.iterate(centers, done, max_iter, tol, report)

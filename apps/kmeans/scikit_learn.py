@@ -90,8 +90,9 @@ def check_parameters(model: KMeans) -> None:
     given = model.get_params(deep=False)
     if type(model.init) is np.ndarray:
         given["init"] = "k-means++"  # every array is as valid
-    if all(value is None or type(value) in (bool, int, float, str) for value in given.values()):
-        kind: Any = type(model)  # mypy does not accept `type[Any]` as hashable
+    kind: Any = type(model)  # mypy does not accept `type[Any]` as hashable
+    plain = all(value is None or type(value) in (bool, int, float, str) for value in given.values())
+    if plain and kind._validate_params is KMeans._validate_params:
         _check_parameters(kind, tuple((name, value, type(value)) for name, value in given.items()))
     else:
         model._validate_params()

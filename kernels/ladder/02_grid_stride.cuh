@@ -6,8 +6,8 @@
 // Each element is the inner product of a row of A and a column of B, which the thread reads from global memory.
 //
 // What limits it: every multiplication needs two loads. Neighboring threads read neighboring columns of B (coalesced)
-// and the same element of A (one broadcast), so that the caches answer most loads; but each load is an instruction. The
-// division by n takes tens of instructions per element.
+// and, within a row of C, the same element of A (one broadcast), so that the caches answer most loads; but each load is
+// an instruction. The division by n takes tens of instructions per element.
 //
 // Next rung: blocks of two dimensions need no division, but the dimensions can be the wrong way round.
 #pragma once

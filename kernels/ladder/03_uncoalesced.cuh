@@ -1,4 +1,4 @@
-// Rung 3: blocks of two dimensions, with the threads of a warp down the rows of C.
+// Rung 3: blocks of two dimensions, with warps down the columns of C.
 //
 //                     threadIdx.y →            a warp: threadIdx.x = 0 … 15 and two values of threadIdx.y
 //                    ┌──┬──┬──┬──┐
@@ -7,7 +7,8 @@
 //                    └──┴──┴──┴──┘
 //
 // What limits it: neighboring threads of a warp read and write elements in different rows, which are a whole row of
-// memory apart. One load of A needs 16 sectors of 32 bytes for 16 elements, and so does a store to C.
+// memory apart. One load of A touches 16 sectors of 32 bytes for 16 elements, and a store to C 16 sectors for 32. The
+// next l find the same sectors in the level-1 cache, but each load still takes 16 of its lines.
 //
 // Next rung: the same with rows and columns exchanged.
 #pragma once

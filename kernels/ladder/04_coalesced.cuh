@@ -1,15 +1,17 @@
-// Rung 4: blocks of two dimensions, with the threads of a warp along the rows of C.
+// Rung 4: blocks of two dimensions, with warps along the rows of C.
 //
 //                     threadIdx.x →            a warp: threadIdx.x = 0 … 15 and two values of threadIdx.y
 //                    ┌──┬──┬──┬──┐
 //     threadIdx.y    │░░│░░│░░│░░│       element (row, column) of the tile belongs to the thread with
-//          ↓         │  │  │  │  │       threadIdx.y = row and threadIdx.x = column
+//          ↓         │░░│░░│░░│░░│       threadIdx.y = row and threadIdx.x = column
+//                    │  │  │  │  │
 //                    └──┴──┴──┴──┘
 //
-// Neighboring threads read neighboring elements of B and the same element of A, and write neighboring elements of C.
+// Neighboring threads read neighboring elements of B and write neighboring elements of C. A warp, which has two rows,
+// reads two elements of A.
 //
-// What limits it: two loads per multiplication, as before. An instruction of the loop, its counter and its branch take
-// as long as the multiplication.
+// What limits it: two loads per multiplication, as before. The counter, the comparison, the branch and the
+// addresses of the loop take more instructions than the multiplication.
 //
 // Next rung: fewer instructions for the loop.
 #pragma once

@@ -10,11 +10,12 @@
 //
 // Outside A and B, tiles have zeros, so that no size needs to be a multiple of the edge.
 //
-// An element that is loaded once from global memory is used by `edge` threads: 1 / edge of the loads of rung 4. With an
-// edge of 8, a row of a tile of floats is one sector of 32 bytes. With an edge of 32, a warp loads whole lines.
+// Each thread then loads 1 / edge as many elements from global memory as in rung 4. With an edge of 8, a row of a tile
+// is one sector of 32 bytes (doubles: two); with 32, one line of 128 bytes (doubles: two).
 //
-// What limits it: shared memory. Each multiplication takes two loads from it, of which a multiprocessor executes 32 per
-// clock. With an edge of 32, a block has 1,024 threads, so that all of them wait when a tile is loaded.
+// What limits it: shared memory. Each multiplication takes two loads from it. A warp's load of 32 different floats
+// takes a clock, of doubles two. With an edge of 32, at most two blocks fit on a multiprocessor, so that a barrier
+// stops half of its warps, or all.
 //
 // Next rung: does it help if rows begin at multiples of a sector?
 #pragma once

@@ -6,8 +6,8 @@
 //   └─────────┴──          │0 1 2 3 4│       │       kernel is that of rung 6: only the leading dimensions differ.
 //                          └─────────┴───────┘
 //
-// A warp that loads 32 neighboring floats of a row that begins anywhere needs five sectors; of an aligned
-// row, four.
+// 32 neighboring floats take up to five sectors if their row begins anywhere, and four if it begins at a sector
+// (doubles: nine and eight). Rows of a few elements get larger: two doubles take 256 bytes.
 //
 // What limits it: as rung 6. The copies take time too, so that a pitch pays only for matrices that are used several
 // times, and by kernels that global memory limits.

@@ -7,7 +7,8 @@
 //   x row 1    ▒                                       writes a column too.
 //   ↓ row 2    ▒
 //
-// What limits it: bank conflicts. A load takes 32 times as long as in rung 6.
+// What limits it: bank conflicts. A load of B takes 32 times as long as in rung 6; of doubles, which have two banks
+// each, 16 times, because it takes two clocks there already. Loads of A are as before.
 //
 // Next rung: the same tile, with rows that begin in different banks.
 #pragma once

@@ -6,7 +6,8 @@
 //   x row 1            ▒
 //   ↓ row 2                    ▒
 //
-// The kernel is that of rung 8. Without a reason to transpose a tile, rung 6 needs no cure: a warp reads its rows.
+// Of doubles, 16 threads are served at a time, from all 32 banks: (2 x + 2 l) % 32 and the next. The kernel is that of
+// rung 8. Without a reason to transpose a tile, rung 6 needs no cure: a warp reads its rows.
 //
 // What limits it: two loads from shared memory per multiplication, as in rung 6.
 //

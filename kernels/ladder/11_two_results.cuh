@@ -3,11 +3,11 @@
 //   tile of C: edge × edge         A block has edge × edge / 2 threads. Thread (x, y) computes the elements in rows y
 //     ┌─────────┐                  and y + edge / 2 of column x, and loads two elements of each tile.
 //     │  ▒ y    │
-//     ├─────────┤                  In the loop, one load of B serves two multiplications: three loads for two
-//     │  ▒ y + edge / 2            multiplications instead of four. The two sums do not depend on each other, so that
-//     └─────────┘                  one addition need not wait for the other.
+//     ├─────────┤                  In the loop, one load of B serves two multiplications. For four l, a thread
+//     │  ▒ y + edge / 2            loads six times for eight multiplications of floats; in rung 10, five times for
+//     └─────────┘                  four. The two sums do not wait for each other.
 //
-// What limits it: shared memory, though less.
+// What limits it: still three loads from shared memory for four multiplications.
 //
 // Next rung: a thread computes 8 × 8 results, with 16 loads for 64 multiplications.
 #pragma once

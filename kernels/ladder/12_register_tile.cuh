@@ -3,19 +3,20 @@
 //                        tile of B: 8 × 128
 //                       ┌───┬───┬───┬───┐
 //                       └───┴───┴───┴───┘      A block of 16 × 16 threads computes a tile of C of 128 × 128 elements,
-//               ┌─┐     ┌───┬───┬───┬───┐      and a thread 8 × 8 of them, in registers: four by four in each of four
-//   tile of A:  │ │     │▒▒ │   │▒▒ │   │      places, which are 64 rows and 64 columns apart. Then the threads of a
-//   128 × 8     │ │     │   │   │   │   │      warp read neighboring vectors of B from shared memory.
+//               ┌─┐     ┌───┬───┬───┬───┐      and a thread 8 × 8 of them, in registers: vectors of 16 bytes (4 floats
+//   tile of A:  │ │     │▒▒ │   │▒▒ │   │      or 2 doubles), which are 16 vectors apart. Then the threads of a warp
+//   128 × 8     │ │     │   │   │   │   │      read neighboring vectors of B from shared memory.
 //               │ │     ├───┼───┼───┼───┤
 //               │ │     │▒▒ │   │▒▒ │   │      Per l, a thread loads 8 elements of A and 8 of B for 64
 //               └─┘     └───┴───┴───┴───┘      multiplications.
 //
-// Each thread loads four elements of A and of B per tile, as one vector where rows are aligned. The tile of A is stored
-// transposed, so that the four rows of a thread are neighbors and come in one load.
+// Each thread loads four elements of A and of B per tile, as one vector (doubles: two) where rows are aligned. The tile
+// of A is stored transposed, so that the rows of a thread are neighbors and come in one load.
 //
-// What limits it: multiplications, at last. Loads of the next tile do not overlap with them, and 64 sums take half of
-// the registers, so that few warps hide each other's waits. A skinny C has few tiles: with n = 8, 120 of 128 columns of
-// a tile are zeros.
+// What limits it: for floats, the multiplications, at last. For doubles, cuBLAS uses tensor cores, which multiply twice
+// as fast as these units. A thread takes 140 to 250 registers, so that one block of 8 warps fits on a multiprocessor:
+// while they wait for the next tile, nothing else runs. A skinny C has few tiles, most of them empty: with n = 8, 120
+// of 128 columns are zeros.
 //
 // Next rung: TSM2 (tsm2_paper.cuh), made for a C of a few columns.
 #pragma once
@@ -47,8 +48,8 @@ template <typename T>
 __global__ void __launch_bounds__(256) register_tile(const T* A, const T* B, T* C, int m, int n, int k, long long lda,
                                                      long long ldb, long long ldc, T alpha, T beta) {
   constexpr int edge = 128, depth = 8, wide = 16 / sizeof(T);
-  // The additional rows of elements avoid bank conflicts when the tile of A is stored.
-  __shared__ __align__(16) T tile_of_a[depth][edge + 4], tile_of_b[depth][edge];
+  // `wide` more columns: the elements of A that a warp stores at the same time are then in different banks.
+  __shared__ __align__(16) T tile_of_a[depth][edge + wide], tile_of_b[depth][edge];
   const Corner corner(n, edge, edge);
   const int x = threadIdx.x, y = threadIdx.y, thread = y * 16 + x;
   // The elements that this thread loads: of A row `row_of_a` from column `column_of_a` on, and likewise of B.
@@ -73,8 +74,8 @@ __global__ void __launch_bounds__(256) register_tile(const T* A, const T* B, T* 
       T rows[8], columns[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        rows[i] = tile_of_a[l][i / 4 * 64 + y * 4 + i % 4];
-        columns[i] = tile_of_b[l][i / 4 * 64 + x * 4 + i % 4];
+        rows[i] = tile_of_a[l][i / wide * (16 * wide) + y * wide + i % wide];
+        columns[i] = tile_of_b[l][i / wide * (16 * wide) + x * wide + i % wide];
       }
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
@@ -88,8 +89,8 @@ __global__ void __launch_bounds__(256) register_tile(const T* A, const T* B, T* 
   for (int i = 0; i < 8; ++i) {
 #pragma unroll
     for (int j = 0; j < 8; ++j) {
-      const long long to_row = corner.row + i / 4 * 64 + y * 4 + i % 4;
-      const long long to_column = corner.column + j / 4 * 64 + x * 4 + j % 4;
+      const long long to_row = corner.row + i / wide * (16 * wide) + y * wide + i % wide;
+      const long long to_column = corner.column + j / wide * (16 * wide) + x * wide + j % wide;
       if (to_row < m && to_column < n) write(C + to_row * ldc + to_column, sums[i][j], alpha, beta);
     }
   }

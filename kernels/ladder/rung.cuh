@@ -5,9 +5,9 @@
 //                               k │     B     │      all row-major: element (row, column) of A is A[row · lda + column]
 //                         k       │           │
 //                    ┌─────────┐  ├───────────┤      A block computes a tile of C. Tiles are numbered row by row, and
-//                    │    A    │  │  0  1  2  │      block i computes tile i. A one-dimensional grid has up to 2³¹
-//                  m │         │  │  3  4  5  │      blocks, so that any m and n are possible.
-//                    │         │  │  6  7  8  │
+//                    │    A    │  │  0  1  2  │      block i computes tile i. A grid has up to 2³¹ − 1 blocks in x,
+//                  m │         │  │  3  4  5  │      but 65,535 in y, too few for the tiles of a tall C: so it has
+//                    │         │  │  6  7  8  │      one dimension.
 //                    └─────────┘  └───────────┘
 //                                       C
 //

@@ -91,8 +91,8 @@ def _tiles(number: int, name: str, title: str, kernel: str, edge: int, rows_per_
 RUNGS = (
     Rung(1, "one_thread_blocks", "blocks of one thread", "01_one_thread_blocks.cuh", "grid_stride<{}>", (1,)),
     Rung(2, "grid_stride", "grid-stride loop", "02_grid_stride.cuh", "grid_stride<{}>", (256,)),
-    _tiles(3, "uncoalesced", "2-D blocks, warps down the rows", "uncoalesced<{}, 16>", 16),
-    _tiles(4, "coalesced", "2-D blocks, warps along the rows", "coalesced<{}, 16>", 16),
+    _tiles(3, "uncoalesced", "2-D blocks, warps down columns", "uncoalesced<{}, 16>", 16),
+    _tiles(4, "coalesced", "2-D blocks, warps along rows", "coalesced<{}, 16>", 16),
     _tiles(5, "unrolled", "unrolled by four", "unrolled<{}, 16>", 16),
     *(
         _tiles(6, f"shared_tile_{edge}", f"shared tiles, edge {edge}", f"shared_tile<{{}}, {edge}>", edge)

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import sklearn
+from scipy.sparse import random as random_sparse
 from sklearn.base import clone
 from sklearn.cluster import KMeans
 from sklearn.pipeline import make_pipeline
@@ -189,6 +190,22 @@ def test_a_parameter_of_another_type_is_validated_again(X):
         TSKMeans(3, protect=1, device="cpu").fit(rows)  # 1 == True
     with pytest.raises(ValueError, match="'init'"):
         TSKMeans(3, init=np.float64(1), device="cpu").fit(rows)
+
+
+@pytest.mark.parametrize("protect", [False, True])
+def test_a_sparse_frame_is_not_centered(protect):
+    """As in scikit-learn, which makes it a sparse matrix: a callable init receives rows that are not centered."""
+    rows = random_sparse(60, 3, density=0.3, random_state=0, format="csr") * 9
+    frame, seen = pd.DataFrame.sparse.from_spmatrix(rows), []
+
+    def init(X, k, random_state):
+        seen.append(X[:2] if isinstance(X, np.ndarray) else X[:2].toarray())
+        return np.array([[5.0, 0, 0], [0, 5, 0]])
+
+    options = {"init": init, "n_init": 1, "max_iter": 2, "device": "cpu", "protect": protect}
+    of_frame, of_rows = (TSKMeans(2, **options).fit(X) for X in (frame, rows))
+    np.testing.assert_array_equal(seen[0], seen[1])
+    np.testing.assert_array_equal(of_frame.cluster_centers_, of_rows.cluster_centers_)
 
 
 def test_the_features_of_an_array_replace_those_of_a_frame(X):

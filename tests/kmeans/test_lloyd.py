@@ -18,6 +18,7 @@ from tsapps.apps.kmeans import empty_clusters, lloyd
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.apps.kmeans.results import IterationResult
 
 
 def streamed(X, name="X"):
@@ -89,6 +90,33 @@ def test_parameters_as_in_scikit_learn(data_sets, parameters):
     expected = KMeans(k, random_state=3, **parameters).fit(X)
     actual = TSKMeans(k, random_state=3, device="cpu", **parameters).fit(streamed(X))
     oracle.assert_same_fit(actual, expected, X)
+
+
+def test_a_run_that_is_lost_begins_again_at_its_first_centers(data_sets, monkeypatch):
+    """Even if a memory error has changed the centers that the lost run iterated."""
+    X, _ = data_sets["blobs"]
+    init = X[:5].copy()
+
+    def fit(engine):
+        options = {"init": init, "max_iter": 5, "random_state": np.random.RandomState(0), "protect": True}
+        return lloyd.fit(engine, 5, **options)
+
+    expected = fit(open_engine(X, device="cpu"))
+    engine, lost = open_engine(X, device="cpu"), []
+    iterate = type(engine.step_for(5)).iterate
+
+    def losing(self, centers, *arguments):
+        if lost:
+            return iterate(self, centers, *arguments)
+        lost.append(True)
+        centers[0] += 100
+        return IterationResult(centers, 0, False, float("nan"), fault="a test", lost=True)
+
+    monkeypatch.setattr(type(engine.step_for(5)), "iterate", losing)
+    found = fit(engine)
+    assert found.faults == expected.faults + 1
+    np.testing.assert_array_equal(found.centers, expected.centers)
+    np.testing.assert_array_equal(found.labels, expected.labels)
 
 
 def test_given_centers_and_n_init_warns(data_sets):

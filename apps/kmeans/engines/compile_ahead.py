@@ -15,6 +15,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.select_step import Options
+from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.init.plusplus import n_trials
 from tsapps.apps.kmeans.init.plusplus_launch import greedy_draw
 from tsapps.apps.kmeans.protect.checks import Protection
@@ -180,7 +181,8 @@ def run_without_computing(
         step.create_bounds()
         if relocates and n > relocation.MOST_ORDERED:
             Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0])
-        step.inertia(np.zeros((fit.k, d), fit.dtype))
+        if fit.dtype == np.float32 and not fit.weighted:
+            sum_terms(machine, step.buffers.sums, step.buffers.units, step.buffers.centers[0])
         data.inertia(np.zeros((fit.k, d)), step.labels)
         if fit.protect:
             step.protection = Protection()

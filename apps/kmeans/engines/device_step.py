@@ -16,6 +16,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from functools import cached_property
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -263,7 +264,7 @@ class DeviceStep(RunningSumsStep):
         self._bounded = False  # row bounds are not needed again
         self.data.machine.fill(self.buffers.stopped, 0)
         # The launches of `_bind_next` did nothing if the run converged.
-        for launch in (*self._bind_next(self._prepared), *self._bound_rows(self._prepared)):
+        for launch in chain(self._bind_next(self._prepared), self._bound_rows(self._prepared)):
             launch()
 
     def _begin(self, centers: np.ndarray) -> None:

@@ -134,7 +134,7 @@ class Step(ABC):
     def inertia(self, centers: np.ndarray) -> float:
         """Return the inertia of `centers` (k, d) and the current labels.
 
-        `centers` must be those of the last assignment, or the cluster means computed from that assignment.
+        `centers` must be those of the last assignment, or, after `iterate`, its result.
         """
         return self.data.inertia(centers, self.labels)
 

@@ -1,7 +1,7 @@
 // CPU rung 2: threads, each with a part of the rows.
 //
-//   thread 0   rows 0 … m/t         t threads (POSIX), each with the triple loop. They share A and B, and write different
-//   thread 1   rows m/t … 2m/t      rows of C, so that they need not wait for each other until the end.
+//   thread 0   rows 0 … m/t       t threads (POSIX), each with the triple loop. They share A and B, and write different
+//   thread 1   rows m/t … 2m/t    rows of C, so that they need not wait for each other until the end.
 //   …
 //
 // What limits it: as before, on every core. Cores share the last cache and the memory.

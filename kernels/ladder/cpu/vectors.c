@@ -3,13 +3,15 @@
 //                    column   column + 4 w
 //          ┌─────────┬───────────┬──────┐       w elements per vector: 8 floats or 4 doubles. Four vectors of sums,
 //       l  │         │▒▒▒▒▒▒▒▒▒▒▒│      │       for 4 w neighboring columns of a row of C, stay in registers while l
-//          └─────────┴───────────┴──────┘       goes through a row of A. Each element of A multiplies four vectors of B.
+//          └─────────┴───────────┴──────┘       goes through a row of A. Each element of A multiplies four vectors.
 //                         B
 //
-// A multiplication is one instruction for w elements. Four sums do not wait for each other. Reads of B are contiguous.
+// A multiplication is one instruction for w elements. Four sums do not wait for each other. Reads of B are 128 bytes of
+// a row at a time.
 //
-// What limits it: B is read once per row of C. Beyond the caches, that is a load from main memory for each vector. BLAS
-// computes several rows together and copies blocks of A and B to where caches hold them.
+// What limits it: within the caches, one load per multiplication, and only four sums to cover a latency of four clocks
+// at two multiplications per clock. Beyond them, B is read once per row of C. And it uses one core. BLAS computes
+// several rows together, copies blocks of A and B to where caches hold them, and uses all cores.
 //
 // Vectors are those of GCC and Clang, which compile for processors without AVX too.
 #include <string.h>

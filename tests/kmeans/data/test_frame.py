@@ -345,6 +345,20 @@ def test_centers_that_a_caller_sets_are_used():
     np.testing.assert_array_equal(model.predict(X), labels)
 
 
+@pytest.mark.parametrize("protect", [False, True])
+@pytest.mark.parametrize(
+    "kind", [np.asarray, ArrayRows, lambda X: X.tolist(), "torch"], ids=["numpy", "rows", "list", "torch"]
+)
+def test_centers_that_a_caller_writes_to_are_used(kind, protect):
+    X, _ = blobs(np.random.default_rng(9), 300, 4, 2, 1)
+    data = pytest.importorskip("torch").from_numpy(X) if kind == "torch" else kind(X)
+    model = TSKMeans(4, random_state=0, protect=protect, device="cpu").fit(data)
+    labels = np.asarray(model.predict(data))
+    in_place = np.asarray(model.cluster_centers_)  # a view, also of a tensor
+    in_place[...] = in_place[::-1].copy()
+    np.testing.assert_array_equal(np.asarray(model.predict(data)), 3 - labels)
+
+
 def test_a_frame_by_hand():
     frame = Frame(np.array([1.0, -2.0], np.float32), exponent=3)
     rows = np.array([[16.0, 8.0]], np.float32)

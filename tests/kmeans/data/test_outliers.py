@@ -45,7 +45,7 @@ def test_others_keep_the_mean(kind, rng):
 
 
 @pytest.mark.parametrize("large", [None, 0, 1, 128])
-@pytest.mark.parametrize("factor", [1e2, 1e4, 1e8])
+@pytest.mark.parametrize("factor", [1e2, 3.2e3, 1e8])
 def test_many_features(large, factor, rng):
     """Those that are examined first decide nothing that all of them would not; feature `large` is not like the rest."""
     X, _ = with_outliers(rng, d=190, factor=factor)
@@ -54,7 +54,9 @@ def test_many_features(large, factor, rng):
     variance, largest = moments_of(X)
     some = X[::31][:128].astype(np.float64)
     median = np.median(some, axis=0)
-    rms = np.median(np.sqrt(((some - median) ** 2).mean(axis=1)))
+    rms, of_half = (np.median(np.sqrt(((some - median)[:, ::step] ** 2).mean(axis=1))) for step in (1, 2))
+    if factor == 3.2e3 and large in (0, 128):  # the mean of the features examined first is misleading
+        assert rms < 2.0**-9 * variance**0.5 < of_half
     found = typical_rows(X, variance, largest)
     if rms < 2.0**-9 * variance**0.5:
         assert found[0].tolist() == median.tolist()
