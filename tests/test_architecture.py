@@ -80,7 +80,7 @@ ARROWS = {
     "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
     "bench/common": {"kernels/system"},
     "bench/gemm": {*_CORE, "kernels/ladder", "tsapps", "bench/common"},
-    "bench/ladder": {*_CORE, "kernels/ladder", "bench/common", "bench/gemm"},
+    "bench/ladder": {*_CORE, "kernels/ladder", "tsapps", "bench/common", "bench/gemm"},
     "bench/kmeans": {
         *_CORE,
         "apps/kmeans",

@@ -81,6 +81,8 @@ def commit_of(root: Path = ROOT) -> str:
 
     Changed records do not count as a difference. Returns "unknown" if there is no commit.
     """
+    if Path(_git(root, "rev-parse", "--show-toplevel")).resolve() != root.resolve():
+        return "unknown"  # installed, perhaps inside another repository
     commit = _git(root, "rev-parse", "--verify", "--quiet", "HEAD")
     if not commit:
         return "unknown"

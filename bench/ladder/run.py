@@ -5,22 +5,25 @@
 
 Every result is first compared with float64; a wrong one is neither timed nor recorded.
 
-ms              median time of the kernel alone (GPU: CUDA events, queued behind a read that flushes the level-2 cache)
+ms              median time of a call (GPU: CUDA events, queued behind a read that flushes the level-2 cache); of the
+                pitched rung, with the copy of C, without those of A and B
 gflops          2·m·n·k / ms
-speedup_serial  time of the triple loop in C on one core of this machine / ms
-efficiency      speed-up per warp in flight: of the warps of the grid, at most as many as the GPU holds
+speedup_serial  serial_ms / ms. serial_ms is the time of the triple loop in C on row-major matrices, on one core of the
+                machine's `cpu`
+efficiency      speed-up divided by the number of warps that the GPU holds at the same time; on a CPU, of threads
 library_ms      time of the fastest algorithm of cuBLAS and cublasLt; on a CPU, of NumPy
 floor_ms        larger of two times: a stream that reads A and B and writes C, and the arithmetic at the throughput of
                 the library on large squares. GPU only
 
-The triple loop computes so many rows of C as take a second, and its time is that of all rows in proportion. A rung that
-would take longer than `--limit` seconds, by its rate on the shape before, is left out.
+The triple loop computes so many rows of C as take some tenths of a second; its time is that of all rows in proportion.
+A rung that would take longer than `--limit` seconds, by its rate on the shape before or on some rows, is left out.
 """
 
 import argparse
 import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
+from math import prod
 from secrets import randbelow
 from typing import Any
 
@@ -29,21 +32,23 @@ import numpy as np
 from tsapps.bench.common import record
 from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
+from tsapps.errors import NoDeviceError
 from tsapps.kernels.devices import available_cores, choose_device
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.ladder.launch import PAPER_KERNELS, bind_rung, tsm2_paper
-from tsapps.kernels.ladder.on_cpu import CPU_RUNGS, CompilerError, compiler, multiply_on_cpu
-from tsapps.kernels.ladder.rungs import RUNGS
+from tsapps.kernels.ladder.launch import PAPER_KERNELS, bind_rung, kernel_of, tsm2_paper
+from tsapps.kernels.ladder.on_cpu import CPU_RUNGS, CompilerError, CpuRung, compiler, multiply_on_cpu
+from tsapps.kernels.ladder.rungs import RUNGS, Rung
 from tsapps.kernels.matmul import matmul
+from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = ["FIELDS", "KEY", "LIMIT", "WRONG", "OnCpu", "OnGpu", "common_fields", "main", "measured", "opened"]
 
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("rung", "title", "dtype", "layout"), (str,)),
+    **dict.fromkeys(("rung", "title", "dtype", "layout", "cpu"), (str,)),
     **dict.fromkeys(("m", "n", "k", "seed"), (int,)),
     **dict.fromkeys(("ms", "gflops", "library_ms"), (float,)),
-    **dict.fromkeys(("speedup_serial", "efficiency", "floor_ms"), (float, type(None))),
+    **dict.fromkeys(("serial_ms", "speedup_serial", "efficiency", "floor_ms"), (float, type(None))),
 }
 KEY = ("what", "device", "rung", "m", "n", "k", "dtype", "layout")
 #: Longest time of a call in seconds, if none is given; and how the line on a wrong result ends.
@@ -51,12 +56,16 @@ LIMIT, WRONG = 5.0, "wrong, not recorded"
 # Time of the repetitions of a measurement in seconds, and their maximum number.
 _SECONDS, _MOST_REPEATS = 0.5, 9
 # Size of the squares whose product gives the library's throughput; and number of products l · n of the triple loop.
-_LARGE, _SERIAL_PRODUCTS = 4096, 1 << 28
+_LARGE, _SERIAL_PRODUCTS = 4096, 1 << 27
+# Number of rows by which the rate of a rung is estimated, if the product has more than so many operations.
+_SOME_ROWS, _MANY_FLOPS = 256, 1e9
 # Threads per block of TSM2 as published, and columns of C and elements of A that a thread has at a time.
 _T1, _MOST_T2, _T3 = 128, 8, 4
 
-# A rung bound to matrices: its name and title, a call that computes C and returns it, and the warps in flight.
-Bound = tuple[str, str, Callable[[], Any], int | None]
+# A rung: its name and title, and a function that binds it to matrices. That returns a call, which computes C and
+# returns it, and the number of resident warps, or of threads.
+Bound = tuple[Callable[[], Any], int | None]
+Rungs = Iterator[tuple[str, str, Callable[[], Bound]]]
 
 
 class OnCpu:
@@ -70,13 +79,13 @@ class OnCpu:
         self.modules = {"tsapps": "tsapps", "numpy": "numpy"}
         self.versions: dict[str, str] = {}
 
-    def rungs(self, A: Any, B: Any, C: Any) -> Iterator[Bound]:
-        """Yield the rungs bound to matrices."""
+    def rungs(self, A: Any, B: Any, C: Any) -> Rungs:
+        """Yield the rungs, to be bound to matrices."""
+        by_rows = all(X.flags.c_contiguous for X in (A, B, C))
+        given = (A, B, C) if by_rows else (B.T, A.T, C.T)
         for rung in CPU_RUNGS:
-            cores = available_cores() if rung.is_parallel else 1
-            by_rows = A.flags.c_contiguous and B.flags.c_contiguous
-            launch = partial(multiply_on_cpu, rung, *((A, B, C) if by_rows else (B.T, A.T, C.T)))
-            yield rung.name, rung.title, partial(_after, launch, C), cores
+            bound = partial(_after, partial(multiply_on_cpu, rung, *given), C), _threads_of(rung)
+            yield rung.name, rung.title, lambda bound=bound: bound
 
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:  # noqa: ARG002 (NumPy is right)
         """Return the time of the library in ms."""
@@ -98,24 +107,30 @@ class OnGpu:
         from tsapps.bench.common import roofline
 
         runtime = cupy.cuda.runtime
-        self.xp, self.clock, self.gpu = cupy, GpuClock(), live()
-        self.device = runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        self.xp, self.clock, self.index = cupy, GpuClock(), cupy.cuda.Device().id
+        self.gpu = live(self.index)
+        self.device = runtime.getDeviceProperties(self.index)["name"].decode()
         self.modules = {"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}
         versions = {"cuda-runtime": runtime.runtimeGetVersion(), "cuda-driver": runtime.driverGetVersion()}
         self.versions = {name: str(version) for name, version in versions.items()}
         self._streams = roofline.measure_streams(self.clock)
 
-    def rungs(self, A: Any, B: Any, C: Any) -> Iterator[Bound]:
-        """Yield the rungs bound to matrices."""
-        m, n = C.shape
+    def rungs(self, A: Any, B: Any, C: Any) -> Rungs:
+        """Yield the rungs, to be bound to matrices."""
         for rung in RUNGS:
-            launch, _ = bind_rung(rung, A, B, C)
-            yield rung.name, rung.title, partial(_after, launch, C), rung.warps_in_flight(m, n, self.gpu)
-        if A.flags.f_contiguous:
-            tiles = {"t1": _T1, "t2": min(n, _MOST_T2), "t3": _T3}
+            yield rung.name, rung.title, partial(self._bound, rung, A, B, C)
+        if A.strides[0] == B.strides[0] == C.strides[0] == A.itemsize:
+            tiles = {"t1": _T1, "t2": min(C.shape[1], _MOST_T2), "t3": _T3}
             for name in PAPER_KERNELS:
-                yield name, f"TSM2 {name[-2:].upper()}", partial(tsm2_paper, name, A, B, **tiles), None
-        yield "tsapps", "tsapps.matmul", partial(matmul, A, B, out=C), None
+                call = partial(tsm2_paper, name, A, B, out=C, **tiles)
+                yield name, f"TSM2 {name[-2:].upper()}", lambda call=call: (call, None)
+        yield "tsapps", "tsapps.matmul", lambda: (partial(matmul, A, B, out=C), None)
+
+    def _bound(self, rung: Rung, A: Any, B: Any, C: Any) -> Bound:
+        launch, _ = bind_rung(rung, A, B, C)
+        kernel, threads = kernel_of(rung, A.dtype.name, cuda_machine(self.index)), prod(rung.block)
+        held = self.xp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, 0)
+        return partial(_after, launch, C), rung.resident_warps(*C.shape, self.gpu, held)
 
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:
         """Return the time of the fastest algorithm of cuBLAS and cublasLt in ms; `check` as for `libraries.best`."""
@@ -127,7 +142,8 @@ class OnGpu:
     @cache  # noqa: B019 (one object per run)
     def _flops_per_ms(self, dtype: str) -> float:
         """Return the rate of the library on large squares."""
-        A, B, C = (self.xp.ones((_LARGE, _LARGE), dtype) for _ in range(3))
+        rng = self.xp.random.default_rng(0)
+        A, B, C = ((rng.random((_LARGE, _LARGE)) - 0.5).astype(dtype) for _ in range(3))
         return 2 * _LARGE**3 / self.library_ms(A, B, C, lambda: 0.0)
 
     def floor(self, case: Case) -> float | None:
@@ -141,6 +157,10 @@ def _after(launch: Callable[[], Any], C: Any) -> Any:
     return C
 
 
+def _threads_of(rung: CpuRung) -> int:
+    return available_cores() if rung.is_parallel else 1
+
+
 def serial_ms(case: Case, seed: int) -> float | None:
     """Return the time of the triple loop in C, from some of the rows of C; None without a C compiler."""
     try:
@@ -150,8 +170,9 @@ def serial_ms(case: Case, seed: int) -> float | None:
     rows = min(case.m, max(1, _SERIAL_PRODUCTS // (case.n * case.k)))
     rng = np.random.default_rng(seed)
     A, B = (rng.random(shape).astype(case.dtype) for shape in ((rows, case.k), (case.k, case.n)))
+    call = partial(multiply_on_cpu, CPU_RUNGS[0], A, B, np.empty((rows, case.n), case.dtype))
     multiply_on_cpu(CPU_RUNGS[0], A[:1], B[:, :1])  # builds the rung
-    return CpuClock().call_ms(lambda: multiply_on_cpu(CPU_RUNGS[0], A, B)) * case.m / rows
+    return _times(CpuClock(), call) * case.m / rows
 
 
 def _times(clock: Clock, call: Callable[[], Any]) -> float:
@@ -178,7 +199,7 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
         xp.asarray(rng.random(shape) - 0.5, dtype=case.dtype, order="F" if case.layout == "col" else "C")
         for shape in ((case.m, case.k), (case.k, case.n), (case.m, case.n))
     )
-    wide = A.astype(np.float64), B.astype(np.float64)
+    wide = A.astype(np.float64, copy=False), B.astype(np.float64, copy=False)
     exact, bound = wide[0] @ wide[1], error_bound(case.k, case.dtype) * (abs(wide[0]) @ abs(wide[1]))
     del wide
 
@@ -188,19 +209,32 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
             raise ValueError("an element is wrong")
         return float(difference.max())
 
+    serial = serial_ms(case, seed)
+    if serial is not None:
+        rates.setdefault(f"cpu_serial {case.dtype}", case.flops / serial)
     common = {name: getattr(case, name) for name in ("m", "n", "k", "dtype", "layout")}
     common |= {"library_ms": on.library_ms(A, B, C, error), "floor_ms": on.floor(case), "seed": seed}
-    serial = serial_ms(case, seed)
-    for name, title, call, warps in on.rungs(A, B, C):
+    common |= {"serial_ms": serial, "cpu": record.cpu_name()}
+    some = {name: bind for name, _, bind in on.rungs(A[:_SOME_ROWS], B, C[:_SOME_ROWS])}
+    for name, title, bind in on.rungs(A, B, C):
         rate = f"{name} {case.dtype}"
-        if rate in rates and case.flops / rates[rate] > 1e3 * limit:
-            yield f"{name}: left out, would take {case.flops / rates[rate] / 1e3:.0f} s"
+        try:
+            if rate not in rates and case.flops > _MANY_FLOPS and case.m > _SOME_ROWS:
+                call, _ = some[name]()
+                call()
+                rates[rate] = case.flops * _SOME_ROWS / case.m / on.clock.call_ms(call)
+            if rate in rates and case.flops / rates[rate] > 1e3 * limit:
+                yield f"{name}: left out, would take {case.flops / rates[rate] / 1e3:.0f} s"
+                continue
+            call, warps = bind()
+            C[...] = np.nan
+            if not bool((abs(call() - exact) <= bound).all()):
+                yield f"{name}: {WRONG}"
+                continue
+            ms = _times(on.clock, call)
+        except (CompilerError, ValueError, MemoryError) as problem:
+            yield f"{name}: not measured: {problem}"
             continue
-        C[...] = np.nan
-        if not bool((abs(call() - exact) <= bound).all()):
-            yield f"{name}: {WRONG}"
-            continue
-        ms = _times(on.clock, call)
         rates[rate] = case.flops / ms
         speedup = None if serial is None else serial / ms
         efficiency = None if speedup is None or warps is None else speedup / warps
@@ -258,7 +292,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         on = opened(options.device)
-    except CompilerError as error:
+    except (CompilerError, NoDeviceError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     path = options.out or record.results_path(on.device, "ladder")

@@ -9,13 +9,15 @@ import numpy as np
 from tsapps.kernels.ladder.rungs import PITCH, Rung
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
-__all__ = ["PAPER_KERNELS", "bind_rung", "multiply", "tsm2_paper"]
+__all__ = ["PAPER_KERNELS", "bind_rung", "kernel_of", "multiply", "tsm2_paper"]
 
 #: The names of the four published versions, from V0 to V3.
 PAPER_KERNELS = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
 
 _FOLDER = Path(__file__).parent
 _SCALARS = {"float32": "float", "float64": "double"}
+# Largest size of a matrix: kernels count in 32-bit integers, beyond it by up to a tile.
+_MOST = 2**31 - 1 - 128
 
 
 def multiply(
@@ -27,7 +29,8 @@ def multiply(
     ----------
     rung : Rung
     A : array of shape (m, k), float32 or float64
-        On the GPU. Row-major, or column-major like all others: the kernel then computes Cᵀ = Bᵀ · Aᵀ.
+        On the GPU, of at most 2³¹ − 129 rows and columns. Row-major, or column-major like all others: the kernel then
+        computes Cᵀ = Bᵀ · Aᵀ.
     B : array of shape (k, n), of A's dtype
     C : array of shape (m, n), of A's dtype, optional
         Overwritten with the result. Without it, `beta` must be 0, and a new array is returned.
@@ -43,7 +46,7 @@ def multiply(
     Raises
     ------
     ValueError
-        If shapes, dtypes or layouts are not these, or `beta` is not 0 and there is no C.
+        If shapes, dtypes or layouts are not these, C overlaps A or B, or `beta` is not 0 and there is no C.
     """
     launch, C = bind_rung(rung, A, B, C, alpha=alpha, beta=beta, machine=machine)
     launch()
@@ -67,13 +70,16 @@ def bind_rung(
         if beta != 0:
             raise ValueError(f"beta is {beta}, but there is no C; give C, or beta=0")
         C = machine.xp.empty((m, n), A.dtype, order="C" if by_rows else "F")
+    for name, X in (("A", A), ("B", B)):
+        if machine.xp.shares_memory(C, X):
+            raise ValueError(f"C overlaps {name} in memory; give it memory of its own")
     left, right, to = (A, B, C) if by_rows else (B.T, A.T, C.T)
     rows, columns = to.shape
     placed = [_pitched(machine.xp, X) for X in (left, right, to)] if rung.pitched else [left, right, to]
     scalar = A.dtype.type
     sizes = np.int32(rows), np.int32(columns), np.int32(k), *(np.int64(_leading(X.T)) for X in placed)
     arguments = *placed, *sizes, scalar(alpha), scalar(beta)
-    (kernel,) = machine.kernels(_FOLDER / rung.file, f"ladder::{rung.kernel.format(_SCALARS[A.dtype.name])}")
+    kernel = kernel_of(rung, A.dtype.name, machine)
     grid = (rung.blocks(rows, columns, machine.gpu),)
 
     def launch() -> None:
@@ -84,6 +90,12 @@ def bind_rung(
             to[...] = placed[2]
 
     return launch, C
+
+
+def kernel_of(rung: Rung, dtype: str, machine: Machine) -> Any:
+    """Return the kernel of a rung for matrices of a dtype."""
+    (kernel,) = machine.kernels(_FOLDER / rung.file, f"ladder::{rung.kernel.format(_SCALARS[dtype])}")
+    return kernel
 
 
 def _pitched(xp: Any, X: Any) -> Any:
@@ -97,7 +109,10 @@ def _pitched(xp: Any, X: Any) -> Any:
 def _is_row_major(X: Any) -> bool:
     """Return True if the elements of each row are neighbors, and no two rows overlap."""
     rows, columns = X.shape
-    return (columns == 1 or X.strides[1] == X.itemsize) and (rows == 1 or X.strides[0] >= columns * X.itemsize)
+    down, right = X.strides
+    return (columns == 1 or right == X.itemsize) and (
+        rows == 1 or (down >= columns * X.itemsize and down % X.itemsize == 0)
+    )
 
 
 def _shapes(A: Any, B: Any, C: Any) -> tuple[int, int, int]:
@@ -109,12 +124,14 @@ def _shapes(A: Any, B: Any, C: Any) -> tuple[int, int, int]:
     if A.dtype != B.dtype or A.dtype.name not in _SCALARS:
         raise ValueError(f"A has dtype {A.dtype} and B {B.dtype}; expected float32 or float64, the same for both")
     (m, k), n = A.shape, B.shape[1]
+    if max(m, n, k) > _MOST:
+        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected at most {_MOST} rows and columns")
     if C is not None and (C.shape != (m, n) or C.dtype != A.dtype):
         raise ValueError(f"C has shape {C.shape} and dtype {C.dtype}; expected ({m}, {n}) and {A.dtype}")
     return m, n, k
 
 
-def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
+def tsm2_paper(variant: str, A: Any, B: Any, *, out: Any = None, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
     """Compute A · B by a published version of TSM2.
 
     Parameters
@@ -122,6 +139,8 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
     variant : {"tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3"}
     A : cupy.ndarray of shape (m, k), float32 or float64, column-major
     B : cupy.ndarray of shape (k, w), of A's dtype, column-major
+    out : cupy.ndarray of shape (m, w), of A's dtype, column-major, optional
+        Overwritten with the product; a new array by default.
     t1, t2, t3 : int
         Number of threads per block, of columns of C that a thread computes at a time, and of elements of A that a
         thread loads at a time.
@@ -139,13 +158,13 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, t1: int = 128, t2: int = 4, t3: 
 
     if variant not in PAPER_KERNELS:
         raise ValueError(f"variant must be one of {', '.join(PAPER_KERNELS)}, got {variant!r}")
-    m, w, k = _shapes(A, B, None)
-    for name, X in (("A", A), ("B", B)):
+    m, w, k = _shapes(A, B, out)
+    C = cupy.empty((m, w), A.dtype, order="F") if out is None else out
+    for name, X in (("A", A), ("B", B), ("out", C)):
         if X.strides[0] != X.itemsize:
             raise ValueError(
                 f"{name} has strides {X.strides}; expected column-major, (itemsize, leading dimension · itemsize)"
             )
-    C = cupy.empty((m, w), A.dtype, order="F")
     name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
     sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
     (kernel,) = cuda_machine(A.device.id).kernels(_FOLDER / "tsm2_paper.cuh", name)

@@ -2,6 +2,7 @@
 
 import ctypes
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -60,8 +61,8 @@ CPU_RUNGS = (
 )
 
 
-def compiler() -> str:
-    """Return the C compiler: the program in the environment variable CC, else the first of cc, gcc and clang.
+def compiler() -> list[str]:
+    """Return the command of the C compiler: the environment variable CC, else the first of cc, gcc and clang.
 
     Raises
     ------
@@ -70,10 +71,11 @@ def compiler() -> str:
     """
     wanted = os.environ.get("CC", "")
     names = (wanted,) if wanted else ("cc", "gcc", "clang")
-    found = next(filter(None, map(shutil.which, names)), None)
-    if found is None:
-        raise CompilerError(f"no C compiler: {' or '.join(names)} is not installed; install gcc, or set CC")
-    return found
+    for name in names:
+        program, *options = shlex.split(name)
+        if shutil.which(program):
+            return [program, *options]
+    raise CompilerError(f"no C compiler: {' or '.join(names)} is not installed; install gcc, or set CC")
 
 
 def multiply_on_cpu(
@@ -110,7 +112,7 @@ def multiply_on_cpu(
     CompilerError
         If there is no C compiler, or it cannot build the rung.
     """
-    if A.dtype != B.dtype or A.dtype.name not in _REALS:
+    if A.dtype != B.dtype or A.dtype not in (np.float32, np.float64):
         raise ValueError(f"A has dtype {A.dtype} and B {B.dtype}; expected float32 or float64, the same for both")
     if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
         raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected (m, k) and (k, n)")
@@ -122,8 +124,13 @@ def multiply_on_cpu(
     if C.shape != (m, n) or C.dtype != A.dtype:
         raise ValueError(f"C has shape {C.shape} and dtype {C.dtype}; expected ({m}, {n}) and {A.dtype}")
     for name, X in (("A", A), ("B", B), ("C", C)):
-        if X.size and X.shape[1] > 1 and X.strides[1] != X.itemsize:
+        (rows, columns), (down, right) = X.shape, X.strides
+        if (columns > 1 and right != X.itemsize) or (rows > 1 and (down % X.itemsize or down < columns * X.itemsize)):
             raise ValueError(f"{name} has strides {X.strides}; expected row-major, (leading dimension, 1) · itemsize")
+        if X is not C and np.shares_memory(C, X):
+            raise ValueError(f"C overlaps {name} in memory; give it memory of its own")
+    if not C.flags.writeable:
+        raise ValueError("C is read-only; give an array that can be written")
     real = ctypes.c_float if A.dtype == np.float32 else ctypes.c_double
     leading = (X.strides[0] // X.itemsize for X in (A, B, C))
     sizes, cores = (m, n, k, *leading), threads or available_cores()
@@ -151,9 +158,9 @@ def _built(rung: CpuRung, dtype: str) -> ctypes.CDLL:
     """Return the library of a rung, built once in this process."""
     library = process_directory() / f"{rung.name}-{dtype}{'.dylib' if sys.platform == 'darwin' else '.so'}"
     program, source = compiler(), str(_FOLDER / rung.file)
-    command = [program, *_FLAGS, *rung.flags, f"-DREAL={_REALS[dtype]}", source, "-o", str(library)]
+    command = [*program, *_FLAGS, *rung.flags, f"-DREAL={_REALS[dtype]}", source, "-o", str(library)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         reason = next((line for line in done.stderr.splitlines() if "error" in line), "no reason given")
-        raise CompilerError(f"{program} cannot build {rung.file}: {reason}")
+        raise CompilerError(f"{shlex.join(program)} cannot build {rung.file}: {reason}")
     return ctypes.CDLL(str(library))

@@ -16,8 +16,8 @@ MOST_BLOCKS = 2**31 - 1
 #: Rows of pitched matrices begin at multiples of this many bytes.
 PITCH = 256
 _WARP = 32
-# Blocks per multiprocessor of a grid-stride loop: a multiprocessor holds 32 blocks of one thread, or eight of 256.
-_RESIDENT = {1: 32, 256: 8}
+# Maximum number of blocks that a multiprocessor holds.
+_MOST_RESIDENT = 32
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Rung:
         """
         if self.tile is None:
             threads = prod(self.block)
-            return min(-(-m * n // threads), gpu.multiprocessors * _RESIDENT[threads])
+            return min(-(-m * n // threads), gpu.multiprocessors * min(_MOST_RESIDENT, gpu.max_threads // threads))
         rows, columns = self.tile
         blocks = -(-m // rows) * -(-n // columns)
         if blocks > MOST_BLOCKS:
@@ -72,14 +72,14 @@ class Rung:
             )
         return blocks
 
-    def warps_in_flight(self, m: int, n: int, gpu: GpuSpec) -> int:
-        """Return how many warps the GPU executes at the same time: at most those of the grid.
+    def resident_warps(self, m: int, n: int, gpu: GpuSpec, per_multiprocessor: int) -> int:
+        """Return how many warps of the grid the GPU holds at the same time; a block of one thread is a warp.
 
-        Warps of different blocks are different, so a block of one thread is a warp. The efficiency of a rung is its
-        speed-up divided by this number.
+        `per_multiprocessor` is the number of blocks that a multiprocessor holds, which depends on the registers of the
+        kernel. The efficiency of a rung is its speed-up divided by the number of resident warps.
         """
-        warps = self.blocks(m, n, gpu) * -(-prod(self.block) // _WARP)
-        return min(warps, gpu.multiprocessors * gpu.max_threads // _WARP)
+        blocks = min(self.blocks(m, n, gpu), gpu.multiprocessors * per_multiprocessor)
+        return blocks * -(-prod(self.block) // _WARP)
 
 
 def _tiles(number: int, name: str, title: str, kernel: str, edge: int, rows_per_thread: int = 1) -> Rung:

@@ -54,7 +54,7 @@ def test_a_shape_that_is_none(refuse, shape):
 @pytest.mark.parametrize(
     ("arguments", "code", "what"),
     [
-        (["--device", "gpu"], ExitCode.FAILURE, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>'"),
+        (["--device", "gpu"], ExitCode.USAGE, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>'"),
         (["--device", "cuda"], ExitCode.NO_DEVICE, "device 'cuda' was asked for, but CuPy is not installed"),
         (["--out", "absent/mine.json"], ExitCode.USAGE, "absent/mine.json: there is no directory"),
         (["--limit", "0"], ExitCode.USAGE, "--limit"),
@@ -64,10 +64,29 @@ def test_wrong_options(refuse, arguments, code, what):
     assert what in refuse(code, "bench", "ladder", *arguments)
 
 
-def test_a_file_that_has_no_records(refuse, directory):
-    (directory / "mine.json").write_text("{}")
-    line = refuse(ExitCode.FAILURE, "bench", "ladder", *SHAPES[:1], "2-2-2-f32", "--out", "mine.json", "--quiet")
-    assert "mine.json holds a dict; expected a list of records" in line
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("{}", "mine.json holds a dict; expected a list of records"),
+        ('[{"name": "mine", "x": 1}]', "the record lacks the field 'what'"),
+        ("no JSON", "mine.json"),
+    ],
+)
+def test_a_file_that_has_no_records(refuse, directory, content, what):
+    (directory / "mine.json").write_text(content)
+    assert what in refuse(ExitCode.USAGE, "bench", "ladder", *SHAPES[:1], "2-2-2-f32", "--out", "mine.json")
+
+
+def test_a_directory_as_the_file(refuse, directory):
+    (directory / "mine").mkdir()
+    assert "mine: is a directory" in refuse(ExitCode.USAGE, "bench", "ladder", "--out", "mine")
+
+
+def test_what_is_left_out(succeed):
+    text = succeed("bench", "ladder", "--shapes", "2000-300-300-f32", "--limit", "0.001")
+    assert "left out, would take" in text
+    found = json.loads(succeed("bench", "ladder", "--shapes", "2000-300-300-f32", "--limit", "0.001", "--json"))
+    assert found["left_out"][0].startswith("2000-300-300-f32 cpu_serial: left out, would take")
 
 
 def test_no_compiler(refuse, monkeypatch):
@@ -77,8 +96,11 @@ def test_no_compiler(refuse, monkeypatch):
 
 
 def test_wrong_results(run, monkeypatch, directory):
-    monkeypatch.setattr(ladder.OnCpu, "rungs", lambda _, A, B, C: iter([("off", "off by one", lambda: A @ B + 1, 1)]))
+    def rungs(self, A, B, C):
+        yield "off", "off by one", lambda: (lambda: A @ B + 1, 1)
+
+    monkeypatch.setattr(ladder.OnCpu, "rungs", rungs)
     result = run("bench", "ladder", "--shapes", "3-3-3-f64", "--quiet")
     assert result.exit_code == ExitCode.FAILURE
-    assert result.stderr == "tsapps: 1 results were wrong: 3-3-3-f64 off: wrong, not recorded\n"
+    assert result.stderr == "tsapps: wrong results: 1 (3-3-3-f64 off: wrong, not recorded)\n"
     assert not (directory / "tsapps-bench.json").exists()

@@ -1,4 +1,4 @@
-"""``tsapps bench``: measure here and now what this machine has."""
+"""``tsapps bench``: measure how fast this machine computes."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from tsapps import signals
-from tsapps.cli.options import Device, Json, Quiet, check_writable
-from tsapps.cli.output import live_line, print_json, print_table, print_text
-from tsapps.errors import UsageError
+from tsapps.cli.options import Device, Json, Quiet, check_writable, choose
+from tsapps.cli.output import print_json, print_table, print_text
+from tsapps.errors import UsageError, one_line
 
 __all__ = ["bench"]
 
@@ -55,7 +55,7 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 
 @bench.callback()
 def _bench() -> None:
-    """Measure here and now what this machine has, and keep the records in one file."""
+    """Measure how fast this machine computes, and keep the records in one file."""
 
 
 @bench.command(short_help="Matrix products, from a triple loop to today's kernels.")
@@ -73,12 +73,11 @@ def ladder(
     On a GPU, the rungs are CUDA kernels, beside cuBLAS and the roofline. On a CPU, they are C files, which the
     machine's compiler builds, beside NumPy. Every result is checked before it is timed.
 
-    "× serial" is the speed-up over the triple loop on one core; "per warp" is that divided by the warps that the GPU
-    executes at the same time, or by the number of threads on a CPU.
+    "× serial" is the speed-up over the triple loop on one core; "per warp" is that divided by the number of warps that
+    the GPU holds at the same time, on a CPU by the number of threads.
     """
     from tsapps.bench.ladder import run
     from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, case_named
-    from tsapps.kernels.devices import choose_device
 
     if as_list:
         print_table(_listed(GPU_CASES, CPU_CASES))
@@ -87,37 +86,50 @@ def ladder(
         cases = [case_named(name.strip()) for name in shapes.split(",")] if shapes is not None else None
     except ValueError as error:
         raise UsageError(f"--shapes: {error}") from error
-    check_writable(out)
-    choice = choose_device(device)
+    _check_records(out)
+    choice = choose(device)
     if not (quiet or as_json or choice.is_gpu) and device == "auto":
         print_text(f"The rungs on the CPU: {choice.reason}.")
     on = run.opened(device)
     common, seed = run.common_fields(on, None), randbelow(2**31)
     rates: dict[str, float] = {}
-    records, wrong = [], []
-    with live_line(quiet=quiet) as show:
-        for case in cases or on.cases:
-            with _table(case.name, live=not (quiet or as_json)) as add:
-                for one in run.measured(on, case, seed, limit, rates):
-                    if isinstance(one, str):
-                        wrong += [f"{case.name} {one}"] if one.endswith(run.WRONG) else []
-                        show(f"{case.name} {one}")
-                        continue
-                    _store(out, {**common, **one})
-                    records.append({**common, **one})
-                    add(one)
+    records, left_out = [], []
+    for case in cases or on.cases:
+        with _table(case.name, live=not (quiet or as_json)) as add:
+            for one in run.measured(on, case, seed, limit, rates):
+                add(one)
+                if isinstance(one, str):
+                    left_out.append(f"{case.name} {one}")
+                    continue
+                records.append({**common, **one})
+                _store(out, records[-1])
     signals.placed()
+    wrong = [line for line in left_out if line.endswith(run.WRONG)]
     if as_json:
-        print_json({"file": str(out), "records": records})
+        print_json({"file": str(out), "records": records, "left_out": left_out})
     elif not quiet:
         print_text(f"{len(records)} records in {out}")
     if wrong:
-        raise ValueError(f"{len(wrong)} results were wrong: {'; '.join(wrong[:3])}")
+        raise ValueError(f"wrong results: {len(wrong)} ({'; '.join(wrong[:3])})")
+
+
+def _check_records(path: Path) -> None:
+    """Raise `UsageError` unless records can be added to a file."""
+    from tsapps.bench.common import record
+
+    if path.is_dir():
+        raise UsageError(f"{path}: is a directory: name a file in it")
+    check_writable(path)
+    try:
+        for one in record.load(path):
+            record.check(one, {})
+    except ValueError as error:
+        raise UsageError(f"{path} is no file of records: {error}; name another with --out") from error
 
 
 @contextmanager
-def _table(title: str, *, live: bool) -> Iterator[Callable[[dict[str, Any]], None]]:
-    """Yield a function that adds a record to a table on stdout, which grows as records come."""
+def _table(title: str, *, live: bool) -> Iterator[Callable[[dict[str, Any] | str], None]]:
+    """Yield a function that adds a record, or a line on a rung without one, to a table that grows on stdout."""
     if not live:
         yield lambda _: None
         return
@@ -126,18 +138,23 @@ def _table(title: str, *, live: bool) -> Iterator[Callable[[dict[str, Any]], Non
     from rich.table import Table
 
     console = Console(highlight=False)
-    table = Table(title=title, title_justify="left", box=None)
+    table = Table(title=title, title_justify="left", caption_justify="left", box=None)
     for heading, _ in _COLUMNS:
         table.add_column(heading, justify="left" if heading == "rung" else "right", no_wrap=True)
 
-    def add(one: dict[str, Any]) -> None:
-        table.add_row(*(text(one) for _, text in _COLUMNS))
+    def add(one: dict[str, Any] | str) -> None:
+        if isinstance(one, str):
+            table.caption = "\n".join(filter(None, [table.caption, one_line(one)]))
+        else:
+            table.add_row(*(text(one) for _, text in _COLUMNS))
 
     if console.is_terminal:
         with Live(table, console=console):
             yield add
-    else:
+        return
+    try:
         yield add
+    finally:  # also what was measured before Ctrl-C
         console.width = max(console.width, _WIDTH)
         console.print(table)
 

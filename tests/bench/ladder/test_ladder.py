@@ -1,6 +1,7 @@
 """The benchmark of the ladder on the CPU."""
 
 import shutil
+import time
 
 import numpy as np
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from tsapps.bench.common import record
 from tsapps.bench.ladder import run
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
+from tsapps.kernels.devices import gpus
 
 pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
 NAMES = ["cpu_serial", "cpu_threads", "cpu_openmp", "cpu_vectors"]
@@ -25,12 +27,12 @@ def test_names_of_cases():
 def test_work_of_a_case_by_hand():
     case = Case(3, 5, 7, "float64")
     assert (case.flops, case.read_bytes, case.written_bytes) == (210, 8 * (21 + 35), 8 * 15)
-    assert error_bound(6, "float32") == pytest.approx(7 * (2.0**-24 + 2.0**-53), rel=1e-6)
+    assert error_bound(6, "float32") == pytest.approx(10 * (2.0**-24 + 2.0**-53) + 2.0**-21, rel=1e-6)
 
 
 def test_recorded_cases_are_those_that_are_wanted():
     squares = {case.m for case in GPU_CASES if case.m == case.n == case.k}
-    assert squares == {256, 512, 1024, 2048, 4096, 8192}
+    assert squares == {256, 512, 1023, 1024, 2048, 4095, 4096, 8192}
     assert {case.dtype for case in GPU_CASES} == {"float32", "float64"}
     assert {case.layout for case in GPU_CASES if case.n <= 16} == {"row", "col"}
 
@@ -54,16 +56,21 @@ def test_run_on_a_cpu(tmp_path, capsys):
 
 def test_wrong_results_are_not_recorded(tmp_path, monkeypatch, capsys):
     def rungs(self, A, B, C):
-        yield "right", "a rung", lambda: A @ B, 1
-        yield "off", "one element too large", lambda: A @ B + np.eye(*C.shape, dtype=A.dtype), 1
-        yield "absent", "an element is not computed", lambda: np.where(np.eye(*C.shape) > 0, np.nan, A @ B), 1
+        def refuse():
+            raise ValueError("no such grid")
+
+        yield "right", "a rung", lambda: (lambda: A @ B, 1)
+        yield "off", "one element too large", lambda: (lambda: A @ B + np.eye(*C.shape, dtype=A.dtype), 1)
+        yield "absent", "a rung without an element", lambda: (lambda: np.where(np.eye(*C.shape) > 0, np.nan, A @ B), 1)
+        yield "refused", "a rung that cannot be bound", refuse
 
     monkeypatch.setattr(run.OnCpu, "rungs", rungs)
     path = tmp_path / "ladder.json"
     assert run.main(["--device", "cpu", "--shape", "9-8-7-f64", "--out", str(path)]) == 1
     assert [one["rung"] for one in record.load(path)] == ["right"]
     assert capsys.readouterr().err.splitlines() == [
-        f"9-8-7-f64 {name}: wrong, not recorded" for name in ("off", "absent")
+        *(f"9-8-7-f64 {name}: wrong, not recorded" for name in ("off", "absent")),
+        "9-8-7-f64 refused: not measured: no such grid",
     ]
 
 
@@ -73,6 +80,25 @@ def test_slow_rungs_are_left_out(capsys):
     assert found[0] == "cpu_serial: left out, would take 16 s"
     assert [one["rung"] for one in found[1:]] == NAMES[1:]
     assert rates["cpu_threads float32"] != 1e12
+
+
+def test_the_rate_of_some_rows_leaves_out_a_rung(monkeypatch):
+    on, calls = run.OnCpu(), []
+
+    def rungs(A, B, C):
+        yield "slow", "a rung", lambda: (lambda: calls.append(len(C)) or time.sleep(0.05), 1)
+
+    monkeypatch.setattr(on, "rungs", rungs)
+    (found,) = run.measured(on, Case(20_000, 200, 200, "float32"), 0, 1.0, {})
+    assert found.startswith("slow: left out, would take 4 s")
+    assert calls == [256, 256]
+
+
+def test_no_device(capsys):
+    if gpus():
+        pytest.skip("there is a GPU")
+    assert run.main(["--device", "cuda"]) == 1
+    assert "device 'cuda' was asked for, but" in capsys.readouterr().err
 
 
 def test_without_a_compiler(monkeypatch, capsys):

@@ -75,6 +75,10 @@ def test_any_shape(rung, dtype, shape, threads, seed):
     assert_product(multiply_on_cpu(rung, A, B, threads=threads), A, B)
 
 
+BOTH, READ_ONLY = np.zeros((2, 8)), np.zeros((2, 5))
+READ_ONLY.flags.writeable = False
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -83,6 +87,11 @@ def test_any_shape(rung, dtype, shape, threads, seed):
         ({"C": np.zeros((2, 4))}, r"C has shape \(2, 4\) and dtype float64; expected \(2, 5\)"),
         ({"beta": 1.0}, "there is no C"),
         ({"A": np.zeros((2, 4), order="F")}, "A has strides .*; expected row-major"),
+        ({"A": np.zeros((2, 4), ">f8")}, "A has dtype >f8"),
+        ({"A": np.broadcast_to(np.zeros(4), (2, 4))}, "A has strides .*; expected row-major"),
+        ({"C": np.broadcast_to(np.zeros(5), (2, 5))}, "C has strides .*; expected row-major"),
+        ({"A": BOTH[:, :4], "C": BOTH[:, 3:]}, "C overlaps A in memory; give it memory of its own"),
+        ({"C": READ_ONLY}, "C is read-only"),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -98,6 +107,11 @@ def test_without_a_compiler(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(CompilerError, match="cc or gcc or clang is not installed"):
         compiler()
+
+
+def test_a_compiler_with_options(monkeypatch):
+    monkeypatch.setenv("CC", "cc -DNOTHING='a b'")
+    assert compiler() == ["cc", "-DNOTHING=a b"]
 
 
 def test_a_compiler_that_fails():

@@ -122,6 +122,9 @@ def test_a_missing_barrier_is_caught(rung, place, rng):
             assert_product(found, A, B)
 
 
+BOTH = np.zeros((2, 8))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -133,6 +136,8 @@ def test_a_missing_barrier_is_caught(rung, place, rng):
         ({"beta": 1.0}, "there is no C"),
         ({"A": np.zeros((2, 4), order="F")}, "all of them column-major"),
         ({"A": np.zeros((2, 8))[:, ::2]}, "row-major"),
+        ({"A": np.broadcast_to(np.zeros(4), (2, 4))}, "row-major"),
+        ({"A": BOTH[:, :4], "B": np.zeros((4, 5)), "C": BOTH[:, 3:]}, "C overlaps A in memory"),
     ],
 )
 def test_wrong_arguments(arguments, message):
@@ -149,13 +154,14 @@ def test_names():
 def test_grids_and_warps_by_hand():
     gpu = KNOWN["H200"]  # 132 multiprocessors of 64 warps
     one, stride, tiles = (rung_named(name) for name in ("one_thread_blocks", "grid_stride", "shared_tile_8"))
-    assert one.blocks(10, 10, gpu) == one.warps_in_flight(10, 10, gpu) == 100
+    assert one.blocks(10, 10, gpu) == one.resident_warps(10, 10, gpu, 32) == 100
     assert one.blocks(10**4, 10**4, gpu) == 132 * 32
     assert stride.blocks(100, 3, gpu) == 2
-    assert stride.warps_in_flight(100, 3, gpu) == 16
-    assert stride.warps_in_flight(10**4, 10**4, gpu) == 132 * 64
+    assert stride.resident_warps(100, 3, gpu, 8) == 16
+    assert stride.resident_warps(10**4, 10**4, gpu, 8) == 132 * 64
     assert tiles.blocks(17, 8, gpu) == 3
-    assert tiles.warps_in_flight(17, 8, gpu) == 6
+    assert tiles.resident_warps(17, 8, gpu, 32) == 6
+    assert tiles.resident_warps(10**4, 10**4, gpu, 3) == 132 * 3 * 2
     with pytest.raises(ValueError, match="expected at most 2147483647 tiles of 8 × 8"):
         tiles.blocks(2**31 - 1, 2**10, gpu)
     assert tiles.blocks(8 * MOST_BLOCKS, 8, gpu) == MOST_BLOCKS
