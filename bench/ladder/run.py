@@ -224,7 +224,8 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
                 call()
                 rates[rate] = case.flops * _SOME_ROWS / case.m / on.clock.call_ms(call)
             if rate in rates and case.flops / rates[rate] > 1e3 * limit:
-                yield f"{name}: left out, would take {case.flops / rates[rate] / 1e3:.0f} s"
+                seconds = float(f"{case.flops / rates[rate] / 1e3:.2g}")
+                yield f"{name}: left out, would take {seconds:g} s"
                 continue
             call, warps = bind()
             C[...] = np.nan

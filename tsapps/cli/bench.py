@@ -144,7 +144,7 @@ def _table(title: str, *, live: bool) -> Iterator[Callable[[dict[str, Any] | str
 
     def add(one: dict[str, Any] | str) -> None:
         if isinstance(one, str):
-            table.caption = "\n".join(filter(None, [table.caption, one_line(one)]))
+            table.caption = f"{table.caption}\n{one_line(one)}" if table.caption else one_line(one)
         else:
             table.add_row(*(text(one) for _, text in _COLUMNS))
 
