@@ -29,6 +29,7 @@ __all__ = [
     "kinds_table",
     "kinds_text",
     "kmeans_table",
+    "ladder_table",
     "pages",
     "scikit_learn_text",
     "small_table",
@@ -255,6 +256,33 @@ def abft_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def ladder_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the rungs in ms and as many times as fast as the triple loop, float32, row-major."""
+    shapes = list(dict.fromkeys((one["m"], one["n"], one["k"]) for one in records))
+    found = {
+        (one["title"], one["m"], one["n"], one["k"]): one
+        for one in records
+        if (one["dtype"], one["layout"]) == ("float32", "row")
+    }
+    lines = [
+        f"| | {' | '.join(f'{m:,} × {k:,} · {n:,}' for m, n, k in shapes)} |",
+        f"|---|{'---:|' * len(shapes)}",
+    ]
+    for title in dict.fromkeys(one["title"] for one in records):
+        cells = [found.get((title, *shape)) for shape in shapes]
+        lines.append(f"| {title} | {' | '.join('–' if one is None else _times_of(one) for one in cells)} |")
+    library = {key[1:]: one for key, one in found.items()}
+    times = (f"{library[shape]['library_ms']:,.3g}" if shape in library else "–" for shape in shapes)
+    lines.append(f"| the library | {' | '.join(times)} |")
+    return "\n".join(lines)
+
+
+def _times_of(one: dict[str, Any]) -> str:
+    """Return a record's time in ms with its speed-up over the triple loop."""
+    serial = "" if one["speedup_serial"] is None else f" ({one['speedup_serial']:,.3g} ×)"
+    return f"{one['ms']:,.3g}{serial}" if one["ms"] < 1000 else f"{one['ms']:,.0f}{serial}"
+
+
 def _beside(one: dict[str, Any]) -> str:
     """Return a record's time in ms with its overhead relative to no protection."""
     return f"{one['ms']:.3f} ({100 * (one['ms'] / one['unprotected_ms'] - 1):+.1f} %)"
@@ -272,6 +300,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "small data": ("h200/kmeans-small.json", small_table),
     "kinds of data": ("h100-80gb-hbm3/kmeans-data.json", kinds_table),
     "kinds of data in words": ("h100-80gb-hbm3/kmeans-data.json", kinds_text),
+    "ladder on a CPU": ("amd-epyc/ladder.json", ladder_table),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

@@ -152,3 +152,19 @@ def test_speedups_over_scikit_learn_by_hand():
     ]
     text = figures.scikit_learn_text(records)
     assert "(a CPU), whole fits with k-means++ of 1,000 to 20,000 rows: 0.5 to 40 times as fast, 5 in the" in text
+
+
+def test_ladder_table_by_hand():
+    def one(title, m, ms, speedup, dtype="float32"):
+        shape = {"m": m, "n": m, "k": m, "dtype": dtype, "layout": "row"}
+        return {**shape, "title": title, "ms": ms, "speedup_serial": speedup, "library_ms": ms / 10}
+
+    records = [one("loop", 8, 2.0, 1.0), one("loop", 16, 1234.5, None), one("tiles", 8, 0.25, 8.0)]
+    records.append(one("tiles", 8, 99.0, 9.0, "float64"))  # not shown
+    assert figures.ladder_table(records).splitlines() == [
+        "| | 8 × 8 · 8 | 16 × 16 · 16 |",
+        "|---|---:|---:|",
+        "| loop | 2 (1 ×) | 1,234 |",
+        "| tiles | 0.25 (8 ×) | – |",
+        "| the library | 0.025 | 123 |",
+    ]
