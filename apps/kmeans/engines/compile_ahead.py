@@ -181,7 +181,7 @@ def run_without_computing(
         step.create_bounds()
         if relocates and n > relocation.MOST_ORDERED:
             Relocation(data, step.buffers, step.integers.digits).bind(step.buffers.centers[0])
-        if fit.dtype == np.float32 and not fit.weighted:
+        if not fit.weighted:
             sum_terms(machine, step.buffers.sums, step.buffers.units, step.buffers.centers[0])
         data.inertia(np.zeros((fit.k, d)), step.labels)
         if fit.protect:

@@ -66,8 +66,12 @@ class RunningSumsStep(Step):
             return super().cluster_sizes(labels, k)
         weights = self._final_weights
         if weights is None:
-            weights = to_host(self.buffers.sums[:, -1]) / self.integers.scales[-1]
+            weights = self._terms(self.buffers.centers[0])[:, 0]
         return weights.astype(np.int64)
+
+    def _terms(self, centers: Any) -> np.ndarray:
+        """Return the terms of `inertia_from_terms`, (k, 4); `centers` (k, d) are on the GPU."""
+        return to_host(sum_terms(self.data.machine, self.buffers.sums, self.buffers.units, centers))
 
     def inertia(self, centers: np.ndarray) -> float:
         """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
@@ -83,7 +87,7 @@ class RunningSumsStep(Step):
             return None
         of, squares = self.buffers, data.n_samples * data.n_features * data.spread()[1] ** 2
         on_gpu = data.on_device(centers) if self._prepared is None else of.centers[self._prepared]
-        terms = to_host(sum_terms(data.machine, of.sums, of.units, on_gpu))
+        terms = self._terms(on_gpu)
         self._final_weights = terms[:, 0]
         inertia, error = inertia_from_terms(squares, terms)
         # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is

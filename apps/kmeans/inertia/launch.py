@@ -70,7 +70,7 @@ def sum_terms(machine: Machine, sums: Any, units: Any, centers: Any) -> Any:
         Fixed-point cluster sums; the last column has the numbers of rows.
     units : array of shape (d + 1,), float64
         Value of the integer 1 in each column of the sums.
-    centers : array of shape (k, d), float32
+    centers : array of shape (k, d), float32 or float64
 
     Returns
     -------
@@ -78,7 +78,7 @@ def sum_terms(machine: Machine, sums: Any, units: Any, centers: Any) -> Any:
         On the device of the sums.
     """
     k, d = centers.shape
-    (kernel,) = load_kernels(machine, "inertia/sum_terms.cuh", "sum_terms")
+    (kernel,) = load_kernels(machine, "inertia/sum_terms.cuh", f"sum_terms<{ELEMENT[centers.dtype.name]}>")
     terms = machine.xp.empty((k, 4))
     kernel((k,), (_TERM_THREADS,), (sums, units, centers, np.int32(d), terms))
     return terms

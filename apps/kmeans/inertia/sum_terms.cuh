@@ -1,4 +1,4 @@
-// Terms of the inertia of float32 rows x from the running cluster sums, without a pass over the rows:
+// Terms of the inertia of rows x from the running cluster sums, without a pass over the rows:
 //
 //   Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ m·‖c‖²     center c has the cluster sum s and m rows
 //
@@ -12,10 +12,11 @@
 
 namespace kmeans {
 
+template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads)
-    sum_terms(const long long* sums, const double* units, const float* centers, int d, double* terms) {
+    sum_terms(const long long* sums, const double* units, const Work* centers, int d, double* terms) {
   const long long* const of_cluster = sums + (long long)blockIdx.x * (d + 1);
-  const float* const center = centers + (long long)blockIdx.x * d;
+  const Work* const center = centers + (long long)blockIdx.x * d;
   Doubles<3> mine = {};
 #pragma unroll 4
   for (int i = threadIdx.x; i < d; i += kCenterThreads) {

@@ -283,9 +283,10 @@ def test_inertia_from_sums_by_hand():
     assert error == 2.0**-24 * (91 + 4) + 2 * (0.5 + 0.25)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
 @pytest.mark.parametrize(("k", "d"), [(1, 1), (3, 255), (2, 257), (300, 5), (4, 3000)])
-def test_terms_of_sums(k, d, rng):
-    sums, centers = rng.integers(-(2**62), 2**62, (k, d + 1)), rng.standard_normal((k, d)).astype(np.float32)
+def test_terms_of_sums(k, d, dtype, rng):
+    sums, centers = rng.integers(-(2**62), 2**62, (k, d + 1)), rng.standard_normal((k, d)).astype(dtype)
     units, wide = np.exp2(rng.integers(-50, -30, d + 1).astype(np.float64)), centers.astype(np.float64)
     terms = sum_terms(HostMachine(), sums, units, centers)
     values, rounding = sums * units, 2.0**-52 * (d + 3)
@@ -316,8 +317,9 @@ def test_error_of_inertia_from_sums(n, d, k, seed, bits):
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 def test_sum_terms_compile_without_spills(arch):
-    used = build((FOLDER / "inertia/sum_terms.cuh").read_text(encoding="utf-8"), ["kmeans::sum_terms"], arch).resources
-    assert used["kmeans::sum_terms"].spill_stores == used["kmeans::sum_terms"].spill_loads == 0
+    names = ["kmeans::sum_terms<float>", "kmeans::sum_terms<double>"]
+    used = build((FOLDER / "inertia/sum_terms.cuh").read_text(encoding="utf-8"), names, arch).resources
+    assert all(used[name].spill_stores == used[name].spill_loads == 0 for name in names)
 
 
 @pytest.mark.compile
