@@ -44,8 +44,9 @@ _SMALL_BATCH, _ROWS_OF_SMALL, _ROWS_OF_LARGE = 8, 4, 2
 # Maximum number of chunks of rows. With more chunks, reading the sums of all chunks would be slow. With fewer chunks,
 # reading the rows of the chunk in which a sample is drawn would be slow.
 _MOST_CHUNKS = 1 << 14
-# Minimum number of rows per chunk.
-_LEAST_CHUNK = 16
+# Minimum number of rows per chunk. And number of chunks of rows of at most `_SHORT_ROW` bytes from which on chunks have
+# at least `_SHORT_CHUNK` such rows: more sums take longer to read than the rows, which are never pruned.
+_LEAST_CHUNK, _SHORT_ROW, _SHORT_CHUNK, _SHORT_CHUNKS = 16, 64, 256, 1 << 12
 # Shared memory per block in bytes: _RESERVED by CUDA; _DECLARED as static by the kernels.
 _RESERVED, _DECLARED = 1024, 256
 # evaluate_candidates_pruned. _WARPS: number of warps per block. _QUEUED: number of rows that each of the two queues of
@@ -132,7 +133,10 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     # A chunk is a whole number of tiles of evaluate_candidates and, for large data, of evaluate_candidates_pruned; tile
     # sizes are powers of two. For small data, chunks are as small as possible.
     rows = max(together * _WARP // lanes, _WARP if n >= _WARP * _MOST_CHUNKS else _LEAST_CHUNK)
-    chunk = rows * -(-n // (rows * _MOST_CHUNKS))
+    chunks = (
+        min(_MOST_CHUNKS, max(_SHORT_CHUNKS, -(-n // _SHORT_CHUNK))) if d * itemsize <= _SHORT_ROW else _MOST_CHUNKS
+    )
+    chunk = rows * -(-n // (rows * chunks))
     window = _window(d, points * itemsize, device)
     if window is None:
         return None
