@@ -25,10 +25,15 @@ SHAPES = [(1, 1, 1), (127, 65, 33), (1000, 3, 7), (5, 4099, 2), (3, 2, 300), (33
 BY_NAME = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 UNTOUCHED = -12345.0
 
-build_together(
-    [(FOLDER / rung.file, [f"ladder::{rung.kernel.format(scalar)}"]) for rung in RUNGS for scalar in SCALARS.values()],
-    share=1,
-)
+FILES = {
+    file: [
+        f"ladder::{kernel.format(scalar)}"
+        for kernel in dict.fromkeys(rung.kernel for rung in RUNGS if rung.file == file)
+        for scalar in SCALARS.values()
+    ]
+    for file in dict.fromkeys(rung.file for rung in RUNGS)
+}
+build_together([(FOLDER / file, names) for file, names in FILES.items()], share=1)
 
 
 def matrix(shape, dtype, rng, *, order="C", pad=0):
