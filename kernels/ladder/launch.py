@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.kernels.ladder.operands import destination, is_row_major, product_sizes
 from tsapps.kernels.ladder.rungs import PITCH, Rung
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
@@ -61,18 +62,12 @@ def bind_rung(
     Parameters and errors are those of `multiply`. A pitched rung copies A and B now; its function includes the copies
     of C.
     """
-    m, n, k = _shapes(A, B, C)
+    *_, k = _sizes(A, B, C)
     machine = cuda_machine(A.device.id) if machine is None else machine
-    by_rows = all(X is None or _is_row_major(X) for X in (A, B, C))
-    if not by_rows and not all(X is None or _is_row_major(X.T) for X in (A, B, C)):
+    by_rows = all(X is None or is_row_major(X) for X in (A, B, C))
+    if not by_rows and not all(X is None or is_row_major(X.T) for X in (A, B, C)):
         raise ValueError("expected A, B and C row-major, or all of them column-major; copy them to one order")
-    if C is None:
-        if beta != 0:
-            raise ValueError(f"beta is {beta}, but there is no C; give C, or beta=0")
-        C = machine.xp.empty((m, n), A.dtype, order="C" if by_rows else "F")
-    for name, X in (("A", A), ("B", B)):
-        if machine.xp.shares_memory(C, X):
-            raise ValueError(f"C overlaps {name} in memory; give it memory of its own")
+    C = destination(machine.xp, A, B, C, beta, order="C" if by_rows else "F")
     left, right, to = (A, B, C) if by_rows else (B.T, A.T, C.T)
     rows, columns = to.shape
     placed = [_pitched(machine.xp, X) for X in (left, right, to)] if rung.pitched else [left, right, to]
@@ -106,29 +101,14 @@ def _pitched(xp: Any, X: Any) -> Any:
     return copy
 
 
-def _is_row_major(X: Any) -> bool:
-    """Return True if the elements of each row are neighbors, and no two rows overlap."""
-    rows, columns = X.shape
-    down, right = X.strides
-    return (columns == 1 or right == X.itemsize) and (
-        rows == 1 or (down >= columns * X.itemsize and down % X.itemsize == 0)
-    )
-
-
-def _shapes(A: Any, B: Any, C: Any) -> tuple[int, int, int]:
-    """Validate A (m × k), B (k × n) and C (m × n) or None, and return m, n, k."""
-    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
-        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected (m, k) and (k, n)")
-    if 0 in (*A.shape, *B.shape):
+def _sizes(A: Any, B: Any, C: Any) -> tuple[int, int, int]:
+    """Return the `product_sizes` m, n, k; raise ValueError for sizes that no kernel supports."""
+    sizes = product_sizes(A, B, C)
+    if 0 in sizes:
         raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected at least one row and column")
-    if A.dtype != B.dtype or A.dtype.name not in _SCALARS:
-        raise ValueError(f"A has dtype {A.dtype} and B {B.dtype}; expected float32 or float64, the same for both")
-    (m, k), n = A.shape, B.shape[1]
-    if max(m, n, k) > _MOST:
+    if max(sizes) > _MOST:
         raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected at most {_MOST} rows and columns")
-    if C is not None and (C.shape != (m, n) or C.dtype != A.dtype):
-        raise ValueError(f"C has shape {C.shape} and dtype {C.dtype}; expected ({m}, {n}) and {A.dtype}")
-    return m, n, k
+    return sizes
 
 
 def tsm2_paper(variant: str, A: Any, B: Any, *, out: Any = None, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
@@ -158,7 +138,7 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, out: Any = None, t1: int = 128, 
 
     if variant not in PAPER_KERNELS:
         raise ValueError(f"variant must be one of {', '.join(PAPER_KERNELS)}, got {variant!r}")
-    m, w, k = _shapes(A, B, out)
+    m, w, k = _sizes(A, B, out)
     C = cupy.empty((m, w), A.dtype, order="F") if out is None else out
     for name, X in (("A", A), ("B", B), ("out", C)):
         if X.strides[0] != X.itemsize:

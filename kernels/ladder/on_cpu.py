@@ -14,6 +14,7 @@ import numpy as np
 
 from tsapps.kernels.arrays import address
 from tsapps.kernels.devices import available_cores
+from tsapps.kernels.ladder.operands import destination, is_row_major, product_sizes
 from tsapps.kernels.system.cache import process_directory
 
 __all__ = ["CPU_RUNGS", "CompilerError", "CpuRung", "compiler", "multiply_on_cpu"]
@@ -108,27 +109,16 @@ def multiply_on_cpu(
     Raises
     ------
     ValueError
-        If shapes, dtypes or layouts are not these, or `beta` is not 0 and there is no C.
+        If shapes, dtypes or layouts are not these, C is read-only or overlaps A or B, or `beta` is not 0 and there is
+        no C.
     CompilerError
         If there is no C compiler, or it cannot build the rung.
     """
-    if A.dtype != B.dtype or A.dtype not in (np.float32, np.float64):
-        raise ValueError(f"A has dtype {A.dtype} and B {B.dtype}; expected float32 or float64, the same for both")
-    if A.ndim != 2 or B.ndim != 2 or A.shape[1] != B.shape[0]:
-        raise ValueError(f"A has shape {A.shape} and B {B.shape}; expected (m, k) and (k, n)")
-    (m, k), n = A.shape, B.shape[1]
-    if C is None:
-        if beta != 0:
-            raise ValueError(f"beta is {beta}, but there is no C; give C, or beta=0")
-        C = np.empty((m, n), A.dtype)
-    if C.shape != (m, n) or C.dtype != A.dtype:
-        raise ValueError(f"C has shape {C.shape} and dtype {C.dtype}; expected ({m}, {n}) and {A.dtype}")
+    m, n, k = product_sizes(A, B, C)
     for name, X in (("A", A), ("B", B), ("C", C)):
-        (rows, columns), (down, right) = X.shape, X.strides
-        if (columns > 1 and right != X.itemsize) or (rows > 1 and (down % X.itemsize or down < columns * X.itemsize)):
+        if X is not None and not is_row_major(X):
             raise ValueError(f"{name} has strides {X.strides}; expected row-major, (leading dimension, 1) · itemsize")
-        if X is not C and np.shares_memory(C, X):
-            raise ValueError(f"C overlaps {name} in memory; give it memory of its own")
+    C = destination(np, A, B, C, beta)
     if not C.flags.writeable:
         raise ValueError("C is read-only; give an array that can be written")
     real = ctypes.c_float if A.dtype == np.float32 else ctypes.c_double

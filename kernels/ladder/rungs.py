@@ -101,7 +101,7 @@ RUNGS = (
     Rung(7, "pitched", "pitched rows", "07_pitched.cuh", "shared_tile<{}, 32>", (32, 32), (32, 32), pitched=True),
     _tiles(8, "bank_conflicts", "bank conflicts", "transposed_tile<{}, 32, 0>", 32),
     _tiles(9, "padded_tile", "padded tile", "transposed_tile<{}, 32, 1>", 32),
-    _tiles(10, "unrolled_tile", "inner loop unrolled", "unrolled_tile<{}, 32>", 32),
+    _tiles(10, "unrolled_tile", "inner loop unrolled", "shared_tile<{}, 32, 32>", 32),
     _tiles(11, "two_results", "two results per thread", "two_results<{}, 32>", 32, 2),
     Rung(
         *(12, "register_tile", "8 × 8 results per thread", "12_register_tile.cuh"),

@@ -1,40 +1,19 @@
 """The rungs of the ladder on a CPU, built by this machine's compiler, against float64."""
 
 import ctypes
-import shutil
 
 import numpy as np
-import oracle
 import pytest
 from exhaustive import property_test
 from hypothesis import strategies as st
+from ladder_products import SHAPES, assert_product, matrix, needs_a_compiler
 
 from tsapps.kernels.ladder import on_cpu
 from tsapps.kernels.ladder.on_cpu import CPU_RUNGS, CompilerError, CpuRung, compiler, multiply_on_cpu
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+pytestmark = needs_a_compiler
 
 BY_NAME = pytest.mark.parametrize("rung", CPU_RUNGS, ids=lambda rung: rung.name)
-SHAPES = [(1, 1, 1), (127, 65, 33), (1000, 3, 7), (5, 4099, 2), (3, 2, 300), (33, 130, 17)]  # m, n, k
-
-
-def matrix(shape, dtype, rng, pad=0):
-    """Return a random row-major matrix with `pad` elements of NaN after each row."""
-    memory = np.full((shape[0], shape[1] + pad), np.nan, dtype)
-    memory[:, : shape[1]] = rng.standard_normal(shape)
-    return memory[:, : shape[1]]
-
-
-def assert_product(found, A, B, alpha=1.0, before=None, beta=0.0):
-    """|Ĉ − C| ≤ γ·(|α|·|A|·|B| + |β|·|C|): k products in any order, then two products and a sum."""
-    a, b = A.astype(np.float64), B.astype(np.float64)
-    exact, magnitude = alpha * (a @ b), abs(alpha) * (abs(a) @ abs(b))
-    if beta:
-        exact, magnitude = exact + beta * before.astype(np.float64), magnitude + abs(beta * before.astype(np.float64))
-    k = A.shape[1]
-    assert (
-        abs(found - exact) <= (oracle.gamma(k + 4, found.dtype) + oracle.gamma(k + 4, np.float64)) * magnitude
-    ).all()
 
 
 @BY_NAME
@@ -71,7 +50,7 @@ def test_ragged_shapes(rung, dtype, shape, threads, rng):
 )
 def test_any_shape(rung, dtype, shape, threads, seed):
     rng, (m, n, k) = np.random.default_rng(seed), shape
-    A, B = matrix((m, k), dtype, rng, seed % 5), matrix((k, n), dtype, rng, seed % 3)
+    A, B = matrix((m, k), dtype, rng, pad=seed % 5), matrix((k, n), dtype, rng, pad=seed % 3)
     assert_product(multiply_on_cpu(rung, A, B, threads=threads), A, B)
 
 

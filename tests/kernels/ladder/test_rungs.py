@@ -5,13 +5,13 @@ from math import prod
 from pathlib import Path
 
 import numpy as np
-import oracle
 import pytest
 from exhaustive import property_test
 from faults import replaced
 from host_cuda import harness
 from host_cuda.machine import HostMachine, build_together
 from hypothesis import strategies as st
+from ladder_products import SHAPES, assert_product, matrix
 
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
@@ -21,7 +21,6 @@ from tsapps.kernels.ladder.rungs import MOST_BLOCKS, RUNGS, rung_named
 
 FOLDER = Path(rungs.__file__).parent
 SCALARS = {"float32": "float", "float64": "double"}
-SHAPES = [(1, 1, 1), (127, 65, 33), (1000, 3, 7), (5, 4099, 2), (3, 2, 300), (33, 130, 17)]  # m, n, k
 BY_NAME = pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: rung.name)
 UNTOUCHED = -12345.0
 
@@ -34,25 +33,6 @@ FILES = {
     for file in dict.fromkeys(rung.file for rung in RUNGS)
 }
 build_together([(FOLDER / file, names) for file, names in FILES.items()], share=1)
-
-
-def matrix(shape, dtype, rng, *, order="C", pad=0):
-    """Return a random matrix with `pad` elements of NaN after each row, or column."""
-    rows, columns = shape if order == "C" else shape[::-1]
-    memory = np.full((rows, columns + pad), np.nan, dtype)
-    memory[:, :columns] = rng.standard_normal((rows, columns))
-    return memory[:, :columns] if order == "C" else memory[:, :columns].T
-
-
-def assert_product(found, A, B, alpha=1.0, before=None, beta=0.0):
-    """|Ĉ − C| ≤ γ·(|α|·|A|·|B| + |β|·|C|): k products in any order, then two products and a sum."""
-    a, b = A.astype(np.float64), B.astype(np.float64)
-    exact, magnitude = alpha * (a @ b), abs(alpha) * (abs(a) @ abs(b))
-    if beta:
-        exact, magnitude = exact + beta * before.astype(np.float64), magnitude + abs(beta * before.astype(np.float64))
-    k = A.shape[1]
-    late = abs(found - exact) - (oracle.gamma(k + 4, found.dtype) + oracle.gamma(k + 4, np.float64)) * magnitude
-    assert np.all(late <= 0), f"{np.count_nonzero(~(late <= 0))} of {late.size} elements are off"
 
 
 @BY_NAME
