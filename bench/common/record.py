@@ -24,6 +24,7 @@ __all__ = [
     "check",
     "commit_of",
     "cpu_name",
+    "cuda_versions",
     "load",
     "module_versions",
     "of_run",
@@ -110,6 +111,13 @@ def module_versions(modules: Mapping[str, str]) -> dict[str, str]:
     for name, module in modules.items():
         versions[name] = str(getattr(import_module(module), "__version__", "unknown"))
     return versions
+
+
+def cuda_versions() -> dict[str, str]:
+    """Return the versions of CUDA's runtime and driver, such as 13.2."""
+    runtime = import_module("cupy").cuda.runtime
+    numbers = {"cuda-runtime": runtime.runtimeGetVersion(), "cuda-driver": runtime.driverGetVersion()}
+    return {name: f"{number // 1000}.{number % 1000 // 10}" for name, number in numbers.items()}
 
 
 def add_options(parser: argparse.ArgumentParser, what: str) -> None:

@@ -194,10 +194,7 @@ def versions_of(engine: str = "tsapps", cupy: Any = None) -> dict[str, str]:
     if PEERS[engine].module not in known.values():
         known[engine] = PEERS[engine].module
     known |= {name: name for name in ("cupy", "torch") if name in sys.modules}
-    runtime = cupy.cuda.runtime
-    cuda = {"cuda-runtime": runtime.runtimeGetVersion(), "cuda-driver": runtime.driverGetVersion()}
-    dotted = {name: f"{number // 1000}.{number % 1000 // 10}" for name, number in cuda.items()}
-    return {**record.module_versions(known), **dotted}
+    return {**record.module_versions(known), **record.cuda_versions()}
 
 
 def _measured(engine: str, shape: Shape, timing: Timing, ceilings: Ceilings) -> dict[str, Any]:

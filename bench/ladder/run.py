@@ -24,6 +24,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache, partial
 from math import prod
+from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
@@ -33,7 +34,7 @@ from tsapps.bench.common import record
 from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 from tsapps.errors import NoDeviceError
-from tsapps.kernels.devices import available_cores, choose_device
+from tsapps.kernels.devices import Choice, available_cores, choose_device
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.ladder.launch import PAPER_KERNELS, bind_rung, kernel_of, tsm2_paper
 from tsapps.kernels.ladder.on_cpu import CPU_RUNGS, CompilerError, CpuRung, compiler, multiply_on_cpu
@@ -41,7 +42,10 @@ from tsapps.kernels.ladder.rungs import RUNGS, Rung
 from tsapps.kernels.matmul import matmul
 from tsapps.kernels.runtime.machine import cuda_machine
 
-__all__ = ["FIELDS", "KEY", "LIMIT", "WRONG", "OnCpu", "OnGpu", "common_fields", "main", "measured", "opened"]
+__all__ = [
+    *("FIELDS", "KEY", "LIMIT", "WRONG", "OnCpu", "OnGpu"),
+    *("common_fields", "main", "measured", "opened", "recorded"),
+]
 
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -106,13 +110,11 @@ class OnGpu:
 
         from tsapps.bench.common import roofline
 
-        runtime = cupy.cuda.runtime
         self.xp, self.clock, self.index = cupy, GpuClock(), cupy.cuda.Device().id
         self.gpu = live(self.index)
-        self.device = runtime.getDeviceProperties(self.index)["name"].decode()
+        self.device = cupy.cuda.runtime.getDeviceProperties(self.index)["name"].decode()
         self.modules = {"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}
-        versions = {"cuda-runtime": runtime.runtimeGetVersion(), "cuda-driver": runtime.driverGetVersion()}
-        self.versions = {name: str(version) for name, version in versions.items()}
+        self.versions = record.cuda_versions()
         self._streams = roofline.measure_streams(self.clock)
 
     def rungs(self, A: Any, B: Any, C: Any) -> Rungs:
@@ -203,18 +205,20 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
     exact, bound = wide[0] @ wide[1], error_bound(case.k, case.dtype) * (abs(wide[0]) @ abs(wide[1]))
     del wide
 
+    def is_right(found: Any) -> bool:
+        return bool((abs(found - exact) <= bound).all())
+
     def error() -> float:
-        difference = abs(C - exact)
-        if not bool((difference <= bound).all()):
+        if not is_right(C):
             raise ValueError("an element is wrong")
-        return float(difference.max())
+        return float(abs(C - exact).max())
 
     serial = serial_ms(case, seed)
     if serial is not None:
         rates.setdefault(f"cpu_serial {case.dtype}", case.flops / serial)
     common = {name: getattr(case, name) for name in ("m", "n", "k", "dtype", "layout")}
     common |= {"library_ms": on.library_ms(A, B, C, error), "floor_ms": on.floor(case), "seed": seed}
-    common |= {"serial_ms": serial, "cpu": record.cpu_name()}
+    common["serial_ms"] = serial
     some = {name: bind for name, _, bind in on.rungs(A[:_SOME_ROWS], B, C[:_SOME_ROWS])}
     for name, title, bind in on.rungs(A, B, C):
         rate = f"{name} {case.dtype}"
@@ -229,7 +233,7 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
                 continue
             call, warps = bind()
             C[...] = np.nan
-            if not bool((abs(call() - exact) <= bound).all()):
+            if not is_right(call()):
                 yield f"{name}: {WRONG}"
                 continue
             ms = _times(on.clock, call)
@@ -255,17 +259,8 @@ def _line(one: dict[str, Any]) -> str:
     return text
 
 
-def opened(device: str) -> Any:
-    """Return the rungs on a device: "auto", "cpu", "cuda" or "cuda:<number>".
-
-    Raises
-    ------
-    ValueError, NoDeviceError
-        If there is no such device.
-    CompilerError
-        If it is the CPU, and there is no C compiler.
-    """
-    choice = choose_device(device)
+def opened(choice: Choice) -> Any:
+    """Return the rungs on a device; raise CompilerError if it is the CPU, and there is no C compiler."""
     if not choice.is_gpu:
         return OnCpu()
     import cupy
@@ -277,7 +272,19 @@ def opened(device: str) -> Any:
 def common_fields(on: Any, commit: str | None) -> dict[str, Any]:
     """Return the fields that the records of a run share."""
     versions = record.module_versions(on.modules) | on.versions
-    return {**record.of_run("ladder", on.device, versions, commit), "engine": "tsapps"}
+    shared = {"engine": "tsapps", "cpu": record.cpu_name()}
+    return {**record.of_run("ladder", on.device, versions, commit), **shared}
+
+
+def recorded(
+    on: Any, case: Case, path: Path, common: dict[str, Any], seed: int, limit: float, rates: dict[str, float]
+) -> Iterator[dict[str, Any] | str]:
+    """Add the records of a case to a file, and yield what `measured` yields; `common` are the `common_fields`."""
+    for one in measured(on, case, seed, limit, rates):
+        if not isinstance(one, str):
+            one = {**common, **one}
+            record.store(path, one, KEY, FIELDS)
+        yield one
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -292,18 +299,17 @@ def main(arguments: list[str] | None = None) -> int:
     record.add_options(parser, "ladder")
     options = parser.parse_args(arguments)
     try:
-        on = opened(options.device)
+        on = opened(choose_device(options.device))
     except (CompilerError, NoDeviceError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1
     path = options.out or record.results_path(on.device, "ladder")
     common, rates, wrong = common_fields(on, options.commit), {}, 0
     for case in options.shape or on.cases:
-        for one in measured(on, case, options.seed, options.limit, rates):
+        for one in recorded(on, case, path, common, options.seed, options.limit, rates):
             if isinstance(one, str):
                 wrong += one.endswith(WRONG)
                 print(f"{case.name} {one}", file=sys.stderr, flush=True)
-                continue
-            record.store(path, {**common, **one}, KEY, FIELDS)
-            print(_line(one), flush=True)
+            else:
+                print(_line(one), flush=True)
     return 1 if wrong else 0

@@ -1,14 +1,14 @@
 """``tsapps bench``: options, output and errors."""
 
 import json
-import shutil
 
 import pytest
+from ladder_products import needs_a_compiler
 
 from tsapps.bench.ladder import run as ladder
 from tsapps.errors import ExitCode
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+pytestmark = needs_a_compiler
 NAMES = ["cpu_serial", "cpu_threads", "cpu_openmp", "cpu_vectors"]
 SHAPES = ["--shapes", "40-30-20-f32, 7-5-300-f64-col"]
 

@@ -109,7 +109,7 @@ app.command(short_help="Write a sample data set.")(sample)
 app.command(short_help="Show versions, devices and memory.")(info)
 app.command("compile", short_help="Compile the GPU kernels of K-means ahead of a fit.")(compile_kernels)
 app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
-app.add_typer(bench, name="bench", short_help="Measure what this machine has, and keep the records.")
+app.add_typer(bench, name="bench", short_help="Measure how fast this machine computes.")
 
 
 def _print_version(wanted: bool) -> None:

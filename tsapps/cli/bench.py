@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from tsapps import signals
-from tsapps.cli.options import Device, Json, Quiet, check_writable, choose
+from tsapps.cli.options import Device, Json, Quiet, check_output_file, choose
 from tsapps.cli.output import print_json, print_table, print_text
 from tsapps.errors import UsageError, one_line
 
@@ -90,19 +90,18 @@ def ladder(
     choice = choose(device)
     if not (quiet or as_json or choice.is_gpu) and device == "auto":
         print_text(f"The rungs on the CPU: {choice.reason}.")
-    on = run.opened(device)
+    on = run.opened(choice)
     common, seed = run.common_fields(on, None), randbelow(2**31)
     rates: dict[str, float] = {}
     records, left_out = [], []
     for case in cases or on.cases:
         with _table(case.name, live=not (quiet or as_json)) as add:
-            for one in run.measured(on, case, seed, limit, rates):
+            for one in run.recorded(on, case, out, common, seed, limit, rates):
                 add(one)
                 if isinstance(one, str):
                     left_out.append(f"{case.name} {one}")
-                    continue
-                records.append({**common, **one})
-                _store(out, records[-1])
+                else:
+                    records.append(one)
     signals.placed()
     wrong = [line for line in left_out if line.endswith(run.WRONG)]
     if as_json:
@@ -117,9 +116,7 @@ def _check_records(path: Path) -> None:
     """Raise `UsageError` unless records can be added to a file."""
     from tsapps.bench.common import record
 
-    if path.is_dir():
-        raise UsageError(f"{path}: is a directory: name a file in it")
-    check_writable(path)
+    check_output_file(path, force=True)
     try:
         for one in record.load(path):
             record.check(one, {})
@@ -161,13 +158,6 @@ def _table(title: str, *, live: bool) -> Iterator[Callable[[dict[str, Any] | str
 
 def _number(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
-
-
-def _store(path: Path, one: dict[str, Any]) -> None:
-    from tsapps.bench.common import record
-    from tsapps.bench.ladder.run import FIELDS, KEY
-
-    record.store(path, one, KEY, FIELDS)
 
 
 def _listed(on_gpu: Any, on_cpu: Any) -> dict[str, str]:

@@ -1,17 +1,17 @@
 """The benchmark of the ladder on the CPU."""
 
-import shutil
 import time
 
 import numpy as np
 import pytest
+from ladder_products import needs_a_compiler
 
 from tsapps.bench.common import record
 from tsapps.bench.ladder import run
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 from tsapps.kernels.devices import gpus
 
-pytestmark = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="no C compiler")
+pytestmark = needs_a_compiler
 NAMES = ["cpu_serial", "cpu_threads", "cpu_openmp", "cpu_vectors"]
 
 
