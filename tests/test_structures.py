@@ -29,7 +29,7 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.batched import plan as batched
 from tsapps.apps.kmeans.batched.plan import BATCH, CANDIDATE_LIST_BYTES, CANDIDATES, PLUSPLUS_ARGS
 from tsapps.apps.kmeans.bounds.plan import BOUNDED, BOUNDS_STATE, DRIFT, ROW_BOUNDS
-from tsapps.apps.kmeans.data.plan import ROWS
+from tsapps.apps.kmeans.data.plan import CENTER_THREADS, ROWS
 from tsapps.apps.kmeans.engines import device_step
 from tsapps.apps.kmeans.inertia import plan as inertia
 from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS
@@ -135,7 +135,7 @@ CONSTANTS = {
     "batched::kListParts": ("apps/kmeans/batched/settle.cuh", batched.LIST_PARTS),
     "batched::kTileRows": ("apps/kmeans/batched/assign.cuh", batched.TILE_ROWS),
     "kmeans::kAddThreads": ("apps/kmeans/update/add_reassigned.cuh", launch._ADD_THREADS),
-    "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", pruned_launch._QUANTIZE_THREADS),
+    "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", CENTER_THREADS),
     "kmeans::kCheckCenters": (_CHECKS, protect.CENTERS),
     "kmeans::kCheckColumns": (_CHECKS, protect.COLUMNS),
     "kmeans::kCheckRows": (_CHECKS, protect.ROWS),

@@ -181,7 +181,7 @@ class Data(ABC):
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Return the samples with these indices, centered, in host memory; shape (len(indices), d)."""
         rows = to_host(self.reader.rows(np.asarray(indices)))
-        return rows.astype(self.dtype) - to_host(self.mean)
+        return rows.astype(self.dtype) - self.host_mean()
 
     def host_mean(self) -> np.ndarray:
         """Return a copy in host memory of the mean, (d,), that is subtracted from X."""

@@ -108,7 +108,7 @@ def overflow_exponent(rows: np.ndarray, centers: np.ndarray, rows_norm: float | 
     int
         0 if no scaling is needed.
     """
-    most = float(abs(centers).max())
+    most = largest_of(centers)
     rows_norm = frobenius_norm(rows) if rows_norm is None else rows_norm
     if rows_norm * max(1.0, most) * rows.shape[1] < float(np.finfo(rows.dtype).max) / _HEADROOM:
         return 0
@@ -177,12 +177,12 @@ class Frame:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)
+            most = largest_of(centers)
             # A sum is rounded by half an ulp at most. For most centers, this bound makes the comparison unnecessary.
-            ulp = float(np.finfo(narrow.dtype).eps) * largest_of(narrow)
-            if self.exponent == 0 and ulp <= _MOST_LOSS * largest_of(centers):
+            if self.exponent == 0 and float(np.finfo(narrow.dtype).eps) * largest_of(narrow) <= _MOST_LOSS * most:
                 return narrow
             wide: np.ndarray = ldexp(centers.astype(np.float64) + self.mean, self.exponent)
-            scale = np.ldexp(largest_of(centers), self.exponent)
+            scale = np.ldexp(most, self.exponent)
             return narrow if abs(narrow - wide).max() <= _MOST_LOSS * scale else wide
 
 

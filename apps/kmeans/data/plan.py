@@ -5,6 +5,7 @@ from math import inf, log2, sqrt
 import numpy as np
 
 __all__ = [
+    "CENTER_THREADS",
     "EXACT",
     "MOST_EXPONENT",
     "PASS_THREADS",
@@ -34,8 +35,8 @@ SPLIT = 2.0**-20
 #: Factor on the row norms if labels are not certified. It makes the error bound of a score so small that few rows are
 #: rescored, except for the part of the bound that does not depend on row norms.
 UNCERTIFIED = 2.0**-10
-#: Number of threads per block of passes.cuh.
-PASS_THREADS = 256
+#: Number of threads per block of passes.cuh; and of kernels with a block per center or point (kCenterThreads).
+PASS_THREADS, CENTER_THREADS = 256, 256
 # Root mean square of the scaled data, up to a factor √2: about 1/4096 of float16's largest number.
 _TARGET_RMS = 16.0
 # A quarter of 2¹⁵, the largest norm of a center in panels: centers are excluded from four times the limit on.

@@ -25,6 +25,7 @@ from tsapps.apps.kmeans.bounds.launch import Bounds
 from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
+from tsapps.apps.kmeans.data.plan import CENTER_THREADS
 from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep
 from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
@@ -37,12 +38,10 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["CENTER_THREADS", "RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
+__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
 
 #: Rescoring kernels: threads per block, and launched blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
-#: Threads of a block of the kernels of update/centers.cuh.
-CENTER_THREADS = 256
 # Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
 _AHEAD = 2
 

@@ -29,9 +29,9 @@ from tsapps.apps.kmeans.assign.plan import (
 )
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, pointer, types_of
-from tsapps.apps.kmeans.data.plan import grid_of_lists, lanes_of_row
+from tsapps.apps.kmeans.data.plan import CENTER_THREADS, grid_of_lists, lanes_of_row
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
-from tsapps.apps.kmeans.engines.device_step import CENTER_THREADS, RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
+from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import ColumnOrderBuffers, IterationBuffers, Layout
 from tsapps.apps.kmeans.update.launch import AddReassigned, SegmentedSum
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, sorts_lists

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.load import load_kernels, pointer
+from tsapps.apps.kmeans.data.plan import CENTER_THREADS
 from tsapps.apps.kmeans.inertia.plan import RunningSums, inertia_plan
 from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
@@ -14,8 +15,6 @@ from tsapps.kernels.runtime.machine import Machine
 __all__ = ["add_inertia", "sum_terms"]
 
 _SOURCE = Path(__file__).with_name("inertia.cuh")
-# Number of threads per block of sum_terms (kCenterThreads).
-_TERM_THREADS = 256
 
 
 def add_inertia(
@@ -80,5 +79,5 @@ def sum_terms(machine: Machine, sums: Any, units: Any, centers: Any) -> Any:
     k, d = centers.shape
     (kernel,) = load_kernels(machine, "inertia/sum_terms.cuh", f"sum_terms<{ELEMENT[centers.dtype.name]}>")
     terms = machine.xp.empty((k, 4))
-    kernel((k,), (_TERM_THREADS,), (sums, units, centers, np.int32(d), terms))
+    kernel((k,), (CENTER_THREADS,), (sums, units, centers, np.int32(d), terms))
     return terms

@@ -133,9 +133,9 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     # A chunk is a whole number of tiles of evaluate_candidates and, for large data, of evaluate_candidates_pruned; tile
     # sizes are powers of two. For small data, chunks are as small as possible.
     rows = max(together * _WARP // lanes, _WARP if n >= _WARP * _MOST_CHUNKS else _LEAST_CHUNK)
-    chunks = (
-        min(_MOST_CHUNKS, max(_SHORT_CHUNKS, -(-n // _SHORT_CHUNK))) if d * itemsize <= _SHORT_ROW else _MOST_CHUNKS
-    )
+    chunks = _MOST_CHUNKS
+    if d * itemsize <= _SHORT_ROW:
+        chunks = min(chunks, max(_SHORT_CHUNKS, -(-n // _SHORT_CHUNK)))
     chunk = rows * -(-n // (rows * chunks))
     window = _window(d, points * itemsize, device)
     if window is None:

@@ -6,6 +6,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, pointer
+from tsapps.apps.kmeans.data.plan import CENTER_THREADS
 from tsapps.apps.kmeans.init.plan import (
     TRY_THREADS,
     PlusPlusPlan,
@@ -20,8 +21,8 @@ from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["PrunedSteps", "pruned_steps"]
 
-# Number of threads per block of quantize_points (kCenterThreads), and bytes of a PointTest.
-_QUANTIZE_THREADS, _TEST_BYTES = 256, 24
+# Size in bytes of a PointTest.
+_TEST_BYTES = 24
 # Minimum size of X in the working dtype, in bytes, and of a row. Smaller rows are read as fast as their codes.
 _LEAST_BYTES, _LEAST_ROW_BYTES = 32 << 20, 128
 # Minimum number of pruned steps: making the quantized copy takes about as long as two steps that read X.
@@ -71,7 +72,7 @@ class PrunedSteps:
         blocks = min(data.gpu.multiprocessors * pruned.blocks, plan.chunks)
         # The launches, and the position of the first of the two arguments that change.
         self._launches = (
-            (machine.bind(quantize, (points,), (_QUANTIZE_THREADS,), quantized), 2),
+            (machine.bind(quantize, (points,), (CENTER_THREADS,), quantized), 2),
             (machine.bind(evaluate, (blocks,), (TRY_THREADS,), evaluated, pruned.shared_bytes), len(samples)),
         )
 
