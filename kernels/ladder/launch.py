@@ -111,7 +111,17 @@ def _sizes(A: Any, B: Any, C: Any) -> tuple[int, int, int]:
     return sizes
 
 
-def tsm2_paper(variant: str, A: Any, B: Any, *, out: Any = None, t1: int = 128, t2: int = 4, t3: int = 4) -> Any:
+def tsm2_paper(
+    variant: str,
+    A: Any,
+    B: Any,
+    *,
+    out: Any = None,
+    t1: int = 128,
+    t2: int = 4,
+    t3: int = 4,
+    machine: Machine | None = None,
+) -> Any:
     """Compute A · B by a published version of TSM2.
 
     Parameters
@@ -124,6 +134,8 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, out: Any = None, t1: int = 128, 
     t1, t2, t3 : int
         Number of threads per block, of columns of C that a thread computes at a time, and of elements of A that a
         thread loads at a time.
+    machine : Machine, optional
+        By default the GPU that holds A.
 
     Returns
     -------
@@ -132,14 +144,13 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, out: Any = None, t1: int = 128, 
     Raises
     ------
     ValueError
-        If the variant is unknown, or the matrices do not have these shapes, dtypes and layouts.
+        If the variant is unknown, the matrices do not have these shapes, dtypes and layouts, or out overlaps A or B.
     """
-    import cupy
-
     if variant not in PAPER_KERNELS:
         raise ValueError(f"variant must be one of {', '.join(PAPER_KERNELS)}, got {variant!r}")
     m, w, k = _sizes(A, B, out)
-    C = cupy.empty((m, w), A.dtype, order="F") if out is None else out
+    machine = cuda_machine(A.device.id) if machine is None else machine
+    C = destination(machine.xp, A, B, out, 0, order="F")
     for name, X in (("A", A), ("B", B), ("out", C)):
         if X.strides[0] != X.itemsize:
             raise ValueError(
@@ -147,7 +158,7 @@ def tsm2_paper(variant: str, A: Any, B: Any, *, out: Any = None, t1: int = 128, 
             )
     name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
     sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
-    (kernel,) = cuda_machine(A.device.id).kernels(_FOLDER / "tsm2_paper.cuh", name)
+    (kernel,) = machine.kernels(_FOLDER / "tsm2_paper.cuh", name)
     kernel((-(-m // t1),), (t1,), (A, B, C, *sizes))
     return C
 

@@ -9,6 +9,7 @@ import pytest
 from exhaustive import property_test
 from faults import replaced
 from host_cuda import harness
+from host_cuda.machine import HostMachine
 from hypothesis import strategies as st
 
 from tsapps import kernels
@@ -219,29 +220,43 @@ def test_every_variant_compiles_without_spills(arch):
         assert used.stack == used.spill_stores == used.spill_loads == 0, name
 
 
-# --- On a GPU ---------------------------------------------------------------------------------------------------------
+# --- The launch -------------------------------------------------------------------------------------------------------
 
 
-def drawn(cupy, shape, dtype, lead):
+def drawn(xp, shape, dtype, lead):
     """Return a column-major matrix of a leading dimension."""
     rows, columns = shape
-    return cupy.random.default_rng(rows).standard_normal((columns, lead), dtype=dtype)[:, :rows].T
+    return xp.random.default_rng(rows).standard_normal((columns, lead), dtype=dtype)[:, :rows].T
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("variant", PAPER_KERNELS)
-@pytest.mark.parametrize("shape", [(1000, 777, 5), (4096, 2048, 16), (1, 1, 1), (130, 3, 2)], ids=str)
-def test_launch(variant, dtype, shape):
-    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+def assert_launch(xp, variant, dtype, shape, machine=None):
     m, k, w = shape
-    A, B = drawn(cupy, (m, k), dtype, lead=m + 3), drawn(cupy, (k, w), dtype, lead=k + 1)
-    C = tsm2_paper(variant, A, B)
+    A, B = drawn(xp, (m, k), dtype, lead=m + 3), drawn(xp, (k, w), dtype, lead=k + 1)
+    C = tsm2_paper(variant, A, B, machine=machine)
     A, B = A.astype(np.float64), B.astype(np.float64)
     assert bool((abs(C - A @ B) <= oracle.gamma(k + 4, C.dtype) * (abs(A) @ abs(B))).all())
 
 
+BOTH_DTYPES = pytest.mark.parametrize("dtype", [np.float32, np.float64])
+ALL_VARIANTS = pytest.mark.parametrize("variant", PAPER_KERNELS)
+
+
+@BOTH_DTYPES
+@ALL_VARIANTS
+@pytest.mark.parametrize("shape", [(300, 77, 5), (1, 1, 1), (130, 3, 2)], ids=str)
+def test_launch(variant, dtype, shape):
+    assert_launch(np, variant, dtype, shape, HostMachine())
+
+
 @pytest.mark.gpu
+@BOTH_DTYPES
+@ALL_VARIANTS
+@pytest.mark.parametrize("shape", [(1000, 777, 5), (4096, 2048, 16), (1, 1, 1), (130, 3, 2)], ids=str)
+def test_launch_on_a_gpu(variant, dtype, shape):
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    assert_launch(cupy, variant, dtype, shape)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -249,12 +264,17 @@ def test_launch(variant, dtype, shape):
         ({"A": lambda A: A.copy(order="C")}, "expected column-major"),
         ({"A": lambda A: A.astype(np.float16)}, "expected float32 or float64"),
         ({"B": lambda B: B.astype(np.float64)}, "the same for both"),
-        ({"B": lambda B: B[:, 0]}, r"expected \(m, k\) and \(k, w\)"),
+        ({"B": lambda B: B[:, 0]}, r"expected \(m, k\) and \(k, n\)"),
     ],
 )
 def test_wrong_arguments(change, message):
-    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-    A, B = drawn(cupy, (8, 6), np.float32, lead=8), drawn(cupy, (6, 2), np.float32, lead=6)
+    A, B = drawn(np, (8, 6), np.float32, lead=8), drawn(np, (6, 2), np.float32, lead=6)
     A, B = change.get("A", lambda x: x)(A), change.get("B", lambda x: x)(B)
     with pytest.raises(ValueError, match=message):
-        tsm2_paper("tsm2_v3", A, B)
+        tsm2_paper("tsm2_v3", A, B, machine=HostMachine())
+
+
+def test_out_must_have_memory_of_its_own():
+    A, B = drawn(np, (8, 6), np.float32, lead=8), drawn(np, (6, 2), np.float32, lead=6)
+    with pytest.raises(ValueError, match="C overlaps A in memory"):
+        tsm2_paper("tsm2_v3", A, B, out=A[:, :2], machine=HostMachine())
