@@ -1,0 +1,103 @@
+"""``tsapps bench ladder``: matrix products from a triple loop to today's kernels."""
+
+from collections.abc import Callable
+from secrets import randbelow
+from typing import Annotated, Any
+
+import typer
+
+from tsapps import signals
+from tsapps.cli.bench_options import DEFAULT_OUT, Limit, ListShapes, Out, check_records, growing_table, number
+from tsapps.cli.options import Device, Json, Quiet, choose
+from tsapps.cli.output import print_json, print_table, print_text
+from tsapps.errors import UsageError
+
+__all__ = ["ladder"]
+
+Shapes = Annotated[
+    str | None,
+    typer.Option(
+        "--shapes",
+        metavar="M-N-K-TYPE,...",
+        show_default=False,
+        help="Products to measure, such as 512-512-512-f32,20480-4-2048-f64-col; f32 or f64, row-major, or "
+        "column-major with -col.  [default: those that --list shows]",
+    ),
+]
+# Columns of the table: heading, and a function from a record to its text.
+_COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+    ("rung", lambda one: one["title"]),
+    ("ms", lambda one: f"{one['ms']:,.4g}"),
+    ("GFLOP/s", lambda one: f"{one['gflops']:,.1f}"),
+    ("× serial", lambda one: number(one["speedup_serial"], ",.1f")),
+    ("per warp", lambda one: number(one["efficiency"], ".3f")),
+    ("of library", lambda one: f"{one['library_ms'] / one['ms']:.1%}"),
+    ("of roofline", lambda one: "" if one["floor_ms"] is None else f"{one['floor_ms'] / one['ms']:.1%}"),
+)
+
+
+def ladder(
+    shapes: Shapes = None,
+    device: Device = "auto",
+    out: Out = DEFAULT_OUT,
+    limit: Limit = 5.0,
+    as_list: ListShapes = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Measure the rungs of the ladder: matrix products from a triple loop to today's kernels.
+
+    On a GPU, the rungs are CUDA kernels, beside cuBLAS and the roofline. On a CPU, they are C files, which the
+    machine's compiler builds, beside NumPy. Every result is checked before it is timed.
+
+    "× serial" is the speed-up over the triple loop on one core; "per warp" is that divided by the number of warps that
+    the GPU holds at the same time, on a CPU by the number of threads.
+    """
+    from tsapps.bench.ladder import run
+    from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, case_named
+
+    if as_list:
+        print_table(_listed(GPU_CASES, CPU_CASES))
+        return
+    try:
+        cases = [case_named(name.strip()) for name in shapes.split(",")] if shapes is not None else None
+    except ValueError as error:
+        raise UsageError(f"--shapes: {error}") from error
+    check_records(out)
+    choice = choose(device)
+    if not (quiet or as_json or choice.is_gpu) and device == "auto":
+        print_text(f"The rungs on the CPU: {choice.reason}.")
+    on = run.opened(choice)
+    common, seed = run.common_fields(on, None), randbelow(2**31)
+    rates: dict[str, float] = {}
+    records, left_out = [], []
+    for case in cases or on.cases:
+        with growing_table(case.name, _COLUMNS, live=not (quiet or as_json)) as add:
+            for one in run.recorded(on, case, out, common, seed, limit, rates):
+                add(one)
+                if isinstance(one, str):
+                    left_out.append(f"{case.name} {one}")
+                else:
+                    records.append(one)
+    signals.placed()
+    wrong = [line for line in left_out if line.endswith(run.WRONG)]
+    if as_json:
+        print_json({"file": str(out), "records": records, "left_out": left_out})
+    elif not quiet:
+        print_text(f"{len(records)} records in {out}")
+    if wrong:
+        raise ValueError(f"wrong results: {len(wrong)} ({'; '.join(wrong[:3])})")
+
+
+def _listed(on_gpu: Any, on_cpu: Any) -> dict[str, str]:
+    """Return the names of all rungs and shapes."""
+    from tsapps.kernels.ladder.launch import PAPER_KERNELS
+    from tsapps.kernels.ladder.on_cpu import CPU_RUNGS
+    from tsapps.kernels.ladder.rungs import RUNGS
+
+    return {
+        "rungs on a GPU": ", ".join([*(rung.name for rung in RUNGS), *PAPER_KERNELS, "tsapps"]),
+        "rungs on a CPU": ", ".join(rung.name for rung in CPU_RUNGS),
+        "shapes on a GPU": ", ".join(case.name for case in on_gpu),
+        "shapes on a CPU": ", ".join(case.name for case in on_cpu),
+    }

@@ -1,0 +1,83 @@
+"""What the commands of ``tsapps bench`` share: options, the file of records, and a table that grows."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from tsapps.cli.options import check_output_file
+from tsapps.errors import UsageError, one_line
+
+__all__ = ["DEFAULT_OUT", "Limit", "ListShapes", "Out", "check_records", "growing_table", "number"]
+
+Out = Annotated[
+    Path,
+    typer.Option(
+        "--out",
+        metavar="FILE",
+        help="File of records (JSON) to add the measurements to; they replace older ones of the same device.",
+    ),
+]
+Limit = Annotated[
+    float, typer.Option("--limit", metavar="SECONDS", min=0.001, help="Leave out what would take longer per call.")
+]
+ListShapes = Annotated[bool, typer.Option("--list", help="List what can be measured, and exit.")]
+
+#: File of records of all commands, if none is given.
+DEFAULT_OUT = Path("tsapps-bench.json")
+# Least width of a table that does not go to a terminal.
+_WIDTH = 100
+
+# Columns of a table: headings, each with a function from a record to its text. The first is a name.
+Columns = Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
+
+
+def check_records(path: Path) -> None:
+    """Raise `UsageError` unless records can be added to a file."""
+    from tsapps.bench.common import record
+
+    check_output_file(path, force=True)
+    try:
+        for one in record.load(path):
+            record.check(one, {})
+    except ValueError as error:
+        raise UsageError(f"{path} is no file of records: {error}; name another with --out") from error
+
+
+@contextmanager
+def growing_table(title: str, columns: Columns, *, live: bool) -> Iterator[Callable[[dict[str, Any] | str], None]]:
+    """Yield a function that adds a record, or a line on one that is missing, to a table that grows on stdout."""
+    if not live:
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.table import Table
+
+    console = Console(highlight=False)
+    table = Table(title=title, title_justify="left", caption_justify="left", box=None)
+    for place, (heading, _) in enumerate(columns):
+        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+
+    def add(one: dict[str, Any] | str) -> None:
+        if isinstance(one, str):
+            table.caption = f"{table.caption}\n{one_line(one)}" if table.caption else one_line(one)
+        else:
+            table.add_row(*(text(one) for _, text in columns))
+
+    if console.is_terminal:
+        with Live(table, console=console):
+            yield add
+        return
+    try:
+        yield add
+    finally:  # also what was measured before Ctrl-C
+        console.width = max(console.width, _WIDTH)
+        console.print(table)
+
+
+def number(value: float | None, form: str) -> str:
+    """Return a number as text, or nothing for None."""
+    return "" if value is None else format(value, form)
