@@ -28,6 +28,7 @@ __all__ = [
     "load",
     "module_versions",
     "of_run",
+    "replace",
     "results_path",
     "slug",
     "store",
@@ -179,15 +180,27 @@ def store_sorted(
 
     Raises ValueError, and writes nothing, unless all of them pass `check`.
     """
+    _write(path, sorted(_replaced(path, new, key, fields), key=lambda one: _values(one, key)))
+
+
+def replace(
+    path: Path, new: Sequence[Mapping[str, Any]], key: Sequence[str], fields: Mapping[str, tuple[type, ...]]
+) -> None:
+    """Store records at the end of a file, which may be of several benchmarks; otherwise as `store_sorted`."""
+    _write(path, _replaced(path, new, key, fields))
+
+
+def _replaced(
+    path: Path, new: Sequence[Mapping[str, Any]], key: Sequence[str], fields: Mapping[str, tuple[type, ...]]
+) -> list[Mapping[str, Any]]:
     for one in new:
         check(one, fields)
+    obsolete = {_values(one, key) for one in new}
+    return [*(one for one in load(path) if _values(one, key) not in obsolete), *new]
 
-    def of(one: Mapping[str, Any]) -> tuple[Any, ...]:
-        return tuple(one.get(name) for name in key)
 
-    replaced = {of(one) for one in new}
-    kept = [one for one in load(path) if of(one) not in replaced]
-    _write(path, sorted([*kept, *new], key=of))
+def _values(one: Mapping[str, Any], key: Sequence[str]) -> tuple[Any, ...]:
+    return tuple(one.get(name) for name in key)
 
 
 def _write(path: Path, records: Sequence[Mapping[str, Any]]) -> None:

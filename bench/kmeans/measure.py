@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.bench.common.outcome import NotRightError
 from tsapps.bench.common.timing import Clock, CpuClock, median, repeats_within
 from tsapps.bench.kmeans import problems as data
 from tsapps.bench.kmeans.peers import Peer
@@ -42,10 +43,6 @@ class Timing:
     n_iter: int | None = None
     seeded_fit_ms: float | None = None
     settled_ms: float | None = None
-
-
-class NotRightError(Exception):
-    """Labels or centers of an engine differ from the reference by more than its arithmetic explains."""
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.bench.common import record
+from tsapps.bench.common.outcome import WRONG
 from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 from tsapps.errors import NoDeviceError
@@ -43,7 +44,7 @@ from tsapps.kernels.matmul import matmul
 from tsapps.kernels.runtime.machine import cuda_machine
 
 __all__ = [
-    *("FIELDS", "KEY", "LIMIT", "WRONG", "OnCpu", "OnGpu"),
+    *("FIELDS", "KEY", "LIMIT", "OnCpu", "OnGpu"),
     *("common_fields", "main", "measured", "opened", "recorded"),
 ]
 
@@ -55,8 +56,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("serial_ms", "speedup_serial", "efficiency", "floor_ms"), (float, type(None))),
 }
 KEY = ("what", "device", "rung", "m", "n", "k", "dtype", "layout")
-#: Longest time of a call in seconds, if none is given; and how the line on a wrong result ends.
-LIMIT, WRONG = 5.0, "wrong, not recorded"
+#: Longest time of a call in seconds, if none is given.
+LIMIT = 5.0
 # Time of the repetitions of a measurement in seconds, and their maximum number.
 _SECONDS, _MOST_REPEATS = 0.5, 9
 # Size of the squares whose product gives the library's throughput; and number of products l · n of the triple loop.
@@ -279,12 +280,17 @@ def common_fields(on: Any, commit: str | None) -> dict[str, Any]:
 def recorded(
     on: Any, case: Case, path: Path, common: dict[str, Any], seed: int, limit: float, rates: dict[str, float]
 ) -> Iterator[dict[str, Any] | str]:
-    """Add the records of a case to a file, and yield what `measured` yields; `common` are the `common_fields`."""
-    for one in measured(on, case, seed, limit, rates):
-        if not isinstance(one, str):
-            one = {**common, **one}
+    """Add the records of a case to a file, and yield them, and the lines of `measured` with the name of the case.
+
+    `common` are the `common_fields`.
+    """
+    for found in measured(on, case, seed, limit, rates):
+        if isinstance(found, str):
+            yield f"{case.name} {found}"
+        else:
+            one = {**common, **found}
             record.store(path, one, KEY, FIELDS)
-        yield one
+            yield one
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -308,8 +314,8 @@ def main(arguments: list[str] | None = None) -> int:
     for case in options.shape or on.cases:
         for one in recorded(on, case, path, common, options.seed, options.limit, rates):
             if isinstance(one, str):
-                wrong += one.endswith(WRONG)
-                print(f"{case.name} {one}", file=sys.stderr, flush=True)
+                wrong += WRONG in one
+                print(one, file=sys.stderr, flush=True)
             else:
                 print(_line(one), flush=True)
     return 1 if wrong else 0

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from tsapps import signals
-from tsapps.cli.bench_options import DEFAULT_OUT, Limit, ListShapes, Out, check_records, growing_table, number
+from tsapps.cli.bench_options import DEFAULT_OUT, Findings, Limit, ListShapes, Out, check_records, number
 from tsapps.cli.options import Device, Json, Quiet, choose
-from tsapps.cli.output import print_json, print_table, print_text
+from tsapps.cli.output import print_table, print_text
 from tsapps.errors import UsageError
 
 __all__ = ["ladder"]
@@ -70,23 +69,10 @@ def ladder(
     on = run.opened(choice)
     common, seed = run.common_fields(on, None), randbelow(2**31)
     rates: dict[str, float] = {}
-    records, left_out = [], []
+    findings = Findings(out, quiet=quiet, as_json=as_json)
     for case in cases or on.cases:
-        with growing_table(case.name, _COLUMNS, live=not (quiet or as_json)) as add:
-            for one in run.recorded(on, case, out, common, seed, limit, rates):
-                add(one)
-                if isinstance(one, str):
-                    left_out.append(f"{case.name} {one}")
-                else:
-                    records.append(one)
-    signals.placed()
-    wrong = [line for line in left_out if line.endswith(run.WRONG)]
-    if as_json:
-        print_json({"file": str(out), "records": records, "left_out": left_out})
-    elif not quiet:
-        print_text(f"{len(records)} records in {out}")
-    if wrong:
-        raise ValueError(f"wrong results: {len(wrong)} ({'; '.join(wrong[:3])})")
+        findings.take(case.name, _COLUMNS, run.recorded(on, case, out, common, seed, limit, rates))
+    findings.report()
 
 
 def _listed(on_gpu: Any, on_cpu: Any) -> dict[str, str]:

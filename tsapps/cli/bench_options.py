@@ -1,16 +1,18 @@
 """What the commands of ``tsapps bench`` share: options, the file of records, and a table that grows."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.options import check_output_file
+from tsapps.cli.output import print_json, print_text
 from tsapps.errors import UsageError, one_line
 
-__all__ = ["DEFAULT_OUT", "Limit", "ListShapes", "Out", "check_records", "growing_table", "number"]
+__all__ = ["DEFAULT_OUT", "Columns", "Findings", "Limit", "ListShapes", "Out", "check_records", "number", "split_names"]
 
 Out = Annotated[
     Path,
@@ -28,7 +30,7 @@ ListShapes = Annotated[bool, typer.Option("--list", help="List what can be measu
 #: File of records of all commands, if none is given.
 DEFAULT_OUT = Path("tsapps-bench.json")
 # Least width of a table that does not go to a terminal.
-_WIDTH = 100
+_WIDTH = 120
 
 # Columns of a table: headings, each with a function from a record to its text. The first is a name.
 Columns = Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
@@ -44,6 +46,51 @@ def check_records(path: Path) -> None:
             record.check(one, {})
     except ValueError as error:
         raise UsageError(f"{path} is no file of records: {error}; name another with --out") from error
+
+
+def split_names(names: str | None) -> list[str] | None:
+    """Return comma-separated names as a list, or None for None."""
+    return None if names is None else [name.strip() for name in names.split(",")]
+
+
+class Findings:
+    """Records of a run, and lines on what has no record; shows them in tables while they come.
+
+    Parameters
+    ----------
+    out : pathlib.Path
+        The file that the records are in.
+    quiet, as_json : bool
+        Whether nothing, or only a summary as JSON, is shown.
+    """
+
+    def __init__(self, out: Path, *, quiet: bool, as_json: bool) -> None:
+        self.out, self.quiet, self.as_json = out, quiet, as_json
+        self.records: list[dict[str, Any]] = []
+        self.left_out: list[str] = []
+
+    def take(self, title: str, columns: Columns, found: Iterable[dict[str, Any] | str]) -> None:
+        """Show records and lines in a table as they come, and keep them."""
+        with growing_table(title, columns, live=not (self.quiet or self.as_json)) as add:
+            for one in found:
+                add(one)
+                if isinstance(one, str):
+                    self.left_out.append(one)
+                else:
+                    self.records.append(one)
+
+    def report(self) -> None:
+        """Print the summary; raise ValueError if a result was wrong."""
+        from tsapps.bench.common.outcome import WRONG
+
+        signals.placed()
+        if self.as_json:
+            print_json({"file": str(self.out), "records": self.records, "left_out": self.left_out})
+        elif not self.quiet:
+            print_text(f"{len(self.records)} records in {self.out}")
+        wrong = [line for line in self.left_out if WRONG in line]
+        if wrong:
+            raise ValueError(f"wrong results: {len(wrong)} ({'; '.join(wrong[:3])})")
 
 
 @contextmanager
