@@ -1,9 +1,9 @@
 """Measurements without a record: wrong results, errors, and problems that do not fit in memory, as lines of text."""
 
-__all__ = ["WRONG", "NotRightError", "missing", "too_large"]
+__all__ = ["LEFT_OUT", "WRONG", "NotRightError", "missing", "too_large"]
 
-#: Part of every line on a wrong result.
-WRONG = "wrong, not recorded"
+#: Part of every line on a wrong result, and of every line on a problem that was not tried.
+WRONG, LEFT_OUT = "wrong, not recorded", "left out, "
 # Longest part of an error message in a line.
 _MOST = 160
 
@@ -18,7 +18,7 @@ def missing(name: str, error: Exception) -> str:
     if isinstance(error, NotRightError):
         return f"{name}: {WRONG}: {text}"
     if isinstance(error, MemoryError):
-        return f"{name}: left out, does not fit in memory: {text}"
+        return f"{name}: {LEFT_OUT}does not fit in memory: {text}"
     return f"{name}: not measured: {type(error).__name__}: {text}"
 
 
@@ -26,4 +26,4 @@ def too_large(name: str, needed: int, free: int) -> str | None:
     """Return a line on a problem that needs more bytes of memory than are free; None if it fits."""
     if needed <= free:
         return None
-    return f"{name}: left out, needs about {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"
+    return f"{name}: {LEFT_OUT}needs about {needed / 2**30:.1f} GiB of memory, {free / 2**30:.1f} are free"

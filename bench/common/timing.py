@@ -80,4 +80,4 @@ class CpuClock:
 
 def repeats_within(seconds: float, each_ms: float, most: int) -> int:
     """Return how many repetitions of `each_ms` fit in `seconds`: at least 1, at most `most`."""
-    return max(1, min(most, int(1e3 * seconds / max(each_ms, 1e-3))))
+    return max(1, int(min(most, 1e3 * seconds / max(each_ms, 1e-3))))

@@ -14,7 +14,7 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import groupby
@@ -22,116 +22,19 @@ from secrets import randbelow
 from typing import Any
 
 from tsapps.bench.common import record
-from tsapps.bench.common.timing import GpuClock, median
-from tsapps.bench.gemm import libraries
-from tsapps.bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Pools, exact, grid, largest_error, spoil
+from tsapps.bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Sizes, grid
+from tsapps.bench.gemm.measure import FIELDS, KEY, GpuBench, oriented
 from tsapps.kernels import matmul
-from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
+from tsapps.kernels.arrays import gapless
+from tsapps.kernels.blas.cublaslt import LibraryError
 from tsapps.kernels.devices import gpus, why_no_gpu
 from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.jit.compiler import architecture
-from tsapps.kernels.ladder.launch import PAPER_KERNELS, tsm2_paper
 from tsapps.kernels.plan.select import LIBRARY
 
-FIELDS: dict[str, tuple[type, ...]] = {
-    **dict.fromkeys(("shape", "kernel", "plan", "dtype", "layout", "library", "bound"), (str,)),
-    **dict.fromkeys(("m", "k", "w", "seed"), (int,)),
-    **dict.fromkeys(("ms", "gbs", "floor_ms", "library_ms", "max_rel_err", "library_rel_err"), (float,)),
-}
-KEY = ("what", "shape", "dtype", "layout", "m", "k", "w")
-#: TSM2 as published, on squares: t1 = 128, t2 = w up to 8 and t3 = 4 lie between the paper's configurations.
-PAPER_WIDTHS, T1, MOST_T2, T3 = (1, 2, 4, 8, 16), 128, 8, 4
-# Number of elements of A, B and C.
-Sizes = tuple[int, int, int]
 # Number of cells whose records are written at a time.
 _TOGETHER = 200
-
-
-class Bench:
-    """Measures cells on the current GPU.
-
-    Parameters
-    ----------
-    seed : int
-        Seed of the operands.
-    """
-
-    def __init__(self, seed: int) -> None:
-        from tsapps.bench.common import roofline
-
-        self.seed, self.clock = seed, GpuClock()
-        self.streams = roofline.measure_streams(self.clock)
-        self.tflops = roofline.measure_matmul_tflops(self.clock)
-        self._pools: tuple[str, Pools] | None = None
-
-    def pools(self, dtype: str, sizes: Sizes) -> Pools:
-        """Return the memory pools of the operands, reallocated for each dtype."""
-        if self._pools is None or self._pools[0] != dtype:
-            self._pools = None  # free the old ones first
-            import cupy
-
-            cupy.get_default_memory_pool().free_all_blocks()
-            self._pools = dtype, Pools(dtype, sizes, self.seed)
-        return self._pools[1]
-
-    def milliseconds(self, call: Callable[[], Any]) -> float:
-        """Return the median time; repeats the call for some milliseconds."""
-        first = self.clock.call_ms(call)
-        return median([first, *(self.clock.call_ms(call) for _ in range(8 if first < 1 else 4 if first < 20 else 2))])
-
-    def measure(self, cell: Cell, pools: Pools) -> Iterator[dict[str, Any]]:
-        """Yield the records of a cell, that of `tsapps.matmul` first."""
-        A, B, C = pools.operands(cell)
-        reference = exact(cell, A, B)
-        errors: dict[str, float] = {}
-
-        def error() -> float:
-            errors["last"] = largest_error(cell, C, reference)
-            return errors["last"]
-
-        library, library_ms = libraries.best(
-            *(A, B, C),
-            dtype=cell.dtype,
-            trans_a=cell.shape == "tsmttsm",
-            time_ms=self.milliseconds,
-            quick_ms=self.clock.call_ms,
-            check=error,
-        )
-        stream_ms, arithmetic_ms = cell.floors_ms(self.streams, self.tflops)
-        common = {
-            **{name: getattr(cell, name) for name in KEY if name != "what"},
-            "floor_ms": max(stream_ms, arithmetic_ms),
-            "bound": "memory" if stream_ms >= arithmetic_ms else "arithmetic",
-            "library": library,
-            "library_ms": library_ms,
-            "library_rel_err": errors["last"],
-        }
-        for kernel, plan, call in calls(cell, A, B, C):
-            spoil(C)
-            made = call()
-            found = largest_error(cell, C if made is None else made, reference)
-            ms = self.milliseconds(call)
-            gbs = (cell.read + cell.written) / ms / 1e6
-            yield {**common, "kernel": kernel, "plan": plan, "ms": ms, "gbs": gbs, "max_rel_err": found}
-
-
-def calls(cell: Cell, A: Any, B: Any, C: Any) -> Iterator[tuple[str, str, Callable[[], Any]]]:
-    """Yield the kernels to compare with the libraries: name, plan as text, and a call that computes the product."""
-    a, b, c = oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in (A, B, C)))
-    plan = matmul.planned(matmul.problem_of(a, b, c), live(a.device))
-    name = plan if isinstance(plan, str) else plan.kernel_name
-    yield name, str(plan), partial(matmul.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
-    square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PAPER_WIDTHS
-    if square and cell.dtype in ("float32", "float64"):
-        tiles = {"t1": T1, "t2": min(cell.w, MOST_T2), "t3": T3}
-        for name in PAPER_KERNELS:
-            yield name, str(tiles), partial(tsm2_paper, name, A, B, **tiles)
-
-
-def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:
-    """Return operands and result in the orientation in which `tsapps.matmul` computes them."""
-    return matmul.oriented(a.transposed if cell.shape == "tsmttsm" else a, b, c)
 
 
 def compile_plans(cells: Iterable[Cell]) -> None:
@@ -148,7 +51,7 @@ def compile_plans(cells: Iterable[Cell]) -> None:
 
 # --- One process per GPU ----------------------------------------------------------------------------------------------
 
-_bench: Bench
+_bench: GpuBench
 
 
 def _start(indices: Any, seed: int) -> None:
@@ -157,17 +60,15 @@ def _start(indices: Any, seed: int) -> None:
     import cupy
 
     cupy.cuda.Device(indices.get()).use()
-    _bench = Bench(seed)
+    _bench = GpuBench(seed)
 
 
 def _measured(sizes: Sizes, cell: Cell) -> tuple[Cell, list[dict[str, Any]] | str]:
     """Return the records of a cell, or an error message."""
     try:
-        found = list(_bench.measure(cell, _bench.pools(cell.dtype, sizes)))
-    except (ValueError, libraries.LibraryError) as error:
+        return cell, _bench.records(cell, sizes)
+    except (ValueError, LibraryError) as error:
         return cell, str(error)
-    roofline = {"stream_ceilings_gbs": _bench.streams.points, "matmul_ceiling_tflops": _bench.tflops}
-    return cell, [{**one, **roofline} for one in found]
 
 
 def run(options: argparse.Namespace, cells: list[Cell]) -> int:
@@ -193,7 +94,7 @@ def run(options: argparse.Namespace, cells: list[Cell]) -> int:
     with context.Pool(len(gpus()), _start, (indices, options.seed)) as pool:
         for dtype, same in groupby(cells, lambda one: one.dtype):
             alike = list(same)
-            a, b, c = (max(one.shapes[i][0] * one.shapes[i][1] for one in alike) for i in range(3))
+            a, b, c = (max(one.sizes[i] for one in alike) for i in range(3))
             for done, (cell, found) in enumerate(pool.imap_unordered(partial(_measured, (a, b, c)), alike), 1):
                 if isinstance(found, str):
                     failed += 1
@@ -201,7 +102,7 @@ def run(options: argparse.Namespace, cells: list[Cell]) -> int:
                     continue
                 waiting += [{**common, **one} for one in found]
                 if len(waiting) >= _TOGETHER or done == len(alike):
-                    record.store_sorted(path, waiting, KEY, FIELDS)
+                    record.store_sorted(path, waiting, ("device", *KEY), FIELDS)
                     print(f"{dtype}: {done} of {len(alike)} cells, {time.monotonic() - started:.0f} s", flush=True)
                     waiting = []
     return failed

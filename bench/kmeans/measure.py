@@ -1,5 +1,6 @@
 """Validation and timing of one K-means implementation on one problem. Wrong results are not timed."""
 
+import math
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
@@ -196,10 +197,13 @@ def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timin
     return Timing(iter_ms, "slope", len(pairs), median(long for _, long, _ in pairs), int(last))
 
 
-def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any], dict[str, Any]]:
+def compare_on_cpu(
+    shape: Shape, seed: int, repeats: int, seconds: float = math.inf
+) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fit the same data by tsapps and scikit-learn alternately; return the fields measured for each.
 
-    The labels of a fit are compared with the float64 arg-min at its own final centers.
+    The labels of a fit are compared with the float64 arg-min at its own final centers. There are at most `repeats` fits
+    of each engine, as many as fit in `seconds`, but at least one.
     """
     from sklearn.cluster import KMeans
 
@@ -209,14 +213,14 @@ def compare_on_cpu(shape: Shape, seed: int, repeats: int) -> tuple[dict[str, Any
     options = {"n_clusters": shape.k, "init": centers, "n_init": 1, "max_iter": FIT_ITERATIONS, "tol": 0}
     models = {"tsapps-cpu": TSKMeans(device="cpu", **options), "scikit-learn": KMeans(**options)}
     rows = data.compared_rows(shape.n, _rows_to_compare(shape), seed, np)
-    fractions = {}
+    clock, fractions, slowest = CpuClock(), {}, 0.0
     for name, model in models.items():
-        model.fit(X)
+        slowest = max(slowest, clock.wall_ms(lambda model=model: model.fit(X))[0])
         expected = data.nearest_f64(X, model.cluster_centers_, rows, np)
         fractions[name] = data.share_equal(model.labels_, rows, expected, shape.k)
         if fractions[name] < LEAST_EQUAL[shape.dtype]:
             raise NotRightError(f"{name} on {shape.name}: {fractions[name]:.4%} of the labels are right")
-    clock, times = CpuClock(), {name: [] for name in models}
+    repeats, times = repeats_within(seconds, slowest, repeats), {name: [] for name in models}
     for turn in range(repeats):
         for name in _alternating(models, turn):
             times[name].append(clock.wall_ms(lambda name=name: models[name].fit(X))[0])

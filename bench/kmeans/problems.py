@@ -14,6 +14,7 @@ __all__ = [
     "CPU_SHAPES",
     "GPU_SHAPES",
     "GRIDS",
+    "QUICK_GPU_SHAPES",
     "Shape",
     "centers_error",
     "compared_rows",
@@ -92,6 +93,8 @@ GPU_SHAPES = _shapes(
     1M-64-64-bf16
     """
 )
+#: Some of them, which a run of a minute measures.
+QUICK_GPU_SHAPES = _shapes("1M-64-64-f32 50M-16-16-f32 10M-128-64-f32 1M-768-1000-f32 10M-128-256-f16")
 #: Recorded shapes on a CPU: pixels of a photograph, a table, handwritten digits.
 CPU_SHAPES = _shapes("273280-3-16-f64 273280-3-16-f32 100k-64-64-f64 100k-64-64-f32 20k-784-10-f64 20k-784-10-f32")
 

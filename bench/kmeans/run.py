@@ -28,24 +28,27 @@ commit.
 
 import argparse
 import gc
+import math
 import os
 import sys
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from secrets import randbelow
 from typing import Any
 
 from tsapps.bench.common import record
+from tsapps.bench.common.outcome import LEFT_OUT, NotRightError, missing, too_large
 from tsapps.bench.common.precompile import call_ahead
 from tsapps.bench.common.roofline import Ceilings, measure
-from tsapps.bench.common.timing import Clock, GpuClock
+from tsapps.bench.common.timing import GpuClock
 from tsapps.bench.kmeans import problems as data
 from tsapps.bench.kmeans.measure import Problem, Timing, check_step, compare_on_cpu, time_peer
 from tsapps.bench.kmeans.peers import PEERS
 from tsapps.bench.kmeans.problems import CPU_SHAPES, GPU_SHAPES, GRIDS, Shape
-from tsapps.kernels.devices import gpus, why_no_gpu
+from tsapps.kernels.devices import Choice, gpus, why_no_gpu
+from tsapps.kernels.system.host_memory import available_host_memory
 
 _TIME = (float, type(None))
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
@@ -66,56 +69,153 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "seed": (int,),
 }
 KEY = ("what", "engine", "n", "d", "k", "dtype")
+# Bytes of buffers of an engine and of the reference on a GPU, at most; arrays of the size of X on a CPU, in float64.
+_BUFFERS, _COPIES = 6 << 30, 4
+# Types in which scikit-learn computes.
+_CPU_DTYPES = ("float64", "float32")
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a run: timings and seconds for an engine and a shape, the end of the run by `time.perf_counter`.
+
+    With `all_fits` False, only the recorded shapes have whole fits timed.
+    """
+
+    repeats: int
+    seconds: float = math.inf
+    end: float = math.inf
+    all_fits: bool = True
+
+    def fits(self, shape: Shape) -> bool:
+        """Return whether to time whole fits; the recorded shapes keep the fits of their records."""
+        return self.all_fits or shape in GPU_SHAPES
+
+
+class OnGpu:
+    """Measures engines on the current GPU.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data.
+    """
+
+    def __init__(self, seed: int) -> None:
+        import cupy
+
+        self.seed, self.cupy, self.clock = seed, cupy, GpuClock()
+        self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        self.ceilings = measure(self.clock)
+
+    def measured(self, shape: Shape, engines: Sequence[str], limits: Limits) -> Iterator[dict[str, Any] | str]:
+        """Yield the fields of a record of each engine, or a line that says why there is none."""
+        free_memory(self.cupy)
+        free, total = self.cupy.cuda.runtime.memGetInfo()
+        why = too_large(shape.name, _needed(shape, total), free)
+        if why is not None:
+            yield why
+            return
+        try:
+            problem = Problem.draw(shape, self.seed, self.cupy)
+        except Exception as error:  # noqa: BLE001 (as below)
+            yield missing(f"{shape.name} data", error)
+            return
+        for name in engines:
+            free_memory(self.cupy)
+            if time.perf_counter() > limits.end:
+                return
+            try:
+                peer = PEERS[name](problem.X, problem.centers)
+                checked = check_step(peer, problem, self.cupy)
+                timing = time_peer(peer, self.clock, limits.repeats, limits.seconds, fits=limits.fits(shape))
+                del peer
+            except Exception as error:  # noqa: BLE001 (a peer may raise anything; nothing is recorded)
+                yield missing(f"{shape.name} {name}", error)
+                continue
+            versions = versions_of(name, self.cupy)
+            yield {**_measured(name, shape, timing, self.ceilings), **checked, "versions": versions}
+
+
+class OnCpu:
+    """Measures `TSKMeans` and scikit-learn on the CPU.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.device = seed, record.cpu_name()
+
+    def measured(self, shape: Shape, _: Sequence[str], limits: Limits) -> Iterator[dict[str, Any] | str]:
+        """Yield the fields of a record of each of the two, or a line that says why there is none."""
+        why = too_large(shape.name, _COPIES * shape.n * shape.d * 8, available_host_memory())
+        if why is None and shape.dtype not in _CPU_DTYPES:
+            why = f"{shape.name}: left out, on a CPU only {' and '.join(_CPU_DTYPES)} are measured"
+        if why is not None:
+            yield why
+            return
+        try:
+            found = compare_on_cpu(shape, self.seed, limits.repeats, limits.seconds)
+        except (NotRightError, MemoryError) as error:
+            yield missing(shape.name, error)
+            return
+        for one in found:
+            yield {**one, "versions": versions_of(), "cores": os.cpu_count()}
+
+
+def opened(choice: Choice, seed: int) -> OnGpu | OnCpu:
+    """Return what measures K-means on a device."""
+    if not choice.is_gpu:
+        return OnCpu(seed)
+    import cupy
+
+    cupy.cuda.Device(choice.index).use()
+    return OnGpu(seed)
+
+
+def recorded(
+    on: OnGpu | OnCpu, shape: Shape, engines: Sequence[str], path: Path, commit: str, limits: Limits
+) -> Iterator[dict[str, Any] | str]:
+    """Add the records of a shape to a file, and yield them, and lines on engines without a record."""
+    for one in on.measured(shape, engines, limits):
+        if not isinstance(one, str):
+            one |= {"device": on.device, "commit": commit, "seed": on.seed, "date": record.today()}
+            record.store(path, one, ("device", *KEY), FIELDS)
+        yield one
 
 
 def run_gpu(options: argparse.Namespace) -> int:
     """Time the requested engines on the requested shapes on the current GPU; return the exit code."""
-    end = time.perf_counter() + 60 * options.minutes
+    limits = _limits_of(options)
     engines = [name for name in options.engine if _installed(name)]
     if not engines:
         return 1
-    import cupy
-
-    device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-    path = options.out or record.results_path(device, "kmeans")
-    clock = GpuClock()
-    ceilings = measure(clock)
-    rates = ", ".join(f"{unit} {rate:.0f}" for unit, rate in ceilings.matmul_tflops.items())
-    print(f"{device}: read {ceilings.read_gbs:.0f} GB/s; 8192³ TFLOP/s: {rates or 'not measured'}", flush=True)
-    common = {"device": device, "commit": options.commit or record.commit_of(), "seed": options.seed}
+    on = OnGpu(options.seed)
+    path = options.out or record.results_path(on.device, "kmeans")
+    rates = ", ".join(f"{unit} {rate:.0f}" for unit, rate in on.ceilings.matmul_tflops.items())
+    print(f"{on.device}: read {on.ceilings.read_gbs:.0f} GB/s; 8192³ TFLOP/s: {rates or 'not measured'}", flush=True)
+    common = {"device": on.device, "commit": options.commit or record.commit_of()}
     failures = 0
     plan = _to_be_timed(options.shapes or GPU_SHAPES, engines, _recorded(path, common) if options.missing else set())
     steps = [(name, shape) for shape, names in plan.items() for name in names if PEERS[name].compiles]
-    free_memory(cupy)
+    free_memory(on.cupy)
     call_ahead(one_step, steps, options.ahead)
     for shape, names in plan.items():
-        free_memory(cupy)
-        if time.perf_counter() > end:
+        if time.perf_counter() > limits.end:
             print(f"{shape.name}: {options.minutes:g} minutes are over; continue with --missing", flush=True)
             break
-        needed, free = _needed(shape), cupy.cuda.runtime.memGetInfo()[0]
-        if needed > free:
-            print(f"{shape.name}: skipped: needs about {needed >> 30} GiB, {free >> 30} are free", flush=True)
-            continue
-        try:
-            problem = Problem.draw(shape, options.seed, cupy)
-        except Exception as error:  # noqa: BLE001 (as below)
-            failures += _say_failed(shape, "data", error)
-            continue
-        for name in names:
-            free_memory(cupy)
-            if time.perf_counter() > end:
-                break
-            try:
-                checked, timing = _check_and_time(name, problem, clock, options, cupy)
-            except Exception as error:  # noqa: BLE001 (a peer may raise anything; nothing is recorded)
-                failures += _say_failed(shape, name, error)
-                continue
-            one = {**_measured(name, shape, timing, ceilings), **checked, **common, "versions": versions_of(name, cupy)}
-            _save(path, one)
-            print(_line(one), flush=True)
-        del problem
+        for one in recorded(on, shape, names, path, common["commit"], limits):
+            failures += isinstance(one, str) and LEFT_OUT not in one
+            print(one if isinstance(one, str) else _line(one), flush=True)
     return 1 if failures else 0
+
+
+def _limits_of(options: argparse.Namespace) -> Limits:
+    end = time.perf_counter() + 60 * options.minutes
+    return Limits(options.repeats, options.seconds_budget, end, all_fits=not options.no_fit)
 
 
 def one_step(name: str, shape: Shape) -> None:
@@ -128,16 +228,6 @@ def one_step(name: str, shape: Shape) -> None:
     cupy.cuda.Device().synchronize()
     del X
     free_memory(cupy)
-
-
-def _check_and_time(
-    name: str, problem: Problem, clock: Clock, options: argparse.Namespace, xp: Any
-) -> tuple[dict[str, Any], Timing]:
-    peer = PEERS[name](problem.X, problem.centers)
-    checked = check_step(peer, problem, xp)
-    # The recorded shapes keep the fits of their records.
-    fits = not options.no_fit or problem.shape in GPU_SHAPES
-    return checked, time_peer(peer, clock, options.repeats, options.seconds_budget, fits=fits)
 
 
 def _recorded(path: Path, common: Mapping[str, Any]) -> set[tuple[Any, ...]]:
@@ -160,12 +250,6 @@ def _to_be_timed(
     return plan
 
 
-def _say_failed(shape: Shape, name: str, error: Exception) -> int:
-    first_line = (str(error).splitlines() or [""])[0][:160]
-    print(f"{shape.name:<22} {name:<13} NOT RECORDED: {type(error).__name__}: {first_line}", flush=True)
-    return 1
-
-
 def _installed(name: str) -> bool:
     found = PEERS[name].installed()
     if not found:
@@ -173,9 +257,10 @@ def _installed(name: str) -> bool:
     return found
 
 
-def _needed(shape: Shape) -> int:
-    """Return the bytes needed on the GPU: X, a copy in the computing dtype, a label and a check per sample, buffers."""
-    return shape.n * (shape.d * (shape.itemsize + max(4, shape.itemsize)) + 32) + (6 << 30)
+def _needed(shape: Shape, total: int) -> int:
+    """Return the bytes needed on a GPU: X, a copy in the computing dtype, a label and a check per sample, buffers."""
+    data_bytes = shape.n * (shape.d * (shape.itemsize + max(4, shape.itemsize)) + 32)
+    return data_bytes + min(_BUFFERS, total // 4)
 
 
 def free_memory(cupy: Any) -> None:
@@ -212,11 +297,6 @@ def _measured(engine: str, shape: Shape, timing: Timing, ceilings: Ceilings) -> 
     }
 
 
-def _save(path: Path, one: dict[str, Any]) -> None:
-    one["date"] = record.today()
-    record.store(path, one, KEY, FIELDS)
-
-
 def _line(one: Mapping[str, Any]) -> str:
     """Return a one-line description of a record."""
     shape = Shape(one["n"], one["d"], one["k"], one["dtype"])
@@ -231,16 +311,22 @@ def _line(one: Mapping[str, Any]) -> str:
 
 def run_cpu(options: argparse.Namespace) -> int:
     """Time scikit-learn and TSKMeans on the CPU alternately; return the exit code."""
-    path = options.out or record.results_path(record.cpu_name(), "kmeans")
-    common = {"device": record.cpu_name(), "commit": options.commit or record.commit_of(), "seed": options.seed}
+    on, failures = OnCpu(options.seed), 0
+    path, commit = options.out or record.results_path(on.device, "kmeans"), options.commit or record.commit_of()
+    limits = Limits(options.repeats)
     for shape in options.shapes or CPU_SHAPES:
-        ours, theirs = compare_on_cpu(shape, options.seed, options.repeats)
-        for one in (ours, theirs):
-            one |= common | {"versions": versions_of(), "cores": os.cpu_count()}
-            _save(path, one)
-            print(_line(one))
-        print(f"{shape.name:<22} tsapps / scikit-learn: {ours['fit_ms'] / theirs['fit_ms']:.3f}", flush=True)
-    return 0
+        fits = {}
+        for one in recorded(on, shape, (), path, commit, limits):
+            if isinstance(one, str):
+                failures += LEFT_OUT not in one
+            else:
+                fits[one["engine"]] = one["fit_ms"]
+            print(one if isinstance(one, str) else _line(one), flush=True)
+        if fits:
+            print(
+                f"{shape.name:<22} tsapps / scikit-learn: {fits['tsapps-cpu'] / fits['scikit-learn']:.3f}", flush=True
+            )
+    return 1 if failures else 0
 
 
 def _parse(arguments: list[str] | None) -> argparse.Namespace:

@@ -101,6 +101,7 @@ def growing_table(title: str, columns: Columns, *, live: bool) -> Iterator[Calla
         return
     from rich.console import Console
     from rich.live import Live
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console(highlight=False)
@@ -110,7 +111,8 @@ def growing_table(title: str, columns: Columns, *, live: bool) -> Iterator[Calla
 
     def add(one: dict[str, Any] | str) -> None:
         if isinstance(one, str):
-            table.caption = f"{table.caption}\n{one_line(one)}" if table.caption else one_line(one)
+            line = escape(one_line(one))
+            table.caption = f"{table.caption}\n{line}" if table.caption else line
         else:
             table.add_row(*(text(one) for _, text in columns))
 
