@@ -75,7 +75,7 @@ ARROWS = {
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
         *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "engines")),
-        *("bench/common", "bench/ladder", "kernels/ladder"),
+        *("bench/abft", "bench/common", "bench/gemm", "bench/kmeans", "bench/ladder", "kernels/ladder"),
     },
     "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
     "bench/common": {"kernels/system"},

@@ -30,8 +30,9 @@ from tsapps.bench.abft.campaign import DTYPES, Cell
 from tsapps.bench.abft.kmeans import cells as cells_of_kmeans
 from tsapps.bench.abft.kmeans import try_kmeans
 from tsapps.bench.abft.product import try_judged, try_product
+from tsapps.bench.abft.tasks import JOBS
 from tsapps.bench.common import record
-from tsapps.kernels.devices import gpus, why_no_gpu
+from tsapps.kernels.devices import Choice, gpus, why_no_gpu
 
 _TRY = {
     "at-rest": try_at_rest,
@@ -41,7 +42,6 @@ _TRY = {
     "judged": try_judged,
     "kmeans": try_kmeans,
 }
-JOBS = ("encode", "verify", "matmul", "kmeans")
 # Records written at a time.
 _TOGETHER = 50
 
@@ -49,7 +49,7 @@ _TOGETHER = 50
 def run_campaign(options: argparse.Namespace) -> int:
     """Run all requested cells; return the exit code."""
     end = time.perf_counter() + 60 * options.minutes
-    common = common_of(options, "abft-campaign")
+    common = common_of(options.device, "abft-campaign", options.commit)
     path = options.out or record.results_path(common["device"], "abft-campaign")
     done = recorded(path, common, campaign.KEY) if options.missing else set()
     waiting: list[dict[str, Any]] = []
@@ -116,19 +116,33 @@ def title(one: Mapping[str, Any]) -> str:
 # --- Both -------------------------------------------------------------------------------------------------------------
 
 
-def common_of(options: argparse.Namespace, what: str) -> dict[str, Any]:
-    """Return the fields shared by all records of a run."""
+def common_of(engine: str, what: str, commit: str | None) -> dict[str, Any]:
+    """Return the fields shared by all records of a run on the CPU or, if the engine is "cuda", the current GPU."""
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy"})
     device = record.cpu_name()
-    if options.device == "cuda":
+    if engine == "cuda":
         import cupy
 
         runtime = cupy.cuda.runtime
         device = runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
         versions |= {"cupy": cupy.__version__, "cuda-runtime": str(runtime.runtimeGetVersion())}
         versions |= {"cuda-driver": str(runtime.driverGetVersion())}
-    commit = options.commit or record.commit_of()
-    return {"what": what, "engine": options.device, "device": device, "versions": versions, "commit": commit}
+    commit = commit or record.commit_of()
+    return {"what": what, "engine": engine, "device": device, "versions": versions, "commit": commit}
+
+
+def opened(choice: Choice, seed: int) -> Any:
+    """Return what measures the speed of checksums on a device."""
+    if not choice.is_gpu:
+        from tsapps.bench.abft.speed_on_cpu import CpuSpeed
+
+        return CpuSpeed(seed)
+    import cupy
+
+    from tsapps.bench.abft.speed import Speed
+
+    cupy.cuda.Device(choice.index).use()
+    return Speed(seed)
 
 
 def recorded(path: Path, common: Mapping[str, Any], key: tuple[str, ...]) -> set[tuple[Any, ...]]:
@@ -145,7 +159,7 @@ def _parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda")
     parser.add_argument("--dtype", choices=DTYPES, action="append", help="element type; may be repeated")
     parser.add_argument("--target", choices=list(_TRY), action="append", help="target of the campaign; may be repeated")
-    parser.add_argument("--job", choices=JOBS, action="append", help="job of --speed; may be repeated")
+    parser.add_argument("--job", choices=list(JOBS), action="append", help="job of --speed; may be repeated")
     parser.add_argument("--minutes", type=float, default=float("inf"), help="start nothing new after this time")
     parser.add_argument("--missing", action="store_true", help="skip cells that have a record of this commit")
     parser.add_argument("--out", type=Path, help="file of records (default: in bench/results/<device>)")
@@ -167,6 +181,6 @@ def main(arguments: list[str] | None = None) -> int:
         return run_campaign(options)
     from tsapps.bench.abft.speed import KEY, run_speed
 
-    common = common_of(options, "abft")
+    common = common_of(options.device, "abft", options.commit)
     path = options.out or record.results_path(common["device"], "abft")
     return run_speed(options, common, path, recorded(path, common, KEY) if options.missing else set())

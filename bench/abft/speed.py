@@ -16,26 +16,24 @@ import multiprocessing
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
 from functools import partial
-from math import comb
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from tsapps.apps.abft.at_rest.exact_code import SUMS, last_weight
-from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, layout
+from tsapps.apps.abft.at_rest.interleave import ROWS, layout
+from tsapps.bench.abft.check_sums import check_sums, check_verification
+from tsapps.bench.abft.tasks import QUICK_GPU_TASKS, Task, tasks
 from tsapps.bench.common import record, roofline
+from tsapps.bench.common.outcome import LEFT_OUT, LeftOutError, NotRightError, check_memory, missing
 from tsapps.bench.common.timing import GpuClock, median
 from tsapps.bench.gemm import libraries
-from tsapps.bench.gemm.grid import DTYPES, Cell, Pools, exact, largest_error, wide
-from tsapps.bench.kmeans.measure import NotRightError, Problem, check_step, time_peer
+from tsapps.bench.gemm.grid import DTYPES, Pools, exact, largest_error, wide
+from tsapps.bench.kmeans.measure import Problem, check_step, time_peer
 from tsapps.bench.kmeans.peers import PEERS
-from tsapps.bench.kmeans.problems import Shape, floor_ms
-from tsapps.bench.kmeans.run import free_memory
+from tsapps.bench.kmeans.problems import floor_ms
+from tsapps.bench.kmeans.run import free_memory, needed_and_free
 
-__all__ = ["FIELDS", "KEY", "Speed", "Task", "check_sums", "run_speed", "tasks"]
+__all__ = ["FIELDS", "KEY", "Speed", "Task", "check_sums", "recorded", "run_speed", "square", "tasks"]
 
 _TIME = (float, type(None))
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
@@ -48,55 +46,10 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 KEY = ("what", "engine", "job", "code", "dtype", "m", "n", "k")
 _REPEATS = 9
-#: Sides of squares, of more than 1 GB each; products, m × k · w, in addition to squares; K-means.
-SIDES = {"float64": 20_480, "float32": 20_480, "float16": 30_720, "bfloat16": 30_720}
-PRODUCTS, WIDTHS = ((10_000_000, 64, 16), (10_000_000, 64, 64)), (2, 16, 32, 64)
-FITS = (
-    *("100M-4-16-f32", "50M-16-16-f32", "20M-32-64-f32", "10M-128-16-f32", "10M-128-64-f32", "262144-4096-16-f32"),
-    *("262144-4096-16-f64", "262144-4096-16-f16", "1M-64-64-bf16"),
-)
 # Time budget in seconds for the iterations and fits of one engine.
 _SECONDS = 4.0
 # Largest accepted error of a vendor library's sums, relative to Σ|a||w|; partial sums may have a 16-bit type.
 _LIBRARY_ERROR = {"float64": 1e-12, "float32": 1e-4, "float16": 2e-3, "bfloat16": 1e-2}
-
-
-@dataclass(frozen=True)
-class Task:
-    """One benchmark.
-
-    Attributes
-    ----------
-    job, dtype : str
-    m, n, k : int
-        encode: rows and columns of a matrix. matmul: the product (m × k) · (k × n). kmeans: samples, features and
-        clusters.
-    codes : tuple of str
-        Codes of its records.
-    """
-
-    job: str
-    dtype: str
-    m: int
-    n: int
-    k: int | None
-    codes: tuple[str, ...]
-
-
-def tasks(jobs: Any = None, dtypes: Any = None) -> Iterator[Task]:
-    """Yield the requested benchmarks; those of one dtype are consecutive."""
-    for dtype in DTYPES:
-        n = SIDES[dtype]
-        every = [Task("encode", dtype, n, n, None, ("both", "exact", "float"))]
-        every += [Task("verify", dtype, n, n, None, ("exact",))]
-        products = *PRODUCTS, *((n, n, w) for w in WIDTHS)
-        if dtype != "bfloat16":
-            every += [Task("matmul", dtype, m, w, k, ("proven",)) for m, k, w in products]
-        shapes = (Shape.parse(name) for name in FITS)
-        every += [Task("kmeans", dtype, one.n, one.d, one.k, ("protect",)) for one in shapes if one.dtype == dtype]
-        for task in every:
-            if task.job in (jobs or [task.job]) and dtype in (dtypes or [dtype]):
-                yield task
 
 
 class Speed:
@@ -108,23 +61,40 @@ class Speed:
         Seed of the data.
     """
 
+    tasks = QUICK_GPU_TASKS
+
     def __init__(self, seed: int) -> None:
         self.seed, self.clock = seed, GpuClock()
         self.streams = roofline.measure_streams(self.clock)
         self._tflops: dict[str, float] | None = None
-        self._matrix: tuple[str, Any] | None = None
+        self._matrix: tuple[tuple[str, int, int], Any] | None = None
 
     def measure(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield the fields of a benchmark's records.
 
         Raises
         ------
-        ValueError, NotRightError
+        NotRightError
             If a result is wrong.
+        ValueError
+            If there is no kernel for the task.
+        LeftOutError
+            If it does not fit in memory.
         """
-        if task.job in ("matmul", "kmeans"):
+        if task.job in ("matmul", "kmeans") or (self._matrix is not None and self._matrix[0] != _matrix_of(task)):
             self._matrix = None
+        if self._matrix is None:
+            self._check_memory(task)
         yield from getattr(self, f"_{task.job}")(task)
+
+    def _check_memory(self, task: Task) -> None:
+        import cupy
+
+        free_memory(cupy)
+        if task.job == "kmeans":
+            check_memory(*needed_and_free(task.fit, cupy))
+        else:
+            check_memory(task.needed_bytes, cupy.cuda.runtime.memGetInfo()[0])
 
     def _median_ms(self, call: Callable[[], Any]) -> float:
         call()
@@ -132,20 +102,19 @@ class Speed:
 
     def _square(self, task: Task) -> Any:
         """Return the matrix to encode, of normal numbers; bfloat16 as the uint16 of its bits."""
-        if self._matrix is None or self._matrix[0] != task.dtype:
-            import cupy
-
-            self._matrix = None  # free the old one first
-            free_memory(cupy)
-            cell = Cell("tsm2r", task.dtype, "row", task.m, task.n, 1)
-            self._matrix = task.dtype, Pools(task.dtype, (task.m * task.n, task.n, task.m), self.seed).operands(cell)[0]
+        if self._matrix is None:
+            self._matrix = _matrix_of(task), square(task, self.seed)
         return self._matrix[1]
 
     def _encode(self, task: Task) -> Iterator[dict[str, Any]]:
+        import cupy
+
         from tsapps.apps.abft.at_rest.gpu.encode import add_checksums
         from tsapps.kernels.runtime.machine import cuda_machine
 
-        A, machine = self._square(task), cuda_machine(0)
+        A, machine = self._square(task), cuda_machine(cupy.cuda.Device().id)
+        if task.m % ROWS or task.n % ROWS:
+            raise LeftOutError(f"expected multiples of {ROWS} as rows and columns of a matrix to encode on a GPU")
         library = self._library(A, task.dtype)
         for code, passes in plans_of(task).items():
 
@@ -196,25 +165,22 @@ class Speed:
 
         A = self._square(task)
         sidecar = abft.encode(A, code="exact")
-        if not abft.verify(A, sidecar).clean:
-            raise ValueError("verification reports corruption in an unchanged matrix")
+        check_verification(A, sidecar)
         ms = median(self.clock.wall_ms(lambda: abft.verify(A, sidecar))[0] for _ in range(_REPEATS))
         floor = self.streams.milliseconds(A.nbytes, 0)
         yield {"code": "exact", "weights": 0, "ms": ms, "floor_ms": floor, "library_ms": None, "unprotected_ms": None}
 
     def _matmul(self, task: Task) -> Iterator[dict[str, Any]]:
-        import cupy
-
         import tsapps
 
-        m, k, w = task.m, task.k or 0, task.n
-        cell = Cell("tsm2r" if m == k else "tsm2l", task.dtype, "row", m, k, w)
-        free_memory(cupy)
-        A, B, _ = Pools(task.dtype, (m * k, k * w, m * w), self.seed).operands(cell)
+        if task.dtype == "bfloat16":
+            raise LeftOutError("protected products of bfloat16 are not measured")
+        cell = task.product
+        A, B, _ = Pools(task.dtype, cell.sizes, self.seed).operands(cell)
         reference = exact(cell, A, B)
         found = tsapps.abft.matmul(A, B)
         if not found.clean:
-            raise ValueError(f"protected product reports {found.n_faults} faults without one")
+            raise NotRightError(f"protected product reports {found.n_faults} faults without one")
         largest_error(cell, found.C, reference)
         largest_error(cell, tsapps.matmul(A, B), reference)
         del found
@@ -230,11 +196,9 @@ class Speed:
     def _kmeans(self, task: Task) -> Iterator[dict[str, Any]]:
         import cupy
 
-        free_memory(cupy)
         if self._tflops is None:
             self._tflops = roofline.measure_matmul_tflops(self.clock)
-        shape = Shape(task.m, task.n, task.k or 0, task.dtype)
-        problem, timings = Problem.draw(shape, self.seed, cupy), []
+        problem, timings = Problem.draw(task.fit, self.seed, cupy), []
         for name in ("tsapps-protected", "tsapps"):
             peer = PEERS[name](problem.X, problem.centers)
             check_step(peer, problem, cupy)
@@ -246,7 +210,7 @@ class Speed:
             "code": "protect",
             "weights": 0,
             "ms": protected.iter_ms,
-            "floor_ms": floor_ms(shape, roofline.Ceilings(self.streams.points[0][1], self._tflops))[0],
+            "floor_ms": floor_ms(task.fit, roofline.Ceilings(self.streams.points[0][1], self._tflops))[0],
             "library_ms": None,
             "unprotected_ms": plain.iter_ms,
             "fit_ms": protected.fit_ms,
@@ -270,64 +234,6 @@ def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
     return found
 
 
-def check_sums(A: Any, dtype: str, of: Layout, sums: dict[str, Any]) -> None:
-    """Compare sums of the first, a middle and the last stripe with their definitions, in integers and float64.
-
-    Parameters
-    ----------
-    A : array of shape (m, n)
-        NumPy or CuPy, C-contiguous; bfloat16 as the uint16 of its bits. m and n are multiples of 512.
-    dtype : str
-    of : Layout
-    sums : dict of str to array
-        Result of `add_checksums` for two weights and blocks of 512.
-
-    Raises
-    ------
-    ValueError
-        If an integer sum differs, or a weighted one differs by more than two summation orders can.
-    """
-    if "exact" in sums:
-        words = A.reshape(-1).view(np.uint32).reshape(-1, of.width)
-        for stripe in sorted({0, of.stripes // 2, of.stripes - 1}):
-            _check_words(words[stripe * ROWS : (stripe + 1) * ROWS].astype(np.uint64), sums["exact"][stripe], stripe)
-    if "rows" in sums:
-        unit = 2.0**-53 if DTYPES[dtype] > 2 else 2.0**-24
-        bound = 2 * ROWS * unit / (1 - ROWS * unit)
-        for band in sorted({0, len(A) // ROWS - 1}):
-            here = slice(band * ROWS, (band + 1) * ROWS)
-            tiles = wide(A[here], dtype).reshape(ROWS, -1, ROWS)
-            for power in range(2):
-                w = _like(tiles, np.arange(1, ROWS + 1.0) ** power)
-                rows, columns = sums["rows"][:, power, here], sums["columns"][band, power]
-                _check_near("rows", rows, (tiles @ w).T, (abs(tiles) @ w).T, bound)
-                along = tiles.reshape(ROWS, -1)
-                _check_near("columns", columns, w @ along, w @ abs(along), bound)
-
-
-def _check_words(words: Any, found: Any, stripe: int) -> None:
-    left = len(words) - np.arange(len(words))
-    for k in range(SUMS):
-        weights = [comb(int(r) + k - 1, k) if k < SUMS - 1 else last_weight(int(r)) for r in left]
-        expected = (words * _like(words, np.array(weights, np.uint64))[:, None]).sum(axis=0)
-        if not bool((expected == found[k]).all()):
-            raise ValueError(f"integer checksum {k} of stripe {stripe} is wrong")
-
-
-def _like(array: Any, values: np.ndarray) -> Any:
-    """Return values as an array of the same library."""
-    if isinstance(array, np.ndarray):
-        return values
-    import cupy
-
-    return cupy.asarray(values)
-
-
-def _check_near(name: str, found: Any, expected: Any, magnitude: Any, bound: float) -> None:
-    if not bool((abs(found - expected) <= bound * magnitude).all()):
-        raise ValueError(f"a sum of {name} is off by more than rounding explains")
-
-
 def _library_error(A: Any, W: Any, out: Any, dtype: str, trans_a: bool) -> float:
     """Return the error of some sums of a vendor library, relative to Σ|a||w|; raise ValueError if it is too large."""
     if A.ndim == 3:
@@ -335,8 +241,17 @@ def _library_error(A: Any, W: Any, out: Any, dtype: str, trans_a: bool) -> float
     some, w = wide(A[:, :64].T if trans_a else A[:64], dtype), wide(W, dtype)
     error = float((abs(wide(out[:64], dtype) - some @ w) / (abs(some) @ abs(w))).max())
     if not error <= _LIBRARY_ERROR[dtype]:
-        raise ValueError(f"a vendor library's sum is off by {error:.1e} of Σ|a||w|")
+        raise NotRightError(f"a vendor library's sum is off by {error:.1e} of Σ|a||w|")
     return error
+
+
+def _matrix_of(task: Task) -> tuple[str, int, int]:
+    return task.dtype, task.m, task.n
+
+
+def square(task: Task, seed: int, xp: Any = None) -> Any:
+    """Return the matrix to encode, of normal numbers; bfloat16 as the uint16 of its bits; by default on the GPU."""
+    return Pools(task.dtype, task.matrix.sizes, seed, xp).operands(task.matrix)[0]
 
 
 # --- A run ------------------------------------------------------------------------------------------------------------
@@ -351,6 +266,27 @@ def compile_plans(some: list[Task]) -> None:
     if len(plans) > 1:
         with ProcessPoolExecutor(min(len(plans), 12), multiprocessing.get_context("spawn")) as pool:
             list(pool.map(partial(compiled, arch=architecture(0)), plans))
+
+
+def recorded(bench: Any, task: Task, path: Path, common: dict[str, Any]) -> Iterator[dict[str, Any] | str]:
+    """Add the records of a task to a file, and yield them, or a line that says why there is none.
+
+    Parameters
+    ----------
+    bench : Speed or CpuSpeed
+    task : Task
+    path : pathlib.Path
+    common : dict
+        Fields that all records share.
+    """
+    sizes = {"job": task.job, "dtype": task.dtype, "m": task.m, "n": task.n, "k": task.k}
+    try:
+        for found in bench.measure(task):
+            one = {**common, **sizes, **found, "seed": bench.seed, "date": record.today()}
+            record.store(path, one, ("device", *KEY), FIELDS)
+            yield one
+    except (LeftOutError, ValueError, MemoryError, ImportError, libraries.LibraryError) as error:
+        yield missing(task.name, error)
 
 
 def run_speed(options: argparse.Namespace, common: dict[str, Any], path: Path, done: set[tuple[Any, ...]]) -> int:
@@ -379,15 +315,9 @@ def run_speed(options: argparse.Namespace, common: dict[str, Any], path: Path, d
         if time.perf_counter() > end:
             print(f"{options.minutes:g} minutes are over; continue with --missing", flush=True)
             break
-        name = {"job": task.job, "dtype": task.dtype, "m": task.m, "n": task.n, "k": task.k}
-        try:
-            for found in bench.measure(task):
-                one = {**common, **name, **found, "seed": options.seed, "date": record.today()}
-                record.store(path, one, KEY, FIELDS)
-                print(_line(one), flush=True)
-        except (ValueError, NotRightError, libraries.LibraryError) as error:
-            failures += 1
-            print(f"{task}: NOT RECORDED: {error}", flush=True)
+        for found in recorded(bench, task, path, common):
+            failures += isinstance(found, str) and LEFT_OUT not in found
+            print(found if isinstance(found, str) else _line(found), flush=True)
     return 1 if failures else 0
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.bench.common import record
-from tsapps.bench.common.outcome import missing, too_large
+from tsapps.bench.common.outcome import LeftOutError, check_memory, missing
 from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median
 from tsapps.bench.gemm import libraries
 from tsapps.bench.gemm.grid import CPU_CELLS, DTYPES, GPU_CELLS, Cell, Pools, Sizes, exact, largest_error, spoil
@@ -63,6 +63,11 @@ class _Bench:
     def free_memory(self) -> None:
         """Free the pools."""
         self._pools = None
+
+    def check_fits(self, cell: Cell) -> None:
+        """Free the pools; raise `LeftOutError` if a cell does not fit in memory."""
+        self.free_memory()
+        check_memory(cell.read + cell.written + cell.temporary_bytes, self.free_bytes())
 
     def milliseconds(self, call: Callable[[], Any]) -> float:
         """Return the median time; repeats the call for some milliseconds."""
@@ -136,10 +141,6 @@ class GpuBench(_Bench):
         modules = {"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}
         return record.module_versions(modules) | record.cuda_versions()
 
-    def unsupported(self, cell: Cell) -> str | None:  # noqa: ARG002 (all dtypes are supported)
-        """Return None: every product can be measured."""
-        return None
-
     def floor(self, cell: Cell) -> dict[str, Any]:
         """Return the fields of a record on the floor."""
         stream_ms, arithmetic_ms = cell.floors_ms(self.streams, self.tflops)
@@ -188,9 +189,11 @@ class CpuBench(_Bench):
         """Return the versions that a record names."""
         return record.module_versions({"tsapps": "tsapps", "numpy": "numpy"})
 
-    def unsupported(self, cell: Cell) -> str | None:
-        """Return why a product is not measured: NumPy multiplies 16-bit types without BLAS, and sums in 16 bits."""
-        return None if DTYPES[cell.dtype] > 2 else f"{cell.dtype} is only measured on a GPU"
+    def check_fits(self, cell: Cell) -> None:
+        """Raise `LeftOutError` also for 16-bit types, which NumPy multiplies without BLAS and sums in 16 bits."""
+        if DTYPES[cell.dtype] == 2:
+            raise LeftOutError(f"{cell.dtype} is only measured on a GPU")
+        super().check_fits(cell)
 
     def floor(self, _: Cell) -> dict[str, Any]:
         """Return the fields of a record on the floor: the roofline of the CPU is not measured."""
@@ -206,7 +209,7 @@ class CpuBench(_Bench):
     def calls(self, cell: Cell, A: Any, B: Any, C: Any) -> Calls:
         """Yield `tsapps.matmul`."""
         first = A.T if cell.shape == "tsmttsm" else A
-        yield "host", "NumPy and its BLAS", partial(matmul.matmul, first, B, out=C)
+        yield "numpy", "host", partial(matmul.matmul, first, B, out=C)
 
 
 def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:
@@ -233,16 +236,10 @@ def recorded(
     bench: CpuBench | GpuBench, cell: Cell, path: Path, common: dict[str, Any]
 ) -> Iterator[dict[str, Any] | str]:
     """Add the records of a cell to a file, and yield them, or a line that says why there is none."""
-    bench.free_memory()
-    why = too_large(cell.name, cell.read + cell.written + cell.temporary_bytes, bench.free_bytes())
-    if why is None and bench.unsupported(cell):
-        why = f"{cell.name}: left out, {bench.unsupported(cell)}"
-    if why is not None:
-        yield why
-        return
     try:
+        bench.check_fits(cell)
         found = bench.records(cell, cell.sizes)
-    except (ValueError, MemoryError, libraries.LibraryError) as error:
+    except (LeftOutError, ValueError, MemoryError, libraries.LibraryError) as error:
         yield missing(cell.name, error)
         return
     found = [{**common, **one} for one in found]

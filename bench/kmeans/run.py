@@ -39,7 +39,7 @@ from secrets import randbelow
 from typing import Any
 
 from tsapps.bench.common import record
-from tsapps.bench.common.outcome import LEFT_OUT, NotRightError, missing, too_large
+from tsapps.bench.common.outcome import LEFT_OUT, LeftOutError, NotRightError, check_memory, missing
 from tsapps.bench.common.precompile import call_ahead
 from tsapps.bench.common.roofline import Ceilings, measure
 from tsapps.bench.common.timing import GpuClock
@@ -111,30 +111,32 @@ class OnGpu:
     def measured(self, shape: Shape, engines: Sequence[str], limits: Limits) -> Iterator[dict[str, Any] | str]:
         """Yield the fields of a record of each engine, or a line that says why there is none."""
         free_memory(self.cupy)
-        free, total = self.cupy.cuda.runtime.memGetInfo()
-        why = too_large(shape.name, _needed(shape, total), free)
-        if why is not None:
-            yield why
-            return
         try:
+            check_memory(*needed_and_free(shape, self.cupy))
             problem = Problem.draw(shape, self.seed, self.cupy)
         except Exception as error:  # noqa: BLE001 (as below)
-            yield missing(f"{shape.name} data", error)
+            yield missing(shape.name, error)
             return
         for name in engines:
+            if shape.dtype not in PEERS[name].dtypes:
+                yield f"{shape.name} {name}: {LEFT_OUT}does not support {shape.dtype}"
+                continue
             free_memory(self.cupy)
             if time.perf_counter() > limits.end:
                 return
             try:
-                peer = PEERS[name](problem.X, problem.centers)
-                checked = check_step(peer, problem, self.cupy)
-                timing = time_peer(peer, self.clock, limits.repeats, limits.seconds, fits=limits.fits(shape))
-                del peer
+                checked, timing = self._check_and_time(name, problem, limits)
             except Exception as error:  # noqa: BLE001 (a peer may raise anything; nothing is recorded)
                 yield missing(f"{shape.name} {name}", error)
                 continue
             versions = versions_of(name, self.cupy)
             yield {**_measured(name, shape, timing, self.ceilings), **checked, "versions": versions}
+
+    def _check_and_time(self, name: str, problem: Problem, limits: Limits) -> tuple[dict[str, Any], Timing]:
+        peer = PEERS[name](problem.X, problem.centers)
+        checked = check_step(peer, problem, self.cupy)
+        fits = limits.fits(problem.shape)
+        return checked, time_peer(peer, self.clock, limits.repeats, limits.seconds, fits=fits)
 
 
 class OnCpu:
@@ -151,15 +153,12 @@ class OnCpu:
 
     def measured(self, shape: Shape, _: Sequence[str], limits: Limits) -> Iterator[dict[str, Any] | str]:
         """Yield the fields of a record of each of the two, or a line that says why there is none."""
-        why = too_large(shape.name, _COPIES * shape.n * shape.d * 8, available_host_memory())
-        if why is None and shape.dtype not in _CPU_DTYPES:
-            why = f"{shape.name}: left out, on a CPU only {' and '.join(_CPU_DTYPES)} are measured"
-        if why is not None:
-            yield why
-            return
         try:
+            if shape.dtype not in _CPU_DTYPES:
+                raise LeftOutError(f"{shape.dtype} is only measured on a GPU")
+            check_memory(_COPIES * shape.n * shape.d * 8, available_host_memory())
             found = compare_on_cpu(shape, self.seed, limits.repeats, limits.seconds)
-        except (NotRightError, MemoryError) as error:
+        except (LeftOutError, NotRightError, MemoryError) as error:
             yield missing(shape.name, error)
             return
         for one in found:
@@ -257,10 +256,14 @@ def _installed(name: str) -> bool:
     return found
 
 
-def _needed(shape: Shape, total: int) -> int:
-    """Return the bytes needed on a GPU: X, a copy in the computing dtype, a label and a check per sample, buffers."""
+def needed_and_free(shape: Shape, cupy: Any) -> tuple[int, int]:
+    """Return the bytes that a problem needs on the GPU, and those that are free.
+
+    It needs X, a copy in the computing dtype, a label and a check per sample, and buffers.
+    """
+    free, total = cupy.cuda.runtime.memGetInfo()
     data_bytes = shape.n * (shape.d * (shape.itemsize + max(4, shape.itemsize)) + 32)
-    return data_bytes + min(_BUFFERS, total // 4)
+    return data_bytes + min(_BUFFERS, total // 4), free
 
 
 def free_memory(cupy: Any) -> None:

@@ -86,7 +86,7 @@ def _columns() -> Columns:
         return None if one["floor_ms"] is None else one["floor_ms"] / one["ms"]
 
     return (
-        ("m-n-k", lambda one: cell(one).name),
+        ("product", lambda one: cell(one).name),
         ("kernel", lambda one: one["kernel"]),
         ("ms", lambda one: f"{one['ms']:,.4g}"),
         ("GB/s", lambda one: f"{one['gbs']:,.0f}"),

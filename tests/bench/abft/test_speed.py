@@ -12,6 +12,7 @@ from tsapps.apps.abft.at_rest.verify import sums_of
 from tsapps.bench.abft import campaign
 from tsapps.bench.abft import run as abft
 from tsapps.bench.abft import speed as abft_speed
+from tsapps.bench.abft.tasks import FITS
 from tsapps.bench.common import record
 from tsapps.bench.common.roofline import Streams
 from tsapps.bench.common.timing import CpuClock
@@ -37,7 +38,7 @@ def test_every_benchmark_has_kernels():
         assert task.m * task.n * np.dtype(f"u{abft_speed.DTYPES[task.dtype]}").itemsize > 10**9
         assert set(abft_speed.plans_of(task)) == {"both", "exact", "float"}
     fits = [task.dtype for task in abft_speed.tasks(["kmeans"])]
-    assert len(fits) == len(abft_speed.FITS)
+    assert len(fits) == len(FITS)
     assert [fits.count(dtype) for dtype in abft_speed.DTYPES] == [1, 6, 1, 1]
 
 
