@@ -112,9 +112,9 @@ class Speed:
         from tsapps.apps.abft.at_rest.gpu.encode import add_checksums
         from tsapps.kernels.runtime.machine import cuda_machine
 
-        A, machine = self._square(task), cuda_machine(cupy.cuda.Device().id)
         if task.m % ROWS or task.n % ROWS:
             raise LeftOutError(f"expected multiples of {ROWS} as rows and columns of a matrix to encode on a GPU")
+        A, machine = self._square(task), cuda_machine(cupy.cuda.Device().id)
         library = self._library(A, task.dtype)
         for code, passes in plans_of(task).items():
 

@@ -79,7 +79,7 @@ def _columns() -> Columns:
     from tsapps.bench.abft.tasks import Task
 
     def task(one: dict[str, Any]) -> Task:
-        return Task(*(one[name] for name in ("job", "dtype", "m", "n", "k")), codes=())
+        return Task(one["job"], one["dtype"], one["m"], one["n"], one["k"], ())
 
     def share(one: dict[str, Any], name: str) -> float | None:
         return None if one[name] is None else one[name] / one["ms"]

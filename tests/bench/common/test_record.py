@@ -131,3 +131,15 @@ def test_module_versions():
     assert versions["NumPy"] == numpy.__version__
     assert versions["none"] == "unknown"
     assert versions["python"]
+
+
+def test_replace_keeps_other_records_of_a_mixed_file(tmp_path):
+    path, other = tmp_path / "mine.json", {**GOOD, "what": "gemm"}
+    record.replace(path, [GOOD, {**GOOD, "ms": 0.5}], KEY, FIELDS)
+    record.replace(path, [other], KEY, FIELDS)
+    assert record.load(path) == [GOOD, {**GOOD, "ms": 0.5}, other]
+    record.replace(path, [{**GOOD, "ms": 0.25}], KEY, FIELDS)
+    assert record.load(path) == [other, {**GOOD, "ms": 0.25}]
+    with pytest.raises(ValueError, match=r"'n' is 0\.5"):
+        record.replace(path, [{**GOOD, "n": 0.5}], KEY, FIELDS)
+    assert len(record.load(path)) == 2

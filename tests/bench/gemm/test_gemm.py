@@ -7,7 +7,7 @@ import pytest
 from tsapps.bench.common import record
 from tsapps.bench.common.roofline import Streams
 from tsapps.bench.gemm import summary as gemm_summary
-from tsapps.bench.gemm.grid import Cell, bound, grid
+from tsapps.bench.gemm.grid import CPU_CELLS, GPU_CELLS, Cell, bound, cell_named, grid, relative_bound
 
 # A stream that writes half of its bytes has half the bandwidth.
 STREAMS = Streams(((0.0, 4000.0), (0.5, 2000.0), (1.0, 4000.0)))
@@ -95,3 +95,39 @@ def test_new_records_of_a_cell_replace_all_older_ones(tmp_path):
     with pytest.raises(ValueError, match=r"'m' is 0\.5"):
         record.store_sorted(path, [one("c", 3, "x"), one("c", 0.5, "x")], *given)
     assert record.load(path) == kept
+
+
+def test_names_of_products():
+    assert cell_named("20480-8-20480-f64-col") == Cell("tsm2r", "float64", "col", 20_480, 20_480, 8)
+    assert cell_named("10000000-16-4-bf16") == Cell("tsm2l", "bfloat16", "row", 10_000_000, 4, 16)
+    transposed = cell_named("16-4-10000000-f16")
+    assert transposed == Cell("tsmttsm", "float16", "row", 10_000_000, 16, 4)
+    assert transposed.shapes == ((10_000_000, 16), (10_000_000, 4), (16, 4))
+    assert transposed.sizes == (160_000_000, 40_000_000, 64)
+    assert transposed.flops == 2 * 16 * 4 * 10_000_000
+    for cell in (*grid(), *CPU_CELLS, *GPU_CELLS):
+        assert cell_named(cell.name) == cell
+    assert len(set(GPU_CELLS)) == 18
+    assert {cell.shape for cell in GPU_CELLS} == {cell.shape for cell in CPU_CELLS} == {"tsm2r", "tsm2l", "tsmttsm"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "5", "1-2-3", "1-2-3-f8", "0-2-3-f32", "1-2-3-f32-row", "1-2-3-f32-col-col", "a-2-3-f32", "1-2-3-4-f32"],
+)
+def test_names_that_are_none(name):
+    with pytest.raises(ValueError, match="expected m-n-k-dtype or m-n-k-dtype-col, such as 20480-8-20480-f32"):
+        cell_named(name)
+
+
+def test_bound_of_results_in_16_bits():
+    assert relative_bound(cell_named("100-4-8-f64")) == bound(cell_named("100-4-8-f64"))
+    half = cell_named("100-4-8-f16")
+    assert relative_bound(half) == pytest.approx(bound(half) + 2.0**-11, rel=1e-3)
+
+
+def test_temporary_arrays():
+    # Drawn in float64: A of 10⁶ × 16. The reference needs B twice, or blocks of 2²¹ rows of A and B twice.
+    assert cell_named("1000000-4-16-f32").temporary_bytes == 8 * 16_000_000
+    assert cell_named("8-10000-10000-f32").temporary_bytes == 16 * 10**8
+    assert cell_named("64-64-10000000-f32").temporary_bytes == 16 * 2**21 * 128

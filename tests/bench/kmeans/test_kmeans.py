@@ -273,6 +273,35 @@ def test_command_line_on_the_cpu(tmp_path, capsys):
     assert "tsapps / scikit-learn: " in capsys.readouterr().out
 
 
+def test_comparison_on_the_cpu_in_little_time():
+    for one in compare_on_cpu(Shape(2000, 5, 4, "float32"), 0, 5, seconds=1e-9):
+        assert one["repeats"] == 1
+    assert [one["repeats"] for one in compare_on_cpu(Shape(100, 2, 2, "float32"), 0, 3)] == [3, 3]
+
+
+def recorded_on_cpu(name, path, **limits):
+    return list(kmeans.recorded(kmeans.OnCpu(1), Shape.parse(name), (), path, "c", kmeans.Limits(1, **limits)))
+
+
+def test_what_a_cpu_leaves_out(tmp_path, monkeypatch):
+    monkeypatch.setattr(kmeans, "available_host_memory", lambda: 1 << 30)
+    path = tmp_path / "kmeans.json"
+    assert recorded_on_cpu("1k-3-2-f16", path) == ["1k-3-2-f16: left out, float16 is only measured on a GPU"]
+    (line,) = recorded_on_cpu("10M-128-2-f32", path)
+    assert line == "10M-128-2-f32: left out, needs about 38.1 GiB of memory, 1.0 are free"
+    assert not path.exists()
+
+
+def test_wrong_fits_on_the_cpu_are_not_recorded(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("tsapps.bench.kmeans.problems.share_equal", lambda *_: 0.5)
+    path = tmp_path / "kmeans.json"
+    (line,) = recorded_on_cpu("1k-3-2-f32", path)
+    assert line == "1k-3-2-f32: wrong, not recorded: tsapps-cpu on 1k-3-2-f32: 50.0000% of the labels are right"
+    assert kmeans.main(["--device", "cpu", "--shapes", "1k-3-2-f32", "--out", str(path)]) == 1
+    assert "wrong, not recorded" in capsys.readouterr().out
+    assert not path.exists()
+
+
 class Stopwatch:
     """A `time.perf_counter` that advances by a fixed step at every call."""
 
@@ -320,6 +349,30 @@ def test_a_run_ended_by_minutes_is_continued_by_missing(stand_in, monkeypatch, c
     capsys.readouterr()
     assert run(*engines) == 0
     assert "iteration" not in capsys.readouterr().out
+
+
+def test_failures_of_engines_are_lines(stand_in, monkeypatch, capsys):
+    run, out = stand_in
+    arguments = ["--engine", "tsapps", "--engine", "scikit-learn", "--shapes", "2k-5-4-f32"]
+    monkeypatch.setattr(OnCpu, "step", lambda _: 1 / 0)
+    assert run(*arguments) == 1
+    assert "2k-5-4-f32 tsapps: not measured: ZeroDivisionError" in capsys.readouterr().out
+    assert [one["engine"] for one in record.load(out)] == ["scikit-learn"]
+    step = ScikitLearn.step
+    monkeypatch.setattr(ScikitLearn, "step", lambda self: (step(self)[0] + 1, step(self)[1]))
+    assert run(*arguments) == 1
+    assert "2k-5-4-f32 scikit-learn: wrong, not recorded: labels run from 1 to 4" in capsys.readouterr().out
+
+
+def test_a_shape_that_does_not_fit_the_gpu(stand_in, monkeypatch, capsys):
+    run, out = stand_in
+    import cupy
+
+    monkeypatch.setattr(cupy.cuda.runtime, "memGetInfo", lambda: (1 << 30, 8 << 30))
+    # 2 GiB, a quarter of the GPU, for buffers.
+    assert run("--engine", "tsapps", "--shapes", "2k-5-4-f32") == 0
+    assert "2k-5-4-f32: left out, needs about 2.0 GiB of memory, 1.0 are free" in capsys.readouterr().out
+    assert not out.exists()
 
 
 @pytest.mark.skipif(bool(gpus()), reason="there is a GPU")
