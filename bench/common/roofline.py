@@ -3,6 +3,7 @@
 The floor of a benchmark is the larger of bytes ÷ bandwidth and flops ÷ throughput.
 """
 
+import sys
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -132,7 +133,8 @@ def measure_matmul_tflops(clock: GpuClock) -> dict[str, float]:
     try:
         import torch
     except ImportError:
-        print("roofline: torch is not installed, so the throughput of products and floor_ms are not measured")
+        text = "roofline: torch is not installed, so the throughput of products and floor_ms are not measured"
+        print(text, file=sys.stderr)  # stdout may be the JSON of a command
         return {}
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")  # float32 operands use the tensor cores as tf32
