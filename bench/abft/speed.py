@@ -218,6 +218,15 @@ class Speed:
         }
 
 
+def _matrix_of(task: Task) -> tuple[str, int, int]:
+    return task.dtype, task.m, task.n
+
+
+def square(task: Task, seed: int, xp: Any = None) -> Any:
+    """Return the matrix to encode, of normal numbers; bfloat16 as the uint16 of its bits; by default on the GPU."""
+    return Pools(task.dtype, task.matrix.sizes, seed, xp).operands(task.matrix)[0]
+
+
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
@@ -243,15 +252,6 @@ def _library_error(A: Any, W: Any, out: Any, dtype: str, trans_a: bool) -> float
     if not error <= _LIBRARY_ERROR[dtype]:
         raise NotRightError(f"a vendor library's sum is off by {error:.1e} of Σ|a||w|")
     return error
-
-
-def _matrix_of(task: Task) -> tuple[str, int, int]:
-    return task.dtype, task.m, task.n
-
-
-def square(task: Task, seed: int, xp: Any = None) -> Any:
-    """Return the matrix to encode, of normal numbers; bfloat16 as the uint16 of its bits; by default on the GPU."""
-    return Pools(task.dtype, task.matrix.sizes, seed, xp).operands(task.matrix)[0]
 
 
 # --- A run ------------------------------------------------------------------------------------------------------------
@@ -280,11 +280,18 @@ def recorded(bench: Any, task: Task, path: Path, common: dict[str, Any]) -> Iter
         Fields that all records share.
     """
     sizes = {"job": task.job, "dtype": task.dtype, "m": task.m, "n": task.n, "k": task.k}
-    try:
-        for found in bench.measure(task):
+    for found in _measured(bench, task):
+        if isinstance(found, str):
+            yield found
+        else:
             one = {**common, **sizes, **found, "seed": bench.seed, "date": record.today()}
             record.store(path, one, ("device", *KEY), FIELDS)
             yield one
+
+
+def _measured(bench: Any, task: Task) -> Iterator[dict[str, Any] | str]:
+    try:
+        yield from bench.measure(task)
     except (LeftOutError, ValueError, MemoryError, ImportError, libraries.LibraryError) as error:
         yield missing(task.name, error)
 

@@ -75,6 +75,14 @@ def test_what_a_cpu_leaves_out(tmp_path, monkeypatch):
     assert line == "verify-100000-10000-f32: left out, needs about 4.7 GiB of memory, 1.0 are free"
 
 
+def test_a_file_that_is_damaged_during_a_run(tmp_path, monkeypatch):
+    """The error of the file is not one of the measurement."""
+    path = tmp_path / "abft.json"
+    monkeypatch.setattr(speed_on_cpu, "_check", lambda *_: path.write_text("{}"))
+    with pytest.raises(ValueError, match="holds a dict; expected a list of records"):
+        recorded("verify-70-9-f32", path)
+
+
 def test_the_read_covers_the_matrix():
     A = np.zeros((3, 3), np.float32)
     assert speed_on_cpu._read(A) == 0
