@@ -49,6 +49,10 @@ class _Bench:
         CuPy or NumPy.
     """
 
+    #: Name of the device, and fields of a record with its measured rates.
+    device: str
+    rates: dict[str, Any]
+
     def __init__(self, seed: int, clock: Clock, xp: Any) -> None:
         self.seed, self.clock, self.xp = seed, clock, xp
         self._pools: tuple[str, Sizes, Pools] | None = None
@@ -179,7 +183,7 @@ class CpuBench(_Bench):
     def __init__(self, seed: int) -> None:
         super().__init__(seed, CpuClock(), np)
         self.device = record.cpu_name()
-        self.rates: dict[str, Any] = {}
+        self.rates = {}
 
     def free_bytes(self) -> int:
         """Return the free memory of the machine."""

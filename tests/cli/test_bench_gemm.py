@@ -1,6 +1,10 @@
 """``tsapps bench gemm`` on the CPU, on a stand-in for a GPU, and on a GPU."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import numpy as np
 import pytest
@@ -128,6 +132,25 @@ def test_brackets_in_a_line(succeed, monkeypatch):
     monkeypatch.setattr(measure.CpuBench, "library", library)
     text = succeed("bench", "gemm", "--shapes", "9-9-9-f32")
     assert "ValueError: no [bold] way [/red]" in " ".join(text.split())
+
+
+def test_an_interruption_keeps_what_was_measured(directory):
+    shapes = "200-3-100-f32,200-4-100-f32,200000-64-1000-f64"  # the last one takes seconds
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tsapps", "bench", "gemm", "--device", "cpu", "--shapes", shapes],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
+    while process.poll() is None and not (directory / OUT).exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    text, errors = process.communicate()
+    assert (process.returncode, errors) == (130, "tsapps: interrupted\n")
+    widths = [one["w"] for one in json.loads((directory / OUT).read_text())]
+    assert widths in ([3], [3, 4])
+    assert "200-3-100-f32" in text
 
 
 @pytest.mark.gpu
