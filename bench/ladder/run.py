@@ -31,7 +31,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.bench.common import record
-from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
+from tsapps.bench.common.timing import CpuClock, GpuClock, median_ms
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 from tsapps.errors import NoDeviceError
 from tsapps.kernels.devices import Choice, available_cores, choose_device
@@ -57,14 +57,10 @@ FIELDS: dict[str, tuple[type, ...]] = {
 KEY = ("what", "device", "rung", "m", "n", "k", "dtype", "layout")
 #: Longest time of a call in seconds, if none is given; and how the line on a wrong result ends.
 LIMIT, WRONG = 5.0, "wrong, not recorded"
-# Time of the repetitions of a measurement in seconds, and their maximum number.
-_SECONDS, _MOST_REPEATS = 0.5, 9
 # Size of the squares whose product gives the library's throughput; and number of products l · n of the triple loop.
 _LARGE, _SERIAL_PRODUCTS = 4096, 1 << 27
 # Number of rows by which the rate of a rung is estimated, if the product has more than so many operations.
 _SOME_ROWS, _MANY_FLOPS = 256, 1e9
-# Threads per block of TSM2 as published, and columns of C and elements of A that a thread has at a time.
-_T1, _MOST_T2, _T3 = 128, 8, 4
 
 # A rung: its name and title, and a function that binds it to matrices. That returns a call, which computes C and
 # returns it, and the number of resident warps, or of threads.
@@ -93,7 +89,7 @@ class OnCpu:
 
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:  # noqa: ARG002 (NumPy is right)
         """Return the time of the library in ms."""
-        return _times(self.clock, partial(np.matmul, A, B, out=C))
+        return median_ms(self.clock, partial(np.matmul, A, B, out=C))
 
     def floor(self, _: Case) -> float | None:
         """Return None: the roofline of the CPU is not measured."""
@@ -122,9 +118,8 @@ class OnGpu:
         for rung in RUNGS:
             yield rung.name, rung.title, partial(self._bound, rung, A, B, C)
         if A.strides[0] == B.strides[0] == C.strides[0] == A.itemsize:
-            tiles = {"t1": _T1, "t2": min(C.shape[1], _MOST_T2), "t3": _T3}
             for name in PAPER_KERNELS:
-                call = partial(tsm2_paper, name, A, B, out=C, **tiles)
+                call = partial(tsm2_paper, name, A, B, out=C)
                 yield name, f"TSM2 {name[-2:].upper()}", lambda call=call: (call, None)
         yield "tsapps", "tsapps.matmul", lambda: (partial(matmul, A, B, out=C), None)
 
@@ -138,7 +133,7 @@ class OnGpu:
         """Return the time of the fastest algorithm of cuBLAS and cublasLt in ms; `check` as for `libraries.best`."""
         from tsapps.bench.gemm import libraries
 
-        times = {"time_ms": partial(_times, self.clock), "quick_ms": self.clock.call_ms, "check": check}
+        times = {"time_ms": partial(median_ms, self.clock), "quick_ms": self.clock.call_ms, "check": check}
         return libraries.best(A, B, C, dtype=A.dtype.name, **times)[1]
 
     @cache  # noqa: B019 (one object per run)
@@ -174,13 +169,7 @@ def serial_ms(case: Case, seed: int) -> float | None:
     A, B = (rng.random(shape).astype(case.dtype) for shape in ((rows, case.k), (case.k, case.n)))
     call = partial(multiply_on_cpu, CPU_RUNGS[0], A, B, np.empty((rows, case.n), case.dtype))
     multiply_on_cpu(CPU_RUNGS[0], A[:1], B[:, :1])  # builds the rung
-    return _times(CpuClock(), call) * case.m / rows
-
-
-def _times(clock: Clock, call: Callable[[], Any]) -> float:
-    """Return the median time of a call in ms."""
-    first = clock.call_ms(call)
-    return median([first, *(clock.call_ms(call) for _ in range(repeats_within(_SECONDS, first, _MOST_REPEATS) - 1))])
+    return median_ms(CpuClock(), call) * case.m / rows
 
 
 def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, float]) -> Iterator[dict[str, Any] | str]:
@@ -236,7 +225,7 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
             if not is_right(call()):
                 yield f"{name}: {WRONG}"
                 continue
-            ms = _times(on.clock, call)
+            ms = median_ms(on.clock, call)
         except (CompilerError, ValueError, MemoryError) as problem:
             yield f"{name}: not measured: {problem}"
             continue
