@@ -112,7 +112,7 @@ class Speed:
         self.seed, self.clock = seed, GpuClock()
         self.streams = roofline.measure_streams(self.clock)
         self._tflops: dict[str, float] | None = None
-        self._matrix: tuple[tuple[str, int, int], Any] | None = None
+        self._matrix: tuple[Task, Any] | None = None
 
     def measure(self, task: Task) -> Iterator[dict[str, Any]]:
         """Yield the fields of a benchmark's records.
@@ -132,14 +132,13 @@ class Speed:
 
     def _square(self, task: Task) -> Any:
         """Return the matrix to encode, of normal numbers; bfloat16 as the uint16 of its bits."""
-        drawn = task.dtype, task.m, task.n
-        if self._matrix is None or self._matrix[0] != drawn:
+        if self._matrix is None or self._matrix[0] != task:
             import cupy
 
             self._matrix = None  # free the old one first
             free_memory(cupy)
             cell = Cell("tsm2r", task.dtype, "row", task.m, task.n, 1)
-            self._matrix = drawn, Pools(task.dtype, (task.m * task.n, task.n, task.m), self.seed).operands(cell)[0]
+            self._matrix = task, Pools(task.dtype, (task.m * task.n, task.n, task.m), self.seed).operands(cell)[0]
         return self._matrix[1]
 
     def _encode(self, task: Task) -> Iterator[dict[str, Any]]:

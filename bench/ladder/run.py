@@ -59,8 +59,9 @@ KEY = ("what", "device", "rung", "m", "n", "k", "dtype", "layout")
 LIMIT, WRONG = 5.0, "wrong, not recorded"
 # Size of the squares whose product gives the library's throughput; and number of products l · n of the triple loop.
 _LARGE, _SERIAL_PRODUCTS = 4096, 1 << 27
-# Number of rows by which the rate of a rung is estimated, if the product has more than so many operations.
-_SOME_ROWS, _MANY_FLOPS = 256, 1e9
+# The rate of a rung is estimated from so many rows, if the product has more operations than `_MANY_FLOPS`. On a GPU,
+# they have at least `_MANY_ELEMENTS` of C, so that no rung leaves many multiprocessors idle.
+_SOME_ROWS, _MANY_FLOPS, _MANY_ELEMENTS = 256, 1e9, 1 << 20
 
 # A rung: its name and title, and a function that binds it to matrices. That returns a call, which computes C and
 # returns it, and the number of resident warps, or of threads.
@@ -86,6 +87,10 @@ class OnCpu:
         for rung in CPU_RUNGS:
             bound = partial(_after, partial(multiply_on_cpu, rung, *given), C), _threads_of(rung)
             yield rung.name, rung.title, lambda bound=bound: bound
+
+    def some_rows(self, _: Case) -> int:
+        """Return the number of rows from which the rate of a rung is estimated."""
+        return _SOME_ROWS
 
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:  # noqa: ARG002 (NumPy is right)
         """Return the time of the library in ms."""
@@ -128,6 +133,10 @@ class OnGpu:
         kernel, threads = kernel_of(rung, A.dtype.name, cuda_machine(self.index)), prod(rung.block)
         held = self.xp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, 0)
         return partial(_after, launch, C), rung.resident_warps(*C.shape, self.gpu, held)
+
+    def some_rows(self, case: Case) -> int:
+        """Return the number of rows from which the rate of a rung is estimated."""
+        return max(_SOME_ROWS, _MANY_ELEMENTS // case.n)
 
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:
         """Return the time of the fastest algorithm of cuBLAS and cublasLt in ms; `check` as for `libraries.best`."""
@@ -208,14 +217,15 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
     common = {name: getattr(case, name) for name in ("m", "n", "k", "dtype", "layout")}
     common |= {"library_ms": on.library_ms(A, B, C, error), "floor_ms": on.floor(case), "seed": seed}
     common["serial_ms"] = serial
-    some = {name: bind for name, _, bind in on.rungs(A[:_SOME_ROWS], B, C[:_SOME_ROWS])}
+    some_rows = on.some_rows(case)
+    some = {name: bind for name, _, bind in on.rungs(A[:some_rows], B, C[:some_rows])}
     for name, title, bind in on.rungs(A, B, C):
         rate = f"{name} {case.dtype}"
         try:
-            if rate not in rates and case.flops > _MANY_FLOPS and case.m > _SOME_ROWS:
+            if rate not in rates and case.flops > _MANY_FLOPS and case.m > some_rows:
                 call, _ = some[name]()
                 call()
-                rates[rate] = case.flops * _SOME_ROWS / case.m / on.clock.call_ms(call)
+                rates[rate] = case.flops * some_rows / case.m / on.clock.call_ms(call)
             if rate in rates and case.flops / rates[rate] > 1e3 * limit:
                 seconds = float(f"{case.flops / rates[rate] / 1e3:.2g}")
                 yield f"{name}: left out, would take {seconds:g} s"

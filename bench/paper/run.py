@@ -81,7 +81,7 @@ class OnGpu:
             If a result is wrong.
         """
         self.xp.get_default_memory_pool().free_all_blocks()
-        times, moved = getattr(self, f"_{case.experiment}")(case)
+        times, n_bytes = getattr(self, f"_{case.experiment}")(case)
         for (experiment, engine, baseline), paper in PAPER.items():
             if experiment == case.experiment:
                 ms, baseline_ms = times[engine], times[baseline]
@@ -93,9 +93,9 @@ class OnGpu:
                     "ms": ms,
                     "baseline_ms": baseline_ms,
                     "speedup": baseline_ms / ms,
-                    "gbs": moved and moved / ms / 1e6,
-                    "baseline_gbs": moved and moved / baseline_ms / 1e6,
-                    "peak_gbs": moved and self.peak_gbs,
+                    "gbs": n_bytes and n_bytes / ms / 1e6,
+                    "baseline_gbs": n_bytes and n_bytes / baseline_ms / 1e6,
+                    "peak_gbs": n_bytes and self.peak_gbs,
                     "paper_device": paper.device,
                     "paper_speedup": list(paper.speedup),
                     "paper_points": paper.points and list(paper.points),
@@ -154,8 +154,8 @@ class OnGpu:
         from tsapps.bench.abft.speed import Task
 
         (found,) = self.checksums.measure(Task("encode", case.dtype, case.m, case.k, None, ("float",)))
-        moved = case.m * case.k * np.dtype(case.dtype).itemsize
-        return {"tsapps": found["ms"], "cublas": found["library_ms"]}, moved
+        n_bytes = case.m * case.k * np.dtype(case.dtype).itemsize
+        return {"tsapps": found["ms"], "cublas": found["library_ms"]}, n_bytes
 
 
 def check_labels(xp: Any, X: Any, labels: Any, centers: Any) -> None:
