@@ -1,6 +1,7 @@
 """Launches of tensor-core products: the kernel of a plan with any epilogue, for one problem and one GPU."""
 
 from collections.abc import Iterable
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ def store_epilogue(plan: MmaPlan) -> Epilogue:
     return Epilogue(STORE_HEADER, plan.epilogue(), np.dtype([("C", "u8"), *fields, *scalars]))
 
 
+@lru_cache
 def source_of(plan: MmaPlan, epilogue: Epilogue) -> tuple[str, str]:
     """Return the CUDA C++ source of a plan's kernel with an epilogue, and the kernel's name expression."""
     source = f'#include "{plan.header}"\n#include "{epilogue.header}"\n{plan.struct()}\n'

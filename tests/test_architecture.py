@@ -81,6 +81,7 @@ ARROWS = {
     "bench/common": {"kernels/system"},
     "bench/gemm": {*_CORE, "kernels/ladder", "tsapps", "bench/common"},
     "bench/ladder": {*_CORE, "kernels/ladder", "tsapps", "bench/common", "bench/gemm"},
+    "bench/paper": {*_CORE, "kernels/ladder", "tsapps", "bench/common", "bench/gemm", "bench/abft"},
     "bench/kmeans": {
         *_CORE,
         "apps/kmeans",

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from statistics import median
 from typing import Any, Protocol
 
-__all__ = ["Clock", "CpuClock", "GpuClock", "median", "repeats_within"]
+__all__ = ["Clock", "CpuClock", "GpuClock", "median", "median_ms", "repeats_within"]
 
 
 # Bytes read by one launch before the clock starts; the read takes as long as the host needs for several launches.
 _FLUSHED = 1 << 30
+# Time of the repetitions of a call in seconds, and their maximum number.
+_SECONDS, _MOST_REPEATS = 0.5, 9
 
 
 class Clock(Protocol):
@@ -81,3 +83,10 @@ class CpuClock:
 def repeats_within(seconds: float, each_ms: float, most: int) -> int:
     """Return how many repetitions of `each_ms` fit in `seconds`: at least 1, at most `most`."""
     return max(1, int(min(most, 1e3 * seconds / max(each_ms, 1e-3))))
+
+
+def median_ms(clock: Clock, call: Callable[[], Any]) -> float:
+    """Return the median time of a call in ms: of nine, or of as many as half a second allows."""
+    first = clock.call_ms(call)
+    again = repeats_within(_SECONDS, first, _MOST_REPEATS) - 1
+    return float(median([first, *(clock.call_ms(call) for _ in range(again))]))

@@ -32,7 +32,7 @@ import numpy as np
 
 from tsapps.bench.common import record
 from tsapps.bench.common.outcome import WRONG
-from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median, repeats_within
+from tsapps.bench.common.timing import CpuClock, GpuClock, median_ms
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 from tsapps.errors import NoDeviceError
 from tsapps.kernels.devices import Choice, available_cores, choose_device
@@ -58,14 +58,11 @@ FIELDS: dict[str, tuple[type, ...]] = {
 KEY = ("what", "device", "rung", "m", "n", "k", "dtype", "layout")
 #: Longest time of a call in seconds, if none is given.
 LIMIT = 5.0
-# Time of the repetitions of a measurement in seconds, and their maximum number.
-_SECONDS, _MOST_REPEATS = 0.5, 9
 # Size of the squares whose product gives the library's throughput; and number of products l · n of the triple loop.
 _LARGE, _SERIAL_PRODUCTS = 4096, 1 << 27
-# Number of rows by which the rate of a rung is estimated, if the product has more than so many operations.
-_SOME_ROWS, _MANY_FLOPS = 256, 1e9
-# Threads per block of TSM2 as published, and columns of C and elements of A that a thread has at a time.
-_T1, _MOST_T2, _T3 = 128, 8, 4
+# The rate of a rung is estimated from so many rows, if the product has more operations than `_MANY_FLOPS`. On a GPU,
+# they have at least `_MANY_ELEMENTS` of C, so that no rung leaves many multiprocessors idle.
+_SOME_ROWS, _MANY_FLOPS, _MANY_ELEMENTS = 256, 1e9, 1 << 20
 
 # A rung: its name and title, and a function that binds it to matrices. That returns a call, which computes C and
 # returns it, and the number of resident warps, or of threads.
@@ -92,9 +89,13 @@ class OnCpu:
             bound = partial(_after, partial(multiply_on_cpu, rung, *given), C), _threads_of(rung)
             yield rung.name, rung.title, lambda bound=bound: bound
 
+    def some_rows(self, _: Case) -> int:
+        """Return the number of rows from which the rate of a rung is estimated."""
+        return _SOME_ROWS
+
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:  # noqa: ARG002 (NumPy is right)
         """Return the time of the library in ms."""
-        return _times(self.clock, partial(np.matmul, A, B, out=C))
+        return median_ms(self.clock, partial(np.matmul, A, B, out=C))
 
     def floor(self, _: Case) -> float | None:
         """Return None: the roofline of the CPU is not measured."""
@@ -123,9 +124,8 @@ class OnGpu:
         for rung in RUNGS:
             yield rung.name, rung.title, partial(self._bound, rung, A, B, C)
         if A.strides[0] == B.strides[0] == C.strides[0] == A.itemsize:
-            tiles = {"t1": _T1, "t2": min(C.shape[1], _MOST_T2), "t3": _T3}
             for name in PAPER_KERNELS:
-                call = partial(tsm2_paper, name, A, B, out=C, **tiles)
+                call = partial(tsm2_paper, name, A, B, out=C)
                 yield name, f"TSM2 {name[-2:].upper()}", lambda call=call: (call, None)
         yield "tsapps", "tsapps.matmul", lambda: (partial(matmul, A, B, out=C), None)
 
@@ -135,11 +135,15 @@ class OnGpu:
         held = self.xp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, 0)
         return partial(_after, launch, C), rung.resident_warps(*C.shape, self.gpu, held)
 
+    def some_rows(self, case: Case) -> int:
+        """Return the number of rows from which the rate of a rung is estimated."""
+        return max(_SOME_ROWS, _MANY_ELEMENTS // case.n)
+
     def library_ms(self, A: Any, B: Any, C: Any, check: Callable[[], float]) -> float:
         """Return the time of the fastest algorithm of cuBLAS and cublasLt in ms; `check` as for `libraries.best`."""
         from tsapps.bench.gemm import libraries
 
-        times = {"time_ms": partial(_times, self.clock), "quick_ms": self.clock.call_ms, "check": check}
+        times = {"time_ms": partial(median_ms, self.clock), "quick_ms": self.clock.call_ms, "check": check}
         return libraries.best(A, B, C, dtype=A.dtype.name, **times)[1]
 
     @cache  # noqa: B019 (one object per run)
@@ -175,13 +179,7 @@ def serial_ms(case: Case, seed: int) -> float | None:
     A, B = (rng.random(shape).astype(case.dtype) for shape in ((rows, case.k), (case.k, case.n)))
     call = partial(multiply_on_cpu, CPU_RUNGS[0], A, B, np.empty((rows, case.n), case.dtype))
     multiply_on_cpu(CPU_RUNGS[0], A[:1], B[:, :1])  # builds the rung
-    return _times(CpuClock(), call) * case.m / rows
-
-
-def _times(clock: Clock, call: Callable[[], Any]) -> float:
-    """Return the median time of a call in ms."""
-    first = clock.call_ms(call)
-    return median([first, *(clock.call_ms(call) for _ in range(repeats_within(_SECONDS, first, _MOST_REPEATS) - 1))])
+    return median_ms(CpuClock(), call) * case.m / rows
 
 
 def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, float]) -> Iterator[dict[str, Any] | str]:
@@ -220,14 +218,15 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
     common = {name: getattr(case, name) for name in ("m", "n", "k", "dtype", "layout")}
     common |= {"library_ms": on.library_ms(A, B, C, error), "floor_ms": on.floor(case), "seed": seed}
     common["serial_ms"] = serial
-    some = {name: bind for name, _, bind in on.rungs(A[:_SOME_ROWS], B, C[:_SOME_ROWS])}
+    some_rows = on.some_rows(case)
+    some = {name: bind for name, _, bind in on.rungs(A[:some_rows], B, C[:some_rows])}
     for name, title, bind in on.rungs(A, B, C):
         rate = f"{name} {case.dtype}"
         try:
-            if rate not in rates and case.flops > _MANY_FLOPS and case.m > _SOME_ROWS:
+            if rate not in rates and case.flops > _MANY_FLOPS and case.m > some_rows:
                 call, _ = some[name]()
                 call()
-                rates[rate] = case.flops * _SOME_ROWS / case.m / on.clock.call_ms(call)
+                rates[rate] = case.flops * some_rows / case.m / on.clock.call_ms(call)
             if rate in rates and case.flops / rates[rate] > 1e3 * limit:
                 seconds = float(f"{case.flops / rates[rate] / 1e3:.2g}")
                 yield f"{name}: left out, would take {seconds:g} s"
@@ -237,7 +236,7 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
             if not is_right(call()):
                 yield f"{name}: {WRONG}"
                 continue
-            ms = _times(on.clock, call)
+            ms = median_ms(on.clock, call)
         except (CompilerError, ValueError, MemoryError) as problem:
             yield f"{name}: not measured: {problem}"
             continue

@@ -19,6 +19,8 @@ _FOLDER = Path(__file__).parent
 _SCALARS = {"float32": "float", "float64": "double"}
 # Largest size of a matrix: kernels count in 32-bit integers, beyond it by up to a tile.
 _MOST = 2**31 - 1 - 128
+# Most columns of C that a thread of TSM2 as published computes at a time, if the caller does not say.
+_MOST_T2 = 8
 
 
 def multiply(
@@ -118,7 +120,7 @@ def tsm2_paper(
     *,
     out: Any = None,
     t1: int = 128,
-    t2: int = 4,
+    t2: int | None = None,
     t3: int = 4,
     machine: Machine | None = None,
 ) -> Any:
@@ -132,8 +134,8 @@ def tsm2_paper(
     out : cupy.ndarray of shape (m, w), of A's dtype, column-major, optional
         Overwritten with the product; a new array by default.
     t1, t2, t3 : int
-        Number of threads per block, of columns of C that a thread computes at a time, and of elements of A that a
-        thread loads at a time.
+        Number of threads per block, of columns of C that a thread computes at a time (by default w, but at most 8), and
+        of elements of A that a thread loads at a time.
     machine : Machine, optional
         By default the GPU that holds A.
 
@@ -156,6 +158,7 @@ def tsm2_paper(
             raise ValueError(
                 f"{name} has strides {X.strides}; expected column-major, (itemsize, leading dimension · itemsize)"
             )
+    t2 = min(w, _MOST_T2) if t2 is None else t2
     name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
     sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
     (kernel,) = machine.kernels(_FOLDER / "tsm2_paper.cuh", name)

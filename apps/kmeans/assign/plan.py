@@ -1,6 +1,7 @@
 """Plan of the assignment for small k: GEMM, arg-min epilogue and error bounds (pure); structures shared with C++."""
 
 from dataclasses import replace
+from functools import lru_cache
 from math import ceil
 from typing import NamedTuple
 
@@ -160,6 +161,7 @@ def half_copy_problem(n: int, d: int, k: int, parts: int = 1) -> Problem:
     return Problem(n, padded(d), columns, "float16", layout, layout, False, "rows")
 
 
+@lru_cache
 def assign_plan(n: int, d: int, k: int, device: GpuSpec, *, bounds: bool = False) -> MmaPlan | None:
     """Plan the GEMM of an iteration for small k.
 

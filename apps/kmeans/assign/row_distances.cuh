@@ -35,14 +35,14 @@ __device__ __forceinline__ bool is_whole_vectors(const CenteredRows<T, Work>& ro
          reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0;
 }
 
-// Computes ‖x − c‖² of one row x and each center c listed in `which`. A group of kLanes lanes sums in type Sum, and all
-// its lanes get the same bits. All groups of the warp take part, each for its own row.
-template <int kLanes = 32, typename Sum, int kCenters, typename T, typename Work>
-__device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
-                                                 const int (&which)[kCenters], Sum (&squares)[kCenters]) {
+// Adds to `sum` this thread's part of ‖x − c‖², for one row x and each center c listed in `which`: the features of one of
+// kThreads threads.
+template <int kThreads, typename Sum, int kCenters, typename T, typename Work>
+__device__ __forceinline__ void add_square_differences(const CenteredRows<T, Work>& rows, const Work* centers,
+                                                       long long row, const int (&which)[kCenters],
+                                                       Sum (&sum)[kCenters]) {
   constexpr int kWide = kVector<Work>;
   const T* x = rows.X + row * rows.leading;
-  Sum sum[kCenters] = {};
   auto add = [&](int c, Work one, Work of_center) {
     const Sum difference = (Sum)one - (Sum)of_center;
     sum[c] += difference * difference;
@@ -51,7 +51,7 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
   if (is_whole_vectors(rows)) {
     begin = rows.d;
 #pragma unroll(4 / kCenters)
-    for (int j = kWide * (threadIdx.x % kLanes); j < rows.d; j += kLanes * kWide) {
+    for (int j = kWide * (threadIdx.x % kThreads); j < rows.d; j += kThreads * kWide) {
       const auto value = *reinterpret_cast<const simt::Vector<T, kWide>*>(x + j);
       const auto mean = *reinterpret_cast<const simt::Vector<Work, kWide>*>(rows.mean + j);
       simt::Vector<Work, kWide> center[kCenters];
@@ -68,11 +68,20 @@ __device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& ro
     }
   }
 #pragma unroll 1
-  for (int j = begin + threadIdx.x % kLanes; j < rows.d; j += kLanes) {
+  for (int j = begin + threadIdx.x % kThreads; j < rows.d; j += kThreads) {
     const Work one = centered<T, Work>(x[j], rows.mean[j]);
 #pragma unroll
     for (int c = 0; c < kCenters; ++c) add(c, one, centers[(long long)which[c] * rows.d + j]);
   }
+}
+
+// Computes ‖x − c‖² of one row x and each center c listed in `which`. A group of kLanes lanes sums in type Sum, and all
+// its lanes get the same bits. All groups of the warp take part, each for its own row.
+template <int kLanes = 32, typename Sum, int kCenters, typename T, typename Work>
+__device__ __forceinline__ void square_distances(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
+                                                 const int (&which)[kCenters], Sum (&squares)[kCenters]) {
+  Sum sum[kCenters] = {};
+  add_square_differences<kLanes>(rows, centers, row, which, sum);
 #pragma unroll
   for (int c = 0; c < kCenters; ++c) {
     squares[c] = sum[c];
@@ -113,29 +122,39 @@ struct Surely {
   }
 };
 
-// Returns the nearest of a row's candidates, computed by a warp; without candidates, returns `otherwise`. `pairs` calls
-// its argument with two candidates at a time. The second candidate may repeat the first.
-template <typename T, typename Work, typename Pairs>
-__device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
-                                          int otherwise, const Pairs& pairs) {
+// Returns the nearest of a row's candidates; without candidates, returns `otherwise`. `pairs` calls its argument with
+// two candidates at a time. The second candidate may repeat the first. `distances` computes the squared distances of
+// two centers, in the type of its second argument and with the same bits in all threads that take part.
+template <typename Work, typename Pairs, typename Distances>
+__device__ __forceinline__ int nearest_by(const Distances& distances, int d, int otherwise, const Pairs& pairs) {
   if constexpr (sizeof(Work) == sizeof(float)) {
     Surely nearest;
     pairs([&](int first, int second) {
       float squares[2];
-      square_distances(rows, centers, row, {first, second}, squares);
+      distances({first, second}, squares);
       nearest.take(squares[0], first);
       if (second != first) nearest.take(squares[1], second);
     });
-    if (nearest.is_so(rows.d)) return nearest.center;
+    if (nearest.is_so(d)) return nearest.center;
   }
   Distant nearest = {kInfinity, otherwise};
   pairs([&](int first, int second) {
     double squares[2];
-    square_distances(rows, centers, row, {first, second}, squares);
+    distances({first, second}, squares);
     nearest.take({squares[0], first});
     nearest.take({squares[1], second});
   });
   return nearest.center;
+}
+
+// As above, computed by a warp.
+template <typename T, typename Work, typename Pairs>
+__device__ __forceinline__ int nearest_of(const CenteredRows<T, Work>& rows, const Work* centers, long long row,
+                                          int otherwise, const Pairs& pairs) {
+  const auto distances = [&](const int (&which)[2], auto& squares) {
+    square_distances(rows, centers, row, which, squares);
+  };
+  return nearest_by<Work>(distances, rows.d, otherwise, pairs);
 }
 
 // Returns the nearest of the `count` candidates of a row, for each group of kLanes lanes of a warp; without candidates,

@@ -15,6 +15,7 @@ __all__ = [
     "UNCERTIFIED",
     "grid_of_lists",
     "half_copy_scale",
+    "is_long",
     "lanes_of_row",
     "log2_lanes",
     "norm_limit_of",
@@ -37,6 +38,8 @@ SPLIT = 2.0**-20
 UNCERTIFIED = 2.0**-10
 #: Number of threads per block of passes.cuh; and of kernels with a block per center or point (kCenterThreads).
 PASS_THREADS, CENTER_THREADS = 256, 256
+# Minimum number of vectors in a row that is long: two for each thread of a block.
+_LONG_ROW = 512
 # Root mean square of the scaled data, up to a factor √2: about 1/4096 of float16's largest number.
 _TARGET_RMS = 16.0
 # A quarter of 2¹⁵, the largest norm of a center in panels: centers are excluded from four times the limit on.
@@ -56,6 +59,11 @@ def log2_lanes(columns: int) -> int:
 def lanes_of_row(d: int, dtype: np.dtype) -> int:
     """Return the number of lanes that compute distances of a row of d features (kLanes in row_distances.cuh)."""
     return 1 << log2_lanes(-(-d // vector_of(dtype.itemsize)))
+
+
+def is_long(d: int, dtype: np.dtype) -> bool:
+    """Return True if a block computes the distances of a row of d features together (rescore_by_block.cuh)."""
+    return -(-d // vector_of(dtype.itemsize)) >= _LONG_ROW
 
 
 def row_groups(rows: int, columns: int) -> tuple[np.int32, tuple[int]]:

@@ -53,11 +53,11 @@ class RunningSumsStep(Step):
     @property
     def sums_units(self) -> np.ndarray:  # type: ignore[override]
         """Fixed-point unit of each column of the sums, (d + 1,)."""
-        return 1 / np.array(self.integers.scales)
+        return 1 / self.integers.scales
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weighted sum (k, d) and the weight (k,) of each cluster, float64, in host memory."""
-        values = self.data.copy_to_host(self.buffers.sums) / np.array(self.integers.scales)
+        values = self.data.copy_to_host(self.buffers.sums) / self.integers.scales
         return values[:, :-1], values[:, -1]
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:

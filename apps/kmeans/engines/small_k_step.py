@@ -1,7 +1,7 @@
 """Lloyd step for k <= 64: a memory-bound GEMM on the half-precision copy of X, with centers in shared memory.
 
     assign/small_k.cuh, the epilogue of gemm_mma.cuh
-    → assign/rescore.cuh → sums of reassigned rows → update/centers.cuh
+    → assign/rescore.cuh, or for long rows rescore_by_block.cuh → sums of reassigned rows → update/centers.cuh
 
 If few rows are reassigned (`sorts_rows`), update/scatter_add.cuh adds them to the cluster sums. Otherwise
 update/sort_reassigned.cuh sorts them by cluster for update/segmented_sum.cuh. The two methods give the same bits.
@@ -26,7 +26,7 @@ from tsapps.apps.kmeans.assign.plan import (
 from tsapps.apps.kmeans.bounds.launch import ProductBounds
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
-from tsapps.apps.kmeans.data.plan import grid_of_lists, lanes_of_row
+from tsapps.apps.kmeans.data.plan import grid_of_lists, is_long, lanes_of_row
 from tsapps.apps.kmeans.engines.device_step import RESCORE_BLOCKS, RESCORE_THREADS, DeviceStep
 from tsapps.apps.kmeans.update.buffers import Layout
 from tsapps.apps.kmeans.update.launch import ScatterAdd, SegmentedSum
@@ -77,8 +77,11 @@ class SmallKStep(DeviceStep):
             places = data.xp.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
             self._segments = SegmentedSum(data, k, self.integers.digits, "AmbiguousRow", lists, places)
         self._rescore_grid = grid_of_lists(data.gpu.multiprocessors, lists, RESCORE_BLOCKS)
-        name = f"rescore<{types_of(data.rows_on_gpu, data.dtype)}, {lanes_of_row(d, data.dtype)}>"
-        (self._rescore,) = load_kernels(machine, "assign/rescore.cuh", name)
+        types = types_of(data.rows_on_gpu, data.dtype)
+        file, name = "assign/rescore.cuh", f"rescore<{types}, {lanes_of_row(d, data.dtype)}>"
+        if is_long(d, data.dtype):
+            file, name = "assign/rescore_by_block.cuh", f"rescore_by_block<{types}>"
+        (self._rescore,) = load_kernels(machine, file, name)
 
     def _new_bounds(self) -> ProductBounds:
         return ProductBounds(self.data, *self._bounds_arguments)

@@ -145,7 +145,6 @@ class IterationBuffers:
     def allocated(cls, data: DeviceData, k: int, layout: Layout, sums: Integers) -> IterationBuffers:
         """Allocate the buffers for k clusters; `sums` is the fixed-point format of the cluster sums."""
         (n, d), n_columns, placement = data.source.shape, layout.columns_of(k), layout.placement
-        scales = np.array(sums.scales)
         # In panels, the first panel holds the biases (core_matrix_layout.cuh), unless lanes have columns for them.
         width = placement.padded + (16 if placement.panels and not placement.each else 0)
         xp = data.xp
@@ -160,8 +159,8 @@ class IterationBuffers:
             center_stats=xp.empty(6, np.float32),
             found=xp.empty((k, 4)),
             sums=xp.empty((k, d + 1), np.int64),
-            scales=data.machine.on_gpu(scales.astype(np.float32 if sums.digits == NARROW else np.float64)),
-            units=data.machine.on_gpu(1 / scales),
+            scales=data.machine.on_gpu(sums.scales.astype(np.float32 if sums.digits == NARROW else np.float64)),
+            units=data.machine.on_gpu(1 / sums.scales),
             n_reassigned=n_reassigned,
             arrived=arrived,
             stopped=stopped,

@@ -22,7 +22,7 @@ _SPREAD = 2.0**8
 _PLANES = 66 * 1024
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Integers:
     """Fixed-point format of the cluster sums; see update/fixed_point.cuh.
 
@@ -30,13 +30,12 @@ class Integers:
     ----------
     digits : {2, 3}
         Number of 16-bit limbs per element.
-    scales : tuple of float
-        Powers of two that multiply the elements of each feature, and as the last number that of the weights; d + 1
-        numbers.
+    scales : numpy.ndarray of shape (d + 1,), float64
+        Powers of two that multiply the elements of each feature, and as the last number that of the weights.
     """
 
     digits: int
-    scales: tuple[float, ...]
+    scales: np.ndarray
 
     @property
     def shared_bytes(self) -> int:
@@ -78,7 +77,7 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     digits = NARROW if narrow else WIDE
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
-    return Integers(digits, tuple(np.exp2(np.append(bits - exponents, of_weight)).tolist()))
+    return Integers(digits, np.exp2(np.append(bits - exponents, of_weight)))
 
 
 def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:

@@ -95,7 +95,7 @@ def test_integers_by_hand():
     found = integers(1000, np.dtype(np.float32), np.array([3.0, 0.0, 0.25]), 1.0, None)
     assert found.digits == 2
     # 30 bits of what is at most 4, 1 and a quarter; samples are counted as they are.
-    assert found.scales == (2.0**28, 2.0**30, 2.0**32, 1.0)
+    assert tuple(found.scales) == (2.0**28, 2.0**30, 2.0**32, 1.0)
     assert columns_of_block(3, 16, 2) == (4, 1)
 
 
@@ -122,7 +122,7 @@ def test_sums_do_not_overflow(n, weight, dtype):
     largest = np.array([1e-6, 1.0, 5.0, 1e5])
     found = integers(n, np.dtype(dtype), largest, 1.0, weight)
     most = np.append(largest, 1.0) * (1.0 if weight is None else weight)
-    elements = np.array(found.scales) * most
+    elements = found.scales * most
     assert (elements <= 2.0 ** (16 * found.digits - 1) - 1).all()
     assert (elements * n < 2.0**63).all()
 
@@ -274,6 +274,10 @@ def test_other_kernels_compile_without_spills(scalar, arch):
         ],
         "update/centers.cuh": [f"prepare_centers<{scalar}>", f"update_centers<{scalar}>"],
         "assign/rescore.cuh": [f"rescore<{scalar}, {scalar}, {lanes}>" for lanes in (1, 16, 32)],
+        "assign/rescore_by_block.cuh": [
+            f"rescore_by_block<{element}, {scalar}>"
+            for element in (("float", "ptx::Half", "ptx::Bfloat16") if scalar == "float" else ("double",))
+        ],
         "bounds/state.cuh": ["select_active_rows<int>", "select_active_rows<kmeans::Label>"],
         "bounds/assign.cuh": [f"assign_active_rows<{blocks}>" for blocks in range(1, MOST_CLUSTERS // 8 + 1)],
         "update/scatter_add.cuh": [
