@@ -4,7 +4,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-__all__ = ["DASH", "Block", "Figure", "Fold", "Table", "number", "percent", "product", "times"]
+from tsapps.bench.report.records import Record, provenance
+
+__all__ = ["DASH", "Block", "Figure", "Fold", "Table", "major", "number", "percent", "product", "times"]
 
 #: Text of a missing value.
 DASH = "–"
@@ -12,12 +14,17 @@ DASH = "–"
 
 @dataclass(frozen=True)
 class Figure:
-    """A chart: its title, the SVG, and the source of its records."""
+    """A chart: its title, the SVG, and the records that it shows."""
 
     kind: ClassVar[str] = "figure"
     title: str
     svg: str
-    source: str
+    records: Sequence[Record]
+
+    @property
+    def source(self) -> str:
+        """Return the source of the records."""
+        return provenance(self.records)
 
 
 @dataclass(frozen=True)
@@ -30,8 +37,8 @@ class Table:
     headings : sequence of str
     rows : sequence of sequence of str
         The first cell of a row is its header.
-    source : str
-        Source of its records.
+    records : sequence of dict
+        Records that it shows.
     texts : int
         Number of leading columns with text, which are aligned left; the others hold numbers.
     """
@@ -40,8 +47,13 @@ class Table:
     caption: str
     headings: Sequence[str]
     rows: Sequence[Sequence[str]]
-    source: str
+    records: Sequence[Record]
     texts: int = 1
+
+    @property
+    def source(self) -> str:
+        """Return the source of the records."""
+        return provenance(self.records)
 
 
 @dataclass(frozen=True)
@@ -51,6 +63,11 @@ class Fold:
     kind: ClassVar[str] = "fold"
     summary: str
     blocks: "Sequence[Block]"
+
+    @property
+    def records(self) -> list[Record]:
+        """Return the records of all blocks."""
+        return [one for block in self.blocks for one in block.records]
 
 
 Block = Figure | Table | Fold
@@ -83,3 +100,8 @@ def percent(part: float | None, whole: float | None = 1.0) -> str:
 def product(m: int, k: int, n: int) -> str:
     """Return the shapes of A (m × k) and B (k × n) as text."""
     return f"{m:,} × {k:,} · {n:,}"
+
+
+def major(layout: str) -> str:
+    """Return the name of a layout, such as row-major."""
+    return {"row": "row-major", "col": "column-major"}.get(layout, layout)

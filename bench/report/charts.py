@@ -6,6 +6,7 @@ chart is escaped, because the elements are built as a tree.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import median
 from typing import Any
 from xml.etree.ElementTree import Element, SubElement, tostring
@@ -13,39 +14,46 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 from tsapps.bench.report.blocks import number
 from tsapps.bench.report.scales import Scale, linear, logarithmic
 
-__all__ = ["HEAT", "SHARES", "Band", "Bar", "Cell", "Legend", "Line", "Reference", "bars", "heat_map", "heat_of", "lines"]
+__all__ = [
+    "HEAT",
+    "SHARES",
+    "Band",
+    "Bar",
+    "Cell",
+    "Legend",
+    "Line",
+    "Reference",
+    "bars",
+    "heat_map",
+    "heat_of",
+    "lines",
+]
 
-# Mean width of a character, height of a row, and most characters of a label.
-_CHARACTER, _ROW, _MOST_LABEL = 6.6, 20, 34
+# Width of a character in wide fonts, height of a row, and most characters of a label.
+_CHARACTER, _ROW, _MOST_LABEL = 7.4, 20, 40
 # Size of a line chart's plot.
-_PLOT_WIDTH, _PLOT_HEIGHT = 300, 170
-# Width and height of a heat map's cell.
-_CELL_WIDTH, _CELL_HEIGHT = 46, 20
-# Width at which a legend continues in its next row.
-_LEGEND_WIDTH = 380
+_PLOT_WIDTH, _PLOT_HEIGHT = 280, 170
+# Least width and height of a heat map's cell.
+_CELL_WIDTH, _CELL_HEIGHT = 42, 20
+# Width at which a legend continues in its next row, and most characters of a name in it.
+_LEGEND_WIDTH, _MOST_NAME = 350, 48
 
-#: Classes of a heat map, each with its least value and its label.
+#: Classes of a heat map in ascending order, each with its least value and the label of that.
 Legend = Sequence[tuple[str, float, str]]
 #: Speed-ups: a diverging scale, symmetric in the logarithm, whose middle class is within 5 % of 1.
 HEAT: Legend = (
-    ("d0", 0.0, "< ¼"),
+    ("d0", 0.0, ""),
     ("d1", 0.25, "¼"),
     ("d2", 0.5, "½"),
     ("d3", 0.8, "0.8"),
-    ("d4", 1 / 1.05, "≈ 1"),
+    ("d4", 1 / 1.05, "0.95"),
     ("d5", 1.05, "1.05"),
     ("d6", 1.25, "1.25"),
     ("d7", 2.0, "2"),
-    ("d8", 4.0, "≥ 4×"),
+    ("d8", 4.0, "4×"),
 )
-#: Shares: a sequential scale.
-SHARES: Legend = (
-    ("q0", 0.0, "< 50 %"),
-    ("q1", 0.5, "50"),
-    ("q2", 0.9, "90"),
-    ("q3", 0.99, "99"),
-    ("q4", 1.0, "100 %"),
-)
+#: Shares: a sequential scale, whose last class is the whole.
+SHARES: Legend = (("q0", 0.0, ""), ("q1", 0.5, "50 %"), ("q2", 0.9, "90 %"), ("q3", 0.99, "99 %"), ("q4", 1.0, "100 %"))
 
 
 @dataclass(frozen=True)
@@ -122,7 +130,9 @@ def bars(title: str, rows: Sequence[Bar], axis: str, *, references: Sequence[Ref
     is_log = min(values) > 0 and max(values) > 50 * min(values)
     left = 8 + _CHARACTER * max(len(_cut(row.label)) for row in rows)
     # The axis begins well below the smallest value, so that its bar is visible.
-    scale = logarithmic([min(values) / 1.5, *values], left, left + width) if is_log else linear(values, left, left + width)
+    scale = (
+        logarithmic([min(values) / 1.5, *values], left, left + width) if is_log else linear(values, left, left + width)
+    )
     top = 6 + 14 * len(references)
     bottom = top + _ROW * len(rows)
     described = "; ".join(f"{row.label}: {row.text}" for row in rows)
@@ -130,21 +140,21 @@ def bars(title: str, rows: Sequence[Bar], axis: str, *, references: Sequence[Ref
     _value_axis(svg, scale, top, bottom, f"{axis} (logarithmic)" if is_log else axis)
     zero = scale(scale.low if is_log else 0)
     for place, row in enumerate(rows):
-        y = top + _ROW * place
-        group = _add(svg, "g")
-        if row.label != _cut(row.label):
-            _add(group, "title", row.label)
-        _text(group, left - 6, y + 14, _cut(row.label), "end")
-        x = scale(row.value)
-        _add(group, "rect", x=min(x, zero), y=y + 3, width=abs(x - zero), height=_ROW - 6, class_=f"bar {row.style}")
+        x, y = scale(row.value), top + _ROW * place
+        _add(svg, "rect", x=min(x, zero), y=y + 3, width=abs(x - zero), height=_ROW - 6, class_=f"bar {row.style}")
         if row.mark is not None:
-            _add(group, "line", x1=scale(row.mark), x2=scale(row.mark), y1=y + 1, y2=y + _ROW - 1, class_="mark")
-        _text(group, max(x, zero) + 5, y + 14, row.text)
+            _add(svg, "line", x1=scale(row.mark), x2=scale(row.mark), y1=y + 1, y2=y + _ROW - 1, class_="mark")
     for place, one in enumerate(references):
-        x, y = scale(one.value), 12 + 14 * place
-        _add(svg, "line", x1=x, x2=x, y1=y - 8, y2=bottom, class_=f"line {one.style}")
-        is_left = x < left + width / 2
-        _text(svg, x + (5 if is_left else -5), y, one.label, "start" if is_left else "end", "small")
+        x = scale(one.value)
+        _add(svg, "line", x1=x, x2=x, y1=4 + 14 * place, y2=bottom, class_=f"line {one.style}")
+    # Text comes last, so that no line crosses it.
+    for place, one in enumerate(references):
+        is_left = scale(one.value) < left + width / 2
+        x = scale(one.value) + (5 if is_left else -5)
+        _text(svg, x, 12 + 14 * place, one.label, "start" if is_left else "end", "small")
+    for place, row in enumerate(rows):
+        _text(svg, left - 6, top + _ROW * place + 14, _cut(row.label), "end")
+        _text(svg, max(scale(row.value), zero) + 5, top + _ROW * place + 14, row.text)
     return tostring(svg, encoding="unicode")
 
 
@@ -192,7 +202,9 @@ def lines(
     _size_labels(svg, across, sizes, bottom)
     _text(svg, (left + right) / 2, bottom + 32, axes[0], "middle", "small")
     if band:
-        _add(svg, "rect", x=left, y=up(band.high), width=_PLOT_WIDTH, height=up(band.low) - up(band.high), class_="band")
+        _add(
+            svg, "rect", x=left, y=up(band.high), width=_PLOT_WIDTH, height=up(band.low) - up(band.high), class_="band"
+        )
         if band.mean is not None:
             _add(svg, "line", x1=left, x2=right, y1=up(band.mean), y2=up(band.mean), class_="band-mean")
     if reference:
@@ -232,22 +244,22 @@ def heat_map(
     if order is not None:
         rows.sort(key=order)
         columns.sort(key=order)
-    width = max(_CELL_WIDTH, 8 + _CHARACTER * max(len(_cut(label)) for label in columns))
     left = 10 + _CHARACTER * max(len(_cut(label)) for label in [*rows, axes[0]])
-    top = 38
-    bottom = top + _CELL_HEIGHT * len(rows)
-    right = max(left + width * len(columns), 10 + 40 * len(legend), left + _CHARACTER * len(axes[1]))
+    widths = [max(_CELL_WIDTH, 8 + _CHARACTER * len(_cut(label))) for label in columns]
+    edges = dict(zip(columns, accumulate(widths, initial=left), strict=False))
+    top, bottom = 38, 38 + _CELL_HEIGHT * len(rows)
+    right = max(left + sum(widths), 10 + 40 * len(legend), left + _CHARACTER * len(axes[1]))
     values = sorted(cell.value for cell in cells.values())
     described = f"{len(cells)} cells from {number(values[0])} to {number(values[-1])}; median {number(median(values))}"
     svg = _svg(title, described, right + 6, bottom + 44)
     _text(svg, left - 6, 32, axes[0], "end", "small")
     _text(svg, left, 14, axes[1], style="small")
-    for place, label in enumerate(columns):
-        _text(svg, left + width * (place + 0.5), 32, _cut(label), "middle")
+    for label, width in zip(columns, widths, strict=True):
+        _text(svg, edges[label] + width / 2, 32, _cut(label), "middle")
     for place, label in enumerate(rows):
         _text(svg, left - 6, top + _CELL_HEIGHT * place + 14, _cut(label), "end")
     for (row, column), cell in cells.items():
-        x, y = left + width * columns.index(column), top + _CELL_HEIGHT * rows.index(row)
+        x, y, width = edges[column], top + _CELL_HEIGHT * rows.index(row), widths[columns.index(column)]
         group = _add(svg, "g", class_=heat_of(cell.value, legend))
         _add(group, "title", cell.note)
         _add(group, "rect", x=x, y=y, width=width - 1, height=_CELL_HEIGHT - 1)
@@ -255,7 +267,7 @@ def heat_map(
     for place, (style, _, label) in enumerate(legend):
         group = _add(svg, "g", class_=style)
         _add(group, "rect", x=6 + 40 * place, y=bottom + 10, width=40, height=12)
-        _text(svg, 26 + 40 * place, bottom + 36, label, "middle", "small")
+        _text(svg, 6 + 40 * place, bottom + 36, label, "middle", "small")  # below the class's lower end
     return tostring(svg, encoding="unicode")
 
 
@@ -283,9 +295,9 @@ def _text(parent: Element, x: float, y: float, text: str, anchor: str = "start",
     _add(parent, "text", text, x=x, y=y, **attributes)
 
 
-def _cut(label: str) -> str:
-    """Return a label of at most `_MOST_LABEL` characters."""
-    return label if len(label) <= _MOST_LABEL else f"{label[: _MOST_LABEL - 1]}…"
+def _cut(label: str, most: int = _MOST_LABEL) -> str:
+    """Return a label of at most `most` characters."""
+    return label if len(label) <= most else f"{label[: most - 1]}…"
 
 
 def _tick(value: float) -> str:
@@ -323,7 +335,7 @@ def _legend_places(entries: Sequence[tuple[str, str]]) -> list[tuple[float, floa
     """Return the place of each entry of a legend; rows are at most `_LEGEND_WIDTH` wide if an entry fits."""
     places, x, y = [], 4.0, 14.0
     for label, _ in entries:
-        width = 36 + _CHARACTER * len(_cut(label))
+        width = 36 + _CHARACTER * len(_cut(label, _MOST_NAME))
         if x > 4 and x + width > _LEGEND_WIDTH:
             x, y = 4.0, y + 16
         places.append((x, y))
@@ -341,4 +353,4 @@ def _draw_legend(svg: Element, entries: Sequence[tuple[str, str]]) -> None:
             _add(svg, "rect", x=x, y=y - 9, width=22, height=10, class_="band")
         else:
             _add(svg, "line", x1=x, x2=x + 22, y1=y - 4, y2=y - 4, class_=style)
-        _text(svg, x + 27, y, _cut(label), style="small")
+        _text(svg, x + 27, y, _cut(label, _MOST_NAME), style="small")

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from tsapps.bench.report.blocks import Block, Figure, Fold, Table, number, percent, product, times
+from tsapps.bench.report.blocks import Block, Figure, Fold, Table, major, number, percent, product, times
 from tsapps.bench.report.charts import Cell, heat_map
-from tsapps.bench.report.records import Record, by, provenance
+from tsapps.bench.report.records import Record, by
 
 __all__ = ["blocks", "cells_of"]
 
@@ -19,9 +19,9 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
     for device, some in by(ours, "device").items():
         yield _summary(device, some)
         for (shape, dtype, layout), found in by(some, "shape dtype layout").items():
-            title = f"{shape.upper()}, {dtype}, {layout}-major, {device}: speed-up over the library"
+            title = f"{shape.upper()}, {dtype}, {major(layout)}, {device}: speed-up over the library"
             rows, cells = cells_of(found)
-            yield Figure(title, heat_map(title, (rows, "columns of B, w"), cells), provenance(found))
+            yield Figure(title, heat_map(title, (rows, "columns of B, w"), cells), found)
     versions = [one for one in records if one["kernel"].startswith("tsm2_v")]
     if versions:
         headings = ("kernel", "device", "A · w", "dtype", "layout", "ms", "of the library", "of the roofline")
@@ -38,7 +38,7 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
             )
             for one in versions
         ]
-        table = Table("TSM2 as published", headings, rows, provenance(versions), texts=5)
+        table = Table("TSM2 as published", headings, rows, versions, texts=5)
         yield Fold(f"TSM2 as published: {len(rows)} products", [table])
 
 
@@ -71,4 +71,4 @@ def _summary(device: str, records: Sequence[Record]) -> Table:
         floors = sorted(one["floor_ms"] / one["ms"] for one in some)
         rates = (times(speedups[0]), times(median(speedups)), times(speedups[-1]), f"{sum(x < 1 for x in speedups):,}")
         rows.append((*key, f"{len(some):,}", *rates, percent(floors[0]), percent(median(floors))))
-    return Table(f"tsapps.matmul on {device}", headings, rows, provenance(records), texts=3)
+    return Table(f"tsapps.matmul on {device}", headings, rows, records, texts=3)

@@ -5,13 +5,13 @@ from collections.abc import Iterator, Sequence
 from tsapps.bench.kmeans.summary import OWN
 from tsapps.bench.report.blocks import Block, Figure, Fold, Table, number, percent, times
 from tsapps.bench.report.charts import Bar, Cell, Reference, bars, heat_map
-from tsapps.bench.report.records import Record, by, provenance
+from tsapps.bench.report.records import Record, by
 
 __all__ = ["blocks", "blocks_of_kinds", "speedup"]
 
 # Engines that are ours, in descending priority: on a GPU, and on a CPU.
 _OURS = ("tsapps", "tsapps-cpu")
-# Most shapes whose bars are shown at first, and least cells of a heat map.
+# Most shapes whose bars are shown at first, and least cells of a heat map, half of which must be filled.
 _MOST_SHOWN, _LEAST_CELLS = 12, 4
 
 
@@ -48,7 +48,7 @@ def blocks_of_kinds(records: Sequence[Record]) -> Iterator[Block]:
                 cells[shape, data] = Cell(value, number(value), f"{shape}, {data}: {times(value)}")
         if cells:
             title = f"Fits on kinds of data, {dtype}, {device}: speed-up over the fastest peer"
-            yield Figure(title, heat_map(title, ("n × d, k", "kind of data"), cells), provenance(some))
+            yield Figure(title, heat_map(title, ("n × d, k", "kind of data"), cells), some)
         headings = ("n × d, k", "data", "engine", "ms per fit", "ms with k-means++", "wrong labels")
         rows = [
             (
@@ -61,7 +61,7 @@ def blocks_of_kinds(records: Sequence[Record]) -> Iterator[Block]:
             )
             for one in some
         ]
-        table = Table(f"Fits on kinds of data, {dtype}, {device}", headings, rows, provenance(some), texts=3)
+        table = Table(f"Fits on kinds of data, {dtype}, {device}", headings, rows, some, texts=3)
         yield Fold(f"Table of all fits, {dtype}, {device}", [table])
 
 
@@ -78,7 +78,7 @@ def _is_own(engine: str) -> bool:
 
 
 def _sizes(one: Record) -> str:
-    batch = f"{one['b']:,} of " if "b" in one else ""
+    batch = f"{one['b']:,} problems of " if "b" in one else ""
     return f"{batch}{one['n']:,} × {one['d']:,}, k = {one['k']:,}"
 
 
@@ -96,9 +96,10 @@ def _heat_maps(device: str, problem: str, records: Sequence[Record], field: str)
             if value is not None:
                 note = f"{n:,} × {d:,}, k = {k:,}: {times(value)}"
                 cells[f"{n:,} × {d:,}", f"{k:,}"] = Cell(value, number(value), note)
-        if len(cells) >= _LEAST_CELLS:
+        rows, columns = ({key[place] for key in cells} for place in range(2))
+        if len(cells) >= max(_LEAST_CELLS, len(rows) * len(columns) / 2):
             title = f"{dtype}{problem}, {device}: speed-up of one {unit} over the fastest peer"
-            yield Figure(title, heat_map(title, ("n × d", "clusters, k"), cells, order=_numbers), provenance(some))
+            yield Figure(title, heat_map(title, ("n × d", "clusters, k"), cells, order=_numbers), some)
 
 
 def _numbers(label: str) -> list[int]:
@@ -113,7 +114,7 @@ def _figure(title: str, some: Sequence[Record], field: str) -> Figure:
     floors = [one["floor_ms"] for one in measured if one.get("floor_ms") is not None]
     references = [Reference("roofline", min(floors), "floor")] if floors else []
     unit = "ms per fit" if field == "fit_ms" else "ms per iteration"
-    return Figure(title, bars(title, rows, unit, references=references, width=190), provenance(some))
+    return Figure(title, bars(title, rows, unit, references=references, width=190), some)
 
 
 def _style(engine: str) -> str:
@@ -128,4 +129,4 @@ def _table(caption: str, some: Sequence[Record], field: str) -> Table:
     for shape, found in by(some, _shape).items():
         measured = {one["engine"]: one[field] for one in found}
         rows.append((shape, *(number(measured.get(name)) for name in engines), times(speedup(found, field))))
-    return Table(caption, ("shape", *engines, "over the fastest peer"), rows, provenance(some))
+    return Table(caption, ("shape", *engines, "over the fastest peer"), rows, some)

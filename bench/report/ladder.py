@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tsapps.bench.report.blocks import Block, Figure, Fold, Table, number, percent, product, times
+from tsapps.bench.report.blocks import Block, Figure, Fold, Table, major, number, percent, product, times
 from tsapps.bench.report.charts import Bar, Reference, bars
-from tsapps.bench.report.records import Record, by, provenance
+from tsapps.bench.report.records import Record, by
 
 __all__ = ["blocks", "gflops", "shown_square"]
 
@@ -42,7 +42,7 @@ def gflops(one: Record, ms: float) -> float:
 
 def _shape(shape: tuple[Any, ...]) -> str:
     m, k, n, layout = shape
-    return product(m, k, n) + {"row": ", row-major", "col": ", column-major"}.get(layout, f", {layout}")
+    return f"{product(m, k, n)}, {major(layout)}"
 
 
 def _figure(title: str, some: Sequence[Record]) -> Figure:
@@ -54,7 +54,7 @@ def _figure(title: str, some: Sequence[Record]) -> Figure:
     floors = [one["floor_ms"] for one in some if one["floor_ms"] is not None]
     if floors:
         references.append(Reference("roofline", gflops(some[0], min(floors)), "floor"))
-    return Figure(title, bars(title, rows, "GFLOP/s", references=references), provenance(some))
+    return Figure(title, bars(title, rows, "GFLOP/s", references=references), some)
 
 
 def _table(caption: str, some: Sequence[Record]) -> Table:
@@ -70,4 +70,4 @@ def _table(caption: str, some: Sequence[Record]) -> Table:
         )
         for one in some
     ]
-    return Table(caption, _HEADINGS, rows, provenance(some))
+    return Table(caption, _HEADINGS, rows, some)

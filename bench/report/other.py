@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tsapps.bench.report.blocks import DASH, Block, Table, number
-from tsapps.bench.report.records import Record, by, provenance
+from tsapps.bench.report.records import Record, by
 from tsapps.kernels.system.printable import shown
 
 __all__ = ["blocks"]
@@ -22,7 +22,7 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
         ordered = [*texts, *(name for name in columns if name not in texts)]
         rows = [[_text(one.get(name)) for name in ordered] for one in some]
         headings = [shown(name) for name in ordered]
-        yield Table(shown(f"{what}, {device}"), headings, rows, provenance(some), texts=len(texts))
+        yield Table(shown(f"{what}, {device}"), headings, rows, some, texts=len(texts))
 
 
 def _text(value: Any) -> str:

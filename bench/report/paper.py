@@ -6,7 +6,7 @@ from typing import Any
 
 from tsapps.bench.report.blocks import DASH, Block, Figure, Fold, Table, number, product, times
 from tsapps.bench.report.charts import Band, Line, Reference, lines
-from tsapps.bench.report.records import Record, by, provenance
+from tsapps.bench.report.records import Record, by
 
 __all__ = ["blocks", "points_of"]
 
@@ -26,7 +26,7 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
         experiments = by(some, lambda one: (one["engine"], one["baseline"], one["dtype"], one["paper_device"]))
         for (engine, baseline, dtype, paper_device), found in experiments.items():
             title = f"{_RUNS.get(run, run)}: {engine} over {baseline}, {dtype}, {device}"
-            paper = f"paper ({paper_device})"
+            paper = f"paper, {paper_device}:"
             yield from _figures(title, paper, found, "paper_speedup", _speedup, ("speed-up", "×"))
             yield from _figures(f"{title}: bandwidth", paper, found, "paper_points", points_of, ("points of peak", ""))
         yield Fold(f"Table: {_RUNS.get(run, run)}, {device}", [_table(f"{_RUNS.get(run, run)} on {device}", some)])
@@ -61,10 +61,10 @@ def _figures(
             least, mean, most = values
             middle = "" if mean is None else f", mean {number(mean)}{unit[1]}"
             band = Band(f"{paper} {number(least)} to {number(most)}{unit[1]}{middle}", least, most, mean)
-        reference = Reference("equal", 1, "floor") if field == "paper_speedup" else None
+        reference = Reference("equally fast", 1, "floor") if field == "paper_speedup" else None
         drawn, size = _lines(measured, value_of)
         svg = lines(title, drawn, (f"size, {size}", unit[0]), band=band, reference=reference, is_log=False)
-        yield Figure(title, svg, provenance(measured))
+        yield Figure(title, svg, measured)
 
 
 def _lines(records: Sequence[Record], value_of: Callable[[Record], Any]) -> tuple[list[Line], str]:
@@ -96,7 +96,7 @@ def _table(caption: str, records: Sequence[Record]) -> Table:
         ours = (number(one["ms"]), number(one["baseline_ms"]), times(one["speedup"]), _range(one["paper_speedup"]))
         rates = (number(one["gbs"]), number(one["baseline_gbs"]), number(points_of(one)), _range(one["paper_points"]))
         rows.append((one["engine"], one["baseline"], one["dtype"], sizes, *ours, *rates, one["paper_device"]))
-    return Table(caption, headings, rows, provenance(records), texts=4)
+    return Table(caption, headings, rows, records, texts=4)
 
 
 def _range(values: Sequence[float | None] | None) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 from tsapps.bench.common import record
 from tsapps.kernels.system.printable import one_line
 
-__all__ = ["KINDS", "Kind", "Record", "by", "check", "files_of", "newest", "provenance", "read"]
+__all__ = ["KINDS", "Kind", "Record", "by", "check", "files_of", "measured", "newest", "provenance", "read"]
 
 Record = dict[str, Any]
 
@@ -91,7 +91,8 @@ KINDS: dict[str, Kind] = {
         key="target code dtype distribution fault m n",
         texts="target code dtype distribution fault",
         sizes="m n",
-        counts="trials detected located repaired miscorrected certain certain_repaired clean false_alarms",
+        counts="trials detected located repaired miscorrected harmless certain certain_detected certain_repaired clean "
+        "false_alarms",
     ),
     "paper": Kind(
         key="run baseline m k n dtype",
@@ -129,8 +130,8 @@ def read(paths: Iterable[Path]) -> list[Record]:
     Raises
     ------
     ValueError
-        If a file is no file of records, or a record lacks a field or has a wrong value. The message names the file,
-        the record's number and the field.
+        If a file is no file of records, a record lacks a field or has a wrong value, or there is no record. The
+        message names the file, the record's number, from 0, and the field.
     OSError
         If a file cannot be read.
     """
@@ -142,6 +143,8 @@ def read(paths: Iterable[Path]) -> list[Record]:
             except ValueError as error:
                 raise ValueError(f"{path}: record {number}: {error}") from error
             found.append(_printable(one))
+    if not found:
+        raise ValueError("the files hold no records: measure first (tsapps bench ladder)")
     return found
 
 
@@ -218,16 +221,20 @@ def by(records: Iterable[Record], key: Callable[[Record], Any] | str) -> dict[An
     return groups
 
 
-def provenance(records: Sequence[Record], *, most_commits: int = _MOST_COMMITS) -> str:
+def provenance(records: Sequence[Record], *, all_commits: bool = False) -> str:
     """Return the devices, commits and dates of records, and their number."""
-    devices, dates = (sorted({one[name] for one in records}) for name in ("device", "date"))
+    return f"{', '.join(sorted({one['device'] for one in records}))}; {measured(records, all_commits=all_commits)}"
+
+
+def measured(records: Sequence[Record], *, all_commits: bool = False) -> str:
+    """Return the commits and dates of records, and their number; by default, at most three commits are named."""
+    dates = sorted({one["date"] for one in records})
     commits = sorted({_short(one["commit"]) for one in records})
-    named = ", ".join(commits[:most_commits])
-    if len(commits) > most_commits:
-        named += f" and {len(commits) - most_commits} more"
+    named = commits if all_commits else commits[:_MOST_COMMITS]
+    more = f" and {len(commits) - len(named)} more" if len(commits) > len(named) else ""
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     count = f"{len(records):,} record{'' if len(records) == 1 else 's'}"
-    return f"{', '.join(devices)}; commit{'' if len(commits) == 1 else 's'} {named}; {when}; {count}"
+    return f"commit{'' if len(commits) == 1 else 's'} {', '.join(named)}{more}; {when}; {count}"
 
 
 def _short(commit: str) -> str:

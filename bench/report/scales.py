@@ -37,10 +37,14 @@ class Scale:
 
     def _decades(self) -> list[float]:
         first, last = floor(log10(self.low)), ceil(log10(self.high))
-        mantissas = (1, 2, 5) if last - first <= 2 else (1,)
         step = ceil((last - first + 1) / _MOST_TICKS)
-        values = [mantissa * 10.0**power for power in range(first, last + 1, step) for mantissa in mantissas]
-        return [value for value in values if self.low <= value * (1 + 1e-9) and value <= self.high * (1 + 1e-9)]
+        powers = [10.0**power for power in range(first, last + 1, step)]
+        finer = [power * mantissa for power in powers for mantissa in (1, 2, 5)] if step == 1 else powers
+        found = [value for value in finer if self._has(value)]
+        return found if len(found) <= _MOST_TICKS else [value for value in powers if self._has(value)]
+
+    def _has(self, value: float) -> bool:
+        return self.low <= value * (1 + 1e-9) and value <= self.high * (1 + 1e-9)
 
     def _multiples(self) -> list[float]:
         span = self.high - self.low

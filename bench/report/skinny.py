@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from tsapps.bench.report.blocks import Block, Figure
+from tsapps.bench.report.blocks import Block, Figure, major
 from tsapps.bench.report.charts import Line, lines
 from tsapps.bench.report.ladder import gflops
-from tsapps.bench.report.records import Record, by, provenance
+from tsapps.bench.report.records import Record, by
 
 __all__ = ["blocks", "from_gemm", "from_ladder"]
 
@@ -28,8 +28,11 @@ def from_ladder(records: Sequence[Record]) -> Iterator[Figure]:
             continue
         ours = [one for one in some if one["rung"] == "tsapps"]
         others = [min(rungs, key=lambda one: one["ms"]) for rungs in by(_without(some, ours), "n").values()]
-        title = f"A ({m:,} × {k:,}), {dtype}, {layout}-major, {device}"
-        named = [("tsapps", ours, "ms", "own"), ("fastest other rung" if ours else "fastest rung", others, "ms", "variant")]
+        title = f"A ({m:,} × {k:,}), {dtype}, {major(layout)}, {device}"
+        named = [
+            ("tsapps", ours, "ms", "own"),
+            ("fastest other rung" if ours else "fastest rung", others, "ms", "variant"),
+        ]
         yield _figure(title, [*named, *_limits(some)], "n", some)
 
 
@@ -44,7 +47,7 @@ def from_gemm(records: Sequence[Record]) -> Iterator[Figure]:
         versions = [one for one in some if one["kernel"].startswith("tsm2_v")]
         fastest = [min(group, key=lambda one: one["ms"]) for group in by(versions, "w").values()]
         A = "transposed A" if shape == "tsmttsm" else "A"
-        title = f"{shape.upper()}: {A} ({m:,} × {k:,}), {dtype}, {layout}-major, {device}"
+        title = f"{shape.upper()}: {A} ({m:,} × {k:,}), {dtype}, {major(layout)}, {device}"
         ours = _without(some, versions)
         named = [("tsapps", ours, "ms", "own"), ("TSM2 as published", fastest, "ms", "variant")]
         yield _figure(title, [*named, *_limits(some)], "w", some)
@@ -65,8 +68,10 @@ def _figure(title: str, named: Iterable[tuple[Any, ...]], width: str, some: Sequ
     drawn = []
     for name, found, field, style in named:
         least = {size: min(one[field] for one in group) for size, group in by(found, width).items()}
-        points = [(size, gflops({"n": size, "m": some[0]["m"], "k": some[0]["k"]}, least[size])) for size in sorted(least)]
+        points = [
+            (size, gflops({"n": size, "m": some[0]["m"], "k": some[0]["k"]}, least[size])) for size in sorted(least)
+        ]
         if points:
             drawn.append(Line(name, points, style))
     axes = (f"number of columns of B, {width}", "GFLOP/s (logarithmic)")
-    return Figure(title, lines(title, drawn, axes), provenance(some))
+    return Figure(title, lines(title, drawn, axes), some)
