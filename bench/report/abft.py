@@ -48,7 +48,7 @@ def _at_rest(title: str, records: Sequence[Record]) -> str:
         label = f"{one['job']}, {one['code']}: {one['m']:,} × {one['n']:,}, {one['dtype']}"
         rows.append(Bar(label, value, text, "own", mark))
     reference = Reference("one read of the matrix", 1, "floor")
-    return bars(title, rows, "time relative to one read; | library", references=[reference])
+    return bars(title, rows, "time relative to one read of the matrix; tick: library", references=[reference])
 
 
 def _cost(device: str, records: Sequence[Record]) -> Table:

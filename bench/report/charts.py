@@ -109,7 +109,7 @@ def heat_of(value: float, legend: Legend = HEAT) -> str:
     return [style for style, least, _ in legend if value >= least][-1]
 
 
-def bars(title: str, rows: Sequence[Bar], axis: str, *, references: Sequence[Reference] = (), width: int = 420) -> str:
+def bars(title: str, rows: Sequence[Bar], axis: str, *, references: Sequence[Reference] = (), width: int = 360) -> str:
     """Return a chart of horizontal bars, in the order given.
 
     The axis is logarithmic if no value is negative and the largest is more than 50 times the smallest.
@@ -267,7 +267,8 @@ def heat_map(
     for place, (style, _, label) in enumerate(legend):
         group = _add(svg, "g", class_=style)
         _add(group, "rect", x=6 + 40 * place, y=bottom + 10, width=40, height=12)
-        _text(svg, 6 + 40 * place, bottom + 36, label, "middle", "small")  # below the class's lower end
+        if label:
+            _text(svg, 6 + 40 * place, bottom + 36, label, "middle", "small")  # below the class's lower end
     return tostring(svg, encoding="unicode")
 
 

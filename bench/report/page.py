@@ -31,16 +31,16 @@ SUBJECTS = (
         "Ladder",
         ("ladder",),
         ladder.blocks,
-        text="Matrix products from a triple loop to tuned kernels. The speed-up is over the triple loop on one core; the "
-        "efficiency is the speed-up per resident warp, on a CPU per thread.",
+        text="Matrix products from a triple loop to tuned kernels. The speed-up is over the triple loop on one core. "
+        "The efficiency is the speed-up per resident warp, on a CPU per thread.",
     ),
     Subject(
         "skinny",
         "Skinny shapes",
         ("ladder", "gemm"),
         skinny.blocks,
-        text="The rate of A · B as B becomes narrower. Narrow products are bound by memory bandwidth: the roofline falls "
-        "with the number of columns.",
+        text="The rate of A · B as B becomes narrower. Narrow products are bound by memory bandwidth: the roofline "
+        "falls with the number of columns.",
     ),
     Subject(
         "products",
@@ -55,8 +55,8 @@ SUBJECTS = (
         "K-means",
         ("kmeans", "kmeans-batched", "kmeans-small"),
         kmeans.blocks,
-        text="Lloyd iterations and whole fits by each engine. The roofline is the time of one read of the data, or of its "
-        "arithmetic if that takes longer.",
+        text="Lloyd iterations and whole fits by each engine. The roofline is the time of one read of the data, or of "
+        "its arithmetic if that takes longer.",
     ),
     Subject(
         "kinds",
@@ -71,7 +71,7 @@ SUBJECTS = (
         "Cost of checksums",
         ("abft",),
         abft.blocks_of_cost,
-        text="Time of encoding and verifying data at rest, and the overhead of checked products and of protected K-means.",
+        text="Time of encoding and verifying data at rest; overhead of checked products and of protected K-means.",
     ),
     Subject(
         "campaign",

@@ -113,15 +113,16 @@ def files_of(paths: Iterable[Path]) -> list[Path]:
     ValueError
         If a path does not exist, or a directory has no such file.
     """
-    found: list[Path] = []
+    found: dict[Path, Path] = {}
     for path in paths:
         some = sorted(path.rglob("*.json")) if path.is_dir() else [path]
         if not some:
             raise ValueError(f"{path}: has no .json file: name a directory of records")
         if not some[0].exists():
             raise ValueError(f"{path}: no such file: measure first (tsapps bench ladder), or name a file of records")
-        found += some
-    return list({path.resolve(): path for path in reversed(found)}.values())[::-1]
+        for one in some:
+            found.setdefault(one.resolve(), one)
+    return list(found.values())
 
 
 def read(paths: Iterable[Path]) -> list[Record]:
