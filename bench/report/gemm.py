@@ -5,7 +5,7 @@ from statistics import median
 
 from tsapps.bench.report.blocks import Block, Figure, Fold, Table, major, number, percent, product, times
 from tsapps.bench.report.charts import Cell, heat_map
-from tsapps.bench.report.records import Record, by
+from tsapps.bench.report.records import Record, by, is_tsm2_paper
 
 __all__ = ["blocks", "cells_of"]
 
@@ -15,14 +15,14 @@ _MOST_ROWS = 16
 
 def blocks(records: Sequence[Record]) -> Iterator[Block]:
     """Yield a table of medians, the heat maps, and a table of TSM2 as published."""
-    ours = [one for one in records if not one["kernel"].startswith("tsm2_v")]
+    ours = [one for one in records if not is_tsm2_paper(one)]
     for device, some in by(ours, "device").items():
         yield _summary(device, some)
         for (shape, dtype, layout), found in by(some, "shape dtype layout").items():
             title = f"{shape.upper()}, {dtype}, {major(layout)}, {device}: speed-up over the library"
             rows, cells = cells_of(found)
             yield Figure(title, heat_map(title, (rows, "columns of B, w"), cells), found)
-    versions = [one for one in records if one["kernel"].startswith("tsm2_v")]
+    versions = [one for one in records if is_tsm2_paper(one)]
     if versions:
         headings = ("kernel", "device", "A · w", "dtype", "layout", "ms", "of the library", "of the roofline")
         rows = [

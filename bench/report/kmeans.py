@@ -11,6 +11,13 @@ __all__ = ["blocks", "blocks_of_kinds", "speedup"]
 
 # Engines that are ours, in descending priority: on a GPU, and on a CPU.
 _OURS = ("tsapps", "tsapps-cpu")
+# What is added to titles, and the times of a record, of which the first is drawn.
+_PROBLEMS = {
+    "kmeans": ("", ("iter_ms", "fit_ms")),
+    "kmeans-batched": (", batched", ("iter_ms", "fit_ms")),
+    "kmeans-small": (", small data", ("fit_ms",)),
+}
+_UNITS = {"iter_ms": "ms per iteration", "fit_ms": "ms per fit"}
 # Most shapes whose bars are shown at first, and least cells of a heat map, half of which must be filled.
 _MOST_SHOWN, _LEAST_CELLS = 12, 4
 
@@ -18,9 +25,10 @@ _MOST_SHOWN, _LEAST_CELLS = 12, 4
 def blocks(records: Sequence[Record]) -> Iterator[Block]:
     """Yield bars of each shape, a heat map of sizes, and tables of all times; kmeans, -batched and -small."""
     for (what, device), some in by(records, "what device").items():
-        field = "fit_ms" if what == "kmeans-small" else "iter_ms"
-        problem = {"kmeans": "", "kmeans-batched": ", batched", "kmeans-small": ", small data"}[what]
-        yield from _heat_maps(device, problem, some, field)
+        problem, fields = _PROBLEMS[what]
+        field = fields[0]
+        if what != "kmeans-batched":
+            yield from _heat_maps(device, problem, some, field)
         shapes = sorted(by(some, _shape).items(), key=lambda pair: -len(pair[1]))
         figures = [
             _figure(f"{shape}{problem}, {device}", found, field)
@@ -30,11 +38,7 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
         yield from figures[:_MOST_SHOWN]
         if len(figures) > _MOST_SHOWN:
             yield Fold(f"Other shapes{problem}, {device}: {len(figures) - _MOST_SHOWN}", figures[_MOST_SHOWN:])
-        tables = [
-            _table(f"{title}{problem}, {device}", some, name)
-            for name, title in (("iter_ms", "ms per iteration"), ("fit_ms", "ms per fit"))
-            if name in some[0]
-        ]
+        tables = [_table(f"{_UNITS[name]}{problem}, {device}", some, name) for name in fields]
         yield Fold(f"Tables{problem}, {device}", tables)
 
 
@@ -78,7 +82,7 @@ def _is_own(engine: str) -> bool:
 
 
 def _sizes(one: Record) -> str:
-    batch = f"{one['b']:,} problems of " if "b" in one else ""
+    batch = f"{one['b']:,} problems of " if one["what"] == "kmeans-batched" else ""
     return f"{batch}{one['n']:,} × {one['d']:,}, k = {one['k']:,}"
 
 
@@ -89,7 +93,7 @@ def _shape(one: Record) -> str:
 def _heat_maps(device: str, problem: str, records: Sequence[Record], field: str) -> Iterator[Figure]:
     """Yield a heat map of n × d and k for each dtype with enough shapes that both our engine and a peer have."""
     unit = "fit" if field == "fit_ms" else "iteration"
-    for dtype, some in by((one for one in records if "b" not in one), "dtype").items():
+    for dtype, some in by(records, "dtype").items():
         cells = {}
         for (n, d, k), found in by(some, "n d k").items():
             value = speedup(found, field)
@@ -111,10 +115,9 @@ def _figure(title: str, some: Sequence[Record], field: str) -> Figure:
     measured = [one for one in some if one[field] is not None]
     ordered = sorted(measured, key=lambda one: (one["engine"] not in _OURS, not _is_own(one["engine"]), one[field]))
     rows = [Bar(one["engine"], one[field], f"{number(one[field])} ms", _style(one["engine"])) for one in ordered]
-    floors = [one["floor_ms"] for one in measured if one.get("floor_ms") is not None]
+    floors = [one["floor_ms"] for one in measured if one["what"] != "kmeans-small" and one["floor_ms"] is not None]
     references = [Reference("roofline", min(floors), "floor")] if floors else []
-    unit = "ms per fit" if field == "fit_ms" else "ms per iteration"
-    return Figure(title, bars(title, rows, unit, references=references, width=190), some)
+    return Figure(title, bars(title, rows, _UNITS[field], references=references, width=190), some)
 
 
 def _style(engine: str) -> str:

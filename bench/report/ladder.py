@@ -35,9 +35,13 @@ def shown_square(records: Sequence[Record]) -> tuple[Any, ...] | None:
     return max(found, key=lambda shape: shape[0], default=None)
 
 
-def gflops(one: Record, ms: float) -> float:
-    """Return the rate of a product that takes `ms` milliseconds."""
-    return 2 * one["m"] * one["n"] * one["k"] / ms / 1e6
+def gflops(m: int, n: int, k: int, ms: float) -> float:
+    """Return the rate of a product (m × k) · (k × n) that takes `ms` milliseconds."""
+    return 2 * m * n * k / ms / 1e6
+
+
+def _rate(one: Record, ms: float) -> float:
+    return gflops(one["m"], one["n"], one["k"], ms)
 
 
 def _shape(shape: tuple[Any, ...]) -> str:
@@ -48,12 +52,12 @@ def _shape(shape: tuple[Any, ...]) -> str:
 def _figure(title: str, some: Sequence[Record]) -> Figure:
     rows = []
     for one in some:
-        rate = gflops(one, one["ms"])
+        rate = _rate(one, one["ms"])
         rows.append(Bar(one["title"], rate, number(rate), "own" if one["rung"] == "tsapps" else "peer"))
-    references = [Reference("library", gflops(some[0], min(one["library_ms"] for one in some)), "library")]
+    references = [Reference("library", _rate(some[0], min(one["library_ms"] for one in some)), "library")]
     floors = [one["floor_ms"] for one in some if one["floor_ms"] is not None]
     if floors:
-        references.append(Reference("roofline", gflops(some[0], min(floors)), "floor"))
+        references.append(Reference("roofline", _rate(some[0], min(floors)), "floor"))
     return Figure(title, bars(title, rows, "GFLOP/s", references=references), some)
 
 
@@ -62,7 +66,7 @@ def _table(caption: str, some: Sequence[Record]) -> Table:
         (
             one["title"],
             number(one["ms"]),
-            number(gflops(one, one["ms"])),
+            number(_rate(one, one["ms"])),
             times(one["speedup_serial"]),
             number(one["efficiency"]),
             percent(one["library_ms"] / one["ms"]),

@@ -28,7 +28,9 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
             title = f"{_RUNS.get(run, run)}: {engine} over {baseline}, {dtype}, {device}"
             paper = f"paper, {paper_device}:"
             yield from _figures(title, paper, found, "paper_speedup", _speedup, ("speed-up", "×"))
-            yield from _figures(f"{title}: bandwidth", paper, found, "paper_points", points_of, ("points of peak", ""))
+            yield from _figures(
+                f"{title}: gain in bandwidth", paper, found, "paper_points", points_of, ("points of peak", "")
+            )
         yield Fold(f"Table: {_RUNS.get(run, run)}, {device}", [_table(f"{_RUNS.get(run, run)} on {device}", some)])
 
 

@@ -8,7 +8,19 @@ from typing import Any
 from tsapps.bench.common import record
 from tsapps.kernels.system.printable import one_line
 
-__all__ = ["KINDS", "Kind", "Record", "by", "check", "files_of", "measured", "newest", "provenance", "read"]
+__all__ = [
+    "KINDS",
+    "Kind",
+    "Record",
+    "by",
+    "check",
+    "files_of",
+    "is_tsm2_paper",
+    "measured",
+    "newest",
+    "provenance",
+    "read",
+]
 
 Record = dict[str, Any]
 
@@ -202,8 +214,13 @@ def _measurement(one: Record, place: int) -> tuple[Any, ...]:
     if kind is None:
         return (place,)
     # Records of TSM2 as published have the cells and the engine of ours.
-    kernel = one["kernel"] if one["what"] == "gemm" and one["kernel"].startswith("tsm2_v") else ""
+    kernel = one["kernel"] if one["what"] == "gemm" and is_tsm2_paper(one) else ""
     return one["what"], one["device"], one["engine"], kernel, *(one[name] for name in kind.key.split())
+
+
+def is_tsm2_paper(one: Record) -> bool:
+    """Return True for a gemm record of TSM2 as published, and False for one of tsapps.matmul."""
+    return one["kernel"].startswith("tsm2_v")
 
 
 def by(records: Iterable[Record], key: Callable[[Record], Any] | str) -> dict[Any, list[Record]]:

@@ -6,7 +6,7 @@ from typing import Any
 from tsapps.bench.report.blocks import Block, Figure, major
 from tsapps.bench.report.charts import Line, lines
 from tsapps.bench.report.ladder import gflops
-from tsapps.bench.report.records import Record, by
+from tsapps.bench.report.records import Record, by, is_tsm2_paper
 
 __all__ = ["blocks", "from_gemm", "from_ladder"]
 
@@ -23,11 +23,10 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
 def from_ladder(records: Sequence[Record]) -> Iterator[Figure]:
     """Yield a chart for each A whose product was measured for several numbers of columns of B, n."""
     for (device, dtype, layout, m, k), some in by(records, "device dtype layout m k").items():
-        widths = by(some, "n")
-        if len(widths) < _LEAST_WIDTHS:
+        if len(by(some, "n")) < _LEAST_WIDTHS:
             continue
         ours = [one for one in some if one["rung"] == "tsapps"]
-        others = [min(rungs, key=lambda one: one["ms"]) for rungs in by(_without(some, ours), "n").values()]
+        others = [one for one in some if one["rung"] != "tsapps"]
         title = f"A ({m:,} × {k:,}), {dtype}, {major(layout)}, {device}"
         named = [
             ("tsapps", ours, "ms", "own"),
@@ -44,18 +43,12 @@ def from_gemm(records: Sequence[Record]) -> Iterator[Figure]:
         some = by_size[m, k]
         if len(by(some, "w")) < _LEAST_WIDTHS:
             continue
-        versions = [one for one in some if one["kernel"].startswith("tsm2_v")]
-        fastest = [min(group, key=lambda one: one["ms"]) for group in by(versions, "w").values()]
+        ours = [one for one in some if not is_tsm2_paper(one)]
+        versions = [one for one in some if is_tsm2_paper(one)]
         A = "transposed A" if shape == "tsmttsm" else "A"
         title = f"{shape.upper()}: {A} ({m:,} × {k:,}), {dtype}, {major(layout)}, {device}"
-        ours = _without(some, versions)
-        named = [("tsapps", ours, "ms", "own"), ("TSM2 as published", fastest, "ms", "variant")]
+        named = [("tsapps", ours, "ms", "own"), ("TSM2 as published", versions, "ms", "variant")]
         yield _figure(title, [*named, *_limits(some)], "w", some)
-
-
-def _without(records: Iterable[Record], others: Sequence[Record]) -> list[Record]:
-    excluded = {id(one) for one in others}
-    return [one for one in records if id(one) not in excluded]
 
 
 def _limits(some: Sequence[Record]) -> list[tuple[str, Sequence[Record], str, str]]:
@@ -68,9 +61,7 @@ def _figure(title: str, named: Iterable[tuple[Any, ...]], width: str, some: Sequ
     drawn = []
     for name, found, field, style in named:
         least = {size: min(one[field] for one in group) for size, group in by(found, width).items()}
-        points = [
-            (size, gflops({"n": size, "m": some[0]["m"], "k": some[0]["k"]}, least[size])) for size in sorted(least)
-        ]
+        points = [(size, gflops(some[0]["m"], size, some[0]["k"], least[size])) for size in sorted(least)]
         if points:
             drawn.append(Line(name, points, style))
     axes = (f"number of columns of B, {width}", "GFLOP/s (logarithmic)")

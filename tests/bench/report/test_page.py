@@ -104,6 +104,15 @@ def test_hostile_text_in_every_field(what):
     assert not {"script", "img"} & set(Parsed(page.html([record])).tags)
 
 
+@pytest.mark.parametrize("value", [None, -1, "x", [], {"a": None}])
+def test_fields_that_a_kind_does_not_have(value):
+    names = {name for kind in KINDS.values() for name in kind.fields()}
+    for what in RECORDS:
+        one = {**dict.fromkeys(names, value), **record_of(what)}
+        check(one)
+        Parsed(page.html([one]))
+
+
 def test_hostile_names_of_kinds_and_fields():
     text = page.html([record_of("first-call", what=HOSTILE, **{HOSTILE: 1})])
     parsed = Parsed(text)
