@@ -18,7 +18,7 @@ CODE = ("kernels", "apps", "tsapps", "bench")
 INSTALLED = ("kernels", "apps", "tsapps", "bench")
 # Packages of tsapps whose sources are at the top level.
 AT_TOP = (["kernels"], ["apps"], ["bench"])
-DATA = (".cuh", ".json", ".typed")
+DATA = (".cuh", ".j2", ".json", ".typed")
 NAMESPACES = ("kernels", "apps/kmeans", "apps/abft", "tsapps")
 DOCUMENTS = ("pyproject.toml", "CONTRIBUTING.md", "README.md")
 KERNEL_LINES, MODULE_LINES, FUNCTION_LINES, LINE_LENGTH = 300, 400, 60, 120

@@ -75,7 +75,8 @@ ARROWS = {
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
         *("apps/abft", "apps/abft/at_rest", "apps/abft/product", "apps/kmeans", *_stages("data", "engines")),
-        *("bench/abft", "bench/common", "bench/gemm", "bench/kmeans", "bench/ladder", "kernels/ladder"),
+        *("bench/abft", "bench/common", "bench/gemm", "bench/kmeans", "bench/ladder", "bench/paper", "bench/report"),
+        "kernels/ladder",
     },
     "tsapps": {"kernels", "kernels/system", "apps/abft", "apps/kmeans", "tsapps/matrix", "tsapps/cli"},
     "bench/common": {"kernels/system"},
@@ -90,6 +91,7 @@ ARROWS = {
         "bench/common",
     },
     "bench/abft": {*_CORE, *_ABFT, *_stages("data", "engines"), "tsapps", "bench/common", "bench/gemm", "bench/kmeans"},
+    "bench/report": {"kernels/system", "bench/common", "bench/kmeans"},
     "bench": {"bench/common", "bench/gemm", "bench/kmeans"},
 }
 
