@@ -8,8 +8,13 @@ from dataclasses import dataclass
 
 __all__ = ["EXPERIMENTS", "PAPER", "Case", "Reported", "cases"]
 
-#: Names of the experiments.
-EXPERIMENTS = ("versions", "bandwidth", "kmeans", "checksums")
+#: The experiments, and what each compares.
+EXPERIMENTS = {
+    "versions": "TSM2 V1 to V3 with the version before: squares of 10240 to 30720 rows, times 2 to 16 columns",
+    "bandwidth": "V3 and tsapps.matmul with cuBLAS: the same products",
+    "kmeans": "K-means with its own engine on cuBLAS: 1024 to 262144 rows, 4096 features, 16 clusters",
+    "checksums": "checksums of a matrix with cuBLAS: squares of 1024 to 30720 rows, two weights",
+}
 
 # Least, mean and largest; the paper does not say every mean.
 Range = tuple[float, float | None, float]
@@ -68,7 +73,17 @@ class Case:
     @property
     def name(self) -> str:
         """Return what is printed of the case."""
-        return f"{self.experiment} {self.m} × {self.k} · {self.n} {self.dtype}"
+        return f"{self.experiment} {self.size}"
+
+    @property
+    def size(self) -> str:
+        """Return the sizes and the dtype as text."""
+        return f"{self.m} × {self.k} · {self.n} {self.dtype}"
+
+    @property
+    def needed_bytes(self) -> int:
+        """Return the bytes of memory that the case needs, at most: the matrix twice, as it is drawn or copied."""
+        return 2 * self.m * self.k * (8 if self.dtype == "float64" else 4) + (1 << 30)
 
 
 _SIDES, _WIDTHS = (10_240, 15_360, 20_480, 25_600, 30_720), (2, 4, 8, 16)

@@ -26,12 +26,15 @@ from typing import Any
 import numpy as np
 
 from tsapps.bench.common import record
+from tsapps.bench.common.outcome import WRONG, LeftOutError, NotRightError, check_memory, missing
 from tsapps.bench.common.timing import GpuClock, median, median_ms, repeats_within
 from tsapps.bench.paper.experiments import EXPERIMENTS, PAPER, Case, cases
-from tsapps.kernels.devices import gpus, why_no_gpu
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.blas.cublaslt import LibraryError
+from tsapps.kernels.devices import Choice, gpus, why_no_gpu
 from tsapps.kernels.ladder.launch import PAPER_KERNELS, tsm2_paper
 
-__all__ = ["FIELDS", "KEY", "OnGpu", "common_fields", "main", "recorded"]
+__all__ = ["FIELDS", "KEY", "OnGpu", "common_fields", "main", "opened", "recorded"]
 
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it. `gbs` counts A, B and C once.
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -77,10 +80,13 @@ class OnGpu:
 
         Raises
         ------
-        ValueError
+        NotRightError
             If a result is wrong.
+        LeftOutError
+            If the case does not fit in memory.
         """
         self.xp.get_default_memory_pool().free_all_blocks()
+        check_memory(case.needed_bytes, self.xp.cuda.runtime.memGetInfo()[0])
         times, n_bytes = getattr(self, f"_{case.experiment}")(case)
         for (experiment, engine, baseline), paper in PAPER.items():
             if experiment == case.experiment:
@@ -136,7 +142,7 @@ class OnGpu:
         from tsapps import TSKMeans
 
         X = self.xp.random.default_rng(self.seed).random((case.m, case.k), dtype=case.dtype)
-        options: dict[str, Any] = {"init": self.xp.asnumpy(X[: case.n]), "n_init": 1, "max_iter": _ITERATIONS, "tol": 0}
+        options: dict[str, Any] = {"init": to_host(X[: case.n]), "n_init": 1, "max_iter": _ITERATIONS, "tol": 0}
         fits, times, found = {"tsapps": "auto", "cublas": "cublas"}, {}, {}
         for name, engine in fits.items():
             fit = partial(TSKMeans(case.n, engine=engine, **options).fit, X)
@@ -147,7 +153,7 @@ class OnGpu:
             times[name] = float(median([first, *(self.clock.wall_ms(fit)[0] for _ in range(again))]))
         ours, theirs = found.values()
         if ours.n_iter_ != theirs.n_iter_ or not np.allclose(ours.cluster_centers_, theirs.cluster_centers_, rtol=1e-9):
-            raise ValueError(f"centers differ after {ours.n_iter_} and {theirs.n_iter_} iterations")
+            raise NotRightError(f"centers differ after {ours.n_iter_} and {theirs.n_iter_} iterations")
         return times, None
 
     def _checksums(self, case: Case) -> tuple[dict[str, float], int]:
@@ -159,7 +165,7 @@ class OnGpu:
 
 
 def check_labels(xp: Any, X: Any, labels: Any, centers: Any) -> None:
-    """Raise ValueError unless every label is that of the nearest center, as far as float64 sums can tell.
+    """Raise `NotRightError` unless every label is that of the nearest center, as far as float64 sums can tell.
 
     Of ‖c‖²/2 − x·c, computed in float64, each of two sums of d products may be off by γ(d + 2) times the sum of their
     magnitudes.
@@ -170,7 +176,15 @@ def check_labels(xp: Any, X: Any, labels: Any, centers: Any) -> None:
     bound = 2 * unit / (1 - unit) * ((c * c).sum(axis=1).max() / 2 + (abs(x) @ abs(c).T).max(axis=1))
     excess = xp.take_along_axis(scores, xp.asarray(labels)[:, None].astype(np.int64), axis=1)[:, 0] - scores.min(axis=1)
     if not bool((excess <= bound).all()):
-        raise ValueError(f"{int((excess > bound).sum())} of {len(x)} labels are not those of the nearest center")
+        raise NotRightError(f"{int((excess > bound).sum())} of {len(x)} labels are not those of the nearest center")
+
+
+def opened(choice: Choice, seed: int) -> OnGpu:
+    """Return what measures cases on a GPU."""
+    import cupy
+
+    cupy.cuda.Device(choice.index).use()
+    return OnGpu(seed)
 
 
 def common_fields(on: OnGpu, commit: str | None) -> dict[str, Any]:
@@ -187,8 +201,8 @@ def recorded(on: OnGpu, case: Case, path: Path, common: dict[str, Any]) -> Itera
             one = {**common, **found}
             record.store(path, one, KEY, FIELDS)
             yield one
-    except (ValueError, MemoryError) as problem:
-        yield f"{case.name}: not recorded: {problem}"
+    except (LeftOutError, LibraryError, MemoryError, ValueError) as error:
+        yield missing(case.name, error)
 
 
 def line(one: dict[str, Any]) -> str:
@@ -223,6 +237,6 @@ def main(arguments: list[str] | None = None) -> int:
         if case.m > options.largest:
             continue
         for one in recorded(on, case, path, common):
-            failed += isinstance(one, str)
+            failed += isinstance(one, str) and WRONG in one
             print(one if isinstance(one, str) else line(one), flush=True)
     return 1 if failed else 0

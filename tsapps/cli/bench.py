@@ -6,6 +6,7 @@ from tsapps.cli.bench_abft import abft
 from tsapps.cli.bench_gemm import gemm
 from tsapps.cli.bench_kmeans import kmeans
 from tsapps.cli.bench_ladder import ladder
+from tsapps.cli.bench_paper import paper
 from tsapps.cli.bench_report import report
 
 __all__ = ["bench"]
@@ -15,6 +16,7 @@ bench.command(short_help="Matrix products, from a triple loop to today's kernels
 bench.command(short_help="Tall-and-skinny products, beside cuBLAS or NumPy.")(gemm)
 bench.command(short_help="K-means, beside other libraries.")(kmeans)
 bench.command(short_help="Checksums: encode, verify, and protected computations.")(abft)
+bench.command(short_help="The experiments of the TSM2 paper.")(paper)
 bench.command(short_help="One HTML page with the figures and tables of records.")(report)
 
 
