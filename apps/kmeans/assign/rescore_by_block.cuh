@@ -7,8 +7,8 @@
 // Arguments and results are those of rescore.cuh. The order of the sums differs, so a distance may differ in its last
 // bits; equal centers still have equal distances.
 //
-// Why it is fast: few rows are ambiguous, so their number does not hide the latency of a load. A warp takes 64 steps for
-// a row of 4,096 float64 numbers, and all threads of a block take eight.
+// Why it is fast: few rows are ambiguous, so their number does not hide the latency of loads. A warp takes 64 steps for
+// a row of 4,096 float64 numbers, and a block takes eight.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 
