@@ -35,8 +35,8 @@ __device__ __forceinline__ bool is_whole_vectors(const CenteredRows<T, Work>& ro
          reinterpret_cast<unsigned long long>(rows.X) % (kWide * sizeof(T)) == 0;
 }
 
-// Adds to `sum` one thread's part of ‖x − c‖², for one row x and each center c listed in `which`: kThreads threads share
-// the features of a row.
+// Adds to `sum` one thread's part of ‖x − c‖², for one row x and each center c listed in `which`. The features of a row
+// are shared among kThreads threads.
 template <int kThreads, typename Sum, int kCenters, typename T, typename Work>
 __device__ __forceinline__ void add_square_differences(const CenteredRows<T, Work>& rows, const Work* centers,
                                                        long long row, const int (&which)[kCenters],
