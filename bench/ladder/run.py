@@ -21,7 +21,7 @@ A rung that would take longer than `--limit` seconds, by its rate on the shape b
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, partial
 from math import prod
 from pathlib import Path
@@ -73,7 +73,9 @@ Rungs = Iterator[tuple[str, str, Callable[[], Bound]]]
 class OnCpu:
     """The rungs on a CPU, and NumPy."""
 
-    cases = CPU_CASES
+    cases, names = CPU_CASES, tuple(rung.name for rung in CPU_RUNGS)
+    #: Names of the rungs to measure; all if None.
+    only: Sequence[str] | None = None
 
     def __init__(self) -> None:
         self.xp, self.clock, self.device = np, CpuClock(), record.cpu_name()
@@ -105,7 +107,9 @@ class OnCpu:
 class OnGpu:
     """The rungs on the current GPU, TSM2 as published, today's kernels, and cuBLAS."""
 
-    cases = GPU_CASES
+    cases, names = GPU_CASES, (*(rung.name for rung in RUNGS), *PAPER_KERNELS, "tsapps")
+    #: Names of the rungs to measure; all if None.
+    only: Sequence[str] | None = None
 
     def __init__(self) -> None:
         import cupy
@@ -221,6 +225,8 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
     some_rows = on.some_rows(case)
     some = {name: bind for name, _, bind in on.rungs(A[:some_rows], B, C[:some_rows])}
     for name, title, bind in on.rungs(A, B, C):
+        if on.only is not None and name not in on.only:
+            continue
         rate = f"{name} {case.dtype}"
         try:
             if rate not in rates and case.flops > _MANY_FLOPS and case.m > some_rows:
@@ -259,14 +265,27 @@ def _line(one: dict[str, Any]) -> str:
     return text
 
 
-def opened(choice: Choice) -> Any:
-    """Return the rungs on a device; raise CompilerError if it is the CPU, and there is no C compiler."""
-    if not choice.is_gpu:
-        return OnCpu()
-    import cupy
+def opened(choice: Choice, only: Sequence[str] | None = None) -> Any:
+    """Return the rungs on a device: those named in `only`, by default all.
 
-    cupy.cuda.Device(choice.index).use()
-    return OnGpu()
+    Raises
+    ------
+    CompilerError
+        If the device is the CPU, and there is no C compiler.
+    ValueError
+        If a rung is unknown.
+    """
+    names = (OnGpu if choice.is_gpu else OnCpu).names
+    for name in only or ():
+        if name not in names:
+            raise ValueError(f"rung {name!r}: expected {', '.join(names)}")
+    if choice.is_gpu:
+        import cupy
+
+        cupy.cuda.Device(choice.index).use()
+    on = OnGpu() if choice.is_gpu else OnCpu()
+    on.only = only
+    return on
 
 
 def common_fields(on: Any, commit: str | None) -> dict[str, Any]:
@@ -299,12 +318,13 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:<number> (default: auto)")
     parser.add_argument("--shape", type=case_named, action="append", help="m-n-k-dtype; may be repeated")
+    parser.add_argument("--rung", action="append", help="name of a rung; may be repeated (default: all)")
     parser.add_argument("--limit", type=float, default=LIMIT, help="longest time of a call in seconds (default: 5)")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
     record.add_options(parser, "ladder")
     options = parser.parse_args(arguments)
     try:
-        on = opened(choose_device(options.device))
+        on = opened(choose_device(options.device), options.rung)
     except (CompilerError, NoDeviceError, ValueError) as error:
         print(error, file=sys.stderr)
         return 1

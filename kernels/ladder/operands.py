@@ -4,6 +4,8 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.kernels.arrays import DeviceMatrix, address
+
 __all__ = ["destination", "is_row_major", "product_sizes"]
 
 
@@ -38,9 +40,13 @@ def destination(xp: Any, A: Any, B: Any, C: Any, beta: float, *, order: str = "C
             raise ValueError(f"beta is {beta}, but there is no C; give C, or beta=0")
         return xp.empty((A.shape[0], B.shape[1]), A.dtype, order=order)
     for name, X in (("A", A), ("B", B)):
-        if xp.shares_memory(C, X):
+        if _described(C).overlaps(_described(X)):
             raise ValueError(f"C overlaps {name} in memory; give it memory of its own")
     return C
+
+
+def _described(X: Any) -> DeviceMatrix:
+    return DeviceMatrix(address(X), X.shape, X.strides, X.dtype.name, X.itemsize, 0, X)
 
 
 def is_row_major(X: Any) -> bool:

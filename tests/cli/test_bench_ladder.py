@@ -34,6 +34,12 @@ def test_json_and_a_file_of_ones_own(succeed, directory):
     assert len(json.loads((directory / "mine.json").read_text())) == 4  # replaced
 
 
+def test_some_rungs(succeed, directory):
+    succeed("bench", "ladder", *SHAPES, "--rungs", "cpu_vectors, cpu_serial")
+    records = json.loads((directory / "tsapps-bench.json").read_text())
+    assert [one["rung"] for one in records] == ["cpu_serial", "cpu_vectors"] * 2
+
+
 def test_quiet(succeed):
     assert succeed("bench", "ladder", *SHAPES, "--quiet") == ""
 
@@ -56,6 +62,8 @@ def test_a_shape_that_is_none(refuse, shape):
     [
         (["--device", "gpu"], ExitCode.USAGE, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>'"),
         (["--device", "cuda"], ExitCode.NO_DEVICE, "device 'cuda' was asked for, but CuPy is not installed"),
+        (["--rungs", "cpu_magic"], ExitCode.USAGE, "--rungs: rung 'cpu_magic': expected cpu_serial, cpu_threads"),
+        (["--rungs", ""], ExitCode.USAGE, "--rungs: rung '': expected cpu_serial, cpu_threads"),
         (["--out", "absent/mine.json"], ExitCode.USAGE, "absent/mine.json: there is no directory"),
         (["--limit", "0"], ExitCode.USAGE, "--limit"),
     ],

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tsapps.cli.bench_options import DEFAULT_OUT, Findings, Limit, ListShapes, Out, check_records, number
+from tsapps.cli.bench_options import DEFAULT_OUT, Findings, Limit, ListShapes, Out, check_records, number, split_names
 from tsapps.cli.options import Device, Json, Quiet, choose
 from tsapps.cli.output import print_table, print_text
 from tsapps.errors import UsageError
@@ -23,6 +23,12 @@ Shapes = Annotated[
         "column-major with -col.  [default: those that --list shows]",
     ),
 ]
+Rungs = Annotated[
+    str | None,
+    typer.Option(
+        "--rungs", metavar="NAME,...", show_default=False, help="Rungs to measure.  [default: those that --list shows]"
+    ),
+]
 # Columns of the table: heading, and a function from a record to its text.
 _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
     ("rung", lambda one: one["title"]),
@@ -37,6 +43,7 @@ _COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
 
 def ladder(
     shapes: Shapes = None,
+    rungs: Rungs = None,
     device: Device = "auto",
     out: Out = DEFAULT_OUT,
     limit: Limit = 5.0,
@@ -53,20 +60,24 @@ def ladder(
     the GPU holds at the same time, on a CPU by the number of threads.
     """
     from tsapps.bench.ladder import run
-    from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, case_named
+    from tsapps.bench.ladder.cases import case_named
 
     if as_list:
-        print_table(_listed(GPU_CASES, CPU_CASES))
+        print_table(_listed(run.OnGpu, run.OnCpu))
         return
+    names = split_names(shapes)
     try:
-        cases = [case_named(name.strip()) for name in shapes.split(",")] if shapes is not None else None
+        cases = None if names is None else [case_named(name) for name in names]
     except ValueError as error:
         raise UsageError(f"--shapes: {error}") from error
     check_records(out)
     choice = choose(device)
+    try:
+        on = run.opened(choice, split_names(rungs))
+    except ValueError as error:
+        raise UsageError(f"--rungs: {error}") from error
     if not (quiet or as_json or choice.is_gpu) and device == "auto":
         print_text(f"The rungs on the CPU: {choice.reason}.")
-    on = run.opened(choice)
     common, seed = run.common_fields(on, None), randbelow(2**31)
     rates: dict[str, float] = {}
     findings = Findings(out, quiet=quiet, as_json=as_json)
@@ -77,13 +88,6 @@ def ladder(
 
 def _listed(on_gpu: Any, on_cpu: Any) -> dict[str, str]:
     """Return the names of all rungs and shapes."""
-    from tsapps.kernels.ladder.launch import PAPER_KERNELS
-    from tsapps.kernels.ladder.on_cpu import CPU_RUNGS
-    from tsapps.kernels.ladder.rungs import RUNGS
-
-    return {
-        "rungs on a GPU": ", ".join([*(rung.name for rung in RUNGS), *PAPER_KERNELS, "tsapps"]),
-        "rungs on a CPU": ", ".join(rung.name for rung in CPU_RUNGS),
-        "shapes on a GPU": ", ".join(case.name for case in on_gpu),
-        "shapes on a CPU": ", ".join(case.name for case in on_cpu),
-    }
+    devices = (("GPU", on_gpu), ("CPU", on_cpu))
+    rungs = {f"rungs on a {device}": ", ".join(on.names) for device, on in devices}
+    return rungs | {f"shapes on a {device}": ", ".join(case.name for case in on.cases) for device, on in devices}
