@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -47,6 +48,11 @@ PRODUCTS = (
     ("tsmttsm", 10_000_000, 4, (4,)),
     ("tsmttsm", 10_000_000, 16, (16,)),
     ("tsmttsm", 10_000_000, 64, (64,)),
+)
+#: Products in the table of the ladder on a GPU: m, n, k and layout. The skinny ones are column-major, as in the paper.
+GPU_LADDER = (
+    *((edge, edge, edge, "row") for edge in (1024, 2048, 4096)),
+    *((20_480, 8, 20_480, "col"), (10_000_000, 16, 16, "col"), (1_000_000, 64, 64, "col")),
 )
 _PRODUCT_DTYPES = ("float64", "float32", "float16")
 _DRAWN = {"tsm2r": "{m:,} × {k:,} · {w}", "tsm2l": "{m:,} × {k} · {w}", "tsmttsm": "({m:,} × {k})ᵀ · {w}"}
@@ -256,16 +262,17 @@ def abft_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def ladder_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of the rungs in ms and as many times as fast as the triple loop, float32, row-major."""
-    shapes = list(dict.fromkeys((one["m"], one["n"], one["k"]) for one in records))
-    found = {
-        (one["title"], one["m"], one["n"], one["k"]): one
-        for one in records
-        if (one["dtype"], one["layout"]) == ("float32", "row")
-    }
+def ladder_table(records: Sequence[dict[str, Any]], shapes: Sequence[tuple[Any, ...]] = ()) -> str:
+    """Return a Markdown table of the rungs in ms and as many times as fast as the triple loop, float32.
+
+    `shapes` are m, n, k and the layout of each column; by default all that are row-major.
+    """
+    of_shape = ("m", "n", "k", "layout")
+    every = dict.fromkeys(tuple(one[name] for name in of_shape) for one in records)
+    shapes = shapes or [shape for shape in every if shape[-1] == "row"]
+    found = {(one["title"], *(one[name] for name in of_shape)): one for one in records if one["dtype"] == "float32"}
     lines = [
-        f"| | {' | '.join(f'{m:,} × {k:,} · {n:,}' for m, n, k in shapes)} |",
+        f"| | {' | '.join(f'{m:,} × {k:,} · {n:,}' for m, n, k, _ in shapes)} |",
         f"|---|{'---:|' * len(shapes)}",
     ]
     for title in dict.fromkeys(one["title"] for one in records):
@@ -279,8 +286,12 @@ def ladder_table(records: Sequence[dict[str, Any]]) -> str:
 
 def _times_of(one: dict[str, Any]) -> str:
     """Return a record's time in ms with its speed-up over the triple loop."""
-    serial = "" if one["speedup_serial"] is None else f" ({one['speedup_serial']:,.3g} ×)"
-    return f"{one['ms']:,.3g}{serial}" if one["ms"] < 1000 else f"{one['ms']:,.0f}{serial}"
+    serial = "" if one["speedup_serial"] is None else f" ({_three_digits(one['speedup_serial'])} ×)"
+    return f"{_three_digits(one['ms'])}{serial}"
+
+
+def _three_digits(value: float) -> str:
+    return f"{value:,.3g}" if value < 1000 else f"{value:,.0f}"
 
 
 def _beside(one: dict[str, Any]) -> str:
@@ -301,6 +312,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "kinds of data": ("h100-80gb-hbm3/kmeans-data.json", kinds_table),
     "kinds of data in words": ("h100-80gb-hbm3/kmeans-data.json", kinds_text),
     "ladder on a CPU": ("amd-epyc/ladder.json", ladder_table),
+    "ladder on a GPU": ("h100-80gb-hbm3/ladder.json", partial(ladder_table, shapes=GPU_LADDER)),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

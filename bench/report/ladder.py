@@ -27,12 +27,10 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
 
 
 def shown_square(records: Sequence[Record]) -> tuple[Any, ...] | None:
-    """Return m, k, n and layout of the largest square that more than half of the rungs have, or None."""
-    rungs = {one["rung"] for one in records}
+    """Return m, k, n and layout of the largest of the squares that the most rungs have, or None without a square."""
     squares = by((one for one in records if one["m"] == one["k"] == one["n"]), "m k n layout")
-    found = [shape for shape, some in squares.items() if 2 * len(some) > len(rungs)]
     # Of two layouts, the first in the file.
-    return max(found, key=lambda shape: shape[0], default=None)
+    return max(squares, key=lambda shape: (len(squares[shape]), shape[0]), default=None)
 
 
 def gflops(m: int, n: int, k: int, ms: float) -> float:
