@@ -168,3 +168,9 @@ def test_ladder_table_by_hand():
         "| tiles | 0.25 (8 ×) | – |",
         "| the library | 0.025 | 123 |",
     ]
+    records.append({**one("tiles", 4, 5.0, 2.0), "layout": "col"})
+    assert figures.ladder_table(records, [(4, 4, 4, "col"), (8, 8, 8, "row")]).splitlines()[2:] == [
+        "| loop | – | 2 (1 ×) |",
+        "| tiles | 5 (2 ×) | 0.25 (8 ×) |",
+        "| the library | 0.5 | 0.025 |",
+    ]
