@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from statistics import median
 
-from tsapps.bench.report.blocks import Block, Figure, Fold, Table, major, number, percent, product, times
+from tsapps.bench.report.blocks import DASH, Block, Figure, Fold, Table, major, number, percent, product, times
 from tsapps.bench.report.charts import Cell, heat_map
 from tsapps.bench.report.records import Record, by, is_tsm2_paper
 
@@ -34,7 +34,7 @@ def blocks(records: Sequence[Record]) -> Iterator[Block]:
                 one["layout"],
                 number(one["ms"]),
                 percent(one["library_ms"] / one["ms"]),
-                percent(one["floor_ms"] / one["ms"]),
+                percent(one["floor_ms"], one["ms"]),
             )
             for one in versions
         ]
@@ -68,7 +68,8 @@ def _summary(device: str, records: Sequence[Record]) -> Table:
     rows = []
     for key, some in by(records, "shape dtype layout").items():
         speedups = sorted(one["library_ms"] / one["ms"] for one in some)
-        floors = sorted(one["floor_ms"] / one["ms"] for one in some)
+        floors = [one["floor_ms"] / one["ms"] for one in some if one["floor_ms"] is not None]
+        of_floor = (percent(min(floors)), percent(median(floors))) if floors else (DASH, DASH)
         rates = (times(speedups[0]), times(median(speedups)), times(speedups[-1]), f"{sum(x < 1 for x in speedups):,}")
-        rows.append((*key, f"{len(some):,}", *rates, percent(floors[0]), percent(median(floors))))
+        rows.append((*key, f"{len(some):,}", *rates, *of_floor))
     return Table(f"tsapps.matmul on {device}", headings, rows, records, texts=3)

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from ladder_products import needs_a_compiler
 from report_records import RECORDS, record_of, write_records
 
 from tsapps.errors import ExitCode
@@ -29,6 +30,21 @@ def test_files_and_directories(succeed, directory):
     text = (directory / "x.html").read_text()
     assert "3 records of 2 machines" in text
     assert all(title in text for title in ("Rungs on CPU", "Cost of checksums", "first-call, NVIDIA H200"))
+
+
+@needs_a_compiler
+def test_what_the_other_commands_measure_on_a_cpu(succeed, directory):
+    for command, shape in (
+        ("gemm", "40-3-100-f32"),
+        ("kmeans", "300-4-3-f64"),
+        ("abft", "encode-64-64-f32"),
+        ("ladder", "20-30-40-f64"),
+    ):
+        succeed("bench", command, "--device", "cpu", "--shapes", shape, "--quiet")
+    n_records = len(json.loads((directory / "tsapps-bench.json").read_text()))
+    assert succeed("bench", "report") == f"report.html: {n_records} records of 1 file\n"
+    text = (directory / "report.html").read_text()
+    assert all(f'<section id="{anchor}">' in text for anchor in ("products", "kmeans", "abft", "ladder"))
 
 
 def test_json_and_quiet(succeed, measured):
