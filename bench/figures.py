@@ -32,6 +32,8 @@ __all__ = [
     "kmeans_table",
     "ladder_table",
     "pages",
+    "paper_kmeans_table",
+    "paper_table",
     "scikit_learn_text",
     "small_table",
     "with_figures",
@@ -284,6 +286,32 @@ def ladder_table(records: Sequence[dict[str, Any]], shapes: Sequence[tuple[Any, 
     return "\n".join(lines)
 
 
+def paper_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the ranges of speed-ups in the experiments of the paper, here and there."""
+    found: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+    for one in records:
+        found.setdefault(tuple(one[name] for name in ("run", "engine", "baseline", "dtype")), []).append(one)
+    lines = [
+        "| experiment | measured | baseline | dtype | sizes | speed-up | in the paper, on a |",
+        "|---|---|---|---|---:|---:|---:|",
+    ]
+    for key, some in found.items():
+        speedups = [one["speedup"] for one in some]
+        here = f"{min(speedups):.2f} to {max(speedups):.2f}, median {median(speedups):.2f}"
+        least, mean, most = some[0]["paper_speedup"]
+        there = f"{least:g} to {most:g}" + ("" if mean is None else f", mean {mean:g}")
+        lines.append(f"| {' | '.join(key)} | {len(some)} | {here} | {there}, {some[0]['paper_device']} |")
+    return "\n".join(lines)
+
+
+def paper_kmeans_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the fits in the paper's experiment on K-means."""
+    lines = ["| n | tsapps | its engine on cuBLAS | speed-up |", "|---:|---:|---:|---:|"]
+    for one in sorted((one for one in records if one["run"] == "kmeans"), key=lambda one: one["m"]):
+        lines.append(f"| {one['m']:,} | {one['ms']:.1f} | {one['baseline_ms']:.1f} | {one['speedup']:.2f} |")
+    return "\n".join(lines)
+
+
 def _times_of(one: dict[str, Any]) -> str:
     """Return a record's time in ms with its speed-up over the triple loop."""
     serial = "" if one["speedup_serial"] is None else f" ({_three_digits(one['speedup_serial'])} ×)"
@@ -313,6 +341,8 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "kinds of data in words": ("h100-80gb-hbm3/kmeans-data.json", kinds_text),
     "ladder on a CPU": ("amd-epyc/ladder.json", ladder_table),
     "ladder on a GPU": ("h100-80gb-hbm3/ladder.json", partial(ladder_table, shapes=GPU_LADDER)),
+    "experiments of the paper": ("h100-80gb-hbm3/paper.json", paper_table),
+    "K-means of the paper": ("h100-80gb-hbm3/paper.json", paper_kmeans_table),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

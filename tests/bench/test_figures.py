@@ -154,6 +154,25 @@ def test_speedups_over_scikit_learn_by_hand():
     assert "(a CPU), whole fits with k-means++ of 1,000 to 20,000 rows: 0.5 to 40 times as fast, 5 in the" in text
 
 
+def test_tables_of_the_paper_by_hand():
+    def one(run, m, ms, baseline_ms, **fields):
+        shared = {"engine": "tsapps", "baseline": "cublas", "dtype": "float64", "paper_device": "Tesla K40c"}
+        times = {"ms": ms, "baseline_ms": baseline_ms, "speedup": baseline_ms / ms}
+        return {**shared, "run": run, "m": m, **times, "paper_speedup": [1.06, 1.53, 1.89], **fields}
+
+    records = [one("kmeans", 2048, 5.0, 20.0), one("kmeans", 1024, 4.0, 5.0), one("kmeans", 4096, 1.0, 2.0)]
+    records.append(one("versions", 10_240, 1.0, 3.0, paper_speedup=[2.2, None, 4.7]))
+    assert figures.paper_table(records).splitlines()[2:] == [
+        "| kmeans | tsapps | cublas | float64 | 3 | 1.25 to 4.00, median 2.00 | 1.06 to 1.89, mean 1.53, Tesla K40c |",
+        "| versions | tsapps | cublas | float64 | 1 | 3.00 to 3.00, median 3.00 | 2.2 to 4.7, Tesla K40c |",
+    ]
+    assert figures.paper_kmeans_table(records).splitlines()[2:] == [
+        "| 1,024 | 4.0 | 5.0 | 1.25 |",
+        "| 2,048 | 5.0 | 20.0 | 4.00 |",
+        "| 4,096 | 1.0 | 2.0 | 2.00 |",
+    ]
+
+
 def test_ladder_table_by_hand():
     def one(title, m, ms, speedup, dtype="float32"):
         shape = {"m": m, "n": m, "k": m, "dtype": dtype, "layout": "row"}
