@@ -9,6 +9,7 @@ update/sort_reassigned.cuh sorts them by cluster for update/segmented_sum.cuh. T
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -35,7 +36,6 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.runtime.launch import structure
-from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["SmallKStep"]
 
@@ -100,7 +100,16 @@ class SmallKStep(DeviceStep):
         several, every = candidates & (candidates - 1) != 0, candidates == 0
         return xp.stack([(listed & several).sum(), (listed & every).sum()])
 
-    def _bind_rows(self, centers: Any) -> list[Launch]:
+    def _bind_rows(self, centers: Any) -> Iterator[Callable[[], None]]:
+        of = self.buffers
+        yield from self._bound(("products", self._bounded), self._bind_products)
+        lists = self._entries, of.counts, np.int64(self._capacity)
+        given = of.rows, centers, np.int32(self.k), *lists, of.stopped
+        yield self.data.machine.bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), given)
+        yield from self._bound(("sums", self._sorts), self._bind_sums)
+
+    def _bind_products(self) -> Iterator[Callable[[], None]]:
+        """Yield the launches that list candidates; they read the float16 centers of either buffer."""
         half_copy, of = self.half_copy, self.buffers
         n, d = self.data.source.shape
         nearest = {
@@ -117,17 +126,16 @@ class SmallKStep(DeviceStep):
             "tensor_error": product_error(self._plan, d, self.k),
             "rounding": half_copy.rounding,
         }
-        launches: list[Launch] = []
         if isinstance(self.bounds, ProductBounds) and self._bounded:
-            launches = self.bounds.bind(half_copy.rows, of.centers_half, nearest, of.labels, of.stopped)
+            yield from self.bounds.bind(half_copy.rows, of.centers_half, nearest, of.labels, of.stopped)
             nearest["stopped"] = self.bounds.skip_full_assign
         every = structure(ARGMIN, **nearest)
-        launches.append(self._product.bind(address(half_copy.rows), address(of.centers_half), every))
-        lists = self._entries, of.counts, np.int64(self._capacity)
-        certified = of.rows, centers, np.int32(self.k), *lists, of.stopped
-        launches.append(self.data.machine.bind(self._rescore, self._rescore_grid, (RESCORE_THREADS,), certified))
-        # Scatter-add and segmented sum give the same bits.
+        yield self._product.bind(address(half_copy.rows), address(of.centers_half), every)
+
+    def _bind_sums(self) -> Sequence[Callable[[], None]]:
+        """Return the launches that update the running sums; a scatter-add and a segmented sum give the same bits."""
+        of = self.buffers
         if self._segments is None or not self._sorts:
-            return [*launches, self._scatter_add.bind(of, lists)]
+            return [self._scatter_add.bind(of, (self._entries, of.counts, np.int64(self._capacity)))]
         changes = structure(LISTS, items=self._entries, lengths=of.counts, capacity=self._capacity, step=1)
-        return launches + self._segments.bind(of, changes)
+        return self._segments.bind(of, changes)
