@@ -46,6 +46,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 KEY = ("what", "engine", "job", "code", "dtype", "m", "n", "k")
 _REPEATS = 9
+# Number of calls before those: the clocks of a GPU that waited for a compilation may be low for some ms.
+_WARM_UP = 10
 # Time budget in seconds for the iterations and fits of one engine.
 _SECONDS = 4.0
 # Largest accepted error of a vendor library's sums, relative to Σ|a||w|; partial sums may have a 16-bit type.
@@ -97,7 +99,8 @@ class Speed:
             check_memory(task.needed_bytes, cupy.cuda.runtime.memGetInfo()[0])
 
     def _median_ms(self, call: Callable[[], Any]) -> float:
-        call()
+        for _ in range(_WARM_UP):
+            self.clock.call_ms(call)
         return float(median(self.clock.call_ms(call) for _ in range(_REPEATS)))
 
     def _square(self, task: Task) -> Any:
