@@ -35,7 +35,7 @@ class TestPaths:
         refused(f"{tmp_path}/x.npz:X", "no such file: check the path")
 
     def test_directory(self, tmp_path):
-        refused(tmp_path, "is a directory: name a file in it")
+        refused(tmp_path, "is a directory without a matrix: name a file")
 
     def test_pipe(self, tmp_path):
         os.mkfifo(tmp_path / "x.npy")

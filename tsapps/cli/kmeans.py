@@ -66,7 +66,8 @@ def kmeans(
 
     DATA is a matrix of n rows (samples) and d columns (features), and may be larger than memory: .npy .npz .csv .tsv
     .txt .parquet .h5 .hdf5 .safetensors .fbin .f16bin .u8bin .i8bin .ibin .fvecs .bvecs .ivecs; FILE:NAME is an array
-    of a file that has several.
+    of a file that has several. A directory of such files, or a quoted pattern such as 'points/*.parquet', is one
+    matrix: the rows of its files, sorted by name. summary.json has the number of rows of each.
     """
     clock = Clock()
     request = Request(
@@ -170,6 +171,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "kind": result.KIND,
         "command": request.command,
         "input": os.path.abspath(request.data),
+        "files": result.files_of(inputs.matrix),
         "weights": request.weights and os.path.abspath(request.weights),
         "n": n,
         "d": d,
@@ -213,7 +215,8 @@ def _table(summary: dict[str, Any], request: Request, sizes: "np.ndarray") -> di
     ended = "converged" if summary["converged"] else "not converged: raise --max-iter"
     shape = f"{summary['n']:,} × {summary['d']:,}"
     return {
-        "data": f"{request.data}: {shape} {summary['data_dtype']}, computed in {summary['dtype']}",
+        "data": f"{request.data}: {result.how_many(summary['files'])}{shape} {summary['data_dtype']}, computed in "
+        f"{summary['dtype']}",
         "clusters": f"{summary['k']:,}, of {low:,} to {high:,} rows (median {middle:,})",
         "inertia": f"{summary['inertia']:.6g}",
         "iterations": f"{summary['iterations']}, {ended}",

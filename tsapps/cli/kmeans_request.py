@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsapps.cli import result
-from tsapps.cli.options import check_disk_space, check_input, choose, open_fitting
+from tsapps.cli.options import check_disk_space, check_input, choose, files_of_input, open_fitting
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
 
@@ -56,12 +56,16 @@ class Request:
 
     def input_files(self) -> list[str]:
         """Return the paths of all input files, without names of arrays."""
-        return [split_name(path)[0] for path in (self.data, self.weights, self.init_file) if path]
+        return [
+            *files_of_input(self.data),
+            *(split_name(path)[0] for path in (self.weights, self.init_file) if path),
+        ]
 
     def check(self) -> None:
         """Raise `UsageError` for errors that can be found without reading a file."""
-        for path in (self.data, *filter(None, [self.weights])):
-            check_input(path)
+        check_input(self.data, several=True)
+        if self.weights is not None:
+            check_input(self.weights)
         if self.init_file is not None and not os.path.exists(split_name(self.init_file)[0]):
             raise UsageError(
                 f"--init {self.init}: expected k-means++, k-means||, random or a file of k rows, and there is no such "

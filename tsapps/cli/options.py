@@ -2,8 +2,10 @@
 
 import errno
 import os
+import re
 import resource
 from collections.abc import Callable
+from glob import has_magic
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +33,7 @@ __all__ = [
     "check_output_file",
     "check_writable",
     "choose",
+    "files_of_input",
     "open_fitting",
     "stem",
 ]
@@ -40,7 +43,8 @@ Data = Annotated[
     typer.Argument(
         metavar="DATA",
         show_default=False,
-        help="Matrix of n rows (samples) and d columns (features), in a format that tsapps kmeans --help lists.",
+        help="Matrix of n rows (samples) and d columns (features), in a format that tsapps kmeans --help lists; or "
+        "several files as one matrix: a directory, or a quoted pattern such as 'points/*.parquet'.",
     ),
 ]
 Device = Annotated[
@@ -80,15 +84,48 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings,
 
 
 def stem(path: str) -> str:
-    """Return the base name of outputs: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``."""
+    """Return the base name of outputs: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``.
+
+    For a pattern it is what comes before the first special character, or else the name of the directory: ``part`` for
+    ``some/part-*.npy``, and ``some`` for ``some/*.npy`` and ``some``.
+    """
     file, name = split_name(path)
+    if os.path.isdir(file):
+        return Path(os.path.abspath(file)).name
+    if not os.path.exists(file) and has_magic(file):
+        start = re.split(r"[*?[]", os.path.basename(file))[0].rstrip("-_. ")
+        parent = os.path.abspath(re.split(r"[*?[]", file)[0] + "x")
+        return start or Path(parent).parent.name
     return "-".join([Path(file).stem, *filter(None, (name or "").split("/"))])
 
 
-def check_input(path: str) -> None:
-    """Raise `UsageError` unless the file of `path`, which may be ``FILE`` or ``FILE:NAME``, exists."""
-    if not os.path.exists(split_name(path)[0]):
+def check_input(path: str, *, several: bool = False) -> None:
+    """Raise `UsageError` unless the file of `path`, which may be ``FILE`` or ``FILE:NAME``, exists.
+
+    With `several`, a directory or a pattern is accepted too.
+    """
+    file = split_name(path)[0]
+    if several and (os.path.isdir(file) or (has_magic(file) and not os.path.exists(file))):
+        files_of_input(path)
+        return
+    if os.path.isdir(file):
+        raise UsageError(f"{path}: is a directory: name a file in it")
+    if not os.path.exists(file):
         raise UsageError(f"{path}: no such file: check the path")
+
+
+def files_of_input(path: str) -> list[str]:
+    """Return the files of an input: one, or those of a directory or a pattern.
+
+    Raises
+    ------
+    UsageError
+        If a directory or a pattern has no file.
+    """
+    from tsapps.matrix.joined import files_of
+    from tsapps.matrix.registry import EXTENSIONS
+
+    return [split_name(file)[0] for file in files_of(path, EXTENSIONS) or [path]]
 
 
 def check_output_file(path: Path, *, force: bool) -> None:

@@ -23,12 +23,12 @@ from tsapps.cli.options import (
     check_input,
     check_output_file,
     choose,
+    files_of_input,
     stem,
 )
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
-from tsapps.cli.result import read_model
+from tsapps.cli.result import files_of, how_many, read_model
 from tsapps.errors import MatrixError, UsageError
-from tsapps.names import split_name
 
 if TYPE_CHECKING:
     import numpy as np
@@ -87,9 +87,9 @@ def predict(
     """
     clock = Clock()
     out = out or Path(f"{stem(data)}-labels.npy")
-    check_input(data)
+    check_input(data, several=True)
     check_output_file(out, force=force)
-    if out.exists() and os.path.exists(data) and os.path.samefile(out, data):
+    if out.exists() and any(os.path.exists(file) and os.path.samefile(out, file) for file in files_of_input(data)):
         raise UsageError(f"{out}: is DATA itself: choose another --out")
     choose(device)  # before slow imports, so that a wrong device fails at once
 
@@ -150,7 +150,7 @@ def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> None:
     from tsapps.matrix import save_npy
     from tsapps.permissions import mode_of_result
 
-    mode = mode_of_result(out, [split_name(inputs.data)[0], inputs.model / "centers.npy"])
+    mode = mode_of_result(out, [*files_of_input(inputs.data), inputs.model / "centers.npy"])
     save_npy(out, found.labels, commit=signals.placing, mode=mode)
     clock.lap("write")
 
@@ -162,6 +162,7 @@ def _summary(command: str, inputs: _Inputs, found: _Labels, out: Path, clock: Cl
         "command": command,
         "model": os.path.abspath(inputs.model),
         "input": os.path.abspath(inputs.data),
+        "files": files_of(inputs.matrix),
         "output": os.path.abspath(out),
         "n": n,
         "d": d,
@@ -182,7 +183,8 @@ def _table(summary: dict[str, Any], inputs: _Inputs, out: Path) -> dict[str, str
     sizes = summary["cluster_sizes"]
     shape = f"{summary['n']:,} × {summary['d']:,}"
     return {
-        "data": f"{inputs.data}: {shape} {summary['data_dtype']}, computed in {summary['dtype']}",
+        "data": f"{inputs.data}: {how_many(summary['files'])}{shape} {summary['data_dtype']}, computed in "
+        f"{summary['dtype']}",
         "clusters": f"{summary['k']:,}, of {min(sizes):,} to {max(sizes):,} rows",
         "inertia": f"{summary['inertia']:.6g}",
         "device": f"{summary['device']}: {summary['device_reason']}",

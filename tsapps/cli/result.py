@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tsapps import signals
 from tsapps.cli.options import check_writable
@@ -23,7 +23,10 @@ from tsapps.kernels.system.atomic_write import remove_leftovers, replacing_direc
 from tsapps.kernels.system.strict_json import JsonError, read_json
 from tsapps.permissions import directory_mode
 
-__all__ = ["KIND", "check_place", "new_directory", "read_model"]
+if TYPE_CHECKING:
+    from tsapps.matrix import Matrix
+
+__all__ = ["KIND", "check_place", "files_of", "how_many", "new_directory", "read_model"]
 
 #: Value of "kind" in summary.json.
 KIND = "tsapps kmeans"
@@ -114,6 +117,20 @@ def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterato
 
     with replacing_directory(directory, _FILES, commit=commit, mode=directory_mode(mode)) as temporary:
         yield temporary
+
+
+def files_of(matrix: "Matrix") -> list[dict[str, Any]] | None:
+    """Return the path and the number of rows of each file of a matrix that has several; None for any other."""
+    from tsapps.matrix.joined import JoinedMatrix
+
+    if not isinstance(matrix, JoinedMatrix):
+        return None
+    return [{"file": os.path.abspath(path), "rows": rows} for path, rows in matrix.files]
+
+
+def how_many(files: list[dict[str, Any]] | None) -> str:
+    """Return the number of files for a line on a matrix, such as "12 files, "; nothing for a single file."""
+    return "" if files is None else f"{len(files):,} files, "
 
 
 def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:

@@ -1,6 +1,9 @@
 """Parquet files: a table whose columns are the features, streamed in batches of rows."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -54,8 +57,22 @@ class ParquetMatrix(Matrix):
             raise damaged(path, self.shape, f"row groups of {found} rows")
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        with self._opened() as file:
+            yield from self._read_batches(file, 0, min(rows, self.shape[0]), None)
+
+    def _rows(self, numbers: np.ndarray) -> np.ndarray:
+        # Only the row groups of these rows are read.
+        with self._opened() as file:
+            sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
+            starts = np.cumsum([0, *sizes])
+            groups = np.unique(np.searchsorted(starts, numbers, side="right") - 1).tolist()
+            batches = (self._read_batches(file, int(starts[one]), self._default_rows(), [one]) for one in groups)
+            return self._gather(chain.from_iterable(batches), numbers)
+
+    @contextmanager
+    def _opened(self) -> Iterator[Any]:
+        """Open the file; raise `MatrixError` for errors of the reader, and if the file has other rows now."""
         parquet = optional_module("pyarrow.parquet", self._path)
-        start = 0
         with (
             readable(self.name, self._errors),
             parquet.ParquetFile(
@@ -67,19 +84,25 @@ class ParquetMatrix(Matrix):
         ):
             if file.metadata.num_rows != self.shape[0]:
                 raise changed(self.name)
-            for batch in file.iter_batches(batch_size=min(rows, self.shape[0])):
-                if batch.num_columns <= max(self._columns):
-                    raise damaged(self.name, self.shape, f"{batch.num_columns} columns")
-                block = np.empty((len(batch), self.shape[1]), self.dtype)
-                for feature, number in enumerate(self._columns):
-                    column = batch.column(number)
-                    if column.type != self._types[feature]:
-                        raise damaged(self.name, self.shape, f"{column.type} in column {feature}")
-                    if column.null_count:
-                        self._refuse_null(start, feature, column)
-                    block[:, feature] = column.to_numpy(zero_copy_only=False)
-                yield start, block
-                start += len(batch)
+            yield file
+
+    def _read_batches(
+        self, file: Any, start: int, rows: int, groups: list[int] | None
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield blocks of at most `rows` rows of some row groups, by default of all; `start` is their first row."""
+        for batch in file.iter_batches(batch_size=rows, row_groups=groups):
+            if batch.num_columns <= max(self._columns):
+                raise damaged(self.name, self.shape, f"{batch.num_columns} columns")
+            block = np.empty((len(batch), self.shape[1]), self.dtype)
+            for feature, number in enumerate(self._columns):
+                column = batch.column(number)
+                if column.type != self._types[feature]:
+                    raise damaged(self.name, self.shape, f"{column.type} in column {feature}")
+                if column.null_count:
+                    self._refuse_null(start, feature, column)
+                block[:, feature] = column.to_numpy(zero_copy_only=False)
+            yield start, block
+            start += len(batch)
 
     def _refuse_null(self, start: int, feature: int, column: object) -> None:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))  # type: ignore[attr-defined]

@@ -13,6 +13,7 @@ from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
 from tsapps.matrix.containers import open_npz, open_safetensors
 from tsapps.matrix.hdf5 import open_hdf5
+from tsapps.matrix.joined import files_of, joined
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
@@ -49,13 +50,16 @@ def open_matrix(
     index: bool | None = None,
     allow_external: bool = False,
 ) -> Matrix:
-    """Open a file or an array as a matrix.
+    """Open a file, several files or an array as a matrix.
 
     Parameters
     ----------
-    source : path-like, array or Matrix
+    source : path-like, list of path-like, array or Matrix
         A file, whose extension selects the format (`EXTENSIONS`). For .npz, HDF5 and safetensors the path may end in
-        ``:name``, which selects an array; this is optional if only one array is a matrix. Or an array in memory:
+        ``:name``, which selects an array; this is optional if only one array is a matrix. Several files are one matrix,
+        the rows of one file after those of the other: a directory, or a pattern such as ``points/*.parquet``, of which
+        files are sorted by name; or a list of paths, in its order. All files must have the same number of columns, and
+        the same dtype unless `dtype` is given. Or an array in memory:
         NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers
         and bools (missing values become NaN). Masked arrays are rejected, even if no element is masked.
     dtype : numpy dtype, optional
@@ -98,16 +102,37 @@ def open_matrix(
     >>> [(start, block.tolist()) for start, block in matrix.blocks(2)]
     [(0, [[0.0, 1.0], [2.0, 3.0]]), (2, [[4.0, 5.0]])]
     """
-    if isinstance(source, Matrix):
-        matrix = source
-    elif isinstance(source, (str, os.PathLike)):
-        matrix = _open_path(os.fspath(source), header, index, allow_external=allow_external)
-    else:
-        matrix = open_array(source)
-    if (header, index) != (None, None) and (matrix is source or not isinstance(matrix, TextMatrix)):
+    paths = _paths_of(source)
+    if paths is None:
+        matrix = source if isinstance(source, Matrix) else open_array(source)
+        _check_is_text(matrix, header, index, is_text=False)
+        return _converted(matrix, dtype)
+    files = [file for path in paths for file in files_of(path, EXTENSIONS) or [path]]
+    parts = []
+    for file in files:
+        part = _open_path(file, header, index, allow_external=allow_external)
+        _check_is_text(part, header, index, is_text=isinstance(part, TextMatrix))
+        parts.append(_converted(part, dtype))
+    return joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and {len(files) - 1} more files")
+
+
+def _paths_of(source: Any) -> list[str] | None:
+    """Return a path, or a list of at least one path, as a list of str; None for any other source."""
+    if isinstance(source, (str, os.PathLike)):
+        return [os.fspath(source)]
+    if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
+        return [os.fspath(one) for one in source]
+    return None
+
+
+def _check_is_text(matrix: Matrix, header: bool | None, index: bool | None, *, is_text: bool) -> None:
+    if (header, index) != (None, None) and not is_text:
         raise UsageError(
             f"{matrix.name}: is not a text table; --header and --index apply to {', '.join(_TEXT)}: omit them"
         )
+
+
+def _converted(matrix: Matrix, dtype: DTypeLike | None) -> Matrix:
     if dtype is None or np.dtype(dtype) == matrix.dtype:
         return matrix
     return ConvertedMatrix(matrix, np.dtype(dtype))
@@ -119,7 +144,7 @@ def _open_path(path: str, header: bool | None, index: bool | None, *, allow_exte
     known = ", ".join(EXTENSIONS)
     if not os.path.exists(file):
         raise MatrixUsageError(f"{path}: no such file: check the path")
-    if os.path.isdir(file):
+    if os.path.isdir(file):  # in a list, or with the name of an array
         raise MatrixUsageError(f"{path}: is a directory: name a file in it ({known})")
     if not os.path.isfile(file):
         raise MatrixUsageError(

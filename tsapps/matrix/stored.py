@@ -16,13 +16,13 @@ from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed
 from tsapps.matrix.layout import Stored
 
-__all__ = ["StoredMatrix", "matrix_of"]
+__all__ = ["LEAST_AHEAD", "StoredMatrix", "matrix_of", "read_ahead"]
 
 # Fortran order: columns are read whole if a column has at most `_SHORT_COLUMN_BYTES`, or if at least half of its
 # elements are needed. One read covers several columns of at most `_COLUMNS_BYTES` together, or a single column.
 _SHORT_COLUMN_BYTES, _COLUMNS_BYTES = 1 << 16, 1 << 24
-# Minimum bytes of a block that a thread reads ahead: passing a smaller block between threads costs more than it saves.
-_LEAST_AHEAD = 1 << 20
+#: Minimum bytes of a block that a thread reads ahead: passing a smaller block between threads costs more than it saves.
+LEAST_AHEAD = 1 << 20
 # Selected rows are read one by one if that takes at most `_FEW_READS` reads, or at most one read per `_BYTES_PER_READ`
 # bytes of the matrix. Otherwise one pass reads the whole matrix.
 _BYTES_PER_READ, _FEW_READS = 1 << 13, 64
@@ -47,8 +47,8 @@ class StoredMatrix(Matrix):
         n = self.shape[0]
         with self._opened() as file:
             blocks: Iterator[np.ndarray] = (self._block(file, start, rows) for start in range(0, n, rows))
-            if rows < n and rows * self.shape[1] * self.dtype.itemsize >= _LEAST_AHEAD:
-                blocks = _ahead(blocks)
+            if rows < n and rows * self.shape[1] * self.dtype.itemsize >= LEAST_AHEAD:
+                blocks = read_ahead(blocks)
             yield from zip(range(0, n, rows), blocks, strict=True)
 
     def _block(self, file: int, start: int, rows: int) -> np.ndarray:
@@ -171,7 +171,7 @@ class StoredMatrix(Matrix):
             raise
 
 
-def _ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
+def read_ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     """Yield blocks; a thread reads the next block while the caller uses the current block."""
     with ThreadPoolExecutor(1, "tsapps-reader") as reader:
         following = reader.submit(next, blocks, None)

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows, row_name
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["SMALL", "Data"]
@@ -204,8 +204,9 @@ class Data(ABC):
             finite = self.xp.isfinite(block)
             if not bool(finite.all()):
                 row, column = np.argwhere(~to_host(finite))[0]
-                place = f"{self.source.name}: row {start + row}, column {column} is {to_host(block)[row, column]}"
-                raise ValueError(f"{place}: K-means needs finite numbers; remove or replace such rows first")
+                where = f"{self.source.name}: {row_name(self.source, start + int(row))}, column {column}"
+                found = f"is {to_host(block)[row, column]}"
+                raise ValueError(f"{where} {found}: K-means needs finite numbers; remove or replace such rows first")
 
         for _ in self.each_block(work, self.n_features):
             pass

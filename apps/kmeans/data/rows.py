@@ -25,6 +25,7 @@ __all__ = [
     "check_real",
     "is_plain",
     "readers",
+    "row_name",
     "unit",
 ]
 
@@ -151,6 +152,11 @@ def _read_rows(source: Any, start: int, part: slice, out: np.ndarray) -> None:
     source.read_into(start + part.start, out)
 
 
+def row_name(rows: Any, row: int) -> str:
+    """Return what messages call a row: its number, or what a matrix with a method ``row_name`` calls it."""
+    return str(rows.row_name(row)) if hasattr(rows, "row_name") else f"row {row}"
+
+
 class ArrayRows:
     """A NumPy or CuPy array of shape (n, d)."""
 
@@ -229,6 +235,10 @@ class RescaledRows(ABC):
         for start, block in blocks:
             yield start, self._scaled(self._own(block), range(start, start + len(block)))
 
+    def row_name(self, row: int) -> str:
+        """Return what messages call a row; see `row_name`."""
+        return row_name(self.source, row)
+
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, rescaled, in the order of the indices."""
         return self._scaled(self._own(self.source.rows(indices)), indices)
@@ -258,12 +268,12 @@ class UnitRows(RescaledRows):
     def _refuse(self, index: int, row: np.ndarray) -> None:
         if not row.any():
             raise ValueError(
-                f"{self.name}: row {index} is zero, and has no direction: metric='cosine' needs nonzero rows; "
-                "remove such rows first"
+                f"{self.name}: {self.row_name(index)} is zero, and has no direction: metric='cosine' needs nonzero "
+                "rows; remove such rows first"
             )
         column = int(np.flatnonzero(~np.isfinite(row))[0])
         raise ValueError(
-            f"{self.name}: row {index}, column {column} is {row[column]}: K-means needs finite numbers; "
+            f"{self.name}: {self.row_name(index)}, column {column} is {row[column]}: K-means needs finite numbers; "
             "remove or replace such rows first"
         )
 
