@@ -263,15 +263,19 @@ class DeviceMatrix(NamedTuple):
 
     def overlaps(self, other: "DeviceMatrix") -> bool:
         """Return True if an element of this matrix and an element of `other` overlap in memory."""
-        if self.device != other.device or self._end <= other.pointer or other._end <= self.pointer:
+        (low, high), (other_low, other_high) = self._range, other._range
+        if self.device != other.device or high <= other_low or other_high <= low:
             return False
         return np.shares_memory(self._addresses(), other._addresses())
 
     @property
-    def _end(self) -> int:
-        (rows, columns), (down, right) = self.shape, self.strides
-        last = (rows - 1) * down + (columns - 1) * right
-        return self.pointer + last + self.itemsize if rows and columns else self.pointer
+    def _range(self) -> tuple[int, int]:
+        """The lowest address of an element, and the end of the highest one; strides may be negative."""
+        if 0 in self.shape:
+            return self.pointer, self.pointer
+        last = [(size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)]
+        low, high = (self.pointer + sum(limit(0, offset) for offset in last) for limit in (min, max))
+        return low, high + self.itemsize
 
     def _addresses(self) -> np.ndarray:
         """Return a NumPy array at the addresses of this matrix, whose elements in GPU memory must not be accessed."""

@@ -16,7 +16,7 @@ from tsapps.kernels import matmul
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix
 from tsapps.kernels.devices import Choice
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.ladder.launch import PAPER_KERNELS, tsm2_paper
+from tsapps.kernels.ladder.launch import PAPER_KERNELS, paper_columns, tsm2_paper
 from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["FIELDS", "KEY", "CpuBench", "GpuBench", "common_fields", "opened", "oriented", "recorded"]
@@ -32,7 +32,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 KEY = ("what", "shape", "dtype", "layout", "m", "k", "w")
 #: TSM2 as published, on squares: t1 = 128, t2 = w up to 8 and t3 = 4 lie between the paper's configurations.
-PAPER_WIDTHS, T1, MOST_T2, T3 = (1, 2, 4, 8, 16), 128, 8, 4
+PAPER_WIDTHS, T1, T3 = (1, 2, 4, 8, 16), 128, 4
 # Kernels to time: name, plan as text, and a call that computes the product and returns it, or None if C has it.
 Calls = Iterator[tuple[str, str, Callable[[], Any]]]
 
@@ -170,7 +170,7 @@ class GpuBench(_Bench):
         yield name, str(plan), partial(matmul.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
         square = cell.shape == "tsm2r" and cell.layout == "col" and cell.k == cell.m and cell.w in PAPER_WIDTHS
         if square and cell.dtype in ("float32", "float64"):
-            tiles = {"t1": T1, "t2": min(cell.w, MOST_T2), "t3": T3}
+            tiles = {"t1": T1, "t2": paper_columns(cell.w), "t3": T3}
             for name in PAPER_KERNELS:
                 yield name, str(tiles), partial(tsm2_paper, name, A, B, **tiles)
 

@@ -10,7 +10,7 @@ from tsapps.kernels.ladder.operands import destination, is_row_major, product_si
 from tsapps.kernels.ladder.rungs import PITCH, Rung
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
-__all__ = ["PAPER_KERNELS", "bind_rung", "kernel_of", "multiply", "tsm2_paper"]
+__all__ = ["PAPER_KERNELS", "bind_rung", "kernel_of", "multiply", "paper_columns", "tsm2_paper"]
 
 #: The names of the four published versions, from V0 to V3.
 PAPER_KERNELS = ("tsm2_v0", "tsm2_v1", "tsm2_v2", "tsm2_v3")
@@ -19,8 +19,6 @@ _FOLDER = Path(__file__).parent
 _SCALARS = {"float32": "float", "float64": "double"}
 # Largest size of a matrix: kernels count in 32-bit integers, beyond it by up to a tile.
 _MOST = 2**31 - 1 - 128
-# Most columns of C that a thread of TSM2 as published computes at a time, if the caller does not say.
-_MOST_T2 = 8
 
 
 def multiply(
@@ -113,6 +111,11 @@ def _sizes(A: Any, B: Any, C: Any) -> tuple[int, int, int]:
     return sizes
 
 
+def paper_columns(w: int) -> int:
+    """Return the number of columns of C that a thread of TSM2 as published computes at a time: w, but at most 8."""
+    return min(w, 8)
+
+
 def tsm2_paper(
     variant: str,
     A: Any,
@@ -134,7 +137,7 @@ def tsm2_paper(
     out : cupy.ndarray of shape (m, w), of A's dtype, column-major, optional
         Overwritten with the product; a new array by default.
     t1, t2, t3 : int
-        Number of threads per block, of columns of C that a thread computes at a time (by default w, but at most 8), and
+        Number of threads per block, of columns of C that a thread computes at a time (by default `paper_columns`), and
         of elements of A that a thread loads at a time.
     machine : Machine, optional
         By default the GPU that holds A.
@@ -152,13 +155,13 @@ def tsm2_paper(
         raise ValueError(f"variant must be one of {', '.join(PAPER_KERNELS)}, got {variant!r}")
     m, w, k = _sizes(A, B, out)
     machine = cuda_machine(A.device.id) if machine is None else machine
-    C = destination(machine.xp, A, B, out, 0, order="F")
-    for name, X in (("A", A), ("B", B), ("out", C)):
-        if X.strides[0] != X.itemsize:
+    for name, X in (("A", A), ("B", B), ("out", out)):
+        if X is not None and (X.strides[0] != X.itemsize or not is_row_major(X.T)):
             raise ValueError(
                 f"{name} has strides {X.strides}; expected column-major, (itemsize, leading dimension · itemsize)"
             )
-    t2 = min(w, _MOST_T2) if t2 is None else t2
+    C = destination(machine.xp, A, B, out, 0, order="F")
+    t2 = paper_columns(w) if t2 is None else t2
     name = f"tsm2::{variant}<{_SCALARS[A.dtype.name]}, {t1}, {t2}, {t3}>"
     sizes = (np.int64(m), np.int64(k), np.int32(w), *(np.int64(_leading(X)) for X in (A, B, C)))
     (kernel,) = machine.kernels(_FOLDER / "tsm2_paper.cuh", name)

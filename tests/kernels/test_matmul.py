@@ -165,6 +165,8 @@ class TestLayouts:
             ((264, (4, 2), (16, 4)), True),
             ((256 + 4 * 16, (4, 2), (8, 4)), False),
             ((256 + 12, (4, 1), (16, 4)), False),
+            ((256 + 64, (2, 3), (-16, 4)), True),  # its second row is the last one of the first matrix
+            ((256 + 80, (2, 3), (-16, 4)), False),
         ],
     )
     def test_overlap(self, other, overlaps):

@@ -83,7 +83,7 @@ class RecordedBounds:
         placed = place(self.step, centers)
         self.step._bounded = True
         self.step.buffers.stopped[0] = 1
-        launches = self.step._bind_rows(placed)
+        launches = list(self.step._bind_rows(placed))
         for now in (WITH_BOUNDS, SELECT, ACTIVE):
             self.next_is(now)
             row_bounds, before = self.bounds.row_bounds.copy(), _results(self.step)

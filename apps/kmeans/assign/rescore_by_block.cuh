@@ -2,7 +2,7 @@
 //
 //   features of a row   | thread 0 | thread 1 | ... | thread 255 | thread 0 | ...     a vector each
 //   list of rows        every warp has the same 32 entries, one per lane; all warps go through their ambiguous rows
-//   sums                shuffles in each warp, then eight sums in shared memory, which every thread adds
+//   sums                shuffles in each warp, eight sums per center in shared memory, and shuffles again in every warp
 //
 // Arguments and results are those of rescore.cuh. The order of the sums differs, so a distance may differ in its last
 // bits; equal centers still have equal distances.
@@ -14,7 +14,7 @@
 
 namespace kmeans {
 
-constexpr int kRowThreads = 256;
+constexpr int kRowThreads = 256, kRowWarps = kRowThreads / 32;
 
 // Computes ‖x − c‖² of one row x and two centers; the threads of a block sum in type Sum, and all get the same bits.
 // The calls of a block take the two sets of `sums` in turn: so one barrier separates the reads of a set from the next
@@ -22,21 +22,23 @@ constexpr int kRowThreads = 256;
 template <typename Sum, typename T, typename Work>
 __device__ __forceinline__ void square_distances_by_block(const CenteredRows<T, Work>& rows, const Work* centers,
                                                           long long row, const int (&which)[2], Sum (&squares)[2],
-                                                          double (&sums)[kRowThreads / 32][2]) {
+                                                          double (&sums)[kRowWarps][2]) {
+  Sum(*const of_warps)[2] = reinterpret_cast<Sum(*)[2]>(sums);
   Sum sum[2] = {};
   add_square_differences<kRowThreads>(rows, centers, row, which, sum);
 #pragma unroll
   for (int c = 0; c < 2; ++c) {
     sum[c] = simt::warp_sum(sum[c]);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32][c] = sum[c];
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32][c] = sum[c];
   }
   __syncthreads();  // all sums are written
+  // Eight lanes of every warp add the sums of the first center, the next eight those of the second one.
+  const int lane = threadIdx.x % 32;
+  Sum one = of_warps[lane % kRowWarps][lane / kRowWarps % 2];
 #pragma unroll
-  for (int c = 0; c < 2; ++c) {
-    squares[c] = 0;
+  for (int bits = kRowWarps / 2; bits > 0; bits /= 2) one += simt::shuffle_xor(one, bits);
 #pragma unroll
-    for (int warp = 0; warp < kRowThreads / 32; ++warp) squares[c] += (Sum)sums[warp][c];
-  }
+  for (int c = 0; c < 2; ++c) squares[c] = simt::shuffle(one, kRowWarps * c);
 }
 
 // Prefetches a row to L2, by all threads of a block.
@@ -55,7 +57,7 @@ __global__ void __launch_bounds__(kRowThreads, 3)
                      const unsigned* counts, long long capacity, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
-  __shared__ double sums[2][kRowThreads / 32][2];
+  __shared__ double sums[2][kRowWarps][2];
   auto* const set = sums;
   AmbiguousRow* const list = entries + blockIdx.x * capacity;
   const unsigned count = counts[blockIdx.x], lane = threadIdx.x % 32;

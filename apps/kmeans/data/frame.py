@@ -179,8 +179,8 @@ class Frame:
             narrow: np.ndarray = ldexp(centers + self.mean, self.exponent)
             most = largest_of(centers)
             # A sum is rounded by half an ulp at most. For most centers, this bound makes the comparison unnecessary.
-            sums = most + largest_of(self.mean)
-            if self.exponent == 0 and float(np.finfo(narrow.dtype).eps) * sums <= _MOST_LOSS * most:
+            sums, numbers = most + largest_of(self.mean), np.finfo(narrow.dtype)
+            if self.exponent == 0 and float(numbers.eps) * sums <= _MOST_LOSS * most and sums < float(numbers.max):
                 return narrow
             wide: np.ndarray = ldexp(centers.astype(np.float64) + self.mean, self.exponent)
             scale = np.ldexp(most, self.exponent)

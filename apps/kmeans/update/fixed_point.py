@@ -77,7 +77,9 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     digits = NARROW if narrow else WIDE
     bits = min(_BITS[digits], 62 - ceil(log2(n)))
     of_weight = 0 if not most_weight else bits - ceil(log2(most_weight))
-    return Integers(digits, np.exp2(np.append(bits - exponents, of_weight)))
+    scales = np.exp2(np.append(bits - exponents, of_weight))
+    scales.flags.writeable = False
+    return Integers(digits, scales)
 
 
 def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:

@@ -278,3 +278,10 @@ def test_out_must_have_memory_of_its_own():
     A, B = drawn(np, (8, 6), np.float32, lead=8), drawn(np, (6, 2), np.float32, lead=6)
     with pytest.raises(ValueError, match="C overlaps A in memory"):
         tsm2_paper("tsm2_v3", A, B, out=A[:, :2], machine=HostMachine())
+
+
+def test_out_whose_columns_run_backwards_is_refused():
+    whole = drawn(np, (200, 32), np.float32, lead=200)
+    B = drawn(np, (16, 16), np.float32, lead=16)
+    with pytest.raises(ValueError, match="out has strides"):
+        tsm2_paper("tsm2_v3", whole[:, :16], B, out=whole[:, 17:1:-1], machine=HostMachine())

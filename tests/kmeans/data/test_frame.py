@@ -359,6 +359,12 @@ def test_centers_that_a_caller_writes_to_are_used(kind, protect):
     np.testing.assert_array_equal(np.asarray(model.predict(data)), 3 - labels)
 
 
+def test_centers_beyond_the_working_type_are_restored_in_float64():
+    centers = Frame(np.array([3e38], np.float32)).restored(np.array([[3e38], [1]], np.float32))
+    assert centers.dtype == np.float64
+    np.testing.assert_allclose(centers, [[6e38], [3e38]], rtol=1e-6)
+
+
 def test_a_frame_by_hand():
     frame = Frame(np.array([1.0, -2.0], np.float32), exponent=3)
     rows = np.array([[16.0, 8.0]], np.float32)
