@@ -125,8 +125,7 @@ def common_of(engine: str, what: str, commit: str | None) -> dict[str, Any]:
 
         runtime = cupy.cuda.runtime
         device = runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
-        versions |= {"cupy": cupy.__version__, "cuda-runtime": str(runtime.runtimeGetVersion())}
-        versions |= {"cuda-driver": str(runtime.driverGetVersion())}
+        versions |= {"cupy": cupy.__version__, **record.cuda_versions()}
     commit = commit or record.commit_of()
     return {"what": what, "engine": engine, "device": device, "versions": versions, "commit": commit}
 

@@ -84,10 +84,17 @@ class Speed:
             If it does not fit in memory.
         """
         if task.job in ("matmul", "kmeans") or (self._matrix is not None and self._matrix[0] != _matrix_of(task)):
-            self._matrix = None
+            self.free_matrix()
         if self._matrix is None:
             self._check_memory(task)
         yield from getattr(self, f"_{task.job}")(task)
+
+    def free_matrix(self) -> None:
+        """Free the matrix of the last task, and return unused memory to the GPU."""
+        import cupy
+
+        self._matrix = None
+        free_memory(cupy)
 
     def _check_memory(self, task: Task) -> None:
         import cupy

@@ -21,14 +21,12 @@ from tsapps.bench.abft.speed import square
 from tsapps.bench.abft.tasks import CPU_TASKS, JOBS, Task
 from tsapps.bench.common import record
 from tsapps.bench.common.outcome import LeftOutError, check_memory
-from tsapps.bench.common.timing import Clock, CpuClock, median, repeats_within
+from tsapps.bench.common.timing import Clock, CpuClock, median_ms
 from tsapps.bench.kmeans.problems import numpy_dtype
 from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["CpuSpeed"]
 
-# Time of the repetitions of a measurement in seconds, and their maximum number.
-_SECONDS, _MOST_REPEATS = 1.0, 9
 # Codes of the records of each job.
 _CODES = {"encode": JOBS["encode"], "verify": ("exact", "float")}
 
@@ -85,8 +83,7 @@ class CpuSpeed:
             }
 
     def _median_ms(self, call: Callable[[], Any]) -> float:
-        first = self.clock.call_ms(call)
-        return float(median(self.clock.call_ms(call) for _ in range(repeats_within(_SECONDS, first, _MOST_REPEATS))))
+        return median_ms(self.clock, call)
 
 
 def _read(A: np.ndarray) -> int:

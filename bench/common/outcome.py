@@ -21,9 +21,9 @@ def missing(name: str, error: Exception) -> str:
     text = next(iter(str(error).splitlines()), "")[:_MOST]
     if isinstance(error, NotRightError):
         return f"{name}: {WRONG}: {text}"
-    if isinstance(error, (LeftOutError, MemoryError)):
-        return f"{name}: {LEFT_OUT}{text or 'out of memory'}"
-    return f"{name}: not measured: {type(error).__name__}: {text}"
+    if isinstance(error, LeftOutError):
+        return f"{name}: {LEFT_OUT}{text}"
+    return f"{name}: not measured: {type(error).__name__}: {text or 'out of memory'}"
 
 
 def check_memory(needed: int, free: int) -> None:

@@ -180,7 +180,11 @@ def store_sorted(
 
     Raises ValueError, and writes nothing, unless all of them pass `check`.
     """
-    _write(path, sorted(_replaced(path, new, key, fields), key=lambda one: _values(one, key)))
+
+    def order(one: Mapping[str, Any]) -> list[tuple[bool, Any]]:
+        return [(value is not None, value) for value in _values(one, key)]  # None cannot be compared
+
+    _write(path, sorted(_replaced(path, new, key, fields), key=order))
 
 
 def replace(

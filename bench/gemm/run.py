@@ -81,8 +81,7 @@ def run(options: argparse.Namespace, cells: list[Cell]) -> int:
         raise SystemExit(f"the GPUs differ ({', '.join(sorted(devices))}): select equal ones by CUDA_VISIBLE_DEVICES")
     (device,) = devices
     path = options.out or record.results_path(device, "gemm")
-    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"})
-    versions |= {"cuda-runtime": str(runtime.runtimeGetVersion()), "cuda-driver": str(runtime.driverGetVersion())}
+    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}) | record.cuda_versions()
     common = {**record.of_run("gemm", device, versions, options.commit), "engine": "tsapps", "seed": options.seed}
     compile_plans(cells)
     context = multiprocessing.get_context("spawn")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.bench.common.outcome import NotRightError
+from tsapps.bench.common.outcome import LeftOutError, NotRightError
 from tsapps.bench.common.timing import Clock, CpuClock, median, repeats_within
 from tsapps.bench.kmeans import problems as data
 from tsapps.bench.kmeans.peers import Peer
@@ -29,6 +29,8 @@ _MOST_ROWS, _FEWEST_ROWS, _MOST_PRODUCTS = 1_000_000, 1 << 16, 1 << 38
 #: Minimum share of labels equal to the float64 arg-min: peers score float32 in tf32, and 16-bit types with rounded
 #: centers.
 LEAST_EQUAL = {"float64": 0.9999, "float32": 0.98, "float16": 0.95, "bfloat16": 0.9}
+# Largest difference of a center between two engines on a CPU, in standard deviations of the data.
+_SAME = 0.05
 #: Maximum relative error of a new center: peers sum in float32 and round the result to the dtype of X.
 MOST_CENTERS_ERROR = {"float64": 1e-4, "float32": 1e-3, "float16": 1e-2, "bfloat16": 2e-2}
 
@@ -182,14 +184,14 @@ def _time_slope(peer: Peer, clock: Clock, repeats: int, seconds: float) -> Timin
     end = time.perf_counter() + seconds
     short, _ = clock.wall_ms(lambda: peer.fit(1))
     if 4 * short > 1e3 * seconds:
-        raise TimeoutError(f"a fit of one iteration takes {short / 1e3:.1f} s: too slow for {seconds:g} s")
+        raise LeftOutError(f"a fit of one iteration takes {short / 1e3:.1f} s: too slow for {seconds:g} s")
     iterations = min(FIT_ITERATIONS, 1 + repeats_within(seconds, short, FIT_ITERATIONS))
     pairs: list[tuple[float, float, int]] = []
     while not pairs or (len(pairs) < repeats and time.perf_counter() + (pairs[0][0] + pairs[0][1]) / 1e3 < end):
         short, first = clock.wall_ms(lambda: peer.fit(1))
         long, last = clock.wall_ms(lambda: peer.fit(iterations))
         if last <= first:
-            raise NotRightError(f"a fit ended after {last} iterations: there is no slope to take")
+            raise LeftOutError(f"a fit ended after {last} iterations: there is no slope to take")
         pairs.append((short, long, last - first))
     iter_ms = median((long - short) / more for short, long, more in pairs)
     if iterations < FIT_ITERATIONS:
@@ -202,7 +204,8 @@ def compare_on_cpu(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Fit the same data by tsapps and scikit-learn alternately; return the fields measured for each.
 
-    The labels of a fit are compared with the float64 arg-min at its own final centers. There are at most `repeats` fits
+    The labels of a fit are compared with the float64 arg-min at its own final centers, and the centers of both with
+    each other, as both begin at the same ones. There are at most `repeats` fits
     of each engine, as many as fit in `seconds`, but at least one.
     """
     from sklearn.cluster import KMeans
@@ -220,6 +223,7 @@ def compare_on_cpu(
         fractions[name] = data.share_equal(model.labels_, rows, expected, shape.k)
         if fractions[name] < LEAST_EQUAL[shape.dtype]:
             raise NotRightError(f"{name} on {shape.name}: {fractions[name]:.4%} of the labels are right")
+    check_same_centers(X, *(model.cluster_centers_ for model in models.values()))
     repeats, times = repeats_within(seconds, slowest, repeats), {name: [] for name in models}
     for turn in range(repeats):
         for name in _alternating(models, turn):
@@ -242,6 +246,13 @@ def compare_on_cpu(
         for name, model in models.items()
     )
     return ours, theirs
+
+
+def check_same_centers(X: Any, ours: Any, theirs: Any) -> None:
+    """Raise `NotRightError` if centers of two fits differ by more than a few labels of near ties explain."""
+    difference, spread = float(abs(ours - theirs).max()), float(X.std())
+    if not difference <= _SAME * spread:
+        raise NotRightError(f"centers differ by {difference:.2g} where the data has a deviation of {spread:.2g}")
 
 
 def _alternating(names: Mapping[str, Any], turn: int) -> Iterator[str]:

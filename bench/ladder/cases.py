@@ -46,6 +46,11 @@ class Case:
         return (self.m + self.n) * self.k * _ITEMSIZE[self.dtype]
 
     @property
+    def needed_bytes(self) -> int:
+        """Return the bytes of memory that a case needs: the matrices, and A, B and two references in float64."""
+        return self.read_bytes + self.written_bytes + 8 * (2 * (self.m + self.n) * self.k + 3 * self.m * self.n)
+
+    @property
     def written_bytes(self) -> int:
         """Return the size of C."""
         return self.m * self.n * _ITEMSIZE[self.dtype]

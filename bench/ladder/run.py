@@ -31,10 +31,11 @@ from typing import Any
 import numpy as np
 
 from tsapps.bench.common import record
-from tsapps.bench.common.outcome import WRONG
+from tsapps.bench.common.outcome import LEFT_OUT, WRONG, LeftOutError, NotRightError, check_memory, missing
 from tsapps.bench.common.timing import CpuClock, GpuClock, median_ms
 from tsapps.bench.ladder.cases import CPU_CASES, GPU_CASES, Case, case_named, error_bound
 from tsapps.errors import NoDeviceError
+from tsapps.kernels.blas.cublaslt import LibraryError
 from tsapps.kernels.devices import Choice, available_cores, choose_device
 from tsapps.kernels.gpu_specs import live
 from tsapps.kernels.ladder.launch import PAPER_KERNELS, bind_rung, kernel_of, tsm2_paper
@@ -42,6 +43,7 @@ from tsapps.kernels.ladder.on_cpu import CPU_RUNGS, CompilerError, CpuRung, comp
 from tsapps.kernels.ladder.rungs import RUNGS, Rung
 from tsapps.kernels.matmul import matmul
 from tsapps.kernels.runtime.machine import cuda_machine
+from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = [
     *("FIELDS", "KEY", "LIMIT", "OnCpu", "OnGpu"),
@@ -91,6 +93,10 @@ class OnCpu:
             bound = partial(_after, partial(multiply_on_cpu, rung, *given), C), _threads_of(rung)
             yield rung.name, rung.title, lambda bound=bound: bound
 
+    def free_bytes(self) -> int:
+        """Return the free memory of the machine."""
+        return available_host_memory()
+
     def some_rows(self, _: Case) -> int:
         """Return the number of rows from which the rate of a rung is estimated."""
         return _SOME_ROWS
@@ -138,6 +144,11 @@ class OnGpu:
         kernel, threads = kernel_of(rung, A.dtype.name, cuda_machine(self.index)), prod(rung.block)
         held = self.xp.cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor(kernel.ptr, threads, 0)
         return partial(_after, launch, C), rung.resident_warps(*C.shape, self.gpu, held)
+
+    def free_bytes(self) -> int:
+        """Return the free memory of the GPU."""
+        self.xp.get_default_memory_pool().free_all_blocks()
+        return int(self.xp.cuda.runtime.memGetInfo()[0])
 
     def some_rows(self, case: Case) -> int:
         """Return the number of rows from which the rate of a rung is estimated."""
@@ -200,6 +211,7 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
         Floating-point operations per ms of each rung in earlier cases, by name and dtype; updated.
     """
     xp, rng = on.xp, on.xp.random.default_rng(seed)
+    check_memory(case.needed_bytes, on.free_bytes())
     A, B, C = (
         xp.asarray(rng.random(shape) - 0.5, dtype=case.dtype, order="F" if case.layout == "col" else "C")
         for shape in ((case.m, case.k), (case.k, case.n), (case.m, case.n))
@@ -213,7 +225,7 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
 
     def error() -> float:
         if not is_right(C):
-            raise ValueError("an element is wrong")
+            raise NotRightError("an element is wrong")
         return float(abs(C - exact).max())
 
     serial = serial_ms(case, seed)
@@ -224,6 +236,8 @@ def measured(on: Any, case: Case, seed: int, limit: float, rates: dict[str, floa
     common["serial_ms"] = serial
     some_rows = on.some_rows(case)
     some = {name: bind for name, _, bind in on.rungs(A[:some_rows], B, C[:some_rows])}
+    for name in set(on.only or ()) - some.keys():
+        yield f"{name}: {LEFT_OUT}only for column-major matrices"
     for name, title, bind in on.rungs(A, B, C):
         if on.only is not None and name not in on.only:
             continue
@@ -302,11 +316,19 @@ def recorded(
 
     `common` are the `common_fields`.
     """
-    for found in measured(on, case, seed, limit, rates):
-        if isinstance(found, str):
-            yield f"{case.name} {found}"
+    found = measured(on, case, seed, limit, rates)
+    while True:
+        try:
+            one = next(found, None)
+        except (LeftOutError, LibraryError, MemoryError, NotRightError) as error:
+            yield missing(case.name, error)
+            return
+        if one is None:
+            return
+        if isinstance(one, str):
+            yield f"{case.name} {one}"
         else:
-            one = {**common, **found}
+            one = {**common, **one}
             record.store(path, one, KEY, FIELDS)
             yield one
 

@@ -17,7 +17,7 @@ checksums by CUDA events with cold L2.
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property, partial
+from functools import partial
 from math import inf
 from pathlib import Path
 from secrets import randbelow
@@ -70,7 +70,7 @@ class OnGpu:
         self.clock: GpuClock = self.checksums.clock
         self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
 
-    @cached_property
+    @property
     def peak_gbs(self) -> float:
         """Bandwidth of a plain read stream."""
         return self.checksums.streams.points[0][1]
@@ -85,7 +85,7 @@ class OnGpu:
         LeftOutError
             If the case does not fit in memory.
         """
-        self.xp.get_default_memory_pool().free_all_blocks()
+        self.checksums.free_matrix()
         check_memory(case.needed_bytes, self.xp.cuda.runtime.memGetInfo()[0])
         times, n_bytes = getattr(self, f"_{case.experiment}")(case)
         for (experiment, engine, baseline), paper in PAPER.items():
@@ -209,7 +209,7 @@ def line(one: dict[str, Any]) -> str:
     """Return what is printed of a record."""
     least, mean, most = one["paper_speedup"]
     paper = f"{least:g} to {most:g}" + (f", mean {mean:g}" if mean is not None else "")
-    size = f"{one['m']} × {one['k']} · {one['n']} {one['dtype']}"
+    size = Case(*(one[name] for name in ("run", "m", "k", "n", "dtype"))).size
     return (
         f"{one['run']} {size:<28} {one['engine']:<8} {one['ms']:>9.3f} ms, {one['baseline']:<8} "
         f"{one['baseline_ms']:>9.3f} ms: {one['speedup']:.2f} (paper, {one['paper_device']}: {paper})"

@@ -32,7 +32,7 @@ def blocks_of_cost(records: Sequence[Record]) -> Iterator[Block]:
 
 def _name(one: Record) -> str:
     sizes = f"{one['m']:,} × {one['n']:,}"
-    if one["job"] == "matmul":
+    if one["job"] == "matmul" and one["k"] is not None:
         sizes = f"{one['m']:,} × {one['k']:,} · {one['n']:,}"
     elif one["k"] is not None:
         sizes += f", k = {one['k']:,}"

@@ -48,14 +48,17 @@ SUBJECTS = (
         ("gemm",),
         gemm.blocks,
         text="Speed-up of tsapps.matmul over the library, for each size of A and width of B: on a GPU the fastest of "
-        "cuBLAS and cublasLt, on a CPU NumPy. Point at a cell for the range of its products.",
+        "cuBLAS and cublasLt; on a CPU NumPy, by which tsapps.matmul multiplies there. Point at a cell for the range "
+        "of its products.",
     ),
     Subject(
         "kmeans",
         "K-means",
         ("kmeans", "kmeans-batched", "kmeans-small"),
         kmeans.blocks,
-        text="Lloyd iterations and whole fits by each engine. The roofline is the time of one read of the data, or of "
+        text="Lloyd iterations and whole fits by each engine. An iteration is one from given centers, the mean of the "
+        "first 20 if later ones are faster, or what one more adds to a fit; on a CPU, a fit divided by its iterations. "
+        "The roofline is the time of one read of the data, or of "
         "its arithmetic if that takes longer.",
     ),
     Subject(
@@ -71,7 +74,8 @@ SUBJECTS = (
         "Cost of checksums",
         ("abft",),
         abft.blocks_of_cost,
-        text="Time of encoding and verifying data at rest; overhead of checked products and of protected K-means.",
+        text="Time of encoding and verifying data at rest; overhead of checked products and of protected K-means. The "
+        "library is cuBLAS for the float code on a GPU, and SHA-256 on a CPU.",
     ),
     Subject(
         "campaign",

@@ -89,3 +89,12 @@ def test_wrong_results(run, gpu, monkeypatch):
     result = run("bench", "paper", "checksums", "--largest", "1024", "--quiet")
     assert result.exit_code == ExitCode.FAILURE
     assert "wrong results: 1 (checksums 1024 × 1024 · 2 float64: wrong, not recorded: off)" in result.stderr
+
+
+@pytest.mark.parametrize("columns", [None, 60, 80])
+def test_no_number_is_cut_off(succeed, gpu, monkeypatch, columns):
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", str(columns))
+    text = succeed("bench", "paper", "checksums")
+    assert "…" not in text
+    assert "(Tesla P100)" in text

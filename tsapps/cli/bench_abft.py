@@ -43,9 +43,9 @@ def abft(
 ) -> None:
     """Measure checksums: to encode and verify a matrix in memory; on a GPU also protected products and K-means.
 
-    "of read" is the time of one read of the operands, divided by the time of the job; on a GPU, a K-means has its
-    roofline there. "of library" is the same with the time of a library: on a GPU, cuBLAS computes the sums of the float
-    code; on a CPU, hashlib computes SHA-256. "overhead" is the time that protection adds.
+    "of read" is the time to read the operands, and to write a product, divided by the time of the job; on a GPU, a
+    K-means has its roofline there. "of library" is the same with the time of a library: on a GPU, cuBLAS computes the
+    sums of the float code; on a CPU, hashlib computes SHA-256. "overhead" is the time that protection adds.
 
     Every result is checked before it is timed. A verification must accept the matrix, and find one wrong element.
     """

@@ -45,7 +45,8 @@ def gemm(
     """Measure tall-and-skinny matrix products by tsapps.matmul.
 
     On a GPU, the library is the fastest of cuBLAS and all algorithms of cublasLt, and the roofline is the rate of a
-    plain stream, or of large products. On a CPU, the library is NumPy. Every result is checked before it is timed.
+    plain stream, or of large products. On a CPU, tsapps.matmul multiplies by NumPy, the library. Every result is
+    checked before it is timed.
 
     A shape with long sums and at most 64 rows and columns, such as 16-16-10000000-f32, is a product Aᵀ · B of two tall
     matrices. "error / bound" is the largest error of an element, divided by the bound that tsapps.matmul states.

@@ -45,7 +45,10 @@ Engines = Annotated[
 Seconds = Annotated[
     float,
     typer.Option(
-        "--limit", metavar="SECONDS", min=0.001, help="Time for an engine and a shape; each is timed at least once."
+        "--limit",
+        metavar="SECONDS",
+        min=0.001,
+        help="Time for an engine and a shape; each is timed at least once, or left out if that takes longer.",
     ),
 ]
 

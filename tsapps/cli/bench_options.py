@@ -29,8 +29,8 @@ ListShapes = Annotated[bool, typer.Option("--list", help="List what can be measu
 
 #: File of records of all commands, if none is given.
 DEFAULT_OUT = Path("tsapps-bench.json")
-# Least width of a table that does not go to a terminal.
-_WIDTH = 120
+# Least and largest width of a table that does not go to a terminal.
+_WIDTH, _MOST_WIDTH = 120, 1000
 
 # Columns of a table: headings, each with a function from a record to its text. The first is a name.
 Columns = Sequence[tuple[str, Callable[[dict[str, Any]], str]]]
@@ -102,12 +102,14 @@ def growing_table(title: str, columns: Columns, *, live: bool) -> Iterator[Calla
     from rich.console import Console
     from rich.live import Live
     from rich.markup import escape
+    from rich.measure import Measurement
     from rich.table import Table
 
     console = Console(highlight=False)
     table = Table(title=title, title_justify="left", caption_justify="left", box=None)
     for place, (heading, _) in enumerate(columns):
-        table.add_column(heading, justify="right" if place else "left", no_wrap=True)
+        # Too wide for a terminal, a table breaks its texts: nothing is cut off.
+        table.add_column(heading, justify="right" if place else "left", overflow="fold")
 
     def add(one: dict[str, Any] | str) -> None:
         if isinstance(one, str):
@@ -123,7 +125,8 @@ def growing_table(title: str, columns: Columns, *, live: bool) -> Iterator[Calla
     try:
         yield add
     finally:  # also what was measured before Ctrl-C
-        console.width = max(console.width, _WIDTH)
+        widest = console.options.update(max_width=_MOST_WIDTH)
+        console.width = max(console.width, _WIDTH, Measurement.get(console, widest, table).maximum)
         console.print(table)
 
 

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tsapps.bench.common import record
+from tsapps.bench.common.outcome import LeftOutError
 from tsapps.bench.common.roofline import Ceilings
 from tsapps.bench.common.timing import CpuClock
 from tsapps.bench.kmeans import run as kmeans
@@ -197,9 +198,9 @@ def test_slope(given_peer):
 
 def test_no_slope_without_iterations_or_time(given_peer):
     given_peer.most = 1
-    with pytest.raises(NotRightError, match="no slope"):
+    with pytest.raises(LeftOutError, match="no slope"):
         time_peer(given_peer, SetClock(), 5, 10)
-    with pytest.raises(TimeoutError, match="too slow"):
+    with pytest.raises(LeftOutError, match="too slow"):
         time_peer(given_peer, SetClock(), 5, 0.01)
 
 
@@ -385,3 +386,12 @@ def test_without_a_gpu(capsys):
 def test_wrong_arguments(arguments):
     with pytest.raises(SystemExit, match="2"):
         kmeans.main(arguments)
+
+
+def test_a_fit_on_a_cpu_that_ends_too_early_is_not_recorded(monkeypatch):
+    import tsapps
+
+    fits = tsapps.TSKMeans
+    monkeypatch.setattr(tsapps, "TSKMeans", lambda *, max_iter, **options: fits(max_iter=1, **options))
+    with pytest.raises(NotRightError, match="centers differ by"):
+        compare_on_cpu(Shape.parse("3k-4-5-f64"), 1, 1)

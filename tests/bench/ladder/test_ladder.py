@@ -107,3 +107,27 @@ def test_without_a_compiler(monkeypatch, capsys):
     assert run.main(["--device", "cpu"]) == 1
     assert capsys.readouterr().err == "no C compiler: no-such-compiler is not installed; install gcc, or set CC\n"
     assert run.serial_ms(Case(2, 2, 2, "float32"), 0) is None
+
+
+def test_a_shape_that_does_not_fit_is_left_out(tmp_path, monkeypatch):
+    on = run.OnCpu()
+    monkeypatch.setattr(run, "available_host_memory", lambda: 1000)
+    (line,) = run.recorded(on, Case(64, 64, 64, "float32"), tmp_path / "x.json", {}, 0, 1.0, {})
+    assert line.startswith("64-64-64-f32: left out, needs about")
+
+
+def test_memory_that_runs_out_ends_one_shape(tmp_path, monkeypatch):
+    def library_ms(*_):
+        raise MemoryError
+
+    on = run.OnCpu()
+    monkeypatch.setattr(on, "library_ms", library_ms)
+    lines = list(run.recorded(on, Case(8, 8, 8, "float32"), tmp_path / "x.json", {}, 0, 1.0, {}))
+    assert lines == ["8-8-8-f32: not measured: MemoryError: out of memory"]
+
+
+def test_a_rung_that_a_shape_does_not_have(monkeypatch):
+    on = run.OnCpu()
+    on.only = ["cpu_serial", "tsm2_v3"]
+    lines = [one for one in run.measured(on, Case(8, 8, 8, "float32"), 0, 1.0, {}) if isinstance(one, str)]
+    assert lines == ["tsm2_v3: left out, only for column-major matrices"]

@@ -220,3 +220,21 @@ def test_the_same_records_have_the_same_page():
         for seed in ("1", "2")
     }
     assert len(pages) == 1
+
+
+@pytest.mark.parametrize(
+    ("what", "field"),
+    [
+        (what, field)
+        for what, kind in KINDS.items()
+        for field in (*kind.optional.split(), *kind.ranges.split())
+        if field in RECORDS[what]
+    ],
+)
+def test_every_optional_field_may_be_null(what, field):
+    records = [record_of(what, **{field: None}), record_of(what, **{field: None}, device="another")]
+    if what == "abft":
+        records += [record_of(what, job=job, **{field: None}) for job in ("encode", "verify", "matmul", "kmeans")]
+    for one in records:
+        check(one)
+    assert Parsed(page.html(records)).text
