@@ -2,6 +2,7 @@
 
 import json
 import os
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -66,7 +67,7 @@ def test_permissions_of_all_files(succeed, points):
 @pytest.mark.parametrize(
     ("data", "what"),
     [
-        ("absent*.npy", "absent*.npy: no file matches this pattern"),
+        ("absent*.npy", "absent*.npy: no such file, and none matches this pattern"),
         ("empty", "empty: is a directory without a matrix"),
         ("mixed", "mixed: has files of several formats (.csv, .npy)"),
         ("*/[ac].npy", "c.npy: has 2 columns of float64, but points/a.npy has 4 of float32"),
@@ -80,6 +81,31 @@ def test_refusals(refuse, run, points, data, what):
     np.save("points/c.npy", np.ones((3, 2)))
     code = ExitCode.FAILURE if "columns" in what else ExitCode.USAGE
     assert what in refuse(code, "kmeans", data, "--k", "2", "--device", "cpu")
+
+
+@pytest.mark.parametrize("option", ["--init", "--weights"])
+def test_other_inputs_are_one_file(refuse, points, option):
+    line = refuse(ExitCode.USAGE, "kmeans", "whole.npy", "--k", "2", option, "points", "--device", "cpu")
+    assert "points: is a directory: name a file in it" in line
+
+
+@pytest.mark.parametrize("command", [["kmeans", "points", "--k", "3"], ["predict", "whole-kmeans", "points"]])
+def test_a_file_that_appears_meanwhile_costs_no_result(succeed, points, monkeypatch, command):
+    succeed("kmeans", "whole.npy", "--k", "3", "--device", "cpu", "--quiet")
+    for module in map(import_module, ("tsapps.cli.kmeans", "tsapps.cli.predict")):
+
+        def write(*args, original=module._write):
+            Path("points/notes.txt").write_text("1 2 3")
+            return original(*args)
+
+        monkeypatch.setattr(module, "_write", write)
+    succeed(*command, "--device", "cpu", "--quiet")
+
+
+def test_predict_writes_no_file_of_its_own_input(succeed, refuse, points):
+    succeed("kmeans", "whole.npy", "--k", "3", "--device", "cpu", "--quiet")
+    line = refuse(ExitCode.USAGE, "predict", "whole-kmeans", "points", "--out", "points/labels.npy")
+    assert "points/labels.npy: would be a file of DATA, points" in line
 
 
 @pytest.mark.parametrize("command", [["abft-encode"], ["abft-verify"], ["abft-correct", "--in-place"]])
@@ -97,8 +123,15 @@ def test_checksums_are_of_one_file(refuse, points, command):
         ("some/part-*.npy", "part"),
         ("some/part_[0-9].npy", "part"),
         ("some/**/*.npy", "some"),
+        ("some/*/x.npy", "some"),
+        ("so*/*.npy", "so"),
         ("*.npy", "here"),
+        ("*/x.npy", "here"),
         (".", "here"),
+        ("/", "matrix"),
+        ("/*.npy", "matrix"),
+        ("some/*.npz:train", "some-train"),
+        ("some/*.npz:train/images", "some-train-images"),
     ],
 )
 def test_names_of_results(directory, monkeypatch, path, name):

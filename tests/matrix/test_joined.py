@@ -1,6 +1,7 @@
 """Several files as one matrix."""
 
 import os
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -34,7 +35,8 @@ def fortran(path, rows):
 
 
 def csv(path, rows):
-    np.savetxt(f"{path}.csv", rows, delimiter=",", header="x,y,z", comments="")
+    header = ",".join("xyzuvwt"[: rows.shape[1]])
+    np.savetxt(f"{path}.csv", rows, delimiter=",", header=header, comments="")
 
 
 def parquet(path, rows):
@@ -123,7 +125,7 @@ def test_patterns_lists_and_order(tmp_path):
     assert names(f"{directory}/**/*.npy") == ["a.npy", "b.npy", "c.npy", "inner/d.npy"]
     assert names([directory / "c.npy", f"{directory}/a.npy"]) == ["c.npy", "a.npy"]
     assert names((f"{directory}/[bc].npy", directory / "a.npy")) == ["b.npy", "c.npy", "a.npy"]
-    assert open_matrix([directory / "c.npy", directory / "a.npy"]).name == f"{directory}/c.npy and 1 more files"
+    assert open_matrix([directory / "c.npy", directory / "a.npy"]).name == f"{directory}/c.npy and others (2 files)"
     np.testing.assert_array_equal(
         open_matrix([directory / "c.npy", directory / "a.npy"]).read(), X[[*range(10, 20), *range(5)]]
     )
@@ -168,9 +170,9 @@ def test_other_columns(tmp_path):
 
 
 def test_text_options_reach_every_file(tmp_path):
-    for name, rows in (("a.csv", "0,1\n1,2\n"), ("b.csv", "0,3\n1,4\n")):
+    for name, rows in (("a.csv", "0,1\n1,2\n"), ("b.csv", "0,1\n1,4\n")):
         (tmp_path / name).write_text(rows)
-    np.testing.assert_array_equal(open_matrix(tmp_path, header=False, index=True).read(), [[1], [2], [3], [4]])
+    np.testing.assert_array_equal(open_matrix(tmp_path, header=False, index=True).read(), [[1], [2], [1], [4]])
     np.testing.assert_array_equal(open_matrix(tmp_path, header=True, index=False).read(), [[1, 2], [1, 4]])
     directory = write(tmp_path / "points", [5], npy)
     with pytest.raises(UsageError, match=r"a.npy: is not a text table"):
@@ -180,23 +182,25 @@ def test_text_options_reach_every_file(tmp_path):
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("x*.npy", "x[*].npy: no file matches this pattern: check it, and quote it for the shell"),
+        ("x*.npy", "x[*].npy: no such file, and none matches this pattern: check it"),
         ("empty", "empty: is a directory without a matrix: name a file"),
         (
             "mixed",
             r"mixed: has files of several formats \(.csv, .npy\): name those of one matrix by a pattern, such as",
         ),
         (["a.npy", "absent.npy"], "absent.npy: no such file"),
-        ("mixed:x", "no such file|is a directory"),
+        ("mixed:x", "mixed:x: is a directory: name a file in it"),
+        (Path("m[1]"), r"pattern, such as 'm\[\[\]1\]/\*.csv'"),
     ],
 )
 def test_what_is_no_matrix(tmp_path, monkeypatch, source, message):
     monkeypatch.chdir(tmp_path)
-    for directory in ("empty", "mixed"):
+    for directory in ("empty", "mixed", "m[1]"):
         (tmp_path / directory).mkdir()
     np.save("a.npy", X)
-    np.save("mixed/a.npy", X)
-    csv("mixed/b", X)
+    for directory in ("mixed", "m[1]"):
+        np.save(f"{directory}/a.npy", X)
+        csv(f"{directory}/b", X)
     (tmp_path / "empty" / "readme.md").write_text("")
     with pytest.raises(MatrixUsageError, match=message):
         open_matrix(source)
@@ -208,6 +212,9 @@ def test_elements_that_are_not_finite_are_found_in_their_file(tmp_path):
     matrix = open_matrix(write(tmp_path / "points", [5, 10], npy, rows))
     with pytest.raises(MatrixError, match=r"points/c.npy: row 2, column 1 is nan"):
         matrix.read()
+    with pytest.raises(MatrixError, match=r"points: row 12 \(row 2 of .*c.npy\), column 1 is nan"):
+        matrix.read(np.float64)
+    assert open_matrix(matrix, dtype=np.float64).row_name(12) == matrix.row_name(12)
     assert matrix.row_name(12) == f"row 12 (row 2 of {tmp_path}/points/c.npy)"
     assert matrix.row_name(5) == f"row 5 (row 0 of {tmp_path}/points/b.npy)"
 
@@ -230,21 +237,27 @@ def test_a_file_that_changes(tmp_path, change):
     os.remove(directory / "c.npy")
     if change == "rewritten":
         np.save(directory / "c.npy", X[10:] + 1)
-    for attempt in (matrix.read, matrix.check_unchanged, lambda: matrix.rows([0]), lambda: list(matrix.blocks(4))):
-        with pytest.raises(MatrixError, match=r"c.npy: has changed since it was opened"):
-            attempt()
+    for same in (matrix, open_matrix(matrix, dtype=np.float64)):
+        for attempt in (same.read, same.check_unchanged, partial(same.rows, [12]), lambda m=same: list(m.blocks(4))):
+            with pytest.raises(MatrixError, match=r"c.npy: has changed since it was opened"):
+                attempt()
+    np.testing.assert_array_equal(matrix.rows([3]), X[[3]])  # of another file
 
 
-@pytest.mark.parametrize("k", [1, 4])
-def test_fits_have_the_bits_of_one_file(tmp_path, k, rng):
+# Sums over blocks of a stream depend on where the blocks begin.
+@pytest.mark.parametrize("save", [npy, csv])
+@pytest.mark.parametrize("streams", [False, True])
+def test_fits_have_the_bits_of_one_file(tmp_path, save, streams, rng, monkeypatch):
     from tsapps import TSKMeans
+    from tsapps.apps.kmeans.data.host_data import HostData
 
+    if streams:
+        monkeypatch.setattr(HostData, "fits", lambda *_: False)
     array = rng.standard_normal((5000, 7)).astype(np.float32)
-    np.save(tmp_path / "whole.npy", array)
     options = {"device": "cpu", "random_state": 3, "n_init": 2}
-    whole = TSKMeans(k, **options).fit(open_matrix(tmp_path / "whole.npy"))
+    whole = TSKMeans(4, **options).fit(open_matrix(write(tmp_path / "whole", [], save, array)))
     for number, cuts in enumerate(([1], [100, 101, 3000])):
-        found = TSKMeans(k, **options).fit(open_matrix(write(tmp_path / f"cut{number}", cuts, npy, array)))
+        found = TSKMeans(4, **options).fit(open_matrix(write(tmp_path / f"cut{number}", cuts, save, array)))
         np.testing.assert_array_equal(found.labels_, whole.labels_)
         np.testing.assert_array_equal(found.cluster_centers_, whole.cluster_centers_)
         assert found.inertia_ == whole.inertia_
@@ -263,3 +276,69 @@ def test_row_groups_of_parquet(tmp_path, monkeypatch):
     monkeypatch.setattr(type(matrix), "_read_batches", counted)
     np.testing.assert_array_equal(matrix.rows([19, 4, 4, 3, 0]), X[[19, 4, 4, 3, 0]])
     assert read == [[0], [1], [6]]
+    read.clear()
+    np.testing.assert_array_equal(matrix.rows(range(0, 20, 3)), X[::3])  # of all groups: a pass
+    assert read == [None]
+
+
+@pytest.mark.parametrize("save", [csv, parquet])
+def test_columns_in_another_order(tmp_path, save):
+    directory = write(tmp_path / "points", [5], save)
+    if save is csv:
+        np.savetxt(directory / "c.csv", X, delimiter=",", header="y,x,z", comments="")
+    else:
+        columns = {name: X[:, i] for i, name in enumerate("yxz")}
+        pytest.importorskip("pyarrow.parquet").write_table(
+            pytest.importorskip("pyarrow").table(columns), directory / "c.parquet"
+        )
+    for dtype in (None, np.float32):
+        with pytest.raises(MatrixError, match=r"/c.*: its columns are y, x, z, but those of .*/a.* are x, y, z"):
+            open_matrix(directory, dtype=dtype)
+
+
+def test_a_first_line_of_numbers_that_only_one_table_has(tmp_path):
+    (tmp_path / "a.csv").write_text("1.5,2.5\n3.5,4.5\n")
+    (tmp_path / "b.csv").write_text("0,1\n3.5,4.5\n")
+    with pytest.raises(
+        MatrixUsageError, match=r"b.csv: its first line may be names or numbers, and .*a.csv has no names"
+    ):
+        open_matrix(tmp_path)
+    assert open_matrix(tmp_path, header=False).shape == (4, 2)
+    # Parts of a table that was split have names in the first one only.
+    (tmp_path / "b.csv").unlink()
+    (tmp_path / "0.csv").write_text("x,y\n0.5,1.5\n")
+    np.testing.assert_array_equal(open_matrix(tmp_path).read(), [[0.5, 1.5], [1.5, 2.5], [3.5, 4.5]])
+
+
+@pytest.mark.parametrize("source", ["points", "points/*.npy"])
+def test_broken_links_are_errors(tmp_path, monkeypatch, source):
+    monkeypatch.chdir(tmp_path)
+    (write(Path("points"), [5], npy) / "c.npy").symlink_to("nowhere")
+    with pytest.raises(MatrixUsageError, match=r"points/c.npy: no such file"):
+        open_matrix(source)
+
+
+def test_no_file_counts_twice(tmp_path):
+    directory = write(tmp_path / "points", [5], npy)
+    (directory / "inner").mkdir()
+    np.save(directory / "inner" / "c.npy", X)
+    assert len(open_matrix(f"{directory}/**/**/*.npy").files) == 3
+    (directory / "again").symlink_to(".")
+    with pytest.raises(MatrixUsageError, match=r"matches .*a.npy and .*a.npy, which are one file"):
+        open_matrix(f"{directory}/**/a.npy")
+    assert open_matrix([directory / "a.npy", directory / "a.npy"]).shape == (10, 3)  # as asked for
+
+
+def test_names_of_arrays_with_colons(tmp_path):
+    safetensors = pytest.importorskip("safetensors.numpy")
+    for name, rows in (("1", X[:4]), ("2", X[4:])):
+        safetensors.save_file({"dense:0": rows, "other": rows}, tmp_path / f"{name}.safetensors")
+    np.testing.assert_array_equal(open_matrix(f"{tmp_path}/*.safetensors:dense:0").read(), X)
+
+
+def test_extensions_of_one_format(tmp_path):
+    h5py = pytest.importorskip("h5py")
+    for name, rows in (("1.h5", X[:4]), ("2.hdf5", X[4:])):
+        with h5py.File(tmp_path / name, "w") as file:
+            file["x"] = rows
+    np.testing.assert_array_equal(open_matrix(tmp_path).read(), X)

@@ -153,7 +153,8 @@ def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[
     from tsapps.permissions import mode_of_result
 
     out = request.out
-    mode = mode_of_result(out, [*request.input_files(), *filter(os.path.isfile, [out / "centers.npy"])])
+    read = [path for path, _ in inputs.matrix.files]
+    mode = mode_of_result(out, [*read, *request.other_files(), *filter(os.path.isfile, [out / "centers.npy"])])
     with result.new_directory(out, force=request.force, mode=mode) as directory:
         clock.start_lap()
         save_npy(directory / "labels.npy", to_host(found.clustering.labels), mode=mode)

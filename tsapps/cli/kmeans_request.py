@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsapps.cli import result
-from tsapps.cli.options import check_disk_space, check_input, choose, files_of_input, open_fitting
+from tsapps.cli.options import check_disk_space, check_input, choose, open_fitting
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
 
@@ -54,12 +54,9 @@ class Request:
         """Return the file of the initial centers; None if the initial centers are drawn from the rows."""
         return None if self.init in _INITS else self.init
 
-    def input_files(self) -> list[str]:
-        """Return the paths of all input files, without names of arrays."""
-        return [
-            *files_of_input(self.data),
-            *(split_name(path)[0] for path in (self.weights, self.init_file) if path),
-        ]
+    def other_files(self) -> list[str]:
+        """Return the paths of the input files besides the data, without names of arrays."""
+        return [split_name(path)[0] for path in (self.weights, self.init_file) if path]
 
     def check(self) -> None:
         """Raise `UsageError` for errors that can be found without reading a file."""
@@ -71,6 +68,8 @@ class Request:
                 f"--init {self.init}: expected k-means++, k-means||, random or a file of k rows, and there is no such "
                 f"file"
             )
+        if self.init_file is not None:
+            check_input(self.init_file)
         if not self.tol < float("inf"):
             raise UsageError(f"--tol {self.tol}: expected a finite number, at least 0")
         result.check_place(self.out, force=self.force)

@@ -33,7 +33,7 @@ __all__ = [
     "check_output_file",
     "check_writable",
     "choose",
-    "files_of_input",
+    "is_pattern",
     "open_fitting",
     "stem",
 ]
@@ -86,46 +86,42 @@ Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings,
 def stem(path: str) -> str:
     """Return the base name of outputs: ``x`` for ``some/x.npy``, ``x-train-images`` for ``x.h5:train/images``.
 
-    For a pattern it is what comes before the first special character, or else the name of the directory: ``part`` for
-    ``some/part-*.npy``, and ``some`` for ``some/*.npy`` and ``some``.
+    For a directory it is its name. For a pattern it is what comes before the first special character, or else the name
+    of the directory there: ``part`` for ``some/part-*.npy``, and ``some`` for ``some/*.npy`` and ``some/*/x.npy``.
     """
     file, name = split_name(path)
     if os.path.isdir(file):
-        return Path(os.path.abspath(file)).name
-    if not os.path.exists(file) and has_magic(file):
-        start = re.split(r"[*?[]", os.path.basename(file))[0].rstrip("-_. ")
-        parent = os.path.abspath(re.split(r"[*?[]", file)[0] + "x")
-        return start or Path(parent).parent.name
-    return "-".join([Path(file).stem, *filter(None, (name or "").split("/"))])
+        found = os.path.basename(os.path.abspath(file))
+    elif is_pattern(path):
+        before, _, after = re.split(r"([*?[])", path, maxsplit=1)
+        directory, start = os.path.split(before)
+        found = start.rstrip("-_. ") or os.path.basename(os.path.abspath(directory))
+        name = after.rpartition(":")[2] if ":" in after else None
+    else:
+        found = Path(file).stem
+    return "-".join([found or "matrix", *filter(None, (name or "").split("/"))])
+
+
+def is_pattern(path: str) -> bool:
+    """Return True if a path has characters of a pattern, and is no file."""
+    return has_magic(path) and not os.path.exists(split_name(path)[0])
 
 
 def check_input(path: str, *, several: bool = False) -> None:
     """Raise `UsageError` unless the file of `path`, which may be ``FILE`` or ``FILE:NAME``, exists.
 
-    With `several`, a directory or a pattern is accepted too.
+    With `several`, a directory or a pattern with at least one file is accepted too.
     """
     file = split_name(path)[0]
-    if several and (os.path.isdir(file) or (has_magic(file) and not os.path.exists(file))):
-        files_of_input(path)
-        return
-    if os.path.isdir(file):
+    if several and (os.path.isdir(path) or is_pattern(path)):
+        from tsapps.matrix.joined import matching_files
+        from tsapps.matrix.registry import EXTENSIONS
+
+        matching_files(path, EXTENSIONS)
+    elif os.path.isdir(file):
         raise UsageError(f"{path}: is a directory: name a file in it")
-    if not os.path.exists(file):
+    elif not os.path.exists(file):
         raise UsageError(f"{path}: no such file: check the path")
-
-
-def files_of_input(path: str) -> list[str]:
-    """Return the files of an input: one, or those of a directory or a pattern.
-
-    Raises
-    ------
-    UsageError
-        If a directory or a pattern has no file.
-    """
-    from tsapps.matrix.joined import files_of
-    from tsapps.matrix.registry import EXTENSIONS
-
-    return [split_name(file)[0] for file in files_of(path, EXTENSIONS) or [path]]
 
 
 def check_output_file(path: Path, *, force: bool) -> None:

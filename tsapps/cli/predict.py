@@ -23,7 +23,6 @@ from tsapps.cli.options import (
     check_input,
     check_output_file,
     choose,
-    files_of_input,
     stem,
 )
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
@@ -89,14 +88,16 @@ def predict(
     out = out or Path(f"{stem(data)}-labels.npy")
     check_input(data, several=True)
     check_output_file(out, force=force)
-    if out.exists() and any(os.path.exists(file) and os.path.samefile(out, file) for file in files_of_input(data)):
-        raise UsageError(f"{out}: is DATA itself: choose another --out")
     choose(device)  # before slow imports, so that a wrong device fails at once
 
     from tsapps.matrix import open_matrix
 
     centers, trained = read_model(model)
     matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
+    if out.exists() and any(os.path.samefile(out, file) for file, _ in matrix.files):
+        raise UsageError(f"{out}: is DATA itself: choose another --out")
+    if os.path.isdir(data) and os.path.samefile(out.parent, data) and matrix.files[0][0].endswith(".npy"):
+        raise UsageError(f"{out}: would be a file of DATA, {data}: choose another --out")
     n, d = matrix.shape
     if d != centers.shape[1]:
         raise UsageError(
@@ -150,7 +151,7 @@ def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> None:
     from tsapps.matrix import save_npy
     from tsapps.permissions import mode_of_result
 
-    mode = mode_of_result(out, [*files_of_input(inputs.data), inputs.model / "centers.npy"])
+    mode = mode_of_result(out, [*(file for file, _ in inputs.matrix.files), inputs.model / "centers.npy"])
     save_npy(out, found.labels, commit=signals.placing, mode=mode)
     clock.lap("write")
 

@@ -121,11 +121,8 @@ def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterato
 
 def files_of(matrix: "Matrix") -> list[dict[str, Any]] | None:
     """Return the path and the number of rows of each file of a matrix that has several; None for any other."""
-    from tsapps.matrix.joined import JoinedMatrix
-
-    if not isinstance(matrix, JoinedMatrix):
-        return None
-    return [{"file": os.path.abspath(path), "rows": rows} for path, rows in matrix.files]
+    files = [{"file": os.path.abspath(path), "rows": rows} for path, rows in matrix.files]
+    return files if len(files) > 1 else None
 
 
 def how_many(files: list[dict[str, Any]] | None) -> str:

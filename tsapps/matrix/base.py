@@ -51,10 +51,13 @@ class Matrix(ABC):
         compressed or in chunks.
     file_state : FileState or None
         The state of the file when it was opened; None for arrays in memory.
+    column_names : tuple of str or None
+        Names of the columns in a Parquet file, or in the header of a text table.
     """
 
     stored: Stored | None = None
     file_state: "FileState | None" = None
+    column_names: tuple[str, ...] | None = None
 
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype, device: int | None = None) -> None:
         check_dtype(dtype, name)
@@ -100,6 +103,15 @@ class Matrix(ABC):
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
         return self._unchanged(self._complete(self._blocks(rows)))
+
+    @property
+    def files(self) -> list[tuple[str, int]]:
+        """Return the path and the number of rows of each file; none for arrays in memory."""
+        return [] if self.file_state is None else [(self.file_state.path, self.shape[0])]
+
+    def row_name(self, row: int) -> str:
+        """Return what messages call a row."""
+        return f"row {row}"
 
     def check_unchanged(self) -> None:
         """Raise `MatrixError` if the file has changed since it was opened. Arrays in memory are not checked."""
@@ -226,7 +238,7 @@ class Matrix(ABC):
         whole = self._empty(self.dtype)
         with current_device(whole):
             for start, block in self.blocks(self._default_rows()):
-                check_finite(block, start, self.name)
+                check_finite(block, start, self.name, self.row_name)
                 whole[start : start + len(block)] = block
         return whole
 
@@ -265,8 +277,21 @@ class ConvertedMatrix(Matrix):
                 f"ask for a floating-point type, such as float32"
             )
         super().__init__(source.name, source.shape, dtype, source.device)
-        self.file_state = source.file_state
+        self.file_state, self.column_names = source.file_state, source.column_names
         self._source = source
+
+    @property
+    def files(self) -> list[tuple[str, int]]:
+        """Return the path and the number of rows of each file of the source."""
+        return self._source.files
+
+    def row_name(self, row: int) -> str:
+        """Return what messages call a row; see `Matrix.row_name`."""
+        return self._source.row_name(row)
+
+    def check_unchanged(self) -> None:
+        """Raise `MatrixError` if a file of the source has changed since it was opened."""
+        self._source.check_unchanged()
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         for start, block in self._source.blocks(rows):
@@ -295,6 +320,6 @@ class ConvertedMatrix(Matrix):
             row, column = divmod(int(overflown.argmax()), block.shape[1])
             value = float(block[row, column])
         raise MatrixError(
-            f"{self.name}: row {int(numbers[row])}, column {column} is {value:g} (counted from 0), "
+            f"{self.name}: {self.row_name(int(numbers[row]))}, column {column} is {value:g} (counted from 0), "
             f"too large for {self.dtype}: ask for a wider type, or scale the data"
         )

@@ -1,6 +1,6 @@
 """Validation of matrices: each check raises a `MatrixError` that says how to fix the input."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
@@ -75,7 +75,7 @@ def check_shape(shape: Sequence[int], name: str) -> None:
         )
 
 
-def check_finite(block: Any, start: int, name: str) -> None:
+def check_finite(block: Any, start: int, name: str, row_name: Callable[[int], str] = "row {}".format) -> None:
     """Raise `MatrixError` for the first NaN or infinity in a block.
 
     Parameters
@@ -86,6 +86,8 @@ def check_finite(block: Any, start: int, name: str) -> None:
         Index of the block's first row in the matrix.
     name : str
         Name of the matrix in the message.
+    row_name : callable
+        Returns what the message calls a row, from its index.
 
     Raises
     ------
@@ -101,7 +103,7 @@ def check_finite(block: Any, start: int, name: str) -> None:
         row, column = divmod(int(finite.argmin()), block.shape[1])
         value = float(block[row, column])
     raise MatrixError(
-        f"{name}: row {start + row}, column {column} is {value} (counted from 0); "
+        f"{name}: {row_name(start + row)}, column {column} is {value} (counted from 0); "
         f"every element must be a finite number: drop such rows, or fill them in"
     )
 

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Sequence
-from glob import glob, has_magic
+from glob import escape, glob, has_magic
 from typing import Any
 
 import numpy as np
@@ -10,14 +10,15 @@ import numpy as np
 from tsapps.errors import MatrixError, MatrixUsageError
 from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import Matrix
-from tsapps.matrix.checks import check_finite
+from tsapps.matrix.checks import check_finite, check_indices
 from tsapps.matrix.stored import LEAST_AHEAD, StoredMatrix, read_ahead
-from tsapps.names import split_name
+from tsapps.matrix.table_form import is_number
+from tsapps.names import shell_spelling, split_name
 
-__all__ = ["JoinedMatrix", "files_of", "joined"]
+__all__ = ["JoinedMatrix", "joined", "matching_files"]
 
 
-def files_of(path: str, extensions: Sequence[str]) -> list[str] | None:
+def matching_files(path: str, extensions: Sequence[str]) -> list[str] | None:
     """Return the files of a directory, or those that match a pattern; None if `path` is neither.
 
     Parameters
@@ -37,41 +38,54 @@ def files_of(path: str, extensions: Sequence[str]) -> list[str] | None:
     Raises
     ------
     MatrixUsageError
-        If there is no such file, or a directory has files of several formats.
+        If there is no such file, a directory has files of several formats or cannot be read, or a file matches twice.
     """
     if os.path.isdir(path):
         return _files_in(path, extensions)
     if os.path.exists(split_name(path)[0]) or not has_magic(path):
         return None
-    pattern, colon, name = path.rpartition(":")
-    found = _matches(path)
-    if not found and colon and has_magic(pattern):
-        found = [f"{file}:{name}" for file in _matches(pattern)]
+    found = _matches(path, "")
+    place = path.rfind(":")
+    while not found and place > 0:
+        found = _matches(path[:place], path[place:]) if has_magic(path[:place]) else []
+        place = path.rfind(":", 0, place)
     if not found:
-        raise MatrixUsageError(f"{path}: no file matches this pattern: check it, and quote it for the shell")
+        raise MatrixUsageError(f"{path}: no such file, and none matches this pattern: check it")
     return found
 
 
-def _matches(pattern: str) -> list[str]:
-    return sorted(path for path in glob(pattern, recursive=True) if os.path.isfile(path))
+def _matches(pattern: str, name: str) -> list[str]:
+    found = sorted({path for path in glob(pattern, recursive=True) if not os.path.isdir(path)})
+    seen: dict[tuple[int, int], str] = {}
+    for path in filter(os.path.exists, found):
+        state = os.stat(path)
+        first = seen.setdefault((state.st_dev, state.st_ino), path)
+        if first != path:
+            same = f"{shown(first)} and {shown(path)}"
+            raise MatrixUsageError(f"{pattern}: matches {same}, which are one file: narrow the pattern")
+    return [f"{path}{name}" for path in found]
 
 
 def _files_in(directory: str, extensions: Sequence[str]) -> list[str]:
     files: dict[str, list[str]] = {}
-    for entry in os.scandir(directory):
+    try:
+        entries = list(os.scandir(directory))
+    except PermissionError as error:
+        raise MatrixUsageError(f"{directory}: is not readable by this user: change its permissions") from error
+    for entry in entries:
         extension = os.path.splitext(entry.name)[1].lower()
-        if extension in extensions and not entry.name.startswith(".") and entry.is_file():
-            files.setdefault(extension, []).append(entry.path)
+        if extension in extensions and not entry.name.startswith(".") and not entry.is_dir():
+            files.setdefault(".h5" if extension == ".hdf5" else extension, []).append(entry.path)
     if not files:
         raise MatrixUsageError(
             f"{directory}: is a directory without a matrix: name a file ({', '.join(extensions)}), or a directory of "
             f"such files"
         )
     if len(files) > 1:
-        example = os.path.join(directory, f"*{min(files)}")
+        example = shell_spelling(os.path.join(escape(directory), f"*{min(files)}"))
         raise MatrixUsageError(
             f"{directory}: has files of several formats ({', '.join(sorted(files))}): name those of one matrix by a "
-            f"pattern, such as '{shown(example)}'"
+            f"pattern, such as {example}"
         )
     (found,) = files.values()
     return sorted(found)
@@ -84,17 +98,53 @@ def joined(parts: Sequence[Matrix], name: str) -> Matrix:
     ------
     MatrixError
         If the matrices do not have the same columns and the same dtype.
+    MatrixUsageError
+        If only some of several text tables have a first line of names, and these may be numbers.
     """
     if len(parts) == 1:
         return parts[0]
+    _check_columns(parts)
     stored = [part for part in parts if isinstance(part, StoredMatrix)]
     return _JoinedStored(stored, name) if len(stored) == len(parts) else JoinedMatrix(parts, name)
+
+
+def _check_columns(parts: Sequence[Matrix]) -> None:
+    first = parts[0]
+    named = next((part for part in parts if part.column_names is not None), first)
+    for part in parts:
+        if (part.shape[1], part.dtype) != (first.shape[1], first.dtype):
+            raise MatrixError(
+                f"{part.name}: has {part.shape[1]} columns of {part.dtype}, but {first.name} has {first.shape[1]} of "
+                f"{first.dtype}: files of one matrix need the same columns and the same type: convert one of them (in "
+                f"Python, open_matrix with dtype converts all)"
+            )
+        if part.column_names not in (None, named.column_names):
+            raise MatrixError(
+                f"{part.name}: its columns are {_listed(part)}, but those of {named.name} are {_listed(named)}: write "
+                f"them in one order"
+            )
+    without = next((part for part in parts if part.column_names is None), None)
+    if without is not None and named.column_names is not None and all(map(is_number, named.column_names)):
+        raise MatrixUsageError(
+            f"{named.name}: its first line may be names or numbers, and {without.name} has no names: give --header or "
+            f"--no-header (in Python: header=True or header=False)"
+        )
+
+
+def _listed(matrix: Matrix) -> str:
+    return shown(", ".join(matrix.column_names or ()))
 
 
 class JoinedMatrix(Matrix):
     """The rows of several matrices in host memory or files, one matrix after the other.
 
     The blocks are those of one file with all rows, so that no result depends on how the rows are cut into files.
+
+    Parameters
+    ----------
+    parts : sequence of Matrix
+        Of the same number of columns and the same dtype.
+    name : str
 
     Attributes
     ----------
@@ -104,21 +154,14 @@ class JoinedMatrix(Matrix):
     """
 
     def __init__(self, parts: Sequence[Matrix], name: str) -> None:
-        first = parts[0]
-        for part in parts[1:]:
-            if (part.shape[1], part.dtype) != (first.shape[1], first.dtype):
-                raise MatrixError(
-                    f"{part.name}: has {part.shape[1]} columns of {part.dtype}, but {first.name} has "
-                    f"{first.shape[1]} of {first.dtype}: files of one matrix need the same columns and the same type"
-                )
         self.parts = tuple(parts)
         self.starts = np.cumsum([0, *(part.shape[0] for part in parts)])
-        super().__init__(name, (int(self.starts[-1]), first.shape[1]), first.dtype)
+        super().__init__(name, (int(self.starts[-1]), parts[0].shape[1]), parts[0].dtype)
 
     @property
     def files(self) -> list[tuple[str, int]]:
         """Return the path and the number of rows of each file."""
-        return [(part.file_state.path, part.shape[0]) for part in self.parts if part.file_state is not None]
+        return [file for part in self.parts for file in part.files]
 
     def check_unchanged(self) -> None:
         """Raise `MatrixError` if a file has changed since it was opened."""
@@ -128,13 +171,20 @@ class JoinedMatrix(Matrix):
     def row_name(self, row: int) -> str:
         """Return what messages call a row: its number in the matrix, and in its file."""
         part = self._part_of(row)
-        return f"row {row} (row {row - int(self.starts[part])} of {self.parts[part].name})"
+        return f"row {row} ({self.parts[part].row_name(row - int(self.starts[part]))} of {self.parts[part].name})"
+
+    def rows(self, indices: Any) -> Any:
+        """Return the rows with these indices, in this order; of unread files, no change is detected."""
+        return self._rows(check_indices(indices, self.shape[0], self.name))
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
         """Yield (row, first column, elements of shape (1, at most `columns`)); see `Matrix.pieces`."""
-        for start, part in zip(self.starts.tolist(), self.parts, strict=False):
+        for start, part in self._with_starts():
             for row, column, piece in part.pieces(columns):
                 yield start + row, column, piece
+
+    def _with_starts(self) -> Iterator[tuple[int, Matrix]]:
+        return zip(self.starts[:-1].tolist(), self.parts, strict=True)
 
     def _part_of(self, row: int) -> int:
         return int(np.searchsorted(self.starts, row, side="right")) - 1
@@ -148,16 +198,17 @@ class JoinedMatrix(Matrix):
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         out = np.empty((len(numbers), self.shape[1]), self.dtype)
         owners = np.searchsorted(self.starts, numbers, side="right") - 1
-        for owner in np.unique(owners).tolist():
-            mine = owners == owner
-            out[mine] = self.parts[owner]._rows(numbers[mine] - self.starts[owner])
+        order = np.argsort(owners, kind="stable")
+        for mine in np.split(order, np.flatnonzero(np.diff(owners[order])) + 1) if len(order) else ():
+            owner = int(owners[mine[0]])
+            out[mine] = self.parts[owner].rows(numbers[mine] - self.starts[owner])
         return out
 
     def _read(self) -> np.ndarray:
         whole: np.ndarray = self._empty(self.dtype)
-        for begin, part in zip(self.starts.tolist(), self.parts, strict=False):
+        for begin, part in self._with_starts():
             for start, block in part.blocks(part._default_rows()):
-                check_finite(block, start, part.name)
+                check_finite(block, start, part.name, part.row_name)
                 whole[begin + start : begin + start + len(block)] = block
         return whole
 
@@ -196,14 +247,11 @@ class _Rows:
         self._left: np.ndarray | None = None
 
     def take(self, count: int) -> np.ndarray:
-        """Return the next `count` rows, a view if they are in one block; fewer if there are no more."""
+        """Return the next `count` rows; a view if they are in one block."""
         taken: list[np.ndarray] = []
-        missing = count
-        while missing:
-            left = next(self._blocks, None) if self._left is None else self._left
-            if left is None:
-                break
-            taken.append(left[:missing])
-            self._left = left[missing:] if len(left) > missing else None
-            missing -= len(taken[-1])
+        while count:
+            left = next(self._blocks) if self._left is None else self._left
+            taken.append(left[:count])
+            self._left = left[count:] if len(left) > count else None
+            count -= len(taken[-1])
         return taken[0] if len(taken) == 1 else np.concatenate(taken)

@@ -26,6 +26,8 @@ class ParquetMatrix(Matrix):
     Skips an index that pandas stored with the columns, as ``DataFrame.to_numpy`` does.
     """
 
+    column_names: tuple[str, ...]
+
     def __init__(self, path: str) -> None:
         parquet = optional_module("pyarrow.parquet", path)
         arrow = optional_module("pyarrow", path)
@@ -43,7 +45,7 @@ class ParquetMatrix(Matrix):
                     f"{path}: column {number} ('{shown(names[number])}') is {str(kind)[:80]}; expected numbers: "
                     f"keep numeric columns only, one for each feature"
                 )
-        self._column_names = [shown(names[number]) for number in self._columns]
+        self.column_names = tuple(names[number] for number in self._columns)
         self._types = [schema.field(number).type for number in self._columns]
         self._errors = errors
         self._path = path
@@ -61,11 +63,13 @@ class ParquetMatrix(Matrix):
             yield from self._read_batches(file, 0, min(rows, self.shape[0]), None)
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
-        # Only the row groups of these rows are read.
+        # Only the row groups of these rows are read, unless those are most of the file.
         with self._opened() as file:
             sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
             starts = np.cumsum([0, *sizes])
             groups = np.unique(np.searchsorted(starts, numbers, side="right") - 1).tolist()
+            if 2 * len(groups) > len(sizes):
+                return super()._rows(numbers)
             batches = (self._read_batches(file, int(starts[one]), self._default_rows(), [one]) for one in groups)
             return self._gather(chain.from_iterable(batches), numbers)
 
@@ -106,8 +110,9 @@ class ParquetMatrix(Matrix):
 
     def _refuse_null(self, start: int, feature: int, column: object) -> None:
         row = start + int(np.argmax(column.is_null().to_numpy(zero_copy_only=False)))  # type: ignore[attr-defined]
+        name = shown(self.column_names[feature])
         raise MatrixError(
-            f"{self.name}: row {row}, column {feature} ('{self._column_names[feature]}') is null (counted from 0); "
+            f"{self.name}: row {row}, column {feature} ('{name}') is null (counted from 0); "
             f"every element must be a finite number: drop such rows, or fill them in"
         )
 

@@ -13,7 +13,7 @@ from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
 from tsapps.matrix.containers import open_npz, open_safetensors
 from tsapps.matrix.hdf5 import open_hdf5
-from tsapps.matrix.joined import files_of, joined
+from tsapps.matrix.joined import joined, matching_files
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
 from tsapps.matrix.text import TextMatrix
@@ -107,13 +107,13 @@ def open_matrix(
         matrix = source if isinstance(source, Matrix) else open_array(source)
         _check_is_text(matrix, header, index, is_text=False)
         return _converted(matrix, dtype)
-    files = [file for path in paths for file in files_of(path, EXTENSIONS) or [path]]
+    files = [file for path in paths for file in matching_files(path, EXTENSIONS) or [path]]
     parts = []
     for file in files:
         part = _open_path(file, header, index, allow_external=allow_external)
         _check_is_text(part, header, index, is_text=isinstance(part, TextMatrix))
         parts.append(_converted(part, dtype))
-    return joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and {len(files) - 1} more files")
+    return joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and others ({len(files)} files)")
 
 
 def _paths_of(source: Any) -> list[str] | None:
@@ -144,7 +144,7 @@ def _open_path(path: str, header: bool | None, index: bool | None, *, allow_exte
     known = ", ".join(EXTENSIONS)
     if not os.path.exists(file):
         raise MatrixUsageError(f"{path}: no such file: check the path")
-    if os.path.isdir(file):  # in a list, or with the name of an array
+    if os.path.isdir(file):  # with the name of an array
         raise MatrixUsageError(f"{path}: is a directory: name a file in it ({known})")
     if not os.path.isfile(file):
         raise MatrixUsageError(

@@ -65,6 +65,8 @@ class TextMatrix(Matrix):
         with self._lines() as lines:
             rows = sum(1 for _ in lines) - self._names
         super().__init__(path, (rows, columns), np.dtype(np.float64))
+        if named:
+            self.column_names = tuple(self._cells(beginning[0][1])[-columns:])
         if self._index and index is None:
             warnings.warn(
                 f"{self.name}: the first column is skipped as an index: it has no name and counts the rows "
