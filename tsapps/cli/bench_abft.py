@@ -12,12 +12,13 @@ from tsapps.cli.bench_options import (
     ListShapes,
     Out,
     check_records,
+    listed_shapes,
     number,
-    split_names,
+    say_why_cpu,
+    shapes_of,
 )
 from tsapps.cli.options import Device, Json, Quiet, choose
-from tsapps.cli.output import print_table, print_text
-from tsapps.errors import UsageError
+from tsapps.cli.output import print_table
 
 __all__ = ["abft"]
 
@@ -52,18 +53,12 @@ def abft(
     from tsapps.bench.abft.tasks import CPU_TASKS, QUICK_GPU_TASKS, task_named
 
     if as_list:
-        print_table({f"shapes on a {on}": ", ".join(task.name for task in tasks) for on, tasks in
-                     (("GPU", QUICK_GPU_TASKS), ("CPU", CPU_TASKS))})  # fmt: skip
+        print_table(listed_shapes(QUICK_GPU_TASKS, CPU_TASKS))
         return
-    names = split_names(shapes)
-    try:
-        tasks = None if names is None else [task_named(name) for name in names]
-    except ValueError as error:
-        raise UsageError(f"--shapes: {error}") from error
+    tasks = shapes_of(shapes, task_named)
     check_records(out)
     choice = choose(device)
-    if not (quiet or as_json or choice.is_gpu) and device == "auto":
-        print_text(f"Checksums on the CPU: {choice.reason}.")
+    say_why_cpu("Checksums", choice, device, silent=quiet or as_json)
     from tsapps.bench.abft import run, speed
 
     bench = run.opened(choice, randbelow(2**31))

@@ -12,12 +12,13 @@ from tsapps.cli.bench_options import (
     ListShapes,
     Out,
     check_records,
+    listed_shapes,
     number,
-    split_names,
+    say_why_cpu,
+    shapes_of,
 )
 from tsapps.cli.options import Device, Json, Quiet, choose
-from tsapps.cli.output import print_table, print_text
-from tsapps.errors import UsageError
+from tsapps.cli.output import print_table
 
 __all__ = ["gemm"]
 
@@ -54,18 +55,12 @@ def gemm(
     from tsapps.bench.gemm.grid import CPU_CELLS, GPU_CELLS, cell_named
 
     if as_list:
-        print_table({f"shapes on a {on}": ", ".join(cell.name for cell in cells) for on, cells in
-                     (("GPU", GPU_CELLS), ("CPU", CPU_CELLS))})  # fmt: skip
+        print_table(listed_shapes(GPU_CELLS, CPU_CELLS))
         return
-    names = split_names(shapes)
-    try:
-        cells = None if names is None else [cell_named(name) for name in names]
-    except ValueError as error:
-        raise UsageError(f"--shapes: {error}") from error
+    cells = shapes_of(shapes, cell_named)
     check_records(out)
     choice = choose(device)
-    if not (quiet or as_json or choice.is_gpu) and device == "auto":
-        print_text(f"Products on the CPU: {choice.reason}.")
+    say_why_cpu("Products", choice, device, silent=quiet or as_json)
     from tsapps.bench.gemm import measure
 
     bench = measure.opened(choice, randbelow(2**31))

@@ -1,6 +1,7 @@
 """``tsapps bench kmeans``: K-means beside other libraries."""
 
 from collections.abc import Sequence
+from itertools import chain
 from secrets import randbelow
 from typing import Annotated, Any
 
@@ -13,8 +14,10 @@ from tsapps.cli.bench_options import (
     ListShapes,
     Out,
     check_records,
+    listed_shapes,
     number,
-    split_names,
+    say_why_cpu,
+    shapes_of,
 )
 from tsapps.cli.options import Device, Json, Quiet, choose
 from tsapps.cli.output import print_table, print_text
@@ -85,16 +88,12 @@ def kmeans(
             {
                 "engines on a GPU": ", ".join(PEERS),
                 "engines on a CPU": "tsapps-cpu, scikit-learn",
-                "shapes on a GPU": ", ".join(shape.name for shape in QUICK_GPU_SHAPES),
-                "shapes on a CPU": ", ".join(shape.name for shape in CPU_SHAPES),
+                **listed_shapes(QUICK_GPU_SHAPES, CPU_SHAPES),
             }
         )
         return
-    names = split_names(shapes)
-    try:
-        asked = None if names is None else shapes_named(",".join(names))
-    except ValueError as error:
-        raise UsageError(f"--shapes: {error}") from error
+    groups = shapes_of(shapes, shapes_named)
+    asked = None if groups is None else list(dict.fromkeys(chain.from_iterable(groups)))
     for name in engines or ():
         if name not in PEERS:
             raise UsageError(f"--engine: {name!r} is unknown: expected one of {', '.join(PEERS)}")
@@ -105,11 +104,9 @@ def kmeans(
     installed, absent = _installed(engines or _ENGINES)
     if not installed:
         raise UsageError(f"--engine: not installed: {', '.join(absent)}: install one of them, or omit --engine")
-    if not (quiet or as_json):
-        if choice.is_gpu and absent:
-            print_text(f"Not installed: {', '.join(absent)}.")
-        elif not choice.is_gpu and device == "auto":
-            print_text(f"K-means on the CPU: {choice.reason}.")
+    if choice.is_gpu and absent and not (quiet or as_json):
+        print_text(f"Not installed: {', '.join(absent)}.")
+    say_why_cpu("K-means", choice, device, silent=quiet or as_json)
     from tsapps.bench.common.record import commit_of
     from tsapps.bench.kmeans import run
 

@@ -6,9 +6,21 @@ from typing import Annotated, Any
 
 import typer
 
-from tsapps.cli.bench_options import DEFAULT_OUT, Findings, Limit, ListShapes, Out, check_records, number, split_names
+from tsapps.cli.bench_options import (
+    DEFAULT_OUT,
+    Findings,
+    Limit,
+    ListShapes,
+    Out,
+    check_records,
+    listed_shapes,
+    number,
+    say_why_cpu,
+    shapes_of,
+    split_names,
+)
 from tsapps.cli.options import Device, Json, Quiet, choose
-from tsapps.cli.output import print_table, print_text
+from tsapps.cli.output import print_table
 from tsapps.errors import UsageError
 
 __all__ = ["ladder"]
@@ -65,19 +77,14 @@ def ladder(
     if as_list:
         print_table(_listed(run.OnGpu, run.OnCpu))
         return
-    names = split_names(shapes)
-    try:
-        cases = None if names is None else [case_named(name) for name in names]
-    except ValueError as error:
-        raise UsageError(f"--shapes: {error}") from error
+    cases = shapes_of(shapes, case_named)
     check_records(out)
     choice = choose(device)
     try:
         on = run.opened(choice, split_names(rungs))
     except ValueError as error:
         raise UsageError(f"--rungs: {error}") from error
-    if not (quiet or as_json or choice.is_gpu) and device == "auto":
-        print_text(f"The rungs on the CPU: {choice.reason}.")
+    say_why_cpu("The rungs", choice, device, silent=quiet or as_json)
     common, seed = run.common_fields(on, None), randbelow(2**31)
     rates: dict[str, float] = {}
     findings = Findings(out, quiet=quiet, as_json=as_json)
@@ -88,6 +95,5 @@ def ladder(
 
 def _listed(on_gpu: Any, on_cpu: Any) -> dict[str, str]:
     """Return the names of all rungs and shapes."""
-    devices = (("GPU", on_gpu), ("CPU", on_cpu))
-    rungs = {f"rungs on a {device}": ", ".join(on.names) for device, on in devices}
-    return rungs | {f"shapes on a {device}": ", ".join(case.name for case in on.cases) for device, on in devices}
+    rungs = {"rungs on a GPU": ", ".join(on_gpu.names), "rungs on a CPU": ", ".join(on_cpu.names)}
+    return rungs | listed_shapes(on_gpu.cases, on_cpu.cases)

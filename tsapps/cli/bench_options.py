@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 import typer
 
@@ -11,8 +11,24 @@ from tsapps import signals
 from tsapps.cli.options import check_output_file
 from tsapps.cli.output import print_json, print_text
 from tsapps.errors import UsageError, one_line
+from tsapps.kernels.devices import Choice
 
-__all__ = ["DEFAULT_OUT", "Columns", "Findings", "Limit", "ListShapes", "Out", "check_records", "number", "split_names"]
+__all__ = [
+    "DEFAULT_OUT",
+    "Columns",
+    "Findings",
+    "Limit",
+    "ListShapes",
+    "Out",
+    "check_records",
+    "listed_shapes",
+    "number",
+    "say_why_cpu",
+    "shapes_of",
+    "split_names",
+]
+
+T = TypeVar("T")
 
 Out = Annotated[
     Path,
@@ -51,6 +67,32 @@ def check_records(path: Path) -> None:
 def split_names(names: str | None) -> list[str] | None:
     """Return comma-separated names as a list, or None for None."""
     return None if names is None else [name.strip() for name in names.split(",")]
+
+
+def shapes_of(names: str | None, named: Callable[[str], T]) -> list[T] | None:
+    """Return the shapes that --shapes names, by a function from a name; None without the option.
+
+    Raises
+    ------
+    UsageError
+        If a name is not that of a shape.
+    """
+    try:
+        return None if names is None else [named(name) for name in split_names(names) or ()]
+    except ValueError as error:
+        raise UsageError(f"--shapes: {error}") from error
+
+
+def listed_shapes(on_gpu: Iterable[Any], on_cpu: Iterable[Any]) -> dict[str, str]:
+    """Return the names of the default shapes on each device, as rows of a table."""
+    devices = (("GPU", on_gpu), ("CPU", on_cpu))
+    return {f"shapes on a {device}": ", ".join(shape.name for shape in shapes) for device, shapes in devices}
+
+
+def say_why_cpu(what: str, choice: Choice, device: str, *, silent: bool) -> None:
+    """Say what is measured on the CPU and why, unless the CPU was asked for."""
+    if not (silent or choice.is_gpu) and device == "auto":
+        print_text(f"{what} on the CPU: {choice.reason}.")
 
 
 class Findings:
