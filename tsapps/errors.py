@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CorruptionError",
+    "EmptyMatrixError",
     "ExitCode",
     "FaultError",
     "MatrixError",
@@ -33,6 +34,10 @@ class ExitCode(IntEnum):
 
 class MatrixError(OneLineError):
     """A file or array does not hold the matrix that it claims to hold (truncated, wrong header, NaN, …)."""
+
+
+class EmptyMatrixError(MatrixError):
+    """A file or array holds a matrix without rows."""
 
 
 class CorruptionError(OneLineError):

@@ -310,6 +310,51 @@ def test_a_first_line_of_numbers_that_only_one_table_has(tmp_path):
     np.testing.assert_array_equal(open_matrix(tmp_path).read(), [[0.5, 1.5], [1.5, 2.5], [3.5, 4.5]])
 
 
+# Engines that write one file per partition write some without rows.
+@pytest.mark.parametrize("save", [npy, fortran, csv, parquet])
+@pytest.mark.parametrize("cuts", [[0, 5], [5, 5, 10, 10], [20]])
+def test_files_without_rows_are_left_out(tmp_path, save, cuts):
+    matrix = open_matrix(write(tmp_path / "points", cuts, save))
+    np.testing.assert_array_equal(matrix.read(), X)
+    assert all(rows for _, rows in matrix.files)
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_files_that_all_have_no_rows(tmp_path, count):
+    directory = write(tmp_path / "points", [0] * (count - 1), npy, X[:0])
+    with pytest.raises(MatrixError, match=r"[.]npy: is empty, 0 × 3"):
+        open_matrix(directory)
+
+
+@pytest.mark.parametrize(
+    ("save", "message"),
+    [
+        (lambda path: npy(path, X[:4, :0]), r"c.npy: is empty, 4 × 0"),
+        (lambda path: Path(f"{path}.npy").touch(), r"c.npy: "),
+        (lambda path: Path(f"{path}.csv").touch(), r"c.csv: is empty; expected lines"),
+    ],
+)
+def test_files_without_columns_or_bytes_are_errors(tmp_path, save, message):
+    points = write(tmp_path / "points", [5], csv if "csv" in message else npy)
+    save(points / "c")
+    with pytest.raises(MatrixError, match=message):
+        open_matrix(points)
+
+
+def test_one_warning_of_all_indices(tmp_path):
+    for name in "abc":
+        (tmp_path / f"{name}.csv").write_text(",x,y\n0,1.5,2.5\n1,3.5,4.5\n")
+    with pytest.warns(UserWarning, match=r"a.csv and 2 more: the first column is skipped as an index") as warned:
+        assert open_matrix(tmp_path).shape == (6, 2)
+    assert len(warned) == 1
+    assert warned[0].filename == __file__
+    (tmp_path / "d.csv").write_text("x,y\n1.5,2.5\n")
+    with pytest.raises(
+        MatrixUsageError, match=r"a.csv: its first column looks like an index .*, but not that of .*d.csv"
+    ):
+        open_matrix(tmp_path)
+
+
 @pytest.mark.parametrize("source", ["points", "points/*.npy"])
 def test_broken_links_are_errors(tmp_path, monkeypatch, source):
     monkeypatch.chdir(tmp_path)

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.errors import MatrixError, UsageError
+from tsapps.errors import EmptyMatrixError, MatrixError, UsageError
 from tsapps.kernels.arrays import as_array, kind_of, to_host
 from tsapps.kernels.system.host_memory import available_host_memory
 from tsapps.kernels.system.printable import shown
@@ -56,7 +56,7 @@ def check_dtype(dtype: np.dtype, name: str) -> None:
 
 
 def check_shape(shape: Sequence[int], name: str) -> None:
-    """Raise `MatrixError` unless `shape` is (n, d) with both at least 1."""
+    """Raise `MatrixError` unless `shape` is (n, d) with both at least 1; `EmptyMatrixError` if only n is 0."""
     if len(shape) != 2:
         raise MatrixError(
             f"{name}: holds a {len(shape)}-dimensional array of shape {str(tuple(shape))[:80]}; expected two "
@@ -65,7 +65,8 @@ def check_shape(shape: Sequence[int], name: str) -> None:
     if min(shape) < 0:
         raise MatrixError(f"{name}: its header says {shape[0]} × {shape[1]}; a size cannot be negative: write it again")
     if min(shape) == 0:
-        raise MatrixError(
+        error = EmptyMatrixError if shape[1] else MatrixError
+        raise error(
             f"{name}: is empty, {shape[0]} × {shape[1]}; expected at least one row and one column: check what wrote it"
         )
     if max(shape) >= 1 << 63:

@@ -1,13 +1,14 @@
 """`open_matrix`: opens a path or an array with the reader for its format."""
 
 import os
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike
 
-from tsapps.errors import MatrixError, MatrixUsageError, UsageError
+from tsapps.errors import EmptyMatrixError, MatrixError, MatrixUsageError, UsageError
 from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
@@ -59,9 +60,9 @@ def open_matrix(
         ``:name``, which selects an array; this is optional if only one array is a matrix. Several files are one matrix,
         the rows of one file after those of the other: a directory, or a pattern such as ``points/*.parquet``, of which
         files are sorted by name; or a list of paths, in its order. All files must have the same number of columns, and
-        the same dtype unless `dtype` is given. Or an array in memory:
-        NumPy, CuPy, torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers
-        and bools (missing values become NaN). Masked arrays are rejected, even if no element is masked.
+        the same dtype unless `dtype` is given; those without rows are left out. Or an array in memory: NumPy, CuPy,
+        torch, an object with ``__cuda_array_interface__`` or DLPack, a pandas or polars frame of numbers and bools
+        (missing values become NaN). Masked arrays are rejected, even if no element is masked.
     dtype : numpy dtype, optional
         Dtype to convert the elements to; by default the dtype of the source (float64 for text). It must be
         floating-point, or able to hold every value of the source's dtype.
@@ -108,11 +109,9 @@ def open_matrix(
         _check_is_text(matrix, header, index, is_text=False)
         return _converted(matrix, dtype)
     files = [file for path in paths for file in matching_files(path, EXTENSIONS) or [path]]
-    parts = []
-    for file in files:
-        part = _open_path(file, header, index, allow_external=allow_external)
-        _check_is_text(part, header, index, is_text=isinstance(part, TextMatrix))
-        parts.append(_converted(part, dtype))
+    opened = _open_paths(files, header, index, allow_external=allow_external)
+    _check_indices(opened)
+    parts = [_converted(part, dtype) for part in opened]
     return joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and others ({len(files)} files)")
 
 
@@ -123,6 +122,42 @@ def _paths_of(source: Any) -> list[str] | None:
     if isinstance(source, (list, tuple)) and source and all(isinstance(one, (str, os.PathLike)) for one in source):
         return [os.fspath(one) for one in source]
     return None
+
+
+def _open_paths(files: Sequence[str], header: bool | None, index: bool | None, *, allow_external: bool) -> list[Matrix]:
+    """Open files as the parts of one matrix; leave out those without rows, unless all are."""
+    parts: list[Matrix] = []
+    empty: EmptyMatrixError | None = None
+    for file in files:
+        try:
+            part = _open_path(file, header, index, allow_external=allow_external)
+        except EmptyMatrixError as error:
+            empty = error
+            continue
+        _check_is_text(part, header, index, is_text=isinstance(part, TextMatrix))
+        parts.append(part)
+    if empty is not None and not parts:
+        raise empty
+    return parts
+
+
+def _check_indices(parts: Sequence[Matrix]) -> None:
+    """Warn once of text tables whose first column is skipped as an index; raise if only some of them have one."""
+    tables = [part for part in parts if isinstance(part, TextMatrix)]
+    skipping = [part for part in tables if part.inferred_index]
+    if not skipping:
+        return
+    why = "it has no name and counts the rows 0, 1, 2, …"
+    first, keeping = skipping[0].name, [part.name for part in tables if not part.inferred_index]
+    if keeping:
+        raise MatrixUsageError(
+            f"{first}: its first column looks like an index ({why}), but not that of {keeping[0]}: give --index to "
+            f"skip the first column of all, or --no-index to keep it (in Python: index=True or index=False)"
+        )
+    which = first if len(skipping) == 1 else f"{first} and {len(skipping) - 1} more"
+    warnings.warn(
+        f"{which}: the first column is skipped as an index: {why}; keep it with --no-index (index=False)", stacklevel=3
+    )
 
 
 def _check_is_text(matrix: Matrix, header: bool | None, index: bool | None, *, is_text: bool) -> None:

@@ -2,7 +2,6 @@
 
 import csv
 import re
-import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
@@ -43,6 +42,11 @@ class TextMatrix(Matrix):
     index : bool, optional
         True to skip the first column; None to infer it.
 
+    Attributes
+    ----------
+    inferred_index : bool
+        True if the first column is skipped although `index` was None.
+
     Raises
     ------
     AmbiguousTableError
@@ -59,6 +63,7 @@ class TextMatrix(Matrix):
         first_number = beginning[0][0]
         named, self._index = self._form(beginning, header, index)
         self._names = int(named)
+        self.inferred_index = self._index and index is None
         columns = self._n_cells - int(self._index)
         if columns == 0:
             raise MatrixUsageError(f"{path}: has a single column, which --index skips: give --no-index (index=False)")
@@ -67,12 +72,6 @@ class TextMatrix(Matrix):
         super().__init__(path, (rows, columns), np.dtype(np.float64))
         if named:
             self.column_names = tuple(self._cells(beginning[0][1])[-columns:])
-        if self._index and index is None:
-            warnings.warn(
-                f"{self.name}: the first column is skipped as an index: it has no name and counts the rows "
-                f"0, 1, 2, …; keep it with --no-index (index=False)",
-                stacklevel=4,
-            )
         for number, line in beginning[self._names :]:  # detects a header and a row with different numbers of cells
             self._check_line(number, line, first_number)
 
