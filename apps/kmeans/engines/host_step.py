@@ -21,9 +21,9 @@ _SCORE_ELEMENTS = 1 << 17
 # Rows per GEMM in scikit-learn. For small data, this step uses the same number: scores then have scikit-learn's bits,
 # and ties give the same labels.
 _CHUNK_ROWS = 256
-# `_nearest_of_few` is 1.1 to 2.1 times as fast as argmin for up to this many features and bytes of scores per row (at
-# most 256 centers). For more, its product is slower than the one with row-major scores.
-_FEW_FEATURES, _FEW_BYTES = 16, 128
+# Maximum number of features, and of bytes of the scores of a row (256 scores at most), for `_nearest_by_center`. It is
+# 1.1 to 2.1 times as fast as argmin there; beyond, its product is slower than the one with row-major scores.
+_MOST_FEATURES, _MOST_SCORE_BYTES = 16, 128
 
 
 class HostStep(BlockStep):
@@ -50,11 +50,11 @@ class HostStep(BlockStep):
         if product is not None:
             minus_2_centers = np.asfortranarray(minus_2_centers)
         rows = _CHUNK_ROWS if product is not None else max(_CHUNK_ROWS, _SCORE_ELEMENTS // len(norms))
-        few = product is None and block.shape[1] <= _FEW_FEATURES and norms.nbytes <= _FEW_BYTES
+        by_center = product is None and block.shape[1] <= _MOST_FEATURES and norms.nbytes <= _MOST_SCORE_BYTES
         for start in range(0, len(block), rows):
             part = slice(start, start + rows)
-            if few:
-                labels[part], least = _nearest_of_few(block[part], minus_2_centers, norms)
+            if by_center:
+                labels[part], least = _nearest_by_center(block[part], minus_2_centers, norms)
                 if lowest is not None:
                     lowest[part] = least
                 continue
@@ -87,7 +87,7 @@ def _scipy_product(dtype: np.dtype) -> Callable[..., np.ndarray]:
     return get_blas_funcs("gemm", dtype=dtype)
 
 
-def _nearest_of_few(
+def _nearest_by_center(
     rows: np.ndarray, minus_2_centers: np.ndarray, norms: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the label and the lowest score of each row, for few features and centers.
