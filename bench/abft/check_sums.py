@@ -8,8 +8,9 @@ import numpy as np
 from tsapps.apps import abft
 from tsapps.apps.abft.at_rest.exact_code import SUMS, last_weight
 from tsapps.apps.abft.at_rest.interleave import ROWS, Layout
+from tsapps.bench.common.dtypes import ITEMSIZE
 from tsapps.bench.common.outcome import NotRightError
-from tsapps.bench.gemm.grid import DTYPES, wide
+from tsapps.bench.gemm.grid import wide
 
 __all__ = ["check_sums", "check_verification"]
 
@@ -39,7 +40,7 @@ def check_sums(A: Any, dtype: str, of: Layout, sums: dict[str, Any]) -> None:
         for stripe in sorted({0, of.stripes // 2, of.stripes - 1}):
             _check_words(words[stripe * ROWS : (stripe + 1) * ROWS].astype(np.uint64), sums["exact"][stripe], stripe)
     if "rows" in sums:
-        unit = 2.0**-53 if DTYPES[dtype] > 2 else 2.0**-24
+        unit = 2.0**-53 if ITEMSIZE[dtype] > 2 else 2.0**-24
         bound = 2 * ROWS * unit / (1 - ROWS * unit)
         for band in sorted({0, len(A) // ROWS - 1}):
             here = slice(band * ROWS, (band + 1) * ROWS)

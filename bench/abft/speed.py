@@ -24,10 +24,11 @@ from tsapps.apps.abft.at_rest.interleave import ROWS, layout
 from tsapps.bench.abft.check_sums import check_sums, check_verification
 from tsapps.bench.abft.tasks import QUICK_GPU_TASKS, Task, tasks
 from tsapps.bench.common import record, roofline
+from tsapps.bench.common.dtypes import ITEMSIZE
 from tsapps.bench.common.outcome import LEFT_OUT, LeftOutError, NotRightError, check_memory, missing
 from tsapps.bench.common.timing import GpuClock, median
 from tsapps.bench.gemm import libraries
-from tsapps.bench.gemm.grid import DTYPES, Pools, exact, largest_error, wide
+from tsapps.bench.gemm.grid import Pools, exact, largest_error, wide
 from tsapps.bench.kmeans.measure import Problem, check_step, time_peer
 from tsapps.bench.kmeans.peers import PEERS
 from tsapps.bench.kmeans.problems import floor_ms
@@ -244,7 +245,7 @@ def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
     """Return the passes that encode a matrix, by code."""
     from tsapps.apps.abft.at_rest.gpu.encode import plans
 
-    of, found = layout((task.m, task.n), DTYPES[task.dtype]), {}
+    of, found = layout((task.m, task.n), ITEMSIZE[task.dtype]), {}
     for code in task.codes:
         passes = plans(task.m, task.n, task.dtype, of, code=code, weights=2, block=ROWS)
         if passes is None:

@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from tsapps.bench.gemm.grid import DTYPES, Cell
+from tsapps.bench.common.dtypes import DTYPE_OF, ITEMSIZE, SHORT_OF
+from tsapps.bench.gemm.grid import Cell
 from tsapps.bench.kmeans.problems import Shape, read_bytes
 
 __all__ = ["CPU_TASKS", "FITS", "JOBS", "QUICK_GPU_TASKS", "SIDES", "Task", "task_named", "tasks"]
@@ -16,9 +17,6 @@ FITS = (
     *("100M-4-16-f32", "50M-16-16-f32", "20M-32-64-f32", "10M-128-16-f32", "10M-128-64-f32", "262144-4096-16-f32"),
     *("262144-4096-16-f64", "262144-4096-16-f16", "1M-64-64-bf16"),
 )
-# Names of dtypes on the command line.
-_SHORT = {"float64": "f64", "float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-_LONG = {short: dtype for dtype, short in _SHORT.items()}
 #: Codes of the records of each job.
 JOBS = {
     "encode": ("both", "exact", "float"),
@@ -56,7 +54,7 @@ class Task:
             return f"kmeans-{self.fit.name}"
         if self.job == "matmul":
             return f"matmul-{self.product.name}"
-        return f"{self.job}-{self.m}-{self.n}-{_SHORT[self.dtype]}"
+        return f"{self.job}-{self.m}-{self.n}-{SHORT_OF[self.dtype]}"
 
     @property
     def fit(self) -> Shape:
@@ -87,7 +85,7 @@ class Task:
             return read_bytes(self.fit)
         if self.job == "matmul":
             return self.product.read + self.product.written
-        return self.m * self.n * DTYPES[self.dtype]
+        return self.m * self.n * ITEMSIZE[self.dtype]
 
 
 def task_named(name: str) -> Task:
@@ -100,7 +98,7 @@ def task_named(name: str) -> Task:
         *sizes, short = rest.split("-")
         m, n, *k = map(int, sizes)
         is_known = min(m, n, *k) >= 1 and len(k) == (job == "matmul")
-        task = Task(job, _LONG[short], m, n, k[0] if k else None, JOBS[job])
+        task = Task(job, DTYPE_OF[short], m, n, k[0] if k else None, JOBS[job])
     except (KeyError, ValueError):
         is_known = False
     if not is_known:
@@ -129,7 +127,7 @@ CPU_TASKS = _named("encode-4096-4096-f64 encode-8192-4096-f32 verify-4096-4096-f
 
 def tasks(jobs: Any = None, dtypes: Any = None) -> Iterator[Task]:
     """Yield the requested benchmarks; those of one dtype are consecutive."""
-    for dtype in DTYPES:
+    for dtype in ITEMSIZE:
         n = SIDES[dtype]
         every = [Task(job, dtype, n, n, None, JOBS[job]) for job in ("encode", "verify")]
         products = *PRODUCTS, *((n, n, w) for w in WIDTHS)

@@ -6,19 +6,18 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.bench.common.dtypes import DTYPE_OF, ITEMSIZE, SHORT_OF
 from tsapps.bench.common.outcome import NotRightError
 from tsapps.bench.common.roofline import Streams
 
 __all__ = [
-    *("CPU_CELLS", "DTYPES", "GPU_CELLS", "LAYOUTS", "SHAPES", "Cell", "Pools", "Sizes"),
+    *("CPU_CELLS", "GPU_CELLS", "LAYOUTS", "SHAPES", "Cell", "Pools", "Sizes"),
     *("bound", "cell_named", "exact", "grid", "largest_error", "relative_bound", "spoil"),
 ]
 
 SHAPES = ("tsm2r", "tsm2l", "tsmttsm")
-DTYPES = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 LAYOUTS = ("row", "col")
-# Short names of dtypes; and the largest width of a skinny matrix, which decides the shape class of a name.
-_SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
+# The largest width of a skinny matrix, which decides the shape class of a name.
 _SKINNY = 64
 #: Number of elements of A, B and C.
 Sizes = tuple[int, int, int]
@@ -60,8 +59,7 @@ class Cell:
     def name(self) -> str:
         """Return the name used on the command line."""
         rows, columns = self.shapes[2]
-        short = {dtype: short for short, dtype in _SHORT.items()}[self.dtype]
-        return f"{rows}-{columns}-{self.depth}-{short}" + ("-col" if self.layout == "col" else "")
+        return f"{rows}-{columns}-{self.depth}-{SHORT_OF[self.dtype]}" + ("-col" if self.layout == "col" else "")
 
     @property
     def flops(self) -> int:
@@ -90,13 +88,13 @@ class Cell:
     def read(self) -> int:
         """Return the bytes of A and B."""
         (a, b), (c, d), _ = self.shapes
-        return (a * b + c * d) * DTYPES[self.dtype]
+        return (a * b + c * d) * ITEMSIZE[self.dtype]
 
     @property
     def written(self) -> int:
         """Return the bytes of C."""
         rows, columns = self.shapes[2]
-        return rows * columns * DTYPES[self.dtype]
+        return rows * columns * ITEMSIZE[self.dtype]
 
     @property
     def temporary_bytes(self) -> int:
@@ -121,7 +119,7 @@ def cell_named(name: str) -> Cell:
     """
     try:
         m, n, k, short, *layout = name.split("-")
-        rows, columns, depth, dtype = int(m), int(n), int(k), _SHORT[short]
+        rows, columns, depth, dtype = int(m), int(n), int(k), DTYPE_OF[short]
         is_known = min(rows, columns, depth) >= 1 and layout in ([], ["col"])
     except (KeyError, ValueError):
         is_known = False
@@ -159,7 +157,7 @@ CPU_CELLS = _cells(
 
 def grid() -> Iterator[Cell]:
     """Yield every cell; cells of one dtype are consecutive."""
-    for dtype in DTYPES:
+    for dtype in ITEMSIZE:
         for layout in LAYOUTS:
             for m in SIZES:
                 for share in FRACTIONS:
@@ -249,7 +247,7 @@ def largest_error(cell: Cell, C: Any, reference: tuple[Any, Any, Any]) -> float:
     rows, product, magnitude = reference
     difference = abs(wide(C[rows], cell.dtype) - product)
     allowed = bound(cell) * magnitude
-    if DTYPES[cell.dtype] == 2:  # the final rounding to 16 bits
+    if ITEMSIZE[cell.dtype] == 2:  # the final rounding to 16 bits
         allowed += _ROUNDING[cell.dtype] * (abs(product) + allowed) + 2.0**-25
     if not bool((difference <= allowed).all()):
         raise NotRightError(f"an element is off by {float((difference / magnitude).max()):.1e} of |A||B|")

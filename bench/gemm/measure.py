@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 
 from tsapps.bench.common import record
+from tsapps.bench.common.dtypes import ITEMSIZE
 from tsapps.bench.common.outcome import LeftOutError, check_memory, missing
 from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median
 from tsapps.bench.gemm import libraries
-from tsapps.bench.gemm.grid import CPU_CELLS, DTYPES, GPU_CELLS, Cell, Pools, Sizes, exact, largest_error, spoil
+from tsapps.bench.gemm.grid import CPU_CELLS, GPU_CELLS, Cell, Pools, Sizes, exact, largest_error, spoil
 from tsapps.kernels import matmul
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix
 from tsapps.kernels.devices import Choice
@@ -195,7 +196,7 @@ class CpuBench(_Bench):
 
     def check_fits(self, cell: Cell) -> None:
         """Raise `LeftOutError` also for 16-bit types, which NumPy multiplies without BLAS and sums in 16 bits."""
-        if DTYPES[cell.dtype] == 2:
+        if ITEMSIZE[cell.dtype] == 2:
             raise LeftOutError(f"{cell.dtype} is only measured on a GPU")
         super().check_fits(cell)
 

@@ -22,7 +22,8 @@ from secrets import randbelow
 from typing import Any
 
 from tsapps.bench.common import record
-from tsapps.bench.gemm.grid import DTYPES, LAYOUTS, SHAPES, Cell, Sizes, grid
+from tsapps.bench.common.dtypes import ITEMSIZE
+from tsapps.bench.gemm.grid import LAYOUTS, SHAPES, Cell, Sizes, grid
 from tsapps.bench.gemm.measure import FIELDS, KEY, GpuBench, oriented
 from tsapps.kernels import matmul
 from tsapps.kernels.arrays import gapless
@@ -41,7 +42,7 @@ def compile_plans(cells: Iterable[Cell]) -> None:
     """Compile the kernels of all cells on all cores, so that no GPU waits for them."""
     device, plans = live(), set()
     for cell in cells:
-        by_rows, size = cell.layout == "row", DTYPES[cell.dtype]
+        by_rows, size = cell.layout == "row", ITEMSIZE[cell.dtype]
         matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
         plans.add(matmul.planned(matmul.problem_of(*oriented(cell, *matrices)), device))
     compile_one = partial(compile_any, arch=architecture(0))
@@ -111,7 +112,7 @@ def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--shape", choices=SHAPES, action="append", help="shape class; may be repeated")
-    parser.add_argument("--dtype", choices=DTYPES, action="append", help="element type; may be repeated")
+    parser.add_argument("--dtype", choices=ITEMSIZE, action="append", help="element type; may be repeated")
     parser.add_argument("--layout", choices=LAYOUTS, action="append", help="memory layout; may be repeated")
     parser.add_argument("--w", type=int, action="append", help="width w; may be repeated")
     parser.add_argument("--every", type=int, default=1, help="measure only every n-th cell of the grid")
@@ -125,7 +126,7 @@ def main() -> int:
         one
         for one in grid()
         if one.shape in (options.shape or SHAPES)
-        and one.dtype in (options.dtype or DTYPES)
+        and one.dtype in (options.dtype or ITEMSIZE)
         and one.layout in (options.layout or LAYOUTS)
         and one.w in (options.w or [one.w])
     ][:: options.every]

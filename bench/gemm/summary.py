@@ -12,7 +12,8 @@ from statistics import median
 from typing import Any
 
 from tsapps.bench.common import record
-from tsapps.bench.gemm.grid import DTYPES, LAYOUTS, SHAPES
+from tsapps.bench.common.dtypes import ITEMSIZE
+from tsapps.bench.gemm.grid import LAYOUTS, SHAPES
 
 __all__ = ["memory_bound", "of_floor", "ours", "over_library", "text"]
 
@@ -60,7 +61,7 @@ def text(records: Sequence[Record], worst: int = 12) -> str:
         "| shape | dtype | layout | cells | large | floor: median | worst | <85 % | library: median | worst | < 98 % |",
         "|---|---|---|" + "---:|" * 8,
     ]
-    for shape, dtype, layout in product(SHAPES, DTYPES, LAYOUTS):
+    for shape, dtype, layout in product(SHAPES, ITEMSIZE, LAYOUTS):
         key = {"shape": shape, "dtype": dtype, "layout": layout}
         some = [one for one in cells if key.items() <= one.items()]
         big = [of_floor(one) for one in streams if key.items() <= one.items()]
@@ -95,7 +96,7 @@ def plot(records: Sequence[Record], path: Path, by: Callable[[Record], float], l
     cells = large(ours(records))
     figure, axes = plt.subplots(1, len(SHAPES), figsize=(12, 4.2), sharey=True, constrained_layout=True)
     for axis, shape in zip(axes, SHAPES, strict=True):
-        for place, (dtype, layout) in enumerate(product(DTYPES, LAYOUTS)):
+        for place, (dtype, layout) in enumerate(product(ITEMSIZE, LAYOUTS)):
             some = [one for one in cells if (one["shape"], one["dtype"], one["layout"]) == (shape, dtype, layout)]
             narrow = sorted(some, key=lambda one: max(one["w"], 0 if shape == "tsm2r" else one["k"]))
             spread = [place + 0.7 * i / max(1, len(narrow) - 1) - 0.35 for i in range(len(narrow))]
@@ -104,7 +105,7 @@ def plot(records: Sequence[Record], path: Path, by: Callable[[Record], float], l
             if narrow:
                 axis.hlines(median(map(by, narrow)), place - 0.4, place + 0.4, color=colour)
         axis.set_title({"tsm2r": "TSM2R", "tsm2l": "TSM2L", "tsmttsm": "TSMTTSM"}[shape])
-        axis.set_xticks([2 * i + 0.5 for i in range(len(DTYPES))], list(DTYPES), rotation=20)
+        axis.set_xticks([2 * i + 0.5 for i in range(len(ITEMSIZE))], list(ITEMSIZE), rotation=20)
         axis.axhline(1, color="grey", linewidth=0.8)
         axis.grid(axis="y", alpha=0.3)
     if log:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.bench.common.dtypes import DTYPE_OF, ITEMSIZE, SHORT_OF
 from tsapps.bench.common.roofline import Ceilings
 
 __all__ = [
@@ -28,8 +29,6 @@ __all__ = [
     "share_equal",
 ]
 
-_SHORT = {"f64": "float64", "f32": "float32", "f16": "float16", "bf16": "bfloat16"}
-_ITEMSIZE = {"float64": 8, "float32": 4, "float16": 2, "bfloat16": 2}
 # Fastest arithmetic unit for each dtype.
 _UNIT = {"float64": "float64", "float32": "tf32", "float16": "float16", "bfloat16": "bfloat16"}
 _SUFFIXES = {"M": 1_000_000, "k": 1_000}
@@ -55,8 +54,7 @@ class Shape:
                 break
         else:
             n = str(self.n)
-        short = {dtype: short for short, dtype in _SHORT.items()}[self.dtype]
-        return f"{n}-{self.d}-{self.k}-{short}"
+        return f"{n}-{self.d}-{self.k}-{SHORT_OF[self.dtype]}"
 
     @classmethod
     def parse(cls, name: str) -> "Shape":
@@ -64,7 +62,7 @@ class Shape:
         try:
             n, d, k, short = name.split("-")
             size = _SUFFIXES.get(n[-1:], 1)
-            shape = cls(int(n.rstrip("Mk")) * size, int(d), int(k), _SHORT[short])
+            shape = cls(int(n.rstrip("Mk")) * size, int(d), int(k), DTYPE_OF[short])
         except (KeyError, ValueError):
             raise ValueError(
                 f"shape {name!r}: expected n-d-k-dtype, such as 10M-128-64-f32, or one of {', '.join(GRIDS)}"
@@ -76,7 +74,7 @@ class Shape:
     @property
     def itemsize(self) -> int:
         """Return the bytes per number."""
-        return _ITEMSIZE[self.dtype]
+        return ITEMSIZE[self.dtype]
 
 
 def _shapes(text: str) -> tuple[Shape, ...]:

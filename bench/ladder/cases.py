@@ -4,10 +4,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tsapps.bench.common.dtypes import DTYPE_OF, ITEMSIZE, SHORT_OF
+
 __all__ = ["CPU_CASES", "GPU_CASES", "Case", "case_named", "error_bound"]
 
-_ITEMSIZE = {"float32": 4, "float64": 8}
-_SHORT = {"f32": "float32", "f64": "float64"}
+_DTYPES = ("float32", "float64")
 _LAYOUTS = ("row", "col")
 
 
@@ -32,8 +33,7 @@ class Case:
     @property
     def name(self) -> str:
         """Return the name used on the command line."""
-        short = {dtype: short for short, dtype in _SHORT.items()}[self.dtype]
-        return f"{self.m}-{self.n}-{self.k}-{short}" + ("-col" if self.layout == "col" else "")
+        return f"{self.m}-{self.n}-{self.k}-{SHORT_OF[self.dtype]}" + ("-col" if self.layout == "col" else "")
 
     @property
     def flops(self) -> int:
@@ -43,7 +43,7 @@ class Case:
     @property
     def read_bytes(self) -> int:
         """Return the size of A and B."""
-        return (self.m + self.n) * self.k * _ITEMSIZE[self.dtype]
+        return (self.m + self.n) * self.k * ITEMSIZE[self.dtype]
 
     @property
     def needed_bytes(self) -> int:
@@ -53,17 +53,18 @@ class Case:
     @property
     def written_bytes(self) -> int:
         """Return the size of C."""
-        return self.m * self.n * _ITEMSIZE[self.dtype]
+        return self.m * self.n * ITEMSIZE[self.dtype]
 
 
 def case_named(name: str) -> Case:
     """Return the case of a name; raise ValueError for any other text."""
     try:
         m, n, k, short, *layout = name.split("-")
-        case = Case(int(m), int(n), int(k), _SHORT[short], *layout)
+        case = Case(int(m), int(n), int(k), DTYPE_OF[short], *layout)
     except (KeyError, TypeError, ValueError):
         case = None
-    if case is None or min(case.m, case.n, case.k) < 1 or case.layout not in _LAYOUTS:
+    known = case is not None and case.dtype in _DTYPES and case.layout in _LAYOUTS
+    if case is None or not known or min(case.m, case.n, case.k) < 1:
         raise ValueError(f"shape {name!r}: expected m-n-k-dtype or m-n-k-dtype-col, such as 20480-4-20480-f64-col")
     return case
 
@@ -84,7 +85,7 @@ _SKINNY = (*((20_480, n, 20_480) for n in (2, 4, 8, 16)), (10_000_000, 16, 16), 
 #: Recorded cases on a GPU.
 GPU_CASES = tuple(
     Case(m, n, k, dtype, layout)
-    for dtype in _ITEMSIZE
+    for dtype in _DTYPES
     for sizes, layouts in (
         (tuple((edge, edge, edge) for edge in _SQUARES), ("row",)),
         (_RECTANGLES, ("row",)),
@@ -96,6 +97,6 @@ GPU_CASES = tuple(
 #: Recorded cases on a CPU.
 CPU_CASES = tuple(
     Case(m, n, k, dtype)
-    for dtype in _ITEMSIZE
+    for dtype in _DTYPES
     for m, n, k in (*((edge, edge, edge) for edge in (256, 512, 1024, 2048)), (20_480, 8, 2048), (1_000_000, 16, 16))
 )

@@ -35,11 +35,11 @@ def test_every_benchmark_has_kernels():
     every = list(abft_speed.tasks())
     assert {task.job for task in every} == set(abft.JOBS)
     for task in abft_speed.tasks(["encode"]):
-        assert task.m * task.n * np.dtype(f"u{abft_speed.DTYPES[task.dtype]}").itemsize > 10**9
+        assert task.m * task.n * np.dtype(f"u{abft_speed.ITEMSIZE[task.dtype]}").itemsize > 10**9
         assert set(abft_speed.plans_of(task)) == {"both", "exact", "float"}
     fits = [task.dtype for task in abft_speed.tasks(["kmeans"])]
     assert len(fits) == len(FITS)
-    assert [fits.count(dtype) for dtype in abft_speed.DTYPES] == [1, 6, 1, 1]
+    assert [fits.count(dtype) for dtype in abft_speed.ITEMSIZE] == [1, 6, 1, 1]
 
 
 def test_only_correct_results_are_recorded(tmp_path, monkeypatch):
@@ -92,7 +92,7 @@ def speed(numpy_for_cupy, monkeypatch):
     return found
 
 
-@pytest.mark.parametrize("dtype", abft_speed.DTYPES)
+@pytest.mark.parametrize("dtype", abft_speed.ITEMSIZE)
 def test_encoding_is_timed(dtype, speed, monkeypatch):
     def add_checksums(machine, A, plan):
         code = ("both" if plan.weights else "exact") if plan.exact else "float"
@@ -100,7 +100,7 @@ def test_encoding_is_timed(dtype, speed, monkeypatch):
 
     monkeypatch.setattr("tsapps.kernels.runtime.machine.cuda_machine", lambda index: None)
     monkeypatch.setattr("tsapps.apps.abft.at_rest.gpu.encode.add_checksums", add_checksums)
-    side = 16384 // abft_speed.DTYPES[dtype]  # rows of 16 KiB, which are not folded
+    side = 16384 // abft_speed.ITEMSIZE[dtype]  # rows of 16 KiB, which are not folded
     task = abft_speed.Task("encode", dtype, 1024, side, None, ("both", "exact", "float"))
     found = {one["code"]: one for one in speed.measure(task)}
     assert list(found) == ["both", "exact", "float"]
@@ -118,5 +118,5 @@ def test_products_are_timed(dtype, speed):
     (one,) = speed.measure(abft_speed.Task("matmul", dtype, 5000, 16, 64, ("proven",)))
     assert one["ms"] > 0
     assert one["unprotected_ms"] > 0
-    itemsize = abft_speed.DTYPES[dtype]
+    itemsize = abft_speed.ITEMSIZE[dtype]
     assert one["floor_ms"] == pytest.approx(itemsize * (5000 * 64 + 64 * 16 + 5000 * 16) / 4e9)
