@@ -123,8 +123,7 @@ def common_of(engine: str, what: str, commit: str | None) -> dict[str, Any]:
     if engine == "cuda":
         import cupy
 
-        runtime = cupy.cuda.runtime
-        device = runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        device = record.gpu_name()
         versions |= {"cupy": cupy.__version__, **record.cuda_versions()}
     commit = commit or record.commit_of()
     return {"what": what, "engine": engine, "device": device, "versions": versions, "commit": commit}

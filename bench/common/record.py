@@ -25,6 +25,7 @@ __all__ = [
     "commit_of",
     "cpu_name",
     "cuda_versions",
+    "gpu_name",
     "load",
     "module_versions",
     "of_run",
@@ -65,6 +66,12 @@ def cpu_name() -> str:
         text = ""
     found = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
     return found.group(1).strip() if found else platform.processor() or platform.machine()
+
+
+def gpu_name() -> str:
+    """Return the name of the current GPU, as CUDA's runtime states it."""
+    cuda = import_module("cupy").cuda
+    return str(cuda.runtime.getDeviceProperties(cuda.Device().id)["name"].decode())
 
 
 def results_path(device: str, what: str) -> Path:

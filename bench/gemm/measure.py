@@ -127,7 +127,7 @@ class GpuBench(_Bench):
         from tsapps.bench.common import roofline
 
         super().__init__(seed, GpuClock(), cupy)
-        self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        self.device = record.gpu_name()
         self.streams = roofline.measure_streams(self.clock)
         self.tflops = roofline.measure_matmul_tflops(self.clock)
         self.rates = {"stream_ceilings_gbs": self.streams.points, "matmul_ceiling_tflops": self.tflops}

@@ -266,7 +266,7 @@ def run(options: argparse.Namespace) -> int:
     for name in options.engine:
         if name not in engines:
             print(f"{name}: not installed")
-    device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    device = record.gpu_name()
     path = options.out or record.results_path(device, "kmeans-batched")
     clock = GpuClock()
     ceilings = measure(clock)

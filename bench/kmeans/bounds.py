@@ -116,7 +116,7 @@ def main(arguments: list[str] | None = None) -> int:
 
     from tsapps.bench.kmeans.run import versions_of
 
-    device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+    device = record.gpu_name()
     path = options.out or record.results_path(device, "kmeans-bounds")
     common = {"what": "kmeans-bounds", "device": device, "commit": options.commit or record.commit_of()}
     for shape, kind in product(SHAPES, ("separated", "benchmark", "uniform")):

@@ -205,8 +205,8 @@ def compare_on_cpu(
     """Fit the same data by tsapps and scikit-learn alternately; return the fields measured for each.
 
     The labels of a fit are compared with the float64 arg-min at its own final centers, and the centers of both with
-    each other, as both begin at the same ones. There are at most `repeats` fits
-    of each engine, as many as fit in `seconds`, but at least one.
+    each other, as both begin at the same ones. There are at most `repeats` fits of each engine, as many as fit in
+    `seconds`, but at least one.
     """
     from sklearn.cluster import KMeans
 

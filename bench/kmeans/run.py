@@ -105,7 +105,7 @@ class OnGpu:
         import cupy
 
         self.seed, self.cupy, self.clock = seed, cupy, GpuClock()
-        self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        self.device = record.gpu_name()
         self.ceilings = measure(self.clock)
 
     def measured(self, shape: Shape, engines: Sequence[str], limits: Limits) -> Iterator[dict[str, Any] | str]:

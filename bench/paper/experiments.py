@@ -6,7 +6,7 @@ J. Chen et al.: TSM2: Optimizing Tall-and-Skinny Matrix-Matrix Multiplication on
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["EXPERIMENTS", "PAPER", "Case", "Reported", "cases"]
+__all__ = ["EXPERIMENTS", "PAPER", "Case", "Reported", "cases", "range_text"]
 
 #: The experiments, and what each compares.
 EXPERIMENTS = {
@@ -36,6 +36,12 @@ class Reported:
     device: str
     speedup: Range
     points: Range | None = None
+
+
+def range_text(values: Range) -> str:
+    """Return a range of the paper as text, such as 1.1 to 3, mean 2.15."""
+    least, mean, most = values
+    return f"{least:g} to {most:g}" + ("" if mean is None else f", mean {mean:g}")
 
 
 #: What the paper reports, by experiment, kernel and baseline.

@@ -28,7 +28,7 @@ import numpy as np
 from tsapps.bench.common import record
 from tsapps.bench.common.outcome import WRONG, LeftOutError, NotRightError, check_memory, missing
 from tsapps.bench.common.timing import GpuClock, median, median_ms, repeats_within
-from tsapps.bench.paper.experiments import EXPERIMENTS, PAPER, Case, cases
+from tsapps.bench.paper.experiments import EXPERIMENTS, PAPER, Case, cases, range_text
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.blas.cublaslt import LibraryError
 from tsapps.kernels.devices import Choice, gpus, why_no_gpu
@@ -68,7 +68,7 @@ class OnGpu:
         self.xp, self.seed = cupy, seed
         self.checksums = Speed(seed)
         self.clock: GpuClock = self.checksums.clock
-        self.device = cupy.cuda.runtime.getDeviceProperties(cupy.cuda.Device().id)["name"].decode()
+        self.device = record.gpu_name()
 
     @property
     def peak_gbs(self) -> float:
@@ -207,8 +207,7 @@ def recorded(on: OnGpu, case: Case, path: Path, common: dict[str, Any]) -> Itera
 
 def line(one: dict[str, Any]) -> str:
     """Return what is printed of a record."""
-    least, mean, most = one["paper_speedup"]
-    paper = f"{least:g} to {most:g}" + (f", mean {mean:g}" if mean is not None else "")
+    paper = range_text(one["paper_speedup"])
     size = Case(*(one[name] for name in ("run", "m", "k", "n", "dtype"))).size
     return (
         f"{one['run']} {size:<28} {one['engine']:<8} {one['ms']:>9.3f} ms, {one['baseline']:<8} "

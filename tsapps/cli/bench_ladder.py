@@ -1,6 +1,5 @@
 """``tsapps bench ladder``: matrix products from a triple loop to today's kernels."""
 
-from collections.abc import Callable
 from secrets import randbelow
 from typing import Annotated, Any
 
@@ -8,6 +7,7 @@ import typer
 
 from tsapps.cli.bench_options import (
     DEFAULT_OUT,
+    Columns,
     Findings,
     Limit,
     ListShapes,
@@ -41,8 +41,7 @@ Rungs = Annotated[
         "--rungs", metavar="NAME,...", show_default=False, help="Rungs to measure.  [default: those that --list shows]"
     ),
 ]
-# Columns of the table: heading, and a function from a record to its text.
-_COLUMNS: tuple[tuple[str, Callable[[dict[str, Any]], str]], ...] = (
+_COLUMNS: Columns = (
     ("rung", lambda one: one["title"]),
     ("ms", lambda one: f"{one['ms']:,.4g}"),
     ("GFLOP/s", lambda one: f"{one['gflops']:,.1f}"),

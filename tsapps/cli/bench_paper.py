@@ -64,9 +64,9 @@ def paper(
 
 
 def _paper(one: dict[str, Any]) -> str:
-    least, mean, most = one["paper_speedup"]
-    middle = "" if mean is None else f", mean {mean:g}"
-    return f"{least:g} to {most:g}{middle} ({one['paper_device']})"
+    from tsapps.bench.paper.experiments import range_text
+
+    return f"{range_text(one['paper_speedup'])} ({one['paper_device']})"
 
 
 def _bandwidth(one: dict[str, Any]) -> str:
