@@ -152,38 +152,38 @@ def fit(
         raise ValueError("protect=True needs precision='exact': tf32 labels are not certified and cannot be checked")
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
-    engine.compile_ahead(n_clusters, draws=isinstance(init, str) and init == "k-means++")
-    engine, mean, variance, exponent = _scaled_into_range(engine)
-    best: Clustering | None = None
-    protection = Protection() if protect else None
-    with engine:
-        data = engine.data
-        engine.center(mean if center and not data.spherical else np.zeros_like(mean), n_clusters)
-        frame = Frame(data.host_mean(), exponent)
-        listener = None if progress is None else _Listener(progress, data, exponent)
-        clock.lap("prepare")
-        for run in range(runs):
-            centers = initial_centers(engine, n_clusters, init, random_state, frame)
-            clock.lap("seed")
-            step = engine.step_for(n_clusters)
-            step.protection = protection
-            report = None if listener is None else partial(listener.report, run)
-            found = _single_run(step, centers, max_iter, variance * tol, report)
-            clock.lap("iterate")
-            if best is None or (
-                found.inertia < best.inertia and not _same_clustering(found.labels, best.labels, n_clusters)
-            ):
-                best, kept = found, None if protection is None else protection.kept
-                if runs > 1:
-                    best.labels = found.labels.copy()
-        assert best is not None  # there is at least one run
-        best.cluster_sizes = step.cluster_sizes(best.labels, n_clusters)
-        best.step, best.step_reason = engine.selection(n_clusters)
-        if protection is not None and kept is not None:
-            # The centers were checked when their run ended, but memory errors may have changed them during later runs.
-            changed = kept.differs(best.centers)
-            best.faults = protection.faults + changed
-            best.centers = kept.intact(best.centers) if changed else best.centers
+    with engine.fitting(n_clusters, draws=isinstance(init, str) and init == "k-means++"):
+        engine, mean, variance, exponent = _scaled_into_range(engine)
+        best: Clustering | None = None
+        protection = Protection() if protect else None
+        with engine:
+            data = engine.data
+            engine.center(mean if center and not data.spherical else np.zeros_like(mean), n_clusters)
+            frame = Frame(data.host_mean(), exponent)
+            listener = None if progress is None else _Listener(progress, data, exponent)
+            clock.lap("prepare")
+            for run in range(runs):
+                centers = initial_centers(engine, n_clusters, init, random_state, frame)
+                clock.lap("seed")
+                step = engine.step_for(n_clusters)
+                step.protection = protection
+                report = None if listener is None else partial(listener.report, run)
+                found = _single_run(step, centers, max_iter, variance * tol, report)
+                clock.lap("iterate")
+                if best is None or (
+                    found.inertia < best.inertia and not _same_clustering(found.labels, best.labels, n_clusters)
+                ):
+                    best, kept = found, None if protection is None else protection.kept
+                    if runs > 1:
+                        best.labels = found.labels.copy()
+            assert best is not None  # there is at least one run
+            best.cluster_sizes = step.cluster_sizes(best.labels, n_clusters)
+            best.step, best.step_reason = engine.selection(n_clusters)
+            if protection is not None and kept is not None:
+                # The centers were checked when their run ended, but memory errors may have changed them since.
+                changed = kept.differs(best.centers)
+                best.faults = protection.faults + changed
+                best.centers = kept.intact(best.centers) if changed else best.centers
     given = frame.restored(best.centers)
     best.fitted, best.centers = FittedCenters(frame, best.centers, given), given
     best.inertia = float(ldexp(best.inertia, 2 * exponent))

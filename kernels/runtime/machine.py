@@ -18,6 +18,7 @@ from tsapps.kernels.gpu_specs import GpuSpec, live
 from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.jit.kernel import Kernel, cubin_of, kernel_of
 from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
+from tsapps.kernels.runtime.pin_in_place import PinnedArray
 from tsapps.kernels.runtime.workspace import workspace
 
 __all__ = ["CudaMachine", "Launch", "Machine", "cuda_machine"]
@@ -60,6 +61,9 @@ class Machine(Protocol):
 
     def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
         """Return page-locked host memory, which kernels can write to and asynchronous copies can use."""
+
+    def pin_in_place(self, array: np.ndarray) -> Any:
+        """Pin the pages of a host array, or raise OSError; see `PinnedArray` in runtime/pin_in_place.py."""
 
     def on_gpu(self, array: np.ndarray) -> Any:
         """Return a copy in GPU memory of an array in host memory, made on the current stream."""
@@ -136,6 +140,10 @@ class CudaMachine:
         """Return the number of bytes free on the current GPU plus those free in CuPy's memory pool."""
         free, _ = self.xp.cuda.runtime.memGetInfo()
         return int(free + self.xp.get_default_memory_pool().free_bytes())
+
+    def pin_in_place(self, array: np.ndarray) -> PinnedArray:
+        """Pin the pages of a host array; see `Machine.pin_in_place`."""
+        return PinnedArray(array, self.index)
 
     def on_gpu(self, array: np.ndarray) -> Any:
         """Return a copy in GPU memory; for small arrays, it takes a fraction of the host's time of `cupy.asarray`."""

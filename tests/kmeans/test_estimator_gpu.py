@@ -145,12 +145,13 @@ def test_halves_are_worked_on_in_float32(data_sets, dtype, place):
 @pytest.fixture
 def no_memory(monkeypatch):
     """Make the engine read X from its source in every pass, through small pinned buffers."""
-    from tsapps.apps.kmeans.data import device_data, host_stream
+    from tsapps.apps.kmeans.data import gpu_rows, host_stream
 
-    monkeypatch.setattr(device_data.DeviceData, "fits", lambda self, size: False)
-    monkeypatch.setattr(device_data.DeviceData, "_borrow", lambda self: None)
+    monkeypatch.setattr(gpu_rows.GpuRows, "fits", lambda self, size: False)
+    monkeypatch.setattr(gpu_rows.GpuRows, "_borrow", lambda self: None)
+    monkeypatch.setattr(gpu_rows, "pinnable", lambda source, dtype: None)
     monkeypatch.setattr(host_stream, "_PINNED_BYTES", 1 << 16)
-    monkeypatch.setattr(device_data, "_BLOCK_BYTES", 1 << 20)
+    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 1 << 20)
 
 
 @pytest.mark.parametrize("place", [np.asarray, cupy.asarray], ids=["host", "gpu"])

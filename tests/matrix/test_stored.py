@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from tsapps.errors import MatrixError
 from tsapps.matrix import open_matrix
 from tsapps.matrix.stored import matrix_of
 
@@ -72,3 +73,31 @@ def test_other_matrices_are_not_stored(tmp_path):
     for source in (X, tmp_path / "x.npz", tmp_path / "x.csv"):
         assert open_matrix(source).stored is None
     assert open_matrix(X, dtype="float64").stored is None
+
+
+def test_files_in_place(tmp_path, rng):
+    others = ["fortran.npy", "swapped.npy", "both.npy", "x.ivecs"]  # not row-major, not native, or with gaps
+    for path in files(tmp_path, rng):
+        matrix = open_matrix(path)
+        mapped = matrix.in_place()
+        if matrix.stored.path in [str(tmp_path / name) for name in others]:
+            assert mapped is None, path
+            continue
+        assert (mapped.dtype, mapped.flags.writeable) == (matrix.dtype, False)
+        np.testing.assert_array_equal(mapped, matrix.rows(np.arange(7)))
+
+
+def test_a_file_that_has_become_shorter_is_not_mapped(tmp_path):
+    np.save(tmp_path / "x.npy", X)
+    matrix = open_matrix(tmp_path / "x.npy")
+    with open(tmp_path / "x.npy", "r+b") as file:
+        file.truncate(150)
+    with pytest.raises(MatrixError, match="changed"):
+        matrix.in_place()
+
+
+def test_arrays_in_place():
+    assert open_matrix(X).in_place() is X
+    for array in (np.asfortranarray(X), X.astype(">f4"), X[:, :2]):
+        assert open_matrix(array).in_place() is None
+    assert open_matrix(X, dtype="float64").in_place() is None

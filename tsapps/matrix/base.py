@@ -118,6 +118,20 @@ class Matrix(ABC):
         if self.file_state is not None:
             self.file_state.check(self.name)
 
+    def in_place(self) -> np.ndarray | None:
+        """Return all elements as an array that refers to the matrix's memory or maps its file into memory.
+
+        Of a file, only a GPU may read the array, and only pages that are pinned: if another program truncates the file,
+        SIGBUS kills a process that reads.
+
+        Returns
+        -------
+        numpy.ndarray of shape (n, d) or None
+            Row-major and aligned, in the machine's byte order; not to be written. None if the matrix is stored in
+            another way, or in GPU memory.
+        """
+        return None
+
     @contextmanager
     def held(self) -> "Iterator[Matrix]":
         """Yield the matrix itself; `StoredMatrix` yields one that is unaffected if its file is replaced meanwhile."""

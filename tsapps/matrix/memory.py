@@ -46,13 +46,18 @@ class HostMatrix(Matrix):
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         return self._plain(self._array[numbers])
 
-    def _read(self) -> np.ndarray:
+    def in_place(self) -> np.ndarray | None:
+        """Return the array itself if it is row-major, aligned and in native byte order; see `Matrix.in_place`."""
         plain = self._array.flags.c_contiguous and self._array.flags.aligned and self._array.dtype == self.dtype
-        if not plain:
+        return self._array if plain else None
+
+    def _read(self) -> np.ndarray:
+        array = self.in_place()
+        if array is None:
             return super()._read()
         for start, block in self.blocks(self._default_rows()):
             check_finite(block, start, self.name)
-        return self._array
+        return array
 
     def _plain(self, part: np.ndarray) -> np.ndarray:
         """Return the rows as a C-contiguous, aligned array in the machine's byte order; `part` itself if it is one."""

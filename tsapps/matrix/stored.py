@@ -1,6 +1,6 @@
 """Matrices that a file holds as plain bytes, read block by block into buffers.
 
-Files are never mapped for reading: if another program truncates a mapped file, SIGBUS kills the process.
+The CPU never reads a mapped file: if another program truncates it, SIGBUS kills the process.
 """
 
 import os
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
+from mmap import PROT_READ, mmap
 from os import PathLike, fspath
 
 import numpy as np
@@ -74,6 +75,18 @@ class StoredMatrix(Matrix):
         """Read len(out) rows from row `start` on into `out`, C-contiguous and of the matrix's dtype; thread-safe."""
         with self._opened() as file:
             self._read_rows(file, start, out)
+
+    def in_place(self) -> np.ndarray | None:
+        """Map the file into memory if its rows follow each other in native byte order; see `Matrix.in_place`."""
+        stored, end = self.stored, self.stored.offset + self.nbytes
+        gapless = stored.by_rows and stored.strides[0] == self.shape[1] * self.dtype.itemsize
+        if not gapless or stored.dtype != self.dtype or stored.offset % self.dtype.alignment:
+            return None
+        with self._opened() as file:
+            if os.fstat(file).st_size < end:
+                raise changed(self.name)
+            content = mmap(file, end, prot=PROT_READ)
+        return np.ndarray(self.shape, self.dtype, content, stored.offset)
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield (row, first column, elements of shape (1, at most `columns`)), for rows too long to read at once."""

@@ -86,10 +86,14 @@ class Data(ABC):
 
     def _hold(self) -> None:
         """Copy X to this device in the working type, not centered yet."""
-        held = self.xp.empty(self.source.shape, self.dtype)
+        self.held = self._copied(self.dtype)
+
+    def _copied(self, dtype: np.dtype) -> Any:
+        """Return a copy of X on this device, not centered."""
+        copy = self.xp.empty(self.source.shape, dtype)
         for start, block in self.source_blocks(self.block_rows(self.n_features)):
-            held[start : start + len(block)] = block
-        self.held = held
+            copy[start : start + len(block)] = block
+        return copy
 
     def _borrow(self) -> Any | None:
         """Return the array of the source if it is on this device, row-major and in the working type; else None."""

@@ -5,43 +5,31 @@ Reductions have a fixed order, and no floating-point sum uses atomics, so result
 
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan
-from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.gpu_rows import GpuRows
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
-from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
 from tsapps.apps.kmeans.data.labels import launch_over_labels
 from tsapps.apps.kmeans.data.load import pass_kernel
 from tsapps.apps.kmeans.data.moments import add_moments, rounded_moments
 from tsapps.apps.kmeans.data.outliers import typical_rows
 from tsapps.apps.kmeans.data.own_distances import bind_distances
-from tsapps.apps.kmeans.data.plan import PASS_THREADS, ROWS, row_groups
-from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
+from tsapps.apps.kmeans.data.plan import PASS_THREADS, row_groups
+from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.inertia.launch import add_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
-from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["HALF_TYPES", "DeviceData"]
+__all__ = ["DeviceData"]
 
 T = TypeVar("T")
 
-#: The 16-bit floating-point types.
-HALF_TYPES = ("float16", "bfloat16")
-# Target size in bytes of the widest temporary array of a block: so large that launches take a small part of the time.
-_BLOCK_BYTES = 512 << 20
-# Memory of a fit beside X and copies of X, in numbers of the working type per sample. With kernels of this package: a
-# label, and in k-means++ the distance to the nearest center. With cuBLAS, k-means++ stores the distances of each sample
-# to 2 + ⌊ln k⌋ candidates, which are 12 for k = 22,000.
-_KERNEL_NUMBERS, _LIBRARY_NUMBERS = 3, 16
-# Maximum number of rows per block: float32 represents counts up to this number exactly.
-_MOST_ROWS = 1 << 24
 # Number of points per launch of point_distances (POINTS in passes.cuh).
 _POINTS = 8
 # 16-bit X is not centered if ‖mean‖² is at most this fraction of the total variance of the features.
@@ -50,20 +38,13 @@ _NEARLY_CENTERED = 0.25
 _LEAST_WEIGHT = 2.0**-16
 
 
-class DeviceData(Data):
+class DeviceData(GpuRows):
     """X on a GPU; see `Data`.
-
-    The GPU holds a copy of X in `dtype` if the copy fits in memory. Otherwise every pass reads the source: in place if
-    the source is on the GPU, else streamed from host memory or a file through two pinned buffers.
 
     Parameters
     ----------
-    source, dtype, sample_weight
-        As for `Data`.
-    machine : Machine
-        The GPU.
-    takes_16_bit : bool
-        True if row-major 16-bit X on the GPU is read in place by kernels, and not copied until `center` is called.
+    source, dtype, sample_weight, machine, takes_16_bit
+        As for `GpuRows`.
 
     Attributes
     ----------
@@ -78,10 +59,6 @@ class DeviceData(Data):
     def __init__(
         self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, *, takes_16_bit: bool = False
     ) -> None:
-        self.machine, self.xp, self.gpu, self.device = machine, machine.xp, machine.gpu, f"cuda:{machine.index}"
-        self._context = machine.current()
-        self._takes_16_bit = takes_16_bit
-        self._pinned: Any = None  # pinned buffer of copies to the host
         self.on_read = self._centered = False
         # `cached_moments`, once they are known.
         self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
@@ -92,89 +69,12 @@ class DeviceData(Data):
         self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host
         self._half_copy: HalfCopy | None = None
         self._split_operand: SplitOperand | None = None
-        with self._context:
-            super().__init__(source, dtype, sample_weight)
-            self.shift = self.xp.zeros(self.n_features, self.dtype)
-
-    def __enter__(self) -> Self:
-        """Make the GPU of the data current."""
-        self._context.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        """Restore the previous GPU."""
-        self._context.__exit__(*exception)
-
-    def available_bytes(self) -> int:
-        """Return the number of bytes that copies of X may use: the free bytes minus the other memory of a fit."""
-        per_sample = _KERNEL_NUMBERS if self._takes_16_bit else _LIBRARY_NUMBERS
-        working = self.n_samples * self.dtype.itemsize * per_sample + 2 * _BLOCK_BYTES
-        return self.machine.free_bytes() - working
-
-    def fits(self, size: int) -> bool:
-        """Return True if a copy of X with `size` bytes leaves enough memory for a fit; see `Data.fits`."""
-        return size <= self.available_bytes()
-
-    def copies(self) -> bool:
-        """Return True if a copy of X fits in memory and X is not a 16-bit array that kernels read in place."""
-        return not (self._takes_16_bit and self._half_x() is not None) and super().copies()
-
-    def copy_to_host(self, array: Any) -> np.ndarray:
-        """Return a copy of an array in pinned host memory, which is faster to copy to; see `Data.copy_to_host`."""
-        if self._pinned is None or self._pinned.nbytes < array.nbytes:
-            self._pinned = self.machine.pinned(array.nbytes, np.uint8)
-        host: np.ndarray = self._pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
-        self.machine.copy(host, array)
-        self.machine.current_stream().synchronize()
-        return host
-
-    def on_device(self, points: np.ndarray) -> Any:
-        """Return points on the GPU; see `Data.on_device`."""
-        return self.machine.on_gpu(np.asarray(points, self.dtype))
-
-    def _half_x(self) -> Any | None:
-        """Return the source's array if it is row-major, has a 16-bit type and is on this GPU; else None."""
-        if not isinstance(self.source, ArrayRows) or self.source.device is None or self.dtype != np.float32:
-            return None
-        array = self.source.array
-        here = self.source.device == self.machine.index and array.flags.c_contiguous
-        return array if here and array.dtype.name in HALF_TYPES else None
-
-    @property
-    def uncentered(self) -> Any:
-        """Row-major X on the GPU in `dtype`, from which the mean may not have been subtracted; else None."""
-        return self._borrowed if self.held is None else self.held
-
-    @property
-    def rows_on_gpu(self) -> Any:
-        """Row-major X on the GPU, in the working type or a 16-bit type; None if the GPU does not hold all of X."""
-        return self.held if self.held is not None or not self._takes_16_bit else self._half_x()
-
-    def rows_argument(self, rows: slice = slice(None)) -> Any:
-        """Return rows of X, `shift` and the rows' weights as a kernel argument, a `ROWS` structure."""
-        d, weights = self.n_features, self.sample_weight
-        some = None if weights is None else weights[rows]
-        return structure(ROWS, X=self.rows_on_gpu[rows], leading=d, d=d, mean=self.shift, weights=some)
+        super().__init__(source, dtype, sample_weight, machine, takes_16_bit=takes_16_bit)
 
     @property
     def temporary_columns(self) -> int:
         """0: the kernels of `moments` and `block_distances` need no temporary arrays."""
         return 0
-
-    def block_rows(self, n_columns: int) -> int:
-        """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""
-        if n_columns == 0 and self.held is not None:
-            return self.n_samples
-        rows = _BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features))
-        return max(1, min(rows, _MOST_ROWS))
-
-    def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centered."""
-        if self.source.device is not None:
-            return self.source.blocks(rows)
-        if isinstance(self.source, RescaledRows):  # stream the unscaled rows and scale them on the GPU
-            return self.source.scaled(stream_to_gpu(self.machine, self.source.source, rows))
-        return stream_to_gpu(self.machine, self.source, rows)
 
     def prepared(self, block: Any) -> Any:
         """Return a block that `blocks` yielded, in `dtype`; kernels subtract `shift` from it. See `Data.prepared`."""
@@ -227,8 +127,9 @@ class DeviceData(Data):
             return mean
         if self._typical_rows is not None:
             return self._typical_rows[0]
-        nearly = float(mean @ mean) <= _NEARLY_CENTERED * self.n_features * self.known_moments[1]
-        return np.zeros_like(mean) if self.held is None and nearly else mean
+        rows, spread = self.rows_on_gpu, self.n_features * self.known_moments[1]
+        is_half = rows is not None and rows.itemsize == 2
+        return np.zeros_like(mean) if is_half and float(mean @ mean) <= _NEARLY_CENTERED * spread else mean
 
     def center(self, mean: np.ndarray, *, on_read: bool = False) -> None:
         """Subtract `mean` from all rows that are read from now on; see `Data.center`.
@@ -248,8 +149,8 @@ class DeviceData(Data):
             self._subtracted = mean.astype(self.dtype).astype(np.float64)
             return
         self.shift, self._subtracted = self.xp.zeros(self.n_features, self.dtype), np.zeros(self.n_features)
-        if self.held is None and super().copies():
-            self._hold()
+        if self.held is None:
+            self.hold_numbers()
         super().center(mean)
 
     def centered(self) -> Any:

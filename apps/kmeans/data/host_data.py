@@ -89,10 +89,7 @@ class HostData(Data):
         if not self.keeps_source_dtype:
             super()._hold()
         elif not isinstance(self.source, ArrayRows):
-            copy = np.empty(self.source.shape, self.source.dtype)
-            for start, block in self.source_blocks(self.block_rows(self.n_features)):
-                copy[start : start + len(block)] = block
-            self.reader = ArrayRows(copy, self.source.name)
+            self.reader = ArrayRows(self._copied(self.source.dtype), self.source.name)
 
     def block_rows(self, n_columns: int) -> int:
         """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""

@@ -23,6 +23,7 @@ __all__ = [
     "as_numbers",
     "as_rows",
     "check_real",
+    "in_place",
     "is_plain",
     "readers",
     "row_name",
@@ -152,6 +153,12 @@ def _read_rows(source: Any, start: int, part: slice, out: np.ndarray) -> None:
     source.read_into(start + part.start, out)
 
 
+def in_place(source: Any) -> np.ndarray | None:
+    """Return a host matrix as one array, if it has a method ``in_place``; see `tsapps.matrix.base.Matrix.in_place`."""
+    array: np.ndarray | None = source.in_place() if hasattr(source, "in_place") else None
+    return array
+
+
 def row_name(rows: Any, row: int) -> str:
     """Return what messages call a row: its number, or what a matrix with a method ``row_name`` calls it."""
     return str(rows.row_name(row)) if hasattr(rows, "row_name") else f"row {row}"
@@ -171,6 +178,11 @@ class ArrayRows:
     def on_host(self) -> np.ndarray:
         """The array in host memory; if it is on a GPU, it is copied on first use."""
         return to_host(self.array)
+
+    def in_place(self) -> np.ndarray | None:
+        """Return the array if it is row-major and in host memory; else None."""
+        plain = self.device is None and self.array.flags.c_contiguous and self.array.flags.aligned
+        return self.array if plain else None
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, view of at most `rows` rows), in row order."""

@@ -46,7 +46,7 @@ class Fit:
     engine : type
         The class of the engine, which is created with the arguments of `DeviceEngine`.
     shape, x_dtype : tuple of int, numpy.dtype
-        Shape (n, d) and dtype of X, which is on the GPU; n may be larger than that of X.
+        Shape (n, d) and dtype of X; n may be larger than that of X.
     dtype : {float32, float64}
         The working dtype.
     options : Options
@@ -58,6 +58,8 @@ class Fit:
         Whether samples have weights.
     protect : bool
         Whether the fit checks every iteration and the result.
+    over_link : bool
+        Whether X is in host memory, pinned in place.
     """
 
     engine: type
@@ -69,6 +71,7 @@ class Fit:
     draws: bool
     weighted: bool = False
     protect: bool = False
+    over_link: bool = False
 
 
 def rounded_up(n: int) -> int:
@@ -193,9 +196,13 @@ def run_without_computing(
 def _engine_of_zeros(fit: Fit, rows: int, x_dtype: np.dtype, machine: CompilingMachine) -> Any:
     """Return a new engine for zeros of shape (rows, d), with weights if the samples of the fit have weights."""
     source = ArrayRows(np.zeros((rows, fit.shape[1]), x_dtype))
-    source.device = machine.index
+    source.device = None if fit.over_link else machine.index
     weights = np.ones(rows, fit.dtype) if fit.weighted else None
-    return fit.engine(source, fit.dtype, weights, machine, fit.options)
+    engine = fit.engine(source, fit.dtype, weights, machine, fit.options)
+    if fit.over_link:
+        engine.data.held = None
+        engine.data.pin_rows()
+    return engine
 
 
 def _run_passes(fit: Fit, machine: CompilingMachine) -> None:

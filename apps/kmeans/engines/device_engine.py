@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -65,6 +67,8 @@ class DeviceEngine(Engine):
             dtype=data.dtype.name,
             x_dtype=None if X is None else X.dtype.name,
             x_address=0 if X is None else address(X),
+            over_link=data.over_link,
+            why_streamed=data.why_streamed,
             weighted=data.sample_weight is not None,
             weights_alike=data.weights_alike,
             small=data.is_small,
@@ -102,13 +106,23 @@ class DeviceEngine(Engine):
         selected = self._select(k, self.data.subtracted(mean), single_pass=True)
         self.data.center(mean, on_read=selected.step != "cublas")
 
-    def compile_ahead(self, k: int, *, draws: bool) -> None:
-        """Begin to compile the kernels of a fit of k clusters; see `Engine.compile_ahead`."""
+    @contextmanager
+    def fitting(self, k: int, *, draws: bool) -> Iterator[None]:
+        """Pin X in place if the GPU holds no copy, and begin to compile the kernels of a fit; see `Engine.fitting`."""
+        self.data.pin_rows()
+        try:
+            self._begin_kernels(k, draws=draws)
+            yield
+        finally:
+            self.data.unpin_rows()
+
+    def _begin_kernels(self, k: int, *, draws: bool) -> None:
+        """Begin to compile the kernels of a fit of k clusters in the background, as far as they are known."""
         data, X = self.data, self.data.rows_on_gpu
         usual = data.sample_weight is None and not data.spherical and self.certifies
         if X is not None and usual and isinstance(data.machine, CudaMachine):
             shape = rounded_up(data.n_samples), data.n_features
-            fit = Fit(DeviceEngine, shape, X.dtype, data.dtype, self.options, k, draws)
+            fit = Fit(DeviceEngine, shape, X.dtype, data.dtype, self.options, k, draws, over_link=data.over_link)
             begin_kernels_of(fit, data.machine)
 
     def _plan_for(self, k: int) -> StepPlan:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Self
 
 import numpy as np
@@ -50,11 +51,12 @@ class Engine(ABC):
     def center(self, mean: np.ndarray, k: int) -> None:
         """Center X about `mean` (d,): now or on every read, depending on the step for k clusters."""
 
-    def compile_ahead(self, k: int, *, draws: bool) -> None:  # noqa: B027 (the CPU compiles nothing)
-        """Begin to compile the kernels of a fit of k clusters in the background, as far as they are known.
+    def fitting(self, k: int, *, draws: bool) -> AbstractContextManager[None]:  # noqa: ARG002 (for a GPU)
+        """Return a context for a fit of k clusters, in which a GPU's kernels compile and can read X in host memory.
 
         `draws` says whether k-means++ draws the initial centers.
         """
+        return nullcontext()
 
     @abstractmethod
     def step_for(self, k: int) -> Step:

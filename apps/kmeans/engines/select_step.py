@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tsapps.apps.kmeans.assign.large_k_plan import WINDOW, ResidentPlan, large_k_plan, list_candidates
+from tsapps.apps.kmeans.assign.large_k_plan import WINDOW, ResidentPlan, large_k_plan, list_candidates, stream_plan
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
     AMBIGUOUS_LARGE_K_BYTES,
@@ -81,7 +81,11 @@ class Facts:
     dtype : {"float32", "float64"}
         Dtype of the computation and of the centers.
     x_dtype : str, optional
-        Dtype of X; None if X is not stored row-major in GPU memory.
+        Dtype of X; None if kernels cannot read X: it is not stored row-major in GPU memory, nor pinned in place.
+    over_link : bool
+        Whether X is in host memory, where the GPU reads it through the link.
+    why_streamed : str, optional
+        Why kernels cannot read X.
     x_address : int
         Device address of X; 0 if X is not on the GPU.
     weighted : bool
@@ -103,6 +107,8 @@ class Facts:
     dtype: str
     x_dtype: str | None
     x_address: int = 0
+    over_link: bool = False
+    why_streamed: str | None = None
     weighted: bool = False
     weights_alike: bool = True
     small: bool = False
@@ -148,7 +154,7 @@ def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
     if float(gpu.compute_capability) < _LEAST_CAPABILITY:
         return f"compute capability {gpu.compute_capability} is below {_LEAST_CAPABILITY}, which the kernels require"
     if facts.x_dtype is None:
-        return "X is not stored row-major in GPU memory"
+        return facts.why_streamed or "X is not stored row-major in GPU memory"
     if facts.n >= _MOST_SAMPLES:
         return f"{facts.n} samples exceed 32-bit row indices"
     if facts.d > _MOST_FEATURES:
@@ -200,7 +206,8 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
     certifies = options.precision == "exact" or facts.x_dtype != "float32"
     pays = d <= _MOST_BOUNDED and n * d >= _LEAST_BOUNDED
     bounds = pays if options.bounds is None else options.bounds
-    if not facts.weighted and facts.dtype == "float32" and facts.x_dtype is not None:
+    # Kernels for few features read X itself in every iteration.
+    if not facts.weighted and facts.dtype == "float32" and facts.x_dtype is not None and not facts.over_link:
         plan = fma_plan(d, k, facts.x_dtype, facts.norms.shift, facts.norms.rows, gpu)
         if plan is not None and facts.norms.digits == NARROW and facts.x_address % ALIGNMENT == 0:
             return StepPlan("small_d", f"d = {d} and k = {k}: one launch reads X in place", plan, bounds, certifies)
@@ -214,7 +221,7 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
         return _if_it_fits(found, facts, k, 0)
     if k > MOST_LARGE_K:
         return StepPlan("cublas", f"k = {k} exceeds the limit, {MOST_LARGE_K}")
-    large_k = large_k_plan(d, k, gpu, certifies=certifies)
+    large_k = (stream_plan if facts.over_link else large_k_plan)(d, k, gpu, certifies=certifies)
     if large_k is None:
         return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} requires a Hopper GPU")
     copied = not isinstance(large_k, ResidentPlan)

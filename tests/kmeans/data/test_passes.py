@@ -9,7 +9,7 @@ from host_cuda.machine import HostMachine, build_together, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.data import device_data
+from tsapps.apps.kmeans.data import gpu_rows
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.kernels.plan.mma import ELEMENT
@@ -20,7 +20,7 @@ WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bf
 SHAPES = [(1, 1, 1), (700, 1, 2), (300, 3, 5), (1000, 4, 16), (77, 8, 3), (501, 40, 33), (260, 128, 9), (90, 130, 64)]
 SHAPES += [(7, 300, 4), (40, 520, 3)]
 # A library for each dtype of X, and one for the kernels that do not depend on it.
-PASSES = Path(device_data.__file__).with_name("passes.cuh")
+PASSES = Path(gpu_rows.__file__).with_name("passes.cuh")
 for each, work in WORK.items():
     types = f"{ELEMENT[each]}, {ELEMENT[np.dtype(work).name]}"
     kernels = [f"{name}<{types}, {v}>" for name in ("column_moments", "own_distances") for v in ("true", "false")]
@@ -91,7 +91,7 @@ def test_moments_of_few_columns_in_many_slices(slices, rng):
 
 def test_the_largest_of_several_blocks_of_rows(rng, monkeypatch):
     # Streamed in blocks of 20 rows: the largest of the columns are in the first, the second and the last.
-    monkeypatch.setattr(device_data, "_BLOCK_BYTES", 20 * 3 * 4)
+    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 20 * 3 * 4)
     X = rng.uniform(-1, 1, (50, 3))
     X[0] = 0
     X[[5, 25, 49], [0, 1, 2]] = 2, -3, 4

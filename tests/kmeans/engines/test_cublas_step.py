@@ -6,7 +6,7 @@ import pytest
 from host_cuda import harness
 from host_cuda.machine import HostMachine
 
-from tsapps.apps.kmeans.data import device_data
+from tsapps.apps.kmeans.data import gpu_rows
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.cublas_step import CublasStep
@@ -34,7 +34,7 @@ def small_integers(n, d, k, dtype, rng):
 def test_a_step_of_small_integers_is_exact(n, d, k, dtype, weighted, rng, monkeypatch):
     X, centers, weights = small_integers(n, d, k, dtype, rng)
     # In blocks of about 200 rows.
-    monkeypatch.setattr(device_data, "_BLOCK_BYTES", 200 * max(d, k) * X.itemsize)
+    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 200 * max(d, k) * X.itemsize)
     data = data_of(X, weights if weighted else None)
     step = CublasStep(data)
     step.reset()

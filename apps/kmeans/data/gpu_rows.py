@@ -1,0 +1,204 @@
+"""`GpuRows`: where X is for the kernels of a GPU: copied, in place, or streamed block by block."""
+
+from collections.abc import Iterator
+from typing import Any, Self
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
+from tsapps.apps.kmeans.data.pinned_rows import HALF_TYPES, pin, pinnable
+from tsapps.apps.kmeans.data.plan import ROWS
+from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Machine
+
+__all__ = ["GpuRows"]
+
+# Target size in bytes of the widest temporary array of a block: so large that launches take a small part of the time.
+_BLOCK_BYTES = 512 << 20
+# Memory of a fit beside X and copies of X, in numbers of the working type per sample. With kernels of this package: a
+# label, and in k-means++ the distance to the nearest center. With cuBLAS, k-means++ stores the distances of each sample
+# to 2 + ⌊ln k⌋ candidates, which are 12 for k = 22,000.
+_KERNEL_NUMBERS, _LIBRARY_NUMBERS = 3, 16
+# Minimum number of features for which a fit prefers X in host memory to a copy that leaves no memory for the
+# half-precision copy: kernels for fewer features have none.
+_LEAST_IN_PLACE = 65
+# Maximum number of rows per block: float32 represents counts up to this number exactly.
+_MOST_ROWS = 1 << 24
+
+
+class GpuRows(Data):
+    """X for the kernels of a GPU; see `Data`.
+
+    The GPU holds a copy of X in `dtype`, or of 16-bit X in its own type, if the copy fits in memory. Otherwise every
+    pass reads the source: in place if the source is on the GPU, else streamed from host memory or a file through two
+    pinned buffers. A fit first pins such a source in place (`pin_rows`): then kernels read single rows, or all of them,
+    through the link.
+
+    Parameters
+    ----------
+    source, dtype, sample_weight
+        As for `Data`.
+    machine : Machine
+        The GPU.
+    takes_16_bit : bool
+        True if kernels read 16-bit X in its own type, and X is not converted until `center` is called.
+
+    Attributes
+    ----------
+    shift : array of shape (d,)
+        The point that kernels subtract from the rows that they read.
+    why_streamed : str or None
+        Why a fit cannot read X in place, although the GPU holds no copy.
+    """
+
+    why_streamed: str | None = None
+
+    def __init__(
+        self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, *, takes_16_bit: bool
+    ) -> None:
+        self.machine, self.xp, self.gpu, self.device = machine, machine.xp, machine.gpu, f"cuda:{machine.index}"
+        self._context = machine.current()
+        self._takes_16_bit = takes_16_bit
+        self._pinned: Any = None  # pinned buffer of copies to the host
+        self._pinned_rows: Any = None  # X in host memory that is pinned in place, a `PinnedArray`
+        with self._context:
+            # 16-bit X in GPU memory, in its own type: the source's array, or a copy.
+            self._half_rows = self._half_array(source, np.dtype(dtype))
+            super().__init__(source, dtype, sample_weight)
+            self.shift = self.xp.zeros(self.n_features, self.dtype)
+
+    def __enter__(self) -> Self:
+        """Make the GPU of the data current."""
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        """Restore the previous GPU."""
+        self._context.__exit__(*exception)
+
+    def available_bytes(self) -> int:
+        """Return the number of bytes that copies of X may use: the free bytes minus the other memory of a fit."""
+        per_sample = _KERNEL_NUMBERS if self._takes_16_bit else _LIBRARY_NUMBERS
+        working = self.n_samples * self.dtype.itemsize * per_sample + 2 * _BLOCK_BYTES
+        return self.machine.free_bytes() - working
+
+    def fits(self, size: int) -> bool:
+        """Return True if a copy of X with `size` bytes leaves enough memory for a fit; see `Data.fits`."""
+        return size <= self.available_bytes()
+
+    def copies(self) -> bool:
+        """Return True if a copy of X fits in memory and X is not read in place instead.
+
+        A fit reads long rows in host memory in place if their copy leaves no memory for the half-precision copy, from
+        which it reads most of what it needs.
+        """
+        in_place = self.n_features >= _LEAST_IN_PLACE and self._pinnable() is not None
+        size = self.held_bytes() + in_place * 2 * self.n_samples * self.n_features
+        return self._half_rows is None and self.fits(size)
+
+    def held_bytes(self) -> int:
+        """Return the size in bytes of a copy of X held on the GPU."""
+        return super().held_bytes() // (2 if self._is_half else 1)
+
+    def _hold(self) -> None:
+        """Copy X to the GPU, not centered yet: 16-bit X in its own type, if kernels read it; else in `dtype`."""
+        if self._is_half:
+            self._half_rows = self._copied(self.source.dtype)
+        else:
+            super()._hold()
+
+    def hold_numbers(self) -> None:
+        """Copy X to the GPU in `dtype`, even if kernels read its own type, if the copy fits in memory."""
+        if self.fits(super().held_bytes()):
+            super()._hold()
+            self._half_rows = None
+
+    def pin_rows(self) -> None:
+        """Pin X in place for a fit, if X is in host memory or in a file and the GPU holds no copy."""
+        array = self._pinnable() if self.rows_on_gpu is None else None
+        if array is None:
+            return
+        try:
+            self._pinned_rows = pin(array, self.machine)
+        except OSError as error:
+            self.why_streamed = f"X does not fit in GPU memory, and {error}"
+            if self.fits(self.held_bytes()):
+                self._hold()
+
+    def unpin_rows(self) -> None:
+        """Release the pages that `pin_rows` pinned, if it did."""
+        if self._pinned_rows is not None:
+            self._pinned_rows.release()
+        self._pinned_rows = None
+
+    def _pinnable(self) -> np.ndarray | None:
+        return pinnable(self.source, self.dtype) if self._takes_16_bit else None
+
+    def copy_to_host(self, array: Any) -> np.ndarray:
+        """Return a copy of an array in pinned host memory, which is faster to copy to; see `Data.copy_to_host`."""
+        if self._pinned is None or self._pinned.nbytes < array.nbytes:
+            self._pinned = self.machine.pinned(array.nbytes, np.uint8)
+        host: np.ndarray = self._pinned[: array.nbytes].view(array.dtype).reshape(array.shape)
+        self.machine.copy(host, array)
+        self.machine.current_stream().synchronize()
+        return host
+
+    def on_device(self, points: np.ndarray) -> Any:
+        """Return points on the GPU; see `Data.on_device`."""
+        return self.machine.on_gpu(np.asarray(points, self.dtype))
+
+    @property
+    def _is_half(self) -> bool:
+        """True if X is in host memory, in a 16-bit type that kernels read."""
+        half = self.source.dtype.name in HALF_TYPES and self.dtype == np.float32
+        return half and self._takes_16_bit and self.source.device is None
+
+    def _half_array(self, source: Rows, dtype: np.dtype) -> Any | None:
+        """Return the source's array if it is row-major, has a 16-bit type and is on this GPU; else None."""
+        if not self._takes_16_bit or not isinstance(source, ArrayRows) or source.device is None or dtype != np.float32:
+            return None
+        array = source.array
+        here = source.device == self.machine.index and array.flags.c_contiguous
+        return array if here and array.dtype.name in HALF_TYPES else None
+
+    @property
+    def uncentered(self) -> Any:
+        """Row-major X on the GPU in `dtype`, from which the mean may not have been subtracted; else None."""
+        return self._borrowed if self.held is None else self.held
+
+    @property
+    def rows_on_gpu(self) -> Any:
+        """Row-major X for kernels, in the working type or a 16-bit type: on the GPU, or pinned in place; else None."""
+        if self.held is not None:
+            return self.held
+        return self._half_rows if self._pinned_rows is None else self._pinned_rows.on_gpu
+
+    @property
+    def over_link(self) -> bool:
+        """True if `rows_on_gpu` are in host memory, where the GPU reads them through the link."""
+        return self.held is None and self._pinned_rows is not None
+
+    def rows_argument(self, rows: slice = slice(None)) -> Any:
+        """Return rows of X, `shift` and the rows' weights as a kernel argument, a `ROWS` structure."""
+        d, weights = self.n_features, self.sample_weight
+        some = None if weights is None else weights[rows]
+        return structure(ROWS, X=self.rows_on_gpu[rows], leading=d, d=d, mean=self.shift, weights=some)
+
+    def block_rows(self, n_columns: int) -> int:
+        """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""
+        if n_columns == 0 and self.held is not None:
+            return self.n_samples
+        rows = _BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features))
+        return max(1, min(rows, _MOST_ROWS))
+
+    def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centered."""
+        if self._half_rows is not None:
+            return ((start, self._half_rows[start : start + rows]) for start in range(0, self.n_samples, rows))
+        if self.source.device is not None:
+            return self.source.blocks(rows)
+        if isinstance(self.source, RescaledRows):  # stream the unscaled rows and scale them on the GPU
+            return self.source.scaled(stream_to_gpu(self.machine, self.source.source, rows))
+        return stream_to_gpu(self.machine, self.source, rows)

@@ -1,0 +1,51 @@
+"""X in host memory or in a file, pinned in place, for kernels that read it through the link."""
+
+from mmap import mmap
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.rows import Rows, in_place
+from tsapps.kernels.runtime.machine import Machine
+from tsapps.kernels.system.host_memory import available_host_memory
+
+__all__ = ["HALF_TYPES", "pin", "pinnable"]
+
+#: The 16-bit floating-point types.
+HALF_TYPES = ("float16", "bfloat16")
+# Maximum size of a file that is pinned, as a fraction of the available host memory: no other program can use its pages.
+_MOST_PINNED = 0.75
+
+
+def pinnable(source: Rows, dtype: np.dtype) -> np.ndarray | None:
+    """Return X as one array in host memory or of a mapped file, or None if kernels cannot read it as such.
+
+    Parameters
+    ----------
+    source : Rows
+    dtype : {float32, float64}
+        The working dtype.
+    """
+    readable = source.dtype == dtype or (source.dtype.name in HALF_TYPES and dtype == np.float32)
+    return in_place(source) if source.device is None and readable else None
+
+
+def pin(array: np.ndarray, machine: Machine) -> Any:
+    """Pin an array that `pinnable` returned; return the `PinnedArray`.
+
+    Raises
+    ------
+    OSError
+        If the pages cannot be pinned, or those of a file would take most of the host memory.
+    """
+    available = available_host_memory() if _is_of_file(array) else 0
+    if available and array.nbytes > _MOST_PINNED * available:
+        raise OSError(f"its file has {array.nbytes} bytes, of which {available} fit in host memory")
+    return machine.pin_in_place(array)
+
+
+def _is_of_file(array: Any) -> bool:
+    """Return True if an array is that of a file that is mapped into memory."""
+    while isinstance(array, np.ndarray):
+        array = array.base
+    return isinstance(array, mmap)
