@@ -83,6 +83,7 @@ ARROWS = {
     "bench/gemm": {*_CORE, "kernels/ladder", "tsapps", "bench/common"},
     "bench/ladder": {*_CORE, "kernels/ladder", "tsapps", "bench/common", "bench/gemm"},
     "bench/paper": {*_CORE, "kernels/ladder", "tsapps", "bench/common", "bench/gemm", "bench/abft"},
+    "bench/scale": {*_CORE, "apps/kmeans", "tsapps", "bench/common", "bench/kmeans", "bench/paper"},
     "bench/kmeans": {
         *_CORE,
         "apps/kmeans",

@@ -1,0 +1,1 @@
+"""Benchmark of data that one GPU does not hold."""

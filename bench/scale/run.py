@@ -1,0 +1,261 @@
+"""Benchmark of K-means for data that one GPU does not hold.
+
+    python -m tsapps.bench.scale                     # all cases
+    python -m tsapps.bench.scale file-16M-256-64
+
+Fits of float32 data, from given rows and for a fixed number of iterations, while X is in host memory or in a file that
+the page cache holds. Where X would fit the GPU, other memory takes the place; then a fit that holds X gives the digest
+that all others must have, and the time of its iterations. The labels of some rows are compared with float64.
+
+first_call_ms  the first fit of one iteration, in which the system may have to prepare the pages of X for pinning
+first_ms       a fit of one iteration; `fit_ms` one of all
+iter_ms        what one more iteration takes; `held_iter_ms` the same where the GPU holds X
+pass_gbs       the rate at which the moments of X are computed; `link_gbs` that of a plain copy from pinned memory
+"""
+
+import argparse
+import hashlib
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from secrets import randbelow
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from tsapps.bench.common import record
+from tsapps.bench.common.outcome import LeftOutError, NotRightError, check_memory, missing
+from tsapps.bench.common.timing import Clock, GpuClock, median
+from tsapps.bench.kmeans.run import free_memory
+from tsapps.bench.paper.run import check_labels
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.devices import available_cores, gpus, why_no_gpu
+from tsapps.kernels.system.host_memory import available_host_memory
+
+__all__ = ["CASES", "FIELDS", "KEY", "Case", "OnGpu", "main"]
+
+#: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
+FIELDS: dict[str, tuple[type, ...]] = {
+    **dict.fromkeys(("mode", "source", "dtype", "digest"), (str,)),
+    **dict.fromkeys(("n", "d", "k", "parts", "iterations", "seed"), (int,)),
+    **dict.fromkeys(("first_call_ms", "first_ms", "fit_ms", "iter_ms", "link_gbs", "pass_gbs"), (float,)),
+    "held_iter_ms": (float, type(None)),
+}
+KEY = ("what", "device", "engine", "mode", "source", "n", "d", "k", "dtype")
+# Iterations of a fit, fits of which the medians are recorded, and rows whose labels are compared.
+_ITERATIONS, _REPEATS, _CHECKED = 20, 3, 20_000
+# Rows of X that are drawn at a time, bytes of a copy over the link, and how many copies are timed.
+_ROWS_AT_ONCE, _COPIED, _COPIES = 1 << 16, 1 << 30, 5
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fit of n samples of d features to k clusters, where X is in `source`: "memory" or "file"."""
+
+    source: str
+    n: int
+    d: int
+    k: int
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+        return f"{self.source}-{self.n // 1_000_000}M-{self.d}-{self.k}"
+
+    @property
+    def size(self) -> int:
+        """Bytes of X."""
+        return 4 * self.n * self.d
+
+
+#: The cases of the benchmark.
+CASES = (
+    Case("memory", 16_000_000, 256, 64),
+    Case("file", 16_000_000, 256, 64),
+    Case("memory", 8_000_000, 256, 256),
+    Case("memory", 100_000_000, 256, 64),
+)
+
+
+class OnGpu:
+    """Measures cases on the current GPU.
+
+    Parameters
+    ----------
+    seed : int
+        Seed of the data.
+    """
+
+    def __init__(self, seed: int) -> None:
+        import cupy
+
+        self.xp, self.seed, self.device = cupy, seed, record.gpu_name()
+        self.clock: Clock = GpuClock()
+        self.link_gbs = self._link_gbs()
+
+    def measured(self, case: Case) -> dict[str, Any]:
+        """Return the fields of a case's record.
+
+        Raises
+        ------
+        NotRightError
+            If a label is wrong, or the digest is not that of a fit that holds X.
+        LeftOutError
+            If the host has too little memory.
+        """
+        check_memory(case.size + (4 << 30), available_host_memory())
+        X = drawn(case, self.seed)
+        init = X[:: max(1, case.n // case.k)][: case.k].copy()
+        free_memory(self.xp)
+        free = self.xp.cuda.runtime.memGetInfo()[0]
+        held, held_iter_ms = None, None
+        if 2 * case.size < free:
+            held = _digest(self._fit(X, init, _ITERATIONS))
+            held_iter_ms = self._times(X, init)[2]
+        with placed(X, case.source) as source, self._taken(free - int(0.9 * case.size)):
+            first_call_ms, _ = self.clock.wall_ms(partial(self._fit, source, init, 1))
+            first_ms, fit_ms, iter_ms = self._times(source, init)
+            found = self._fit(source, init, _ITERATIONS)
+            pass_gbs = self._pass_gbs(source, case)
+        digest = _digest(found)
+        if held not in (None, digest):
+            raise NotRightError(f"the digest is {digest}, where the GPU holds X it is {held}")
+        rows = np.random.default_rng(self.seed).choice(case.n, min(case.n, _CHECKED), replace=False)
+        check_labels(np, X[rows], found.labels_[rows], found.cluster_centers_)
+        return {
+            "engine": "tsapps",
+            "mode": "stream",
+            "source": case.source,
+            **{name: getattr(case, name) for name in ("n", "d", "k")},
+            "dtype": "float32",
+            "parts": 1,
+            "iterations": found.n_iter_,
+            "first_call_ms": first_call_ms,
+            "first_ms": first_ms,
+            "fit_ms": fit_ms,
+            "iter_ms": iter_ms,
+            "held_iter_ms": held_iter_ms,
+            "link_gbs": self.link_gbs,
+            "pass_gbs": pass_gbs,
+            "digest": digest,
+        }
+
+    def _fit(self, X: Any, init: np.ndarray, iterations: int) -> Any:
+        from tsapps import TSKMeans
+
+        k = len(init)
+        return TSKMeans(k, init=init, n_init=1, max_iter=iterations, tol=0, device="cuda").fit(X)
+
+    def _times(self, X: Any, init: np.ndarray) -> tuple[float, float, float]:
+        """Return the times of a fit of one iteration, of one of all, and of one more iteration, in ms."""
+        one, every = (partial(self._fit, X, init, iterations) for iterations in (1, _ITERATIONS))
+        first = float(median([self.clock.wall_ms(one)[0] for _ in range(_REPEATS)]))
+        fits = [self.clock.wall_ms(every) for _ in range(_REPEATS)]
+        whole = float(median([ms for ms, _ in fits]))
+        return first, whole, (whole - first) / max(1, fits[0][1].n_iter_ - 1)
+
+    @contextmanager
+    def _taken(self, size: int) -> Iterator[None]:
+        """Take `size` bytes of GPU memory, if that is more than none."""
+        free_memory(self.xp)
+        memory = self.xp.cuda.Memory(size) if size > 0 else None
+        try:
+            yield
+        finally:
+            del memory
+
+    def _link_gbs(self) -> float:
+        """Return the rate of a plain copy from pinned memory."""
+        from cupyx import empty_pinned
+
+        source, to = empty_pinned(_COPIED, np.uint8), self.xp.empty(_COPIED, np.uint8)
+        source.fill(1)
+        return float(_COPIED / 1e6 / median([self.clock.wall_ms(partial(to.set, source))[0] for _ in range(_COPIES)]))
+
+    def _pass_gbs(self, X: Any, case: Case) -> float:
+        """Return the rate at which kernels read X where it is, while they compute its moments."""
+        from tsapps.apps.kmeans.open_engine import open_engine
+
+        with open_engine(X, device="cuda") as engine, engine.fitting(case.k, draws=False):
+            times = [self.clock.wall_ms(engine.data.moments)[0] for _ in range(_REPEATS)]
+            return float(case.size / 1e6 / median(times))
+
+
+def drawn(case: Case, seed: int) -> np.ndarray:
+    """Return a mixture of k clusters in host memory, drawn by all cores."""
+    X = np.empty((case.n, case.d), np.float32)
+    middles = np.random.default_rng(seed).standard_normal((case.k, case.d), np.float32)
+
+    def draw(start: int) -> None:
+        rng, part = np.random.default_rng((seed, start)), X[start : start + _ROWS_AT_ONCE]
+        rng.standard_normal(out=part, dtype=np.float32)
+        part += middles[rng.integers(0, case.k, len(part))]
+
+    with ThreadPoolExecutor(available_cores()) as threads:
+        list(threads.map(draw, range(0, case.n, _ROWS_AT_ONCE)))
+    return X
+
+
+@contextmanager
+def placed(X: np.ndarray, source: str) -> Iterator[Any]:
+    """Yield X itself, or a matrix of a temporary file with X."""
+    if source == "memory":
+        yield X
+        return
+    from tsapps import open_matrix
+
+    with TemporaryDirectory() as folder:
+        np.save(Path(folder) / "X.npy", X)
+        yield open_matrix(Path(folder) / "X.npy")
+
+
+def _digest(found: Any) -> str:
+    """Return a digest of labels, centers, inertia and number of iterations."""
+    parts = to_host(found.labels_), to_host(found.cluster_centers_), np.float64(found.inertia_), np.int64(found.n_iter_)
+    return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()[:16]
+
+
+def line(one: dict[str, Any]) -> str:
+    """Return what is printed of a record."""
+    held = "" if one["held_iter_ms"] is None else f" (held {one['held_iter_ms']:.1f})"
+    return (
+        f"{one['source']:<6} {one['n']:,} × {one['d']}, k = {one['k']}: first iteration after {one['first_ms']:.0f} ms "
+        f"({one['first_call_ms']:.0f} at the first call), then {one['iter_ms']:.1f} ms each{held}; {one['fit_ms']:.0f} "
+        f"ms in all; a pass reads {one['pass_gbs']:.1f} GB/s, the link copies {one['link_gbs']:.1f}; {one['digest']}"
+    )
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tsapps.bench.scale", description=(__doc__ or "").partition("\n")[0]
+    )
+    names = {case.name: case for case in CASES}
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(names)}; default: all")
+    record.add_options(parser, "scale")
+    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
+    options = parser.parse_args(arguments)
+    for unknown in set(options.cases) - set(names):
+        parser.error(f"case {unknown!r}: expected {', '.join(names)}")
+    if not gpus():
+        print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)
+        return 1
+    on, failed = OnGpu(options.seed), 0
+    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}) | record.cuda_versions()
+    common = {**record.of_run("scale", on.device, versions, options.commit), "seed": on.seed}
+    path = options.out or record.results_path(on.device, "scale")
+    for case in (names[name] for name in options.cases or names):
+        try:
+            one = {**common, **on.measured(case)}
+        except (LeftOutError, MemoryError, NotRightError) as error:
+            failed += isinstance(error, NotRightError)
+            print(missing(case.name, error), flush=True)
+            continue
+        record.store(path, one, KEY, FIELDS)
+        print(line(one), flush=True)
+    return 1 if failed else 0
