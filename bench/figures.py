@@ -34,6 +34,7 @@ __all__ = [
     "pages",
     "paper_kmeans_table",
     "paper_table",
+    "scale_table",
     "scikit_learn_text",
     "small_table",
     "with_figures",
@@ -312,6 +313,21 @@ def paper_kmeans_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def scale_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of fits of data that the GPU does not hold."""
+    lines = [
+        "| X, float32 | in | k | first iteration, s | later ones, ms each | on the GPU, ms | pass, GB/s | link, GB/s |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in sorted(records, key=lambda one: (one["n"] * one["d"], -one["k"], one["source"])):
+        held = "–" if one["held_iter_ms"] is None else f"{one['held_iter_ms']:.1f}"
+        numbers = f"{one['first_ms'] / 1e3:.1f} | {one['iter_ms']:.1f} | {held}"
+        rates = f"{one['pass_gbs']:.1f} | {one['link_gbs']:.1f}"
+        size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
+        lines.append(f"| {size} | {one['source']} | {one['k']} | {numbers} | {rates} |")
+    return "\n".join(lines)
+
+
 def _times_of(one: dict[str, Any]) -> str:
     """Return a record's time in ms with its speed-up over the triple loop."""
     serial = "" if one["speedup_serial"] is None else f" ({_three_digits(one['speedup_serial'])} ×)"
@@ -343,6 +359,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "ladder on a GPU": ("h100-80gb-hbm3/ladder.json", partial(ladder_table, shapes=GPU_LADDER)),
     "experiments of the paper": ("h100-80gb-hbm3/paper.json", paper_table),
     "K-means of the paper": ("h100-80gb-hbm3/paper.json", paper_kmeans_table),
+    "larger than the GPU": ("h100-80gb-hbm3/scale.json", scale_table),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

@@ -154,6 +154,19 @@ def test_speedups_over_scikit_learn_by_hand():
     assert "(a CPU), whole fits with k-means++ of 1,000 to 20,000 rows: 0.5 to 40 times as fast, 5 in the" in text
 
 
+def test_table_of_data_that_the_gpu_does_not_hold_by_hand():
+    def one(n, k, source, held):
+        shape = {"n": n, "d": 250, "k": k, "source": source, "held_iter_ms": held}
+        return {**shape, "first_ms": 1540.0, "iter_ms": 20.06, "pass_gbs": 49.0, "link_gbs": 51.55}
+
+    records = [one(9_000_000, 64, "memory", None), one(1_000_000, 64, "memory", 2.0), one(1_000_000, 64, "file", 2.0)]
+    assert figures.scale_table(records).splitlines()[2:] == [
+        "| 1,000,000 × 250, 1 GB | file | 64 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
+        "| 1,000,000 × 250, 1 GB | memory | 64 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
+        "| 9,000,000 × 250, 9 GB | memory | 64 | 1.5 | 20.1 | – | 49.0 | 51.5 |",
+    ]
+
+
 def test_tables_of_the_paper_by_hand():
     def one(run, m, ms, baseline_ms, **fields):
         shared = {"engine": "tsapps", "baseline": "cublas", "dtype": "float64", "paper_device": "Tesla K40c"}
