@@ -4,10 +4,10 @@ Pinned pages have the same address for host and GPU, so kernels read an array in
 into memory, as they read GPU memory: only more slowly.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from threading import Lock
+from typing import Any
 
 import numpy as np
 
@@ -22,13 +22,13 @@ _PINNED = 1
 # cudaHostRegisterReadOnly; without it, pages that are mapped for reading only cannot be pinned.
 _READ_ONLY = 8
 
-# The pages that this module has pinned, by the (first byte, end) of their array.
-_pages: dict[tuple[int, int], "_Pages"] = {}
+# What this module has pinned: (first byte, end) of each array, and the number of `PinnedArray` objects for it.
+_users: dict[tuple[int, int], int] = {}
 _lock = Lock()
 
 
 class PinnedArray:
-    """A host array whose pages are pinned, in the background, until `release`.
+    """A host array whose pages are pinned until `release`.
 
     Objects for the same array share the pages.
 
@@ -42,37 +42,23 @@ class PinnedArray:
     Attributes
     ----------
     on_gpu : cupy.ndarray
-        The same elements, for kernels of this GPU. Before a kernel reads them, `pieces` must have waited for them.
+        The same elements, for kernels of this GPU.
 
     Raises
     ------
     OSError
-        If the system does not pin the first pages, or the GPU cannot read pinned pages in place.
+        If the system does not pin the pages, or the GPU cannot read pinned pages in place.
     """
 
     def __init__(self, array: np.ndarray, index: int) -> None:
         import cupy
 
         place = address(array)
-        self._array, self._index, self._place = array, index, place
+        self._array, self._index, self._range = array, index, (place, place + array.nbytes)
         with _lock:
-            self._shared = self._pages_of((place, place + array.nbytes))
+            self._owns = self._pin()
         memory = cupy.cuda.UnownedMemory(place, array.nbytes, array, index)
         self.on_gpu = cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(memory, 0))
-
-    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the parts (first byte, end) of the bytes from `begin` to `end` that one copy may read, once pinned.
-
-        Raises
-        ------
-        OSError
-            If the system does not pin their pages.
-        """
-        if self._shared is None:
-            yield begin, end
-            return
-        for first, last in self._shared.pinned(self._place + begin, self._place + end):
-            yield first - self._place, last - self._place
 
     def release(self) -> None:
         """Release the pages, unless another object needs them, after the kernels that read them have ended."""
@@ -80,85 +66,58 @@ class PinnedArray:
 
         with Device(self._index) as device, _lock:
             device.synchronize()
-            pages, self._shared = self._shared, None
-            if pages is None:
+            if not self._owns:
                 return
-            pages.users -= 1
-            if pages.users == 0:
-                del _pages[pages.range]
-                pages.release()
+            self._owns = False
+            _users[self._range] -= 1
+            if _users[self._range] == 0:
+                del _users[self._range]
+                self._each_part(self._unpin, self._parts())
 
-    def _pages_of(self, whole: tuple[int, int]) -> "_Pages | None":
-        """Return the pages of the array; None if the caller of tsapps has pinned them."""
+    def _pin(self) -> bool:
+        """Pin the pages; return False if the caller of tsapps has pinned them."""
         from cupy.cuda import Device, runtime
 
-        pages = _pages.get(whole)
-        if pages is None:
-            if any(whole[0] < end and first < whole[1] for first, end in _pages):
-                raise OSError("another fit has pinned some of its pages")
-            with Device(self._index):
-                if all(runtime.pointerGetAttributes(byte).type == _PINNED for byte in (whole[0], whole[1] - 1)):
-                    return None
-            pages = _pages[whole] = _Pages(whole, self._index)
-        pages.users += 1
-        try:
-            next(pages.pinned(whole[0], whole[0] + 1))
-        except OSError:
-            pages.users -= 1
-            if pages.users == 0:
-                del _pages[whole]
-                pages.release()
-            raise
-        return pages
-
-
-class _Pages:
-    """The pages of an array, which threads pin part by part; no two parts have a page in common."""
-
-    def __init__(self, whole: tuple[int, int], index: int) -> None:
-        from cupy.cuda import Device
-
-        self.range, self.users, self._index = whole, 0, index
-        attributes = Device(index).attributes
-        if not attributes.get("CanUseHostPointerForRegisteredMem"):
-            raise OSError(f"the driver of GPU {index} has no common addresses for host and GPU")
-        self._flags = _READ_ONLY if attributes.get("HostRegisterReadOnlySupported") else 0
-        first, end = whole
-        self._parts = list(pairwise([first, *range((first // _PART + 1) * _PART, end, _PART), end]))
-        self._threads = ThreadPoolExecutor(_THREADS, "tsapps-pin")
-        self._done: list[Future[None]] = [self._threads.submit(self._pin, part) for part in self._parts]
-
-    def pinned(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the intersections with the parts of the bytes from `begin` to `end`, each once it is pinned."""
-        from cupy.cuda import runtime
-
-        for part, done in zip(self._parts, self._done, strict=True):
-            if part[0] < end and begin < part[1]:
-                try:
-                    done.result()
-                except runtime.CUDARuntimeError as error:
-                    raise OSError(f"its pages cannot be pinned: {error}") from error
-                yield max(begin, part[0]), min(end, part[1])
-
-    def release(self) -> None:
-        """Release what has been pinned, and pin no more."""
-        for done in self._done:
-            done.cancel()
-        list(self._threads.map(self._unpin, self._parts, self._done))
-        self._threads.shutdown()
-
-    def _pin(self, part: tuple[int, int]) -> None:
-        from cupy.cuda import Device, runtime
-
+        place, end = self._range
+        if self._range in _users:
+            _users[self._range] += 1
+            return True
+        if any(place < other_end and other < end for other, other_end in _users):
+            raise OSError("another fit has pinned some of its pages")
         with Device(self._index):
-            runtime.hostRegister(part[0], part[1] - part[0], self._flags)
+            if all(runtime.pointerGetAttributes(byte).type == _PINNED for byte in (place, end - 1)):
+                return False
+        attributes = Device(self._index).attributes
+        if not attributes.get("CanUseHostPointerForRegisteredMem"):
+            raise OSError(f"the driver of GPU {self._index} has no common addresses for host and GPU")
+        flags = _READ_ONLY if attributes.get("HostRegisterReadOnlySupported") else 0
+        done: list[tuple[int, int]] = []
 
-    def _unpin(self, part: tuple[int, int], done: "Future[None]") -> None:
-        from cupy.cuda import Device, runtime
+        def pin(part: tuple[int, int]) -> None:
+            with Device(self._index):
+                runtime.hostRegister(part[0], part[1] - part[0], flags)
+            done.append(part)
 
         try:
-            done.result()
-        except (CancelledError, runtime.CUDARuntimeError):
-            return  # was not pinned
+            self._each_part(pin, self._parts())
+        except runtime.CUDARuntimeError as error:
+            self._each_part(self._unpin, done)
+            raise OSError(f"its pages cannot be pinned: {error}") from error
+        _users[self._range] = 1
+        return True
+
+    def _unpin(self, part: tuple[int, int]) -> None:
+        from cupy.cuda import Device, runtime
+
         with Device(self._index):
             runtime.hostUnregister(part[0])
+
+    def _parts(self) -> list[tuple[int, int]]:
+        """Return the (first byte, end) of parts of the array that have no page in common."""
+        place, end = self._range
+        return list(pairwise([place, *range((place // _PART + 1) * _PART, end, _PART), end]))
+
+    @staticmethod
+    def _each_part(work: Any, parts: list[tuple[int, int]]) -> None:
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(work, parts))

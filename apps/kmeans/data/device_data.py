@@ -14,7 +14,7 @@ from tsapps.apps.kmeans.data.gpu_rows import GpuRows
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.labels import launch_over_labels
 from tsapps.apps.kmeans.data.load import pass_kernel
-from tsapps.apps.kmeans.data.moments import add_moments, rounded_moments, window_rows
+from tsapps.apps.kmeans.data.moments import add_moments, rounded_moments
 from tsapps.apps.kmeans.data.outliers import typical_rows
 from tsapps.apps.kmeans.data.own_distances import bind_distances
 from tsapps.apps.kmeans.data.plan import PASS_THREADS, row_groups
@@ -112,17 +112,8 @@ class DeviceData(GpuRows):
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # Sums, sums of squares, and the largest |x − origin| of each feature.
         about, totals = self.machine.on_gpu(origin), self.xp.zeros((3, self.n_features))
-        rows = self.rows_on_gpu
-        if rows is None or self._centered:
-            for _ in self.each_block(lambda _, block: add_moments(self.machine, block, about, totals), 0):
-                pass
-        else:
-            try:
-                for _, window in self.windows(window_rows(rows)):
-                    add_moments(self.machine, window, about, totals)
-            except OSError as error:
-                self.unpin_rows(error)
-                return self._sums_about(origin)
+        for _ in self.each_block(lambda _, block: add_moments(self.machine, block, about, totals), 0):
+            pass
         total, square, self._largest = to_host(totals)
         return total, square
 
@@ -226,9 +217,7 @@ class DeviceData(GpuRows):
         """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters."""
         if self._half_copy is None or (self._half_copy.panels, self._half_copy.is_split) != (panels, split):
             self._half_copy = None  # free the memory of the old copy before the new copy is made
-            rows, rms = self.rows_on_gpu, self._typical_rms
-            each = HalfCopy.window_rows(rows) if self.over_link else self.n_samples
-            source = rows.shape, self.windows(each), self.shift
+            source, rms = (self.rows_on_gpu, self.shift), self._typical_rms
             self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies, split=split)
         return self._half_copy
 

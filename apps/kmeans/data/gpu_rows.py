@@ -7,7 +7,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
-from tsapps.apps.kmeans.data.pinned_rows import HALF_TYPES, copied_windows, pin, pinnable
+from tsapps.apps.kmeans.data.pinned_rows import HALF_TYPES, pin, pinnable
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.kernels.runtime.launch import structure
@@ -123,32 +123,15 @@ class GpuRows(Data):
         try:
             self._pinned_rows = pin(array, self.machine)
         except OSError as error:
-            self.unpin_rows(error)
-
-    def windows(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, window) for `rows_on_gpu`, in windows of `rows` rows that kernels read at their full speed.
-
-        Raises
-        ------
-        OSError
-            If X is in host memory, and the system does not pin its pages.
-        """
-        if self.over_link:
-            yield from copied_windows(self.machine, self._pinned_rows, rows)
-            return
-        X = self.rows_on_gpu
-        for start in range(0, self.n_samples, rows):
-            yield start, X[start : start + rows]
-
-    def unpin_rows(self, error: OSError | None = None) -> None:
-        """Release the pages that `pin_rows` pinned; after an error, copy or stream X instead."""
-        if self._pinned_rows is not None:
-            self._pinned_rows.release()
-        self._pinned_rows = None
-        if error is not None:
             self.why_streamed = f"X does not fit in GPU memory, and {error}"
             if self.fits(self.held_bytes()):
                 self._hold()
+
+    def unpin_rows(self) -> None:
+        """Release the pages that `pin_rows` pinned, if it did."""
+        if self._pinned_rows is not None:
+            self._pinned_rows.release()
+        self._pinned_rows = None
 
     def _pinnable(self) -> np.ndarray | None:
         return pinnable(self.source, self.dtype) if self._takes_16_bit else None

@@ -5,7 +5,6 @@ A kernel of half_copy.cuh makes it; or, if rows are split into two parts, a kern
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,8 +29,6 @@ __all__ = ["HalfCopy", "Placement"]
 # Number of threads per block; number of blocks per multiprocessor in the grid, a multiple of the number of blocks that
 # a multiprocessor holds at once (2 or 3).
 _THREADS, _BLOCKS = 256, 6
-# Bytes of a window of X in host memory.
-_WINDOW = 128 << 20
 
 
 class Placement(NamedTuple):
@@ -66,10 +63,8 @@ class HalfCopy:
 
     Parameters
     ----------
-    shape : tuple of int
-        The shape (n, d) of X.
-    windows : iterable of (int, array)
-        The windows of X, row-major and on the GPU: the first row, a multiple of 64, and the rows.
+    X : array of shape (n, d)
+        Row-major, on the GPU.
     shift : array of shape (d,)
         The point that is subtracted from each row.
     dtype : {float32, float64}
@@ -89,8 +84,7 @@ class HalfCopy:
 
     def __init__(
         self,
-        shape: tuple[int, int],
-        windows: Iterable[tuple[int, Any]],
+        X: Any,
         shift: Any,
         dtype: np.dtype,
         rms: float,
@@ -100,42 +94,31 @@ class HalfCopy:
         certifies: bool,
         split: bool = False,
     ) -> None:
-        n, d = shape
+        n, d = X.shape
         self._split = d if split else 0
         self._norm_limit = norm_limit_of(d, panels=panels > 0)
         self.panels, self.padded = panels, 16 * panels or padded(d)
         self.scale = np.float32(half_copy_scale(rms))
         n_rows = -(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n
         self.rows, self.norms = machine.xp.empty((n_rows, self.padded), np.float16), machine.xp.empty(n, np.float32)
-        for start, window in windows:
-            # ρ of half_copy.cuh and split_copy.cuh: the bound of a row's rounding error relative to the row's norm.
-            exact = window.itemsize == 2 and not bool(shift.any())
-            self.rounding = np.float32(SPLIT if split else EXACT if exact else ROUNDING)
-            self._copy(window, shift, dtype, self.rows[start:], self.norms[start:], machine)
+        # ρ of half_copy.cuh and split_copy.cuh: the bound of a row's rounding error relative to the row's norm.
+        exact = X.itemsize == 2 and not bool(shift.any())
+        self.rounding = np.float32(SPLIT if split else EXACT if exact else ROUNDING)
+        copied = self.scale, self.rounding, self.rows, self.norms
+        if split:
+            name = f"make_split_copy<{types_of(X, dtype)}, {d}, {panels}, {is_aligned(X)}>"
+            (kernel,) = load_kernels(machine, "data/split_copy.cuh", name)
+            kernel((-(-n // _THREADS),), (_THREADS,), (X, np.int64(n), shift, *copied))
+        else:
+            sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
+            lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
+            name = f"make_half_copy<{types_of(X, dtype)}, {is_aligned(X)}>"
+            (kernel,) = load_kernels(machine, "data/half_copy.cuh", name)
+            kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), (X, *sizes, shift, lanes, *copied))
         if not certifies:
             # Norms beyond the limit are not scaled down: the scores of such rows may lack distant centers, so these
             # rows must be rescored.
             self.norms[self.norms <= self._norm_limit] *= np.float32(UNCERTIFIED)
-
-    def _copy(self, X: Any, shift: Any, dtype: np.dtype, rows: Any, norms: Any, machine: Machine) -> None:
-        """Launch the kernel that makes the copy of some rows."""
-        (n, d), copied = X.shape, (self.scale, self.rounding, rows, norms)
-        if self._split:
-            name = f"make_split_copy<{types_of(X, dtype)}, {d}, {self.panels}, {is_aligned(X)}>"
-            (kernel,) = load_kernels(machine, "data/split_copy.cuh", name)
-            kernel((-(-n // _THREADS),), (_THREADS,), (X, np.int64(n), shift, *copied))
-            return
-        sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(self.panels)
-        lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-        name = f"make_half_copy<{types_of(X, dtype)}, {is_aligned(X)}>"
-        (kernel,) = load_kernels(machine, "data/half_copy.cuh", name)
-        kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), (X, *sizes, shift, lanes, *copied))
-
-    @staticmethod
-    def window_rows(X: Any) -> int:
-        """Return the number of rows that are copied from host memory at a time: a whole number of tiles of 64 rows."""
-        tile = StreamPlan.ROWS
-        return max(1, _WINDOW // (X.itemsize * X.shape[1] * tile)) * tile
 
     @property
     def is_split(self) -> bool:

@@ -10,18 +10,11 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["add_moments", "rounded_moments", "window_rows"]
+__all__ = ["add_moments", "rounded_moments"]
 
 # column_moments: approximate number of thread blocks, and minimum number of rows per thread. Thread-block shape of
 # fold_moments (columns, rows).
 _BLOCKS, _ROWS, _FOLDED = 4096, 16, (32, 32)
-# Bytes of the windows whose sums are added up one after the other.
-_WINDOW = 1 << 30
-
-
-def window_rows(X: Any) -> int:
-    """Return the number of rows whose sums are computed together: the same wherever X is, as it determines rounding."""
-    return max(1, _WINDOW // (X.itemsize * X.shape[1]))
 
 
 def add_moments(machine: Machine, block: Any, origin: Any, totals: Any) -> None:

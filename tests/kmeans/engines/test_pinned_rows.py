@@ -1,7 +1,5 @@
 """Fits of X in host memory or in a file, which kernels read in place: the same bits as of X on the GPU."""
 
-from types import SimpleNamespace
-
 import numpy as np
 import pytest
 from host_cuda.machine import HostMachine
@@ -9,7 +7,7 @@ from kmeans.engines.test_device_engine import CASES, Case, engine_of
 
 import tsapps
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.data import half_copy, moments, pinned_rows
+from tsapps.apps.kmeans.data import pinned_rows
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
@@ -36,27 +34,17 @@ _OTHERS = (1 << 30) + 3 * 4 * 300
 
 
 class Pinning(HostMachine):
-    """A machine that keeps what was pinned, or that cannot pin, or that cannot pin the bytes from `pinnable` on."""
+    """A machine that keeps what was pinned, or that cannot pin."""
 
-    def __init__(self, error=None, memory=1 << 34, pinnable=0):
+    def __init__(self, error=None, memory=1 << 34):
         super().__init__(memory=memory)
-        self.pinned_arrays, self.error, self.pinnable, self.released = [], error, pinnable, 0
+        self.pinned_arrays, self.error = [], error
 
     def pin_in_place(self, array):
-        if self.error is not None and not self.pinnable:
+        if self.error is not None:
             raise self.error
         self.pinned_arrays.append(array)
-
-        def pieces(begin, end):
-            if self.error is not None and end > self.pinnable:
-                raise self.error
-            middle = (begin + end) // 8 * 4  # two copies per window
-            return [(begin, middle), (middle, end)]
-
-        def release():
-            self.released += 1
-
-        return SimpleNamespace(on_gpu=array.view(), pieces=pieces, release=release)
+        return super().pin_in_place(array)
 
 
 def engine_over(source, case, weights=None, machine=None):
@@ -93,34 +81,6 @@ def test_the_bits_are_those_of_rows_on_the_gpu(case, subtracted, rng, full):
     else:
         np.testing.assert_array_equal(found.labels, expected.labels)
         np.testing.assert_array_equal(found.centers, expected.centers)
-
-
-@pytest.mark.each_choice
-@pytest.mark.parametrize("rows", [64, 128, 199])
-@pytest.mark.parametrize(
-    "case",
-    [Case(SmallKStep, 300, 70, 6), Case(SmallKStep, 300, 70, 6, "bfloat16"), Case(LargeKStep, 400, 12, 70)],
-    ids=str,
-)
-def test_windows_change_no_bits(case, rows, rng, full, monkeypatch):
-    X, _ = case.data(rng)
-    init = X[: case.k].astype(np.float64)
-    expected = fitted(engine_of(case, X, None), case, init=init)
-    monkeypatch.setattr(half_copy, "_WINDOW", rows * X[0].nbytes)
-    same_bits(fitted(engine_over(ArrayRows(X), case), case, init=init), expected)
-    monkeypatch.setattr(moments, "_WINDOW", rows * X[0].nbytes)
-    same_bits(*(fitted(one, case, init=init) for one in (engine_over(ArrayRows(X), case), engine_of(case, X, None))))
-
-
-def test_x_is_streamed_if_later_pages_cannot_be_pinned(rng, full, monkeypatch):
-    case = Case(SmallKStep, 300, 100, 9)
-    X, _ = case.data(rng)
-    monkeypatch.setattr(moments, "_WINDOW", 100 * X[0].nbytes)
-    for memory, step in ((_OTHERS, "cublas"), (_OTHERS + 2 * X.nbytes, "small_k")):
-        machine = Pinning(OSError("no more pages"), memory, pinnable=X.nbytes // 2)
-        found = fitted(engine_over(ArrayRows(X), case, machine=machine), case, init=X[:9].astype(np.float64))
-        assert (found.step, machine.released) == (step, 1)
-        assert step == "small_k" or found.step_reason == "X does not fit in GPU memory, and no more pages"
 
 
 @pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
@@ -171,7 +131,7 @@ def test_pages_are_released_when_the_fit_ends(fault, rng, full):
         X[7, 3] = np.nan
         with pytest.raises(ValueError, match="row 7, column 3 is nan"):
             fitted(engine, case)
-    assert (len(engine.data.machine.pinned_arrays), engine.data.machine.released) == (1, 1)
+    assert len(engine.data.machine.pinned_arrays) == 1
     assert not engine.data.over_link
     assert engine.data.rows_on_gpu is None
 
