@@ -1,0 +1,139 @@
+"""`PinnedArray` on a stand-in for CUDA's runtime, which knows the pages that are pinned."""
+
+from types import MappingProxyType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tsapps.kernels.runtime import pin_in_place
+from tsapps.kernels.runtime.pin_in_place import PinnedArray
+
+_PAGE = 4096
+
+
+class CudaError(RuntimeError):
+    pass
+
+
+class Runtime:
+    """Pins pages, but no page twice, and none from byte `limit` on."""
+
+    CUDARuntimeError = CudaError
+
+    def __init__(self):
+        self.parts, self.flags, self.limit = {}, set(), 1 << 62
+
+    @staticmethod
+    def pages(place, size):
+        return set(range(place // _PAGE, -(-(place + size) // _PAGE)))
+
+    def hostRegister(self, place, size, flags):  # noqa: N802
+        if place + size > self.limit:
+            raise CudaError("cudaErrorMemoryAllocation: out of memory")
+        pages = self.pages(place, size)
+        if any(pages & self.pages(*other) for other in list(self.parts.items())):
+            raise CudaError("cudaErrorHostMemoryAlreadyRegistered")
+        self.parts[place] = size
+        self.flags.add(flags)
+
+    def hostUnregister(self, place):  # noqa: N802
+        del self.parts[place]
+
+    def pointerGetAttributes(self, place):  # noqa: N802
+        pinned = any(first <= place < first + size for first, size in list(self.parts.items()))
+        return SimpleNamespace(type=int(pinned))
+
+
+class Device:
+    attributes = MappingProxyType({"CanUseHostPointerForRegisteredMem": 1, "HostRegisterReadOnlySupported": 1})
+
+    def __init__(self, index):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        pass
+
+    def synchronize(self):
+        pass
+
+
+@pytest.fixture
+def runtime(numpy_for_cupy, monkeypatch):
+    import sys
+
+    cupy, runtime = sys.modules["cupy"], Runtime()
+    cuda = SimpleNamespace(
+        runtime=runtime,
+        Device=Device,
+        UnownedMemory=lambda place, size, owner, index: owner,
+        MemoryPointer=lambda memory, offset: memory,
+    )
+    cupy.ndarray = lambda shape, dtype, memory: memory
+    monkeypatch.setattr(cupy, "cuda", cuda, raising=False)
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    monkeypatch.setattr(pin_in_place, "_PART", 4 * _PAGE)
+    yield runtime
+    assert not pin_in_place._users
+    assert not runtime.parts
+
+
+def array_of(pages):
+    """Return bytes that begin 16 bytes after a page, as large arrays of NumPy do."""
+    room = np.zeros((pages + 1) * _PAGE, np.uint8)
+    begin = -room.ctypes.data % _PAGE + 16
+    return room[begin : begin + pages * _PAGE - 20]
+
+
+def test_parts_are_pinned_once_and_have_no_page_in_common(runtime):
+    array = array_of(23)
+    pinned, place = PinnedArray(array, 0), array.ctypes.data
+    parts = sorted(runtime.parts.items())
+    assert [first + size for first, size in parts[:-1]] == [first for first, _ in parts[1:]]
+    assert (parts[0][0], sum(parts[-1])) == (place, place + array.nbytes)
+    assert all(first % (4 * _PAGE) == 0 for first, _ in parts[1:])
+    assert runtime.flags == {8}
+    assert pinned.on_gpu is array
+    pinned.release()
+    pinned.release()  # does nothing
+
+
+def test_objects_for_the_same_array_share_its_pages(runtime):
+    array = array_of(9)
+    first, second = PinnedArray(array, 0), PinnedArray(array, 0)
+    first.release()
+    assert sum(runtime.parts.values()) == array.nbytes
+    second.release()
+
+
+def test_pages_that_another_array_has_pinned(runtime):
+    array = array_of(9)
+    whole = PinnedArray(array, 0)
+    for part in (array[: 5 * _PAGE], array[_PAGE:], array[:1]):
+        with pytest.raises(OSError, match="another fit has pinned some of its pages"):
+            PinnedArray(part, 0)
+    whole.release()
+
+
+def test_memory_that_the_caller_has_pinned(runtime):
+    array = array_of(9)
+    runtime.hostRegister(array.ctypes.data, array.nbytes, 0)
+    PinnedArray(array, 0).release()
+    assert runtime.parts == {array.ctypes.data: array.nbytes}
+    runtime.hostUnregister(array.ctypes.data)
+
+
+@pytest.mark.parametrize("pages", [0, 12])
+def test_pages_that_cannot_be_pinned(pages, runtime):
+    array = array_of(23)
+    runtime.limit = array.ctypes.data + pages * _PAGE
+    with pytest.raises(OSError, match="its pages cannot be pinned: cudaErrorMemoryAllocation"):
+        PinnedArray(array, 0)
+
+
+def test_a_driver_without_common_addresses(runtime, monkeypatch):
+    monkeypatch.setattr(Device, "attributes", {})
+    with pytest.raises(OSError, match="the driver of GPU 0 has no common addresses"):
+        PinnedArray(array_of(9), 0)
