@@ -124,8 +124,14 @@ class GpuRows(Data):
             self._pinned_rows = pin(array, self.machine)
         except OSError as error:
             self.why_streamed = f"X does not fit in GPU memory, and {error}"
-            if self.fits(self.held_bytes()):
-                self._hold()
+            with self._context:
+                if self.fits(self.held_bytes()):
+                    self._hold()
+
+    def check_pinned(self) -> None:
+        """Raise an error if X is pinned and its file has changed; passes that read the file itself check it too."""
+        if self.over_link and hasattr(self.source, "check_unchanged"):
+            self.source.check_unchanged()
 
     def unpin_rows(self) -> None:
         """Release the pages that `pin_rows` pinned, if it did."""

@@ -113,6 +113,7 @@ class DeviceEngine(Engine):
         try:
             self._begin_kernels(k, draws=draws)
             yield
+            self.data.check_pinned()
         finally:
             self.data.unpin_rows()
 

@@ -14,6 +14,7 @@ from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
+from tsapps.errors import MatrixError
 
 
 @pytest.fixture(autouse=True)
@@ -111,6 +112,21 @@ def test_files_are_read_in_place(suffix, rng, tmp_path):
     init = X[:9].astype(np.float64)
     same_bits(*(fitted(engine_over(tsapps.open_matrix(path), case, machine=one), case, init=init) for one in machines))
     assert [len(one.pinned_arrays) for one in machines] == [0, 1]
+
+
+def test_a_file_that_changes_during_the_fit(rng, tmp_path):
+    case = Case(SmallKStep, 300, 100, 9)
+    X, _ = case.data(rng)
+    np.save(tmp_path / "X.npy", X)
+
+    def change(_):
+        np.save(tmp_path / "X.npy", X + 1)
+
+    machine = Pinning(memory=_OTHERS + int(1.4 * X.nbytes))
+    engine = engine_over(tsapps.open_matrix(tmp_path / "X.npy"), case, machine=machine)
+    with pytest.raises(MatrixError, match="changed"):
+        fitted(engine, case, init=X[:9].astype(np.float64), progress=change)
+    assert len(machine.pinned_arrays) == 1
 
 
 def _write(path, X):
