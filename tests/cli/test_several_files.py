@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tsapps.cli.labels_by_file import label_names
 from tsapps.cli.options import stem
-from tsapps.errors import ExitCode
+from tsapps.errors import ExitCode, UsageError
 
 
 @pytest.fixture
@@ -52,6 +53,48 @@ def test_predict(succeed, points):
     assert len(np.load("a-labels.npy")) == 100
 
 
+def test_labels_of_each_file(succeed, points):
+    succeed("kmeans", "points", "--k", "3", "--device", "cpu", "--quiet")
+    expected = np.split(np.load("points-kmeans/labels.npy"), [100])
+    text = succeed("predict", "points-kmeans", "points", "--by-file", "--device", "cpu")
+    assert "points-labels/: 2 files" in text
+    assert sorted(os.listdir("points-labels")) == ["a-labels.npy", "b-labels.npy"]
+    for name, labels in zip("ab", expected, strict=True):
+        np.testing.assert_array_equal(np.load(f"points-labels/{name}-labels.npy"), labels)
+    found = json.loads(
+        succeed("predict", "points-kmeans", "points/b.npy", "--by-file", "--out", "b", "--device", "cpu", "--json")
+    )
+    assert found["output"] == os.path.abspath("b")
+    np.testing.assert_array_equal(np.load("b/b-labels.npy"), expected[1])
+
+
+def test_labels_of_each_file_replace_earlier_ones(succeed, refuse, points):
+    succeed("kmeans", "points", "--k", "3", "--device", "cpu", "--quiet")
+    labels = "predict", "points-kmeans", "points", "--by-file", "--device", "cpu"
+    succeed(*labels)
+    os.rename("points/b.npy", "points/c.npy")
+    assert "points-labels: already exists" in refuse(ExitCode.USAGE, *labels)
+    succeed(*labels, "--force")
+    assert sorted(os.listdir("points-labels")) == ["a-labels.npy", "c-labels.npy"]
+    Path("points-labels/notes.txt").touch()
+    assert "holds 'notes.txt', which is not a file of labels" in refuse(ExitCode.USAGE, *labels, "--force")
+    assert "points: has files of DATA" in refuse(ExitCode.USAGE, *labels, "--force", "--out", "points")
+    assert "is the current directory" in refuse(ExitCode.USAGE, *labels, "--force", "--out", ".")
+    assert "whole.npy: exists and is not a directory" in refuse(ExitCode.USAGE, *labels, "--out", "whole.npy")
+    assert sorted(os.listdir("points-labels")) == ["a-labels.npy", "c-labels.npy", "notes.txt"]
+
+
+def test_names_of_labels():
+    assert label_names(["some/x.npy"]) == ["x-labels.npy"]
+    assert label_names(["s/a/x.npy", "s/b/x.npy", "s/y.npy"]) == [
+        "a-x-labels.npy",
+        "b-x-labels.npy",
+        "y-labels.npy",
+    ]
+    with pytest.raises(UsageError, match=r"the labels of s/a/b\.npy and s/a-b\.npy would both be a-b-labels\.npy"):
+        label_names(["s/a/b.npy", "s/a-b.npy"])
+
+
 def test_predict_never_writes_to_one_of_the_files(succeed, refuse, points):
     succeed("kmeans", "whole.npy", "--k", "3", "--device", "cpu", "--quiet")
     line = refuse(ExitCode.USAGE, "predict", "whole-kmeans", "points", "--out", "points/b.npy", "--force")
@@ -89,14 +132,21 @@ def test_other_inputs_are_one_file(refuse, points, option):
     assert "points: is a directory: name a file in it" in line
 
 
-@pytest.mark.parametrize("command", [["kmeans", "points", "--k", "3"], ["predict", "whole-kmeans", "points"]])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["kmeans", "points", "--k", "3"],
+        ["predict", "whole-kmeans", "points"],
+        ["predict", "whole-kmeans", "points", "--by-file"],
+    ],
+)
 def test_a_file_that_appears_meanwhile_costs_no_result(succeed, points, monkeypatch, command):
     succeed("kmeans", "whole.npy", "--k", "3", "--device", "cpu", "--quiet")
     for module in map(import_module, ("tsapps.cli.kmeans", "tsapps.cli.predict")):
 
-        def write(*args, original=module._write):
+        def write(*args, original=module._write, **options):
             Path("points/notes.txt").write_text("1 2 3")
-            return original(*args)
+            return original(*args, **options)
 
         monkeypatch.setattr(module, "_write", write)
     succeed(*command, "--device", "cpu", "--quiet")

@@ -11,6 +11,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.clock import Clock
 from tsapps.cli.info import versions
+from tsapps.cli.labels_by_file import check_directory, save_labels
 from tsapps.cli.options import (
     AllowExternal,
     Data,
@@ -69,11 +70,16 @@ def predict(
     out: Annotated[
         Path | None,
         typer.Option(
-            metavar="FILE.npy", help="File to write.  [default: <name of DATA>-labels.npy, in the current directory]"
+            metavar="FILE.npy",
+            help="File to write, or with --by-file a directory.  [default: <name of DATA>-labels.npy or <name of "
+            "DATA>-labels, in the current directory]",
         ),
     ] = None,
+    by_file: Annotated[
+        bool, typer.Option("--by-file", help="Write the labels of each file of DATA to a file in a directory.")
+    ] = False,
     device: Device = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
     allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
@@ -85,19 +91,17 @@ def predict(
     Writes one int32 label per row. Computes in the dtype of the model.
     """
     clock = Clock()
-    out = out or Path(f"{stem(data)}-labels.npy")
+    out = out or Path(f"{stem(data)}-labels{'' if by_file else '.npy'}")
     check_input(data, several=True)
-    check_output_file(out, force=force)
+    if not by_file:
+        check_output_file(out, force=force)
     choose(device)  # before slow imports, so that a wrong device fails at once
 
     from tsapps.matrix import open_matrix
 
     centers, trained = read_model(model)
     matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
-    if out.exists() and any(os.path.samefile(out, file) for file, _ in matrix.files):
-        raise UsageError(f"{out}: is DATA itself: choose another --out")
-    if os.path.isdir(data) and os.path.samefile(out.parent, data) and matrix.files[0][0].endswith(".npy"):
-        raise UsageError(f"{out}: would be a file of DATA, {data}: choose another --out")
+    _check_output(data, matrix, out, by_file=by_file, force=force)
     n, d = matrix.shape
     if d != centers.shape[1]:
         raise UsageError(
@@ -109,12 +113,24 @@ def predict(
 
     with live_line(quiet=quiet) as show:
         found = _label(inputs, device, clock, show)
-        _write(inputs, found, out, clock)
+        _write(inputs, found, out, clock, by_file=by_file, force=force)
     summary = _summary(ctx.meta["tsapps.command"], inputs, found, out, clock)
     if as_json:
         print_json(summary)
     elif not quiet:
         print_table(_table(summary, inputs, out))
+
+
+def _check_output(data: str, matrix: "Matrix", out: Path, *, by_file: bool, force: bool) -> None:
+    """Raise `UsageError` if the labels would replace a file of DATA or, by file, something else than labels."""
+    files = [file for file, _ in matrix.files]
+    if by_file:
+        check_directory(out, files, force=force)
+        return
+    if out.exists() and any(os.path.samefile(out, file) for file in files):
+        raise UsageError(f"{out}: is DATA itself: choose another --out")
+    if os.path.isdir(data) and os.path.samefile(out.parent, data) and files[0].endswith(".npy"):
+        raise UsageError(f"{out}: would be a file of DATA, {data}: choose another --out")
 
 
 def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], None]) -> _Labels:
@@ -147,12 +163,16 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
     return _Labels(labels, sizes, inertia, engine.data.device)
 
 
-def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> None:
+def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock, *, by_file: bool, force: bool) -> None:
     from tsapps.matrix import save_npy
     from tsapps.permissions import mode_of_result
 
-    mode = mode_of_result(out, [*(file for file, _ in inputs.matrix.files), inputs.model / "centers.npy"])
-    save_npy(out, found.labels, commit=signals.placing, mode=mode)
+    files = inputs.matrix.files
+    mode = mode_of_result(out, [*(file for file, _ in files), inputs.model / "centers.npy"])
+    if by_file:
+        save_labels(out, files, found.labels, force=force, mode=mode)
+    else:
+        save_npy(out, found.labels, commit=signals.placing, mode=mode)
     clock.lap("write")
 
 
@@ -190,5 +210,5 @@ def _table(summary: dict[str, Any], inputs: _Inputs, out: Path) -> dict[str, str
         "inertia": f"{summary['inertia']:.6g}",
         "device": f"{summary['device']}: {summary['device_reason']}",
         "seconds": seconds_by_phase(summary["seconds"]),
-        "written": str(out),
+        "written": f"{out}/: {len(inputs.matrix.files):,} files" if out.is_dir() else str(out),
     }
