@@ -19,8 +19,9 @@ __all__ = ["PinnedArray"]
 _PART, _THREADS = 256 << 20, 4
 # cudaMemoryTypeHost: what CUDA says of memory that is already pinned.
 _PINNED = 1
-# cudaHostRegisterReadOnly; without it, pages that are mapped for reading only cannot be pinned.
-_READ_ONLY = 8
+# cudaHostRegisterPortable: for all GPUs. cudaHostRegisterReadOnly: without it, pages that are mapped for reading only
+# cannot be pinned.
+_PORTABLE, _READ_ONLY = 1, 8
 
 # What this module has pinned: (first byte, end) of each array, and the number of `PinnedArray` objects for it.
 _users: dict[tuple[int, int], int] = {}
@@ -64,15 +65,17 @@ class PinnedArray:
         """Release the pages, unless another object needs them, after the kernels that read them have ended."""
         from cupy.cuda import Device
 
-        with Device(self._index) as device, _lock:
-            device.synchronize()
-            if not self._owns:
-                return
-            self._owns = False
-            _users[self._range] -= 1
-            if _users[self._range] == 0:
-                del _users[self._range]
-                self._each_part(self._unpin, self._parts())
+        try:
+            with Device(self._index) as device:
+                device.synchronize()
+        finally:
+            with _lock:
+                owned, self._owns = self._owns, False
+                if owned:
+                    _users[self._range] -= 1
+                if owned and _users[self._range] == 0:
+                    del _users[self._range]
+                    self._each_part(self._unpin, self._parts())
 
     def _pin(self) -> bool:
         """Pin the pages; return False if the caller of tsapps has pinned them."""
@@ -85,12 +88,13 @@ class PinnedArray:
         if any(place < other_end and other < end for other, other_end in _users):
             raise OSError("another fit has pinned some of its pages")
         with Device(self._index):
-            if all(runtime.pointerGetAttributes(byte).type == _PINNED for byte in (place, end - 1)):
+            ends = (byte for first, last in self._parts() for byte in (first, last - 1))
+            if all(runtime.pointerGetAttributes(byte).type == _PINNED for byte in ends):
                 return False
         attributes = Device(self._index).attributes
         if not attributes.get("CanUseHostPointerForRegisteredMem"):
             raise OSError(f"the driver of GPU {self._index} has no common addresses for host and GPU")
-        flags = _READ_ONLY if attributes.get("HostRegisterReadOnlySupported") else 0
+        flags = _PORTABLE | (_READ_ONLY if attributes.get("HostRegisterReadOnlySupported") else 0)
         done: list[tuple[int, int]] = []
 
         def pin(part: tuple[int, int]) -> None:
@@ -100,9 +104,11 @@ class PinnedArray:
 
         try:
             self._each_part(pin, self._parts())
-        except runtime.CUDARuntimeError as error:
+        except BaseException as error:  # Ctrl-C too: pages that stay pinned would be taken for the caller's
             self._each_part(self._unpin, done)
-            raise OSError(f"its pages cannot be pinned: {error}") from error
+            if isinstance(error, runtime.CUDARuntimeError):
+                raise OSError(f"its pages cannot be pinned: {error}") from error
+            raise
         _users[self._range] = 1
         return True
 

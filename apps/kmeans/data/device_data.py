@@ -105,7 +105,7 @@ class DeviceData(GpuRows):
 
     def first_row(self) -> np.ndarray:
         """Return a sample; see `Data.first_row`."""
-        X = self.rows_on_gpu
+        X = None if self.over_link else self.rows_on_gpu  # one copy must not cross two parts of pinned pages
         first: np.ndarray = super().first_row() if X is None else to_host(X[0]).astype(self.dtype)
         return first
 

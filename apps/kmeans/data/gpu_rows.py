@@ -128,6 +128,11 @@ class GpuRows(Data):
                 if self.fits(self.held_bytes()):
                     self._hold()
 
+    def move_to_host(self) -> None:
+        """Take X on the GPU, an array of zeros that nothing reads, for one that is pinned in host memory."""
+        self._pinned_rows = self.machine.pin_in_place(self.rows_on_gpu)
+        self.held = self._half_rows = None
+
     def check_pinned(self) -> None:
         """Raise an error if X is pinned and its file has changed; passes that read the file itself check it too."""
         if self.over_link and hasattr(self.source, "check_unchanged"):

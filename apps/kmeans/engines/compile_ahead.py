@@ -196,12 +196,11 @@ def run_without_computing(
 def _engine_of_zeros(fit: Fit, rows: int, x_dtype: np.dtype, machine: CompilingMachine) -> Any:
     """Return a new engine for zeros of shape (rows, d), with weights if the samples of the fit have weights."""
     source = ArrayRows(np.zeros((rows, fit.shape[1]), x_dtype))
-    source.device = None if fit.over_link else machine.index
+    source.device = machine.index
     weights = np.ones(rows, fit.dtype) if fit.weighted else None
     engine = fit.engine(source, fit.dtype, weights, machine, fit.options)
     if fit.over_link:
-        engine.data.held = None
-        engine.data.pin_rows()
+        engine.data.move_to_host()
     return engine
 
 

@@ -109,8 +109,8 @@ class DeviceEngine(Engine):
     @contextmanager
     def fitting(self, k: int, *, draws: bool) -> Iterator[None]:
         """Pin X in place if the GPU holds no copy, and begin to compile the kernels of a fit; see `Engine.fitting`."""
-        self.data.pin_rows()
         try:
+            self.data.pin_rows()
             self._begin_kernels(k, draws=draws)
             yield
             self.data.check_pinned()

@@ -94,7 +94,7 @@ def test_parts_are_pinned_once_and_have_no_page_in_common(runtime):
     assert [first + size for first, size in parts[:-1]] == [first for first, _ in parts[1:]]
     assert (parts[0][0], sum(parts[-1])) == (place, place + array.nbytes)
     assert all(first % (4 * _PAGE) == 0 for first, _ in parts[1:])
-    assert runtime.flags == {8}
+    assert runtime.flags == {1 | 8}
     assert pinned.on_gpu is array
     pinned.release()
     pinned.release()  # does nothing
@@ -123,6 +123,42 @@ def test_memory_that_the_caller_has_pinned(runtime):
     PinnedArray(array, 0).release()
     assert runtime.parts == {array.ctypes.data: array.nbytes}
     runtime.hostUnregister(array.ctypes.data)
+
+
+def test_memory_of_which_the_caller_has_pinned_the_ends(runtime):
+    array = array_of(23)
+    place = array.ctypes.data
+    runtime.hostRegister(place, _PAGE, 0)
+    runtime.hostRegister(place + array.nbytes - _PAGE, _PAGE, 0)
+    before = dict(runtime.parts)
+    with pytest.raises(OSError, match="AlreadyRegistered"):
+        PinnedArray(array, 0)
+    assert runtime.parts == before
+    for one in before:
+        runtime.hostUnregister(one)
+
+
+def test_ctrl_c_while_pages_are_pinned(runtime, monkeypatch):
+    array, pin, left = array_of(23), runtime.hostRegister, iter(range(3))
+
+    def interrupted(*part):
+        if next(left, None) is None:
+            raise KeyboardInterrupt
+        pin(*part)
+
+    monkeypatch.setattr(runtime, "hostRegister", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        PinnedArray(array, 0)
+
+
+def test_pages_are_released_after_a_fault_of_the_gpu(runtime, monkeypatch):
+    def fail(_):
+        raise CudaError("cudaErrorIllegalAddress")
+
+    pinned = PinnedArray(array_of(9), 0)
+    monkeypatch.setattr(Device, "synchronize", fail)
+    with pytest.raises(CudaError, match="IllegalAddress"):
+        pinned.release()
 
 
 @pytest.mark.parametrize("pages", [0, 12])
