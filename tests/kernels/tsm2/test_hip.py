@@ -16,7 +16,7 @@ from tsapps.kernels.plan.simt import SPLIT_INSTANCES, ColumnsPlan, RowsPlan, Sma
 from tsapps.kernels.problem import ITEMSIZE
 
 pytestmark = pytest.mark.skipif(shutil.which("hipcc") is None, reason="hipcc is not installed (apt-get install hipcc)")
-ARCHITECTURES = ("gfx906", "gfx90a")
+ARCHITECTURES = (pytest.param("gfx906", marks=pytest.mark.exhaustive), "gfx90a")
 SCALARS = {"float32": "float", "float64": "double"}
 # What the compiler says of each kernel, in the metadata at the end of its assembly.
 _USED = re.compile(r"\.(name|private_segment_fixed_size|vgpr_spill_count|wavefront_size): +(\S+)")

@@ -65,6 +65,7 @@ def same_bits(found, expected):
     assert (found.n_iter, found.converged, found.inertia) == (expected.n_iter, expected.converged, expected.inertia)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("subtracted", [0, 2])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_the_bits_are_those_of_rows_on_the_gpu(case, subtracted, rng, full):
