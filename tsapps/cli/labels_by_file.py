@@ -1,16 +1,13 @@
 """A directory with the labels of each file of a matrix, written whole or not at all."""
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tsapps import signals
-from tsapps.cli.options import check_writable
+from tsapps.cli.output_directory import check_output_directory, written_whole
 from tsapps.errors import UsageError
-from tsapps.kernels.system.atomic_write import remove_leftovers, replacing_directory
-from tsapps.permissions import directory_mode
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,23 +41,12 @@ def label_names(files: Sequence[str]) -> list[str]:
 
 def check_directory(directory: Path, files: Sequence[str], *, force: bool) -> None:
     """Raise `UsageError` unless a directory of the labels of files may be written at `directory`."""
-    check_writable(directory)
-    remove_leftovers(directory, label_names(files))  # also restores a directory that a killed run had moved away
-    if not os.path.lexists(directory):
-        return
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: exists and is not a directory, which --by-file writes: choose another --out")
-    if any(os.path.samefile(os.path.dirname(os.path.abspath(file)), directory) for file in files):
+    if directory.is_dir() and any(
+        os.path.samefile(os.path.dirname(os.path.abspath(file)), directory) for file in files
+    ):
         raise UsageError(f"{directory}: has files of DATA: choose another --out")
-    if not force:
-        raise UsageError(f"{directory}: already exists: choose another --out, or replace it with --force")
-    if os.path.samefile(directory, os.curdir):
-        raise UsageError(f"{directory}: is the current directory, which cannot be replaced: choose another --out")
-    if foreign := sorted(name for name in os.listdir(directory) if not name.endswith(_ENDING)):
-        raise UsageError(
-            f"{directory}: holds {foreign[0]!r}, which is not a file of labels: --force replaces only such files; "
-            "choose another --out"
-        )
+    what = "is not a file of labels: --force replaces only such files"
+    check_output_directory(directory, label_names(files), lambda name: name.endswith(_ENDING), what, force=force)
 
 
 def save_labels(
@@ -92,13 +78,8 @@ def save_labels(
     names = label_names(paths)
     old = os.listdir(directory) if directory.is_dir() else []
 
-    @contextmanager
-    def commit() -> Iterator[None]:
-        check_directory(directory, paths, force=force)
-        with signals.placing():
-            yield
-
-    with replacing_directory(directory, {*names, *old}, commit=commit, mode=directory_mode(mode)) as temporary:
+    check = partial(check_directory, directory, paths, force=force)
+    with written_whole(directory, {*names, *old}, check, mode) as temporary:
         start = 0
         for name, (_, rows) in zip(names, files, strict=True):
             save_npy(temporary / name, labels[start : start + rows], mode=mode)

@@ -11,17 +11,14 @@ summary.json
 """
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tsapps import signals
-from tsapps.cli.options import check_writable
+from tsapps.cli.output_directory import check_output_directory, written_whole
 from tsapps.errors import MatrixError, UsageError
-from tsapps.kernels.system.atomic_write import remove_leftovers, replacing_directory
 from tsapps.kernels.system.strict_json import JsonError, read_json
-from tsapps.permissions import directory_mode
 
 if TYPE_CHECKING:
     from tsapps.matrix import Matrix
@@ -46,23 +43,9 @@ def check_place(directory: Path, *, force: bool) -> None:
         If `directory` exists and `force` is not set, if it is neither an earlier result nor an empty directory, or if
         its parent is not writable.
     """
-    check_writable(directory)
-    remove_leftovers(directory, _FILES)  # also restores a result that a killed run had moved away
-    if not os.path.lexists(directory):
-        return
-    if not directory.is_dir():
-        raise UsageError(f"{directory}: exists and is not a directory: choose another --out")
-    if not force:
-        raise UsageError(f"{directory}: already exists: choose another --out, or replace it with --force")
-    if os.path.samefile(directory, os.curdir):
-        raise UsageError(f"{directory}: is the current directory, which cannot be replaced: choose another --out")
-    held = {entry.name for entry in os.scandir(directory)}
-    if foreign := sorted(held - _FILES):
-        raise UsageError(
-            f"{directory}: holds {foreign[0]!r}, which does not belong to a kmeans result: "
-            "--force replaces only such results; choose another --out"
-        )
-    if held and not _is_result(directory):
+    what = "does not belong to a kmeans result: --force replaces only such results"
+    replaces = check_output_directory(directory, _FILES, _FILES.__contains__, what, force=force)
+    if replaces and os.listdir(directory) and not _is_result(directory):
         raise UsageError(f"{directory}: is not a kmeans result (by its summary.json): choose another --out")
 
 
@@ -94,29 +77,9 @@ def _read_summary(directory: Path) -> dict[str, Any] | None:
     return summary
 
 
-@contextmanager
-def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> Iterator[Path]:
-    """Create a directory that is renamed to `directory` when the ``with`` block ends without an exception.
-
-    The new directory gets the permissions that suit files with the permissions `mode`. After any exception, Ctrl-C
-    included, the new directory is removed and `directory` is unchanged.
-
-    Raises
-    ------
-    UsageError
-        By `check_place`, which is called again before the rename, since hours may have passed.
-    OSError
-        If the disk is full or fails.
-    """
-
-    @contextmanager
-    def commit() -> Iterator[None]:
-        check_place(directory, force=force)
-        with signals.placing():
-            yield
-
-    with replacing_directory(directory, _FILES, commit=commit, mode=directory_mode(mode)) as temporary:
-        yield temporary
+def new_directory(directory: Path, *, force: bool, mode: int = 0o666) -> AbstractContextManager[Path]:
+    """Return a context in which a result is written; see `written_whole`. `check_place` is called again at its end."""
+    return written_whole(directory, _FILES, partial(check_place, directory, force=force), mode)
 
 
 def files_of(matrix: "Matrix") -> list[dict[str, Any]] | None:
