@@ -7,7 +7,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
-from tsapps.apps.kmeans.data.pinned_rows import HALF_TYPES, pin, pinnable
+from tsapps.apps.kmeans.data.pinned_rows import is_half, pin, pinnable
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.kernels.runtime.launch import structure
@@ -94,9 +94,10 @@ class GpuRows(Data):
         A fit reads long rows in host memory in place if their copy leaves no memory for the half-precision copy, from
         which it reads most of what it needs.
         """
-        in_place = self.n_features >= _LEAST_IN_PLACE and self._pinnable() is not None
-        size = self.held_bytes() + in_place * 2 * self.n_samples * self.n_features
-        return self._half_rows is None and self.fits(size)
+        if self._half_rows is not None or not self.fits(self.held_bytes()):
+            return False
+        half_copy = 2 * self.n_samples * self.n_features if self.n_features >= _LEAST_IN_PLACE else 0
+        return self.fits(self.held_bytes() + half_copy) or self._pinnable() is None
 
     def held_bytes(self) -> int:
         """Return the size in bytes of a copy of X held on the GPU."""
@@ -163,16 +164,13 @@ class GpuRows(Data):
     @property
     def _is_half(self) -> bool:
         """True if X is in host memory, in a 16-bit type that kernels read."""
-        half = self.source.dtype.name in HALF_TYPES and self.dtype == np.float32
-        return half and self._takes_16_bit and self.source.device is None
+        return self._takes_16_bit and self.source.device is None and is_half(self.source.dtype, self.dtype)
 
     def _half_array(self, source: Rows, dtype: np.dtype) -> Any | None:
         """Return the source's array if it is row-major, has a 16-bit type and is on this GPU; else None."""
-        if not self._takes_16_bit or not isinstance(source, ArrayRows) or source.device is None or dtype != np.float32:
+        if not self._takes_16_bit or not isinstance(source, ArrayRows) or source.device != self.machine.index:
             return None
-        array = source.array
-        here = source.device == self.machine.index and array.flags.c_contiguous
-        return array if here and array.dtype.name in HALF_TYPES else None
+        return source.array if is_half(source.dtype, dtype) and source.array.flags.c_contiguous else None
 
     @property
     def uncentered(self) -> Any:

@@ -9,12 +9,15 @@ from tsapps.apps.kmeans.data.rows import Rows, in_place
 from tsapps.kernels.runtime.machine import Machine
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["HALF_TYPES", "pin", "pinnable"]
+__all__ = ["is_half", "pin", "pinnable"]
 
-#: The 16-bit floating-point types.
-HALF_TYPES = ("float16", "bfloat16")
 # Maximum size of a file that is pinned, as a fraction of the available host memory: no other program can use its pages.
 _MOST_PINNED = 0.75
+
+
+def is_half(x_dtype: np.dtype, dtype: np.dtype) -> bool:
+    """Return True if X has a 16-bit floating-point type, which kernels of the working type `dtype` read as it is."""
+    return x_dtype.name in ("float16", "bfloat16") and dtype == np.float32
 
 
 def pinnable(source: Rows, dtype: np.dtype) -> np.ndarray | None:
@@ -26,8 +29,8 @@ def pinnable(source: Rows, dtype: np.dtype) -> np.ndarray | None:
     dtype : {float32, float64}
         The working dtype.
     """
-    readable = source.dtype == dtype or (source.dtype.name in HALF_TYPES and dtype == np.float32)
-    return in_place(source) if source.device is None and readable else None
+    readable = source.device is None and (source.dtype == dtype or is_half(source.dtype, dtype))
+    return in_place(source) if readable else None
 
 
 def pin(array: np.ndarray, machine: Machine) -> Any:

@@ -134,12 +134,9 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray) -> np.ndarra
 
 def greedy_draw(data: DeviceData, first: int, draws: np.ndarray) -> GreedyDraw | None:
     """Return the launches of `draw_plus_plus`, or None if it returns None; there is at least one row of `draws`."""
-    X = data.uncentered
-    rows = data.rows_on_gpu
-    if X is None and rows is not None and rows.dtype == data.dtype:
-        X = rows  # pinned in place
-    elif X is None and rows is not None and data.fits(2 * rows.nbytes):
-        X = rows.astype(data.dtype)  # of a 16-bit type
+    X = data.rows_on_gpu if data.uncentered is None else data.uncentered
+    if X is not None and X.dtype != data.dtype:  # a 16-bit type
+        X = X.astype(data.dtype) if data.fits(2 * X.nbytes) else None
     if X is None:
         return None
     (n, d), size = X.shape, data.dtype.itemsize
