@@ -19,6 +19,7 @@ from tsapps.apps.kmeans.data.outliers import typical_rows
 from tsapps.apps.kmeans.data.own_distances import bind_distances
 from tsapps.apps.kmeans.data.plan import PASS_THREADS, row_groups
 from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.inertia.launch import add_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
@@ -45,6 +46,8 @@ class DeviceData(GpuRows):
     ----------
     source, dtype, sample_weight, machine, takes_16_bit
         As for `GpuRows`.
+    shard : Shard, optional
+        Which rows of a larger matrix `source` has; by default, it has all rows.
 
     Attributes
     ----------
@@ -57,8 +60,16 @@ class DeviceData(GpuRows):
     most_small, most_drawn = 1 << 19, 1 << 25  # 10 ns per sample, and 7 ns per sample and cluster
 
     def __init__(
-        self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, *, takes_16_bit: bool = False
+        self,
+        source: Rows,
+        dtype: np.dtype,
+        sample_weight: Any,
+        machine: Machine,
+        *,
+        takes_16_bit: bool = False,
+        shard: Shard | None = None,
     ) -> None:
+        self.shard = Shard(0, source.shape[0]) if shard is None else shard
         self.on_read = self._centered = False
         # `cached_moments`, once they are known.
         self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
