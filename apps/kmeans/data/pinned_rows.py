@@ -1,13 +1,15 @@
 """X in host memory or in a file, pinned in place, for kernels that read it through the link."""
 
-from mmap import mmap
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.rows import Rows, in_place
+from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.machine import Machine
 from tsapps.kernels.system.host_memory import available_host_memory
+from tsapps.kernels.system.mapped_files import mapped_files
+from tsapps.kernels.system.printable import shown
 
 __all__ = ["is_half", "pin", "pinnable"]
 
@@ -36,19 +38,21 @@ def pinnable(source: Rows, dtype: np.dtype) -> np.ndarray | None:
 def pin(array: np.ndarray, machine: Machine) -> Any:
     """Pin an array that `pinnable` returned; return the `PinnedArray`.
 
+    CUDA does not return from pinning pages of a file that are copied when they are written. So a file is pinned only if
+    it is mapped for reading, and not privately.
+
     Raises
     ------
     OSError
-        If the pages cannot be pinned, or those of a file would take most of the host memory.
+        If the pages cannot be pinned, if they are those of a file that is mapped privately or for writing, or if those
+        of a file would take most of the host memory.
     """
-    available = available_host_memory() if _is_of_file(array) else 0
-    if available and array.nbytes > _MOST_PINNED * available:
+    files = mapped_files(address(array), address(array) + array.nbytes)
+    for file in files:
+        if not file.is_shared_memory and (file.writable or not file.shared):
+            how = "for writing" if file.writable else "privately"
+            raise OSError(f"its file {shown(file.path)} is mapped {how}: map it for reading, as open_matrix does")
+    available = available_host_memory() if files else 0
+    if files and array.nbytes > _MOST_PINNED * available:
         raise OSError(f"its file has {array.nbytes} bytes, of which {available} fit in host memory")
     return machine.pin_in_place(array)
-
-
-def _is_of_file(array: Any) -> bool:
-    """Return True if an array is that of a file that is mapped into memory."""
-    while isinstance(array, np.ndarray):
-        array = array.base
-    return isinstance(array, mmap)

@@ -1,5 +1,7 @@
 """Fits of X in host memory or in a file, which kernels read in place: the same bits as of X on the GPU."""
 
+import mmap
+
 import numpy as np
 import pytest
 from host_cuda.machine import HostMachine
@@ -174,6 +176,24 @@ def test_a_file_larger_than_the_memory_is_streamed(rng, full, tmp_path, monkeypa
         assert found.step_reason.endswith(f"its file has {X.nbytes} bytes, of which {X.nbytes} fit in host memory")
     found = fitted(engine_over(ArrayRows(X), case), case, init=X[:9].astype(np.float64))
     assert found.step == "small_k"  # X is in memory already
+
+
+@pytest.mark.parametrize(("mode", "reason"), [("c", "for writing"), ("r+", "for writing"), (None, "privately")])
+def test_a_file_that_is_mapped_privately_or_for_writing_is_streamed(mode, reason, rng, full, tmp_path):
+    case, path = Case(SmallKStep, 300, 100, 9), tmp_path / "X.npy"
+    X, _ = case.data(rng)
+    np.save(path, X)
+    if mode is None:
+        with path.open("rb") as file:
+            held = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ)
+        mapped = np.frombuffer(held, X.dtype, X.size, offset=path.stat().st_size - X.nbytes).reshape(X.shape)
+    else:
+        mapped = np.load(path, mmap_mode=mode)
+    engine = engine_over(ArrayRows(mapped), case, machine=Pinning(memory=_OTHERS))
+    found = fitted(engine, case, init=X[:9].astype(np.float64))
+    assert found.step == "cublas"
+    assert found.step_reason.endswith(f"X.npy is mapped {reason}: map it for reading, as open_matrix does")
+    assert engine.data.machine.pinned_arrays == []
 
 
 def test_rows_that_fit_beside_their_copy_are_held(rng):
