@@ -10,7 +10,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.engines.device_step import integers_of
+from tsapps.apps.kmeans.engines.running_sums_step import integers_of
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan
+from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.data.gpu_rows import GpuRows
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.labels import launch_over_labels
@@ -73,7 +74,7 @@ class DeviceData(GpuRows):
         self.on_read = self._centered = False
         # `cached_moments`, once they are known.
         self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
-        #: The last result of `integers_of` in engines/device_step.py, after the `spread` that it is for.
+        #: The last result of `integers_of` in engines/running_sums_step.py, after the `spread` that it is for.
         self.integers: tuple[tuple[np.ndarray, float], Any] | None = None
         # The argument of the last `spread`, the same rounded as `shift`, and the result.
         self._last_spread: tuple[np.ndarray, np.ndarray, tuple[np.ndarray, float]] | None = None
@@ -209,6 +210,17 @@ class DeviceData(GpuRows):
             self.moments()
         assert self.known_moments is not None
         return self.known_moments
+
+    @property
+    def is_small(self) -> bool:
+        """True if X, all shards of it, is small; see `Data.is_small`."""
+        n_total = self.shard.n_total
+        return n_total * self.n_features * self.dtype.itemsize <= SMALL and n_total <= self.most_small
+
+    @cached_property
+    def most_weight(self) -> float | None:
+        """The largest weight; None if all weights are 1."""
+        return None if self.sample_weight is None else float(abs(self.sample_weight).max())
 
     @cached_property
     def weights_alike(self) -> bool:

@@ -10,11 +10,13 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.engines.compile_ahead import Fit, begin_kernels_of, rounded_up
 from tsapps.apps.kmeans.engines.cublas_step import CublasStep
-from tsapps.apps.kmeans.engines.device_step import DeviceStep, integers_of
+from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
+from tsapps.apps.kmeans.engines.running_sums_step import integers_of
 from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, StepPlan, select_step, why_cublas
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep, norms_of
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
@@ -39,14 +41,22 @@ class DeviceEngine(Engine):
     sample_weight : numpy.ndarray of shape (n,), optional
     machine : Machine
     options : Options
+    shard : Shard, optional
+        Which rows of a larger matrix `source` has; by default, it has all rows.
     """
 
     data: DeviceData
 
     def __init__(
-        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, machine: Machine, options: Options
+        self,
+        source: Rows,
+        dtype: np.dtype,
+        sample_weight: np.ndarray | None,
+        machine: Machine,
+        options: Options,
+        shard: Shard | None = None,
     ) -> None:
-        self.data = DeviceData(source, dtype, sample_weight, machine, takes_16_bit=options.kernels)
+        self.data = DeviceData(source, dtype, sample_weight, machine, takes_16_bit=options.kernels, shard=shard)
         self.blocks = CublasStep(self.data)
         self.options = options
         self._selected: tuple[int, StepPlan] | None = None

@@ -26,11 +26,10 @@ from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.data.plan import CENTER_THREADS
-from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep
+from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep, integers_of
 from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
-from tsapps.apps.kmeans.update.fixed_point import Integers, integers
 from tsapps.apps.kmeans.update.launch import update_args
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, MOST_RELOCATED, OUTCOME, UPDATE_CENTERS
 from tsapps.apps.kmeans.update.relocation import Relocation
@@ -38,23 +37,12 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep", "integers_of"]
+__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep"]
 
 #: Rescoring kernels: threads per block, and launched blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
 # Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
 _AHEAD = 2
-
-
-def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
-    """Return the fixed-point format of the cluster sums of X − `subtracted`, (d,); by default of X − `data.shift`."""
-    spread = data.spread(subtracted)
-    if data.integers is None or data.integers[0] is not spread:
-        weights = data.sample_weight
-        most_weight = None if weights is None else float(abs(weights).max())
-        data.integers = spread, integers(data.n_samples, data.dtype, *spread, most_weight)
-    found: Integers = data.integers[1]
-    return found
 
 
 class DeviceStep(RunningSumsStep):
@@ -190,6 +178,11 @@ class DeviceStep(RunningSumsStep):
             fits = self.data.fits(BOUNDS_BYTES * self.data.n_samples)
             self.bounds = self._new_bounds() if fits else None
 
+    def _begin_bounds_soon(self) -> None:
+        """Start bounds with the next iteration, if that is likely to save time."""
+        if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._expected_reassigned):
+            self._begin_bounds()
+
     def _begin_bounds(self) -> None:
         """Start bounds with the next iteration, if the step can have them."""
         self.create_bounds()
@@ -300,13 +293,25 @@ class DeviceStep(RunningSumsStep):
             self.data.machine.current_stream().synchronize()
         return self._staging.copy()
 
+    def launch_rows(self, count: int) -> None:
+        """Launch the first part of iteration number `count` of a run, from 0: labels, and sums of these rows."""
+        self._begin_bounds_soon()
+        for launch in self._bound_rows(count % 2):
+            launch()
+
+    def launch_centers(self, count: int, tol: float, *, is_last: bool) -> None:
+        """Launch the second part of an iteration, from the sums of all rows: new centers and the outcome."""
+        now, slot = count % 2, count % _AHEAD
+        for launch in self._bound_centers(now, slot, tol):
+            launch()
+        self._end_launches(count, is_last=is_last)
+
     def _launch(self, count: int, tol: float) -> None:
         """Launch iteration number `count` of the current `iterate` call, from 0, and its check."""
         now, slot = count % 2, count % _AHEAD
-        if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._expected_reassigned):
-            self._begin_bounds()
+        self._begin_bounds_soon()
         key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates
-        self._run(key, lambda: self._bind_iteration(now, slot, tol))
+        self._run(key, lambda: chain(self._bound_rows(now), self._bound_centers(now, slot, tol)))
         self._bounded_before[slot] = self._bounded
         if self.check is not None:
             if count == 0 and self.protection is not None:  # hash on the host while the GPU runs the first iteration
@@ -334,18 +339,14 @@ class DeviceStep(RunningSumsStep):
         for launch in self._bound_relocation(now, slot, tol):
             launch()
 
-    def _bind_iteration(self, now: int, slot: int, tol: float) -> Iterator[Callable[[], None]]:
-        """Yield the launches of an iteration: labels and sums, then new centers and the outcome.
+    def _bound_centers(self, now: int, slot: int, tol: float) -> Iterable[Callable[[], None]]:
+        """Return the launches that compute the new centers, `buffers.centers[1 - now]`, and end the iteration."""
 
-        The iteration reads `buffers.centers[now]`, and writes `buffers.centers[1 - now]` and `_outcomes[slot]`.
-        """
-
-        def bind_centers() -> Iterator[Callable[[], None]]:
+        def bind() -> Iterator[Callable[[], None]]:
             yield self._bind_update(now, slot, tol)
             yield from self._bound_relocation(now, slot, tol) if self._relocates else self._bind_next(1 - now)
 
-        yield from self._bound_rows(now)
-        yield from self._bound(("centers", now, slot, tol, self._bounded, self._relocates), bind_centers)
+        return self._bound(("centers", now, slot, tol, self._bounded, self._relocates), bind)
 
     def _bind_update(self, now: int, slot: int, tol: float, *, relocates: bool = False) -> Launch:
         """Return the launch of `update_centers`; see update/centers.cuh for `relocates`."""

@@ -13,16 +13,25 @@ from tsapps.apps.kmeans.inertia.plan import inertia_from_terms
 from tsapps.apps.kmeans.protect.launch import StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
-from tsapps.apps.kmeans.update.fixed_point import Integers
+from tsapps.apps.kmeans.update.fixed_point import Integers, integers
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["RunningSumsStep"]
+__all__ = ["RunningSumsStep", "integers_of"]
 
 # The inertia is computed from the running cluster sums, instead of by a pass over X, under two conditions: X has at
 # least `_ROWS_OVER_SUMS` times as many bytes as the sums, and the relative error of the inertia is at most
 # `_INERTIA_ERROR`, about the error of float32 differences. `_SQUARES_ERROR` is the relative error of a float64 sum of
 # squares.
 _ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 8, 2.0**-20, 2.0**-40
+
+
+def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
+    """Return the fixed-point format of the cluster sums of X − `subtracted`, (d,); by default of X − `data.shift`."""
+    spread = data.spread(subtracted)
+    if data.integers is None or data.integers[0] is not spread:
+        data.integers = spread, integers(data.shard.n_total, data.dtype, *spread, data.most_weight)
+    found: Integers = data.integers[1]
+    return found
 
 
 class RunningSumsStep(Step):
@@ -56,8 +65,8 @@ class RunningSumsStep(Step):
         return 1 / self.integers.scales
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return the weighted sum (k, d) and the weight (k,) of each cluster, float64, in host memory."""
-        values = self.data.copy_to_host(self.buffers.sums) / self.integers.scales
+        """Return the weighted sum (k, d) and the weight (k,) of each cluster of X, float64, in host memory."""
+        values = self.data.copy_to_host(self.buffers.total_sums) / self.integers.scales
         return values[:, :-1], values[:, -1]
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
@@ -71,7 +80,7 @@ class RunningSumsStep(Step):
 
     def _terms(self, centers: Any) -> np.ndarray:
         """Return the terms of `inertia_from_terms`, (k, 4); `centers` (k, d) are on the GPU."""
-        return to_host(sum_terms(self.data.machine, self.buffers.sums, self.buffers.units, centers))
+        return to_host(sum_terms(self.data.machine, self.buffers.total_sums, self.buffers.units, centers))
 
     def inertia(self, centers: np.ndarray) -> float:
         """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""

@@ -106,13 +106,16 @@ class IterationBuffers:
     found : array of shape (k, 4), float64
         A `CenterFound` of update/column_order.cuh per center.
     sums : array of shape (k, d + 1), int64
-        Fixed-point cluster sums; the last column has the weights.
+        Fixed-point cluster sums of these rows; the last column has the weights.
     scales : array of shape (d + 1,)
         Fixed-point scale of each column of the sums, float32 for two limbs or float64 for three.
     units : array of shape (d + 1,), float64
         Reciprocals of the scales.
     n_reassigned : array of shape (1,), uint32
-        Number of reassigned rows; zero before an iteration.
+        Number of reassigned rows of these rows; zero before an iteration.
+    own, total : array of shape (k·(d + 1) + 1,), int64
+        `sums` and `n_reassigned` in one array, and the same of all rows of X. If these rows are all, it is the same
+        array; otherwise an all-reduce of the shards' `own` gives `total`.
     arrived : array of shape (1,), uint32
         Number of blocks that have finished their part of a kernel, by which the last block is found; zero before an
         iteration.
@@ -140,6 +143,18 @@ class IterationBuffers:
     stopped: Any
     empty: Any
     counts: Any
+    own: Any
+    total: Any
+
+    @property
+    def total_sums(self) -> Any:
+        """The fixed-point cluster sums of all rows of X, (k, d + 1)."""
+        return self.total[:-1].reshape(self.sums.shape)
+
+    @property
+    def total_reassigned(self) -> Any:
+        """The number of reassigned rows of all rows of X, (1,), uint32."""
+        return _low_word(self.total)
 
     @classmethod
     def allocated(cls, data: DeviceData, k: int, layout: Layout, sums: Integers) -> IterationBuffers:
@@ -148,7 +163,8 @@ class IterationBuffers:
         # In panels, the first panel holds the biases (core_matrix_layout.cuh), unless lanes have columns for them.
         width = placement.padded + (16 if placement.panels and not placement.each else 0)
         xp = data.xp
-        n_reassigned, arrived, stopped = xp.zeros((3, 1), np.uint32)
+        arrived, stopped = xp.zeros((2, 1), np.uint32)
+        own = xp.zeros(k * (d + 1) + 1, np.int64)
         return cls(
             rows=data.rows_argument(),
             labels=xp.empty(n if layout.labels == "int32" else -(-n // 4) * 4, layout.labels),
@@ -158,12 +174,19 @@ class IterationBuffers:
             offsets=xp.empty(n_columns * (1 if layout.error_coefficients is None else 2), np.float32),
             center_stats=xp.empty(6, np.float32),
             found=xp.empty((k, 4)),
-            sums=xp.empty((k, d + 1), np.int64),
+            sums=own[:-1].reshape(k, d + 1),
             scales=data.machine.on_gpu(sums.scales.astype(np.float32 if sums.digits == NARROW else np.float64)),
             units=data.machine.on_gpu(1 / sums.scales),
-            n_reassigned=n_reassigned,
+            n_reassigned=_low_word(own),
             arrived=arrived,
             stopped=stopped,
             empty=xp.empty(MOST_RELOCATED, np.int32),
             counts=xp.empty(layout.lists, np.uint32),
+            own=own,
+            total=xp.zeros_like(own) if data.shard.n_total > n else own,
         )
+
+
+def _low_word(sums: Any) -> Any:
+    """Return the low 32 bits of the last number of an int64 array, (1,), uint32; the machines are little-endian."""
+    return sums[-1:].view(np.uint32)[:1]

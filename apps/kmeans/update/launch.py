@@ -37,8 +37,8 @@ def update_args(
     """
     placement, n_columns, coefficients = layout.placement, layout.columns_of(k), layout.error_coefficients
     of_norm, of_lost = coefficients or (0, 0)
-    of_centers = "sums", "units", "found", "offsets", "center_stats"
-    of_run = "arrived", "n_reassigned", "counts", "stopped", "empty"
+    of_centers = "units", "found", "offsets", "center_stats"
+    of_run = "arrived", "counts", "stopped", "empty"
     centers_half = structure(
         HALF_CENTERS,
         to=buffers.centers_half,
@@ -52,6 +52,8 @@ def update_args(
     return structure(
         UPDATE_CENTERS,
         **{name: getattr(buffers, name) for name in (*of_centers, *of_run)},
+        sums=buffers.total_sums,
+        n_reassigned=buffers.total_reassigned,
         centers=None,
         next=None,
         outcome=None,

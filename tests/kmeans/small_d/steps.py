@@ -8,7 +8,7 @@ from kmeans.bounded_steps import RecordedBounds
 from kmeans.host_steps import assert_right, data_on_host
 
 from tsapps.apps.kmeans.engines import small_d_step
-from tsapps.apps.kmeans.engines.device_step import integers_of
+from tsapps.apps.kmeans.engines.running_sums_step import integers_of
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep, norms_of
 from tsapps.apps.kmeans.small_d.plan import (
     BoundedPlan,
