@@ -27,6 +27,7 @@ __all__ = [
     "fits_table",
     "fits_text",
     "gemm_table",
+    "gpus_table",
     "kinds_table",
     "kinds_text",
     "kmeans_table",
@@ -328,6 +329,20 @@ def scale_table(records: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def gpus_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of iterations and k-means++ on several GPUs."""
+    lines = [
+        "| X, float32 | k | GPUs | iteration on 1, ms | on all | ratio | exchange, µs | k-means++ on 1, ms | on all |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in sorted(records, key=lambda one: (one["n"] * one["d"], one["k"], one["d"])):
+        size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
+        times = f"{one['single_ms']:.2f} | {one['iter_ms']:.2f} | {one['single_ms'] / one['iter_ms']:.2f}"
+        seeds = f"{one['single_seed_ms']:.0f} | {one['seed_ms']:.0f}"
+        lines.append(f"| {size} | {one['k']:,} | {one['parts']} | {times} | {1e3 * one['exchange_ms']:.0f} | {seeds} |")
+    return "\n".join(lines)
+
+
 def _times_of(one: dict[str, Any]) -> str:
     """Return a record's time in ms with its speed-up over the triple loop."""
     serial = "" if one["speedup_serial"] is None else f" ({_three_digits(one['speedup_serial'])} ×)"
@@ -360,6 +375,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "experiments of the paper": ("h100-80gb-hbm3/paper.json", paper_table),
     "K-means of the paper": ("h100-80gb-hbm3/paper.json", paper_kmeans_table),
     "larger than the GPU": ("h100-80gb-hbm3/scale.json", scale_table),
+    "several GPUs": ("h200/scale-gpus.json", gpus_table),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

@@ -1,4 +1,4 @@
-"""Device selection: `cpu` or `cuda:i`, from the user's request, the location of the data and the machine's GPUs."""
+"""Device selection: the CPU or GPUs, from the user's request, the location of the data and the machine's GPUs."""
 
 import importlib.util
 import os
@@ -53,7 +53,7 @@ class InstalledGpu:
 
 @dataclass(frozen=True)
 class Choice:
-    """The selected device, and the reason for the selection in one phrase."""
+    """The selected device, "cpu", "cuda:0" or "cuda:0,1", and the reason for the selection in one phrase."""
 
     device: str
     reason: str
@@ -65,8 +65,13 @@ class Choice:
 
     @property
     def index(self) -> int:
-        """The CUDA device index of the selected GPU. Raises ValueError if the CPU is selected."""
-        return int(self.device.removeprefix("cuda:"))
+        """The CUDA device index of the selected GPU; of the first, if there are several. Not for the CPU."""
+        return self.indices[0]
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """The CUDA device indices of the selected GPUs. Raises ValueError if the CPU is selected."""
+        return tuple(int(number) for number in self.device.removeprefix("cuda:").split(","))
 
 
 @cache
@@ -106,28 +111,30 @@ def why_no_gpu() -> str:
     return _probe()[1]
 
 
-def choose_device(request: str = "auto", *, resident: int | None = None) -> Choice:
+def choose_device(request: str = "auto", *, resident: int | None = None, several: bool = False) -> Choice:
     """Select the device on which to compute.
 
     Parameters
     ----------
-    request : {"auto", "cpu", "cuda", "cuda:i"}
+    request : {"auto", "cpu", "cuda", "cuda:i", "cuda:i,j,…", "cuda:all"}
         The user's request.
     resident : int, optional
         Index of the GPU that holds the data; None if the data is in host memory.
+    several : bool
+        Whether the caller can use several GPUs: the last two forms.
 
     Returns
     -------
     Choice
         `auto` selects the GPU that holds the data, else the first GPU, else the CPU. `cuda` selects the GPU that holds
-        the data, else GPU 0.
+        the data, else GPU 0. `cuda:all` selects all GPUs.
 
     Raises
     ------
     ValueError
-        If `request` has none of the four forms.
+        If `request` has none of these forms, names several GPUs that the caller cannot use, or names one twice.
     NoDeviceError
-        If this process cannot use the requested GPU.
+        If this process cannot use a requested GPU.
     """
     if request == "cpu":
         return Choice("cpu", "the CPU was asked for")
@@ -137,15 +144,33 @@ def choose_device(request: str = "auto", *, resident: int | None = None) -> Choi
         if gpus():
             return Choice("cuda:0", f"{gpus()[0].name} is available")
         return Choice("cpu", why_no_gpu())
-    kind, _, number = request.partition(":") if isinstance(request, str) else ("", "", "")
-    if kind != "cuda" or not (number.isdigit() or request == "cuda"):
-        raise ValueError(f"device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got {request!r}")
-    index = int(number) if number else resident if resident is not None else 0
+    indices = _indices_of(request, resident, several=several)
     if not gpus():
         raise NoDeviceError(f"device {request!r} was asked for, but {why_no_gpu()}")
-    if index >= len(gpus()):
+    if request == "cuda:all":
+        indices = list(range(len(gpus())))
+    if max(indices) >= len(gpus()):
         raise NoDeviceError(f"device {request!r} was asked for, but the last GPU is cuda:{len(gpus()) - 1}")
-    return Choice(f"cuda:{index}", f"{request} was asked for")
+    return Choice(f"cuda:{','.join(map(str, indices))}", f"{request} was asked for")
+
+
+def _indices_of(request: str, resident: int | None, *, several: bool) -> list[int]:
+    """Return the indices of the GPUs that a request names; none for "cuda:all"."""
+    kind, _, numbers = request.partition(":") if isinstance(request, str) else ("", "", "")
+    if request == "cuda":
+        return [0 if resident is None else resident]
+    if several and request == "cuda:all":
+        return []
+    parts = numbers.split(",")
+    usable = kind == "cuda" and all(part.isascii() and part.isdigit() for part in parts)
+    if not usable or (len(parts) > 1 and not several):
+        forms = "'auto', 'cpu', 'cuda' or 'cuda:<number>'"
+        more = ", for several GPUs 'cuda:<number>,<number>' or 'cuda:all'" if several else ""
+        raise ValueError(f"device must be {forms}{more}, got {request!r}")
+    indices = [int(part) for part in parts]
+    if len(set(indices)) < len(indices):
+        raise ValueError(f"device must name different GPUs, got {request!r}")
+    return indices
 
 
 def available_cores() -> int:

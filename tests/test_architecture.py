@@ -54,7 +54,7 @@ ARROWS = {
         "kernels",
         "kernels/blas",
         "kernels/runtime",
-        *_stages("batched", "data", "engines", "init", "protect", "update"),
+        *_stages("batched", "data", "distributed", "engines", "init", "protect", "update"),
     },
     # Stages, each of which may use those before it; assign has the plans of data, and inertia a pass over it.
     "apps/kmeans/data": _CORE | _stages("assign", "inertia"),
@@ -70,6 +70,7 @@ ARROWS = {
         "apps/kmeans",
         *_stages("data", "assign", "bounds", "update", "init", "protect", "inertia", "small_d"),
     },
+    "apps/kmeans/distributed": {*_CORE, "apps/kmeans", *_stages("data", "engines", "inertia", "init")},
     "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update")},
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
     "tsapps/cli": {
@@ -83,7 +84,7 @@ ARROWS = {
     "bench/gemm": {*_CORE, "kernels/ladder", "tsapps", "bench/common"},
     "bench/ladder": {*_CORE, "kernels/ladder", "tsapps", "bench/common", "bench/gemm"},
     "bench/paper": {*_CORE, "kernels/ladder", "tsapps", "bench/common", "bench/gemm", "bench/abft"},
-    "bench/scale": {*_CORE, "apps/kmeans", "tsapps", "bench/common", "bench/kmeans", "bench/paper"},
+    "bench/scale": {*_CORE, "apps/kmeans", *_stages("init"), "tsapps", "bench/common", "bench/kmeans", "bench/paper"},
     "bench/kmeans": {
         *_CORE,
         "apps/kmeans",

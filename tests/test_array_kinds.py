@@ -139,7 +139,9 @@ def device(request, monkeypatch):
     if request.param != "stand-in":
         return request.param
     for module in (open_engine, batched):
-        monkeypatch.setattr(module, "choose_device", lambda request, resident=None: Choice("cuda:0", "it stands in"))
+        monkeypatch.setattr(
+            module, "choose_device", lambda request, resident=None, several=False: Choice("cuda:0", "it stands in")
+        )
     stand_ins = {
         "engines.device_engine": SimpleNamespace(DeviceEngine=StandInEngine),
         "batched.gpu": SimpleNamespace(fit_on_gpu=stand_in_batches),

@@ -163,6 +163,7 @@ CONSTANTS = {
     "kmeans::kRelocateThreads": ("apps/kmeans/update/relocate.cuh", relocation._THREADS),
     "kmeans::kRescoreThreads": ("apps/kmeans/assign/rescore_large_k.cuh", device_step.RESCORE_THREADS),
     "kmeans::kRowThreads": ("apps/kmeans/assign/rescore_by_block.cuh", device_step.RESCORE_THREADS),
+    "kmeans::kScaleSamples": ("apps/kmeans/init/quantized_copy.cuh", init._SCALE_SAMPLES),
     "kmeans::kScaleThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._SCALE_THREADS),
     "kmeans::kTryThreads": ("apps/kmeans/init/plusplus.cuh", init.TRY_THREADS),
     "kmeans::kTryRows<float, 8>": ("apps/kmeans/init/plusplus.cuh", init._ROWS_OF_SMALL),

@@ -73,8 +73,9 @@ class TSKMeans(KMeans):
         clusters. Up to 32 features (64 for 16-bit types), they also require that a sample is a multiple of 16 bytes,
         and at least 32. "elkan" uses bounds wherever possible. "lloyd" uses them for up to 256 features and at least
         2²⁶ elements in X, where they usually save time.
-    device : {"auto", "cpu", "cuda", "cuda:i"}, default="auto"
-        "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU.
+    device : {"auto", "cpu", "cuda", "cuda:i", "cuda:i,j,…", "cuda:all"}, default="auto"
+        "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU. The
+        last two forms distribute X over several GPUs by NCCL: for shapes of our kernels, with the bits of one GPU.
     engine : {"auto", "fused", "cublas"}, default="auto"
         The kernels of a GPU fit. "fused" selects our own kernels, and "cublas" Lloyd's algorithm by cuBLAS products,
         for comparison. "auto" selects our own kernels, except for small data. Shapes that our kernels do not support
@@ -111,7 +112,7 @@ class TSKMeans(KMeans):
     feature_names_in_ : array of shape (d,)
         Column names of X, if it is a frame with string column names.
     device_ : str
-        Device of `fit`: "cpu" or "cuda:i".
+        Device of `fit`: "cpu", "cuda:i" or "cuda:i,j,…".
     faults_ : int
         Number of faults that `protect` found and recomputed; 0 without it.
 
@@ -130,7 +131,6 @@ class TSKMeans(KMeans):
     .. [1] Bahmani, Moseley, Vattani, Kumar and Vassilvitskii, "Scalable k-means++", PVLDB 5 (2012).
     .. [2] Dhillon and Modha, "Concept decompositions for large sparse text data using clustering", Machine Learning 42
        (2001).
-
     .. [3] Hamerly, "Making k-means even faster", SDM 2010.
 
     Examples
@@ -212,7 +212,7 @@ class TSKMeans(KMeans):
             If a parameter is out of its range, X has a NaN or an infinity or fewer samples than clusters, or, for
             "cosine", X has a row of zeros.
         NoDeviceError
-            If the requested GPU is not present.
+            If a requested GPU is not present, or several GPUs cannot fit this X together.
         MemoryError
             If the CPU's memory does not hold the labels and the temporaries of a fit.
         FaultError
@@ -224,7 +224,7 @@ class TSKMeans(KMeans):
         # scikit-learn has no spherical K-means, its iterations cannot be checked, and its OpenMP may hang after a fork.
         simple = self.metric == "euclidean" and not self.protect and not is_forked()
         simple = simple and not choice.is_gpu and not isinstance(X, Rows)
-        self.faults_ = 0
+        self.faults_, self.device_ = 0, choice.device
         fitted = scikit_learn.fit(self, X, sample_weight) if simple else None
         self._by_scikit_learn = fitted is not None
         if fitted is None:
@@ -233,7 +233,7 @@ class TSKMeans(KMeans):
             self._fitted_centers: FittedCenters | None = fitted
             if self.algorithm == "elkan":  # on a tie, scikit-learn's bounds keep the earlier label, unlike `predict`
                 self.labels_ = Passes(self, fitted.frame, fitted.centered).labels(self._validated_on_host(X))
-        self.device_, self.labels_ = choice.device, like(self.labels_, X)
+        self.labels_ = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
         if not np.isfinite(self.inertia_):
             warnings.warn("the inertia overflows float64; labels and centers are correct", RuntimeWarning, stacklevel=2)
@@ -266,7 +266,7 @@ class TSKMeans(KMeans):
         self._fitted_centers = best.fitted
         self.labels_, self.inertia_ = best.labels, best.inertia
         self.n_iter_, self.faults_ = best.n_iter, best.faults
-        self._n_features_out = self.n_clusters
+        self._n_features_out, self.device_ = self.n_clusters, engine.data.device
 
     def predict(self, X: Any) -> Any:
         """Return the index of the nearest center for every sample.

@@ -142,14 +142,14 @@ def fit(
     ------
     ValueError
         If X has a NaN or an infinity, there are fewer samples than clusters, `init` gives invalid centers, or `protect`
-        is set and the engine does not certify labels.
+        is set and the engine cannot protect fits.
     FaultError
         If a protected fit finds the same step wrong again after every recomputation.
     """
     if engine.data.n_samples < n_clusters:
         raise ValueError(f"n_samples={engine.data.n_samples} should be >= n_clusters={n_clusters}.")
-    if protect and not engine.certifies:
-        raise ValueError("protect=True needs precision='exact': tf32 labels are not certified and cannot be checked")
+    if protect:
+        _check_protectable(engine)
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
     with engine.fitting(n_clusters, draws=isinstance(init, str) and init == "k-means++"):
@@ -192,6 +192,13 @@ def fit(
     if distinct < n_clusters:
         _warn_of_duplicates(distinct, n_clusters)
     return best
+
+
+def _check_protectable(engine: Engine) -> None:
+    if not engine.certifies:
+        raise ValueError("protect=True needs precision='exact': tf32 labels are not certified and cannot be checked")
+    if not engine.protects:
+        raise ValueError(f"protect=True runs on one GPU or the CPU, got device={engine.data.device!r}")
 
 
 def _warn_of_duplicates(distinct: int, n_clusters: int) -> None:
@@ -244,20 +251,15 @@ class _Listener:
 def _exponent(data: Data, variance: float) -> int:
     """Return an exponent for which squared distances of x · 2^−exponent neither overflow nor underflow; 0 for most X.
 
-    `variance` is infinite if it has overflowed. Differences are computed from halved values, so that they are finite.
+    `variance` is infinite if it has overflowed.
     """
     square = data.n_features * variance
     if is_in_range(data.dtype, square, data.n_samples * square):
         return 0
-    first = data.xp.asarray(0.5 * data.rows(np.array([0]))[0])
-
-    def extent(_: int, block: Any) -> tuple[float, float]:
-        return float(abs(0.5 * block - first).max()), float(abs(block).max())
-
-    extents, sizes = zip(*data.each_block(extent, data.n_features), strict=True)
+    extent, size = data.extents(data.rows(np.array([0]))[0])
     # Scaling up must not overflow values that are far from zero compared with their spread.
-    most = np.finfo(data.dtype).maxexp - 2 - int(np.frexp(max(sizes))[1])
-    return max(exponent_of(max(extents)), -most)
+    most = np.finfo(data.dtype).maxexp - 2 - int(np.frexp(size)[1])
+    return max(exponent_of(extent), -most)
 
 
 def _number_of_runs(init: Init, n_init: int | str) -> int:
@@ -365,7 +367,7 @@ def _iterate_run(
             continue
         converged = found.strict
         if found.empty is not None:
-            centers = next_centers_after_relocation(step.data, step.labels, found.empty, found.centers)
+            centers = next_centers_after_relocation(step, found.empty, found.centers)
             shift = square_shift(found.centers, centers)
             if protection is not None and not relocation_repeats(step, protection, found.empty, centers):
                 protection.found("empty clusters were relocated differently when recomputed", "a run")

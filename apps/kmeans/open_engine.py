@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import Rows, UnitRows, as_numbers, as_rows
 from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
@@ -38,8 +39,8 @@ def choose(X: Any, device: str, engine: str) -> Choice:
     Parameters
     ----------
     X : Rows, array, frame or sparse matrix
-    device : {"auto", "cpu", "cuda", "cuda:i"}
-        "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU.
+    device : {"auto", "cpu", "cuda", "cuda:i", "cuda:i,j,…", "cuda:all"}
+        See `choose_device`.
     engine : {"auto", "fused", "cublas"}
 
     Returns
@@ -55,7 +56,7 @@ def choose(X: Any, device: str, engine: str) -> Choice:
     """
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
-    choice = choose_device(device, resident=resident(X))
+    choice = choose_device(device, resident=resident(X), several=True)
     if engine != "auto" and not choice.is_gpu:
         raise ValueError(
             f"engine={engine!r} needs a GPU, but the device is the CPU ({choice.reason}); use engine='auto' or a GPU"
@@ -197,13 +198,27 @@ def open_engine(
         if not choice.is_gpu:
             made = HostEngine(rows, dtype, weights)
         else:
-            from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
             from tsapps.apps.kmeans.engines.select_step import Options
-            from tsapps.kernels.runtime.machine import cuda_machine
 
             options = Options(engine != "cublas", engine == "fused", precision, bounds)
-            made = DeviceEngine(rows, dtype, weights, cuda_machine(choice.index), options)
+            made = _gpu_engine(rows, dtype, weights, choice.indices, options)
         made.over = over
         return made
 
     return over(ScaledRows(rows, exponent, dtype) if exponent else rows)
+
+
+def _gpu_engine(rows: Rows, dtype: np.dtype, weights: Any, indices: tuple[int, ...], options: Any) -> Engine:
+    """Return an engine for the GPUs with these indices; small X is on the first of them alone."""
+    from tsapps.kernels.runtime.machine import cuda_machine
+
+    n, d = rows.shape
+    if len(indices) == 1 or n * d * dtype.itemsize <= SMALL:
+        from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+
+        return DeviceEngine(rows, dtype, weights, cuda_machine(indices[0]), options)
+    from tsapps.apps.kmeans.distributed.sharded_engine import ShardedEngine
+    from tsapps.kernels.runtime.all_reduce import connect
+
+    machines = [cuda_machine(index) for index in indices]
+    return ShardedEngine(rows, dtype, None if weights is None else to_host(weights), machines, options, connect)

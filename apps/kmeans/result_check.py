@@ -27,7 +27,7 @@ def relocation_repeats(step: Step, protection: Protection, found: Assignment, ce
         The centers after the first relocation.
     """
     assert found.again is not None  # set by every protected fit
-    again = next_centers_after_relocation(step.data, step.labels, found.again, protection.kept.centers)
+    again = next_centers_after_relocation(step, found.again, protection.kept.centers)
     protection.keep(again)
     return same_bits(centers, again)
 
@@ -99,4 +99,4 @@ def _last_iteration(step: Step, found: IterationResult) -> tuple[np.ndarray, int
     again = step.assign(found.at)
     if found.empty is None:
         return next_centers(step.data, again, found.at), again.n_reassigned
-    return next_centers_after_relocation(step.data, step.labels, again, found.at), again.n_reassigned
+    return next_centers_after_relocation(step, again, found.at), again.n_reassigned

@@ -174,8 +174,8 @@ class SmallBlocks:
     #: First row of the block being processed.
     start = 0
 
-    def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (of any width)
-        return _ROWS
+    def block_rows(self, n_columns: int) -> int:
+        return _ROWS if n_columns else self.n_samples  # type: ignore[attr-defined]
 
     def each_block(self, work: Callable[[int, Any], Any], n_columns: int) -> Iterator[Any]:
         for start, block in self.blocks(n_columns):  # type: ignore[attr-defined]

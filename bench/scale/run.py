@@ -37,7 +37,7 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import available_cores, gpus, why_no_gpu
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["CASES", "FIELDS", "KEY", "Case", "OnGpu", "main"]
+__all__ = ["CASES", "FIELDS", "KEY", "Case", "OnGpu", "digest_of", "main"]
 
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -117,13 +117,13 @@ class OnGpu:
         if 2 * case.size < free:
             on_gpu = self.xp.asarray(X)
             *_, held_iter_ms, fitted = self._times(on_gpu, init)
-            held = _digest(fitted)
+            held = digest_of(fitted)
             del on_gpu
         with placed(X, case.source) as source, self._taken(free - int(0.9 * case.size)):
             first_call_ms, _ = self.clock.wall_ms(partial(self._fit, source, init, 1))
             first_ms, fit_ms, iter_ms, found = self._times(source, init)
             pass_gbs = self._pass_gbs(source, case)
-        digest = _digest(found)
+        digest = digest_of(found)
         if held not in (None, digest):
             raise NotRightError(f"the digest is {digest}, where the GPU holds X it is {held}")
         rows = np.random.default_rng(self.seed).choice(case.n, min(case.n, _CHECKED), replace=False)
@@ -216,7 +216,7 @@ def placed(X: np.ndarray, source: str) -> Iterator[Any]:
         yield open_matrix(Path(folder) / "X.npy")
 
 
-def _digest(found: Any) -> str:
+def digest_of(found: Any) -> str:
     """Return a digest of labels, centers, inertia and number of iterations."""
     parts = to_host(found.labels_), to_host(found.cluster_centers_), np.float64(found.inertia_), np.int64(found.n_iter_)
     return hashlib.sha256(b"".join(np.ascontiguousarray(part).tobytes() for part in parts)).hexdigest()[:16]

@@ -167,6 +167,15 @@ def test_table_of_data_that_the_gpu_does_not_hold_by_hand():
     ]
 
 
+def test_table_of_several_gpus_by_hand():
+    times = {"iter_ms": 0.5, "single_ms": 0.975, "exchange_ms": 0.0274, "seed_ms": 70.4, "single_seed_ms": 130.6}
+    records = [{"n": n, "d": 125, "k": k, "parts": 2, **times} for n, k in ((4_000_000, 64), (2_000_000, 1024))]
+    assert figures.gpus_table(records).splitlines()[2:] == [
+        "| 2,000,000 × 125, 1 GB | 1,024 | 2 | 0.97 | 0.50 | 1.95 | 27 | 131 | 70 |",
+        "| 4,000,000 × 125, 2 GB | 64 | 2 | 0.97 | 0.50 | 1.95 | 27 | 131 | 70 |",
+    ]
+
+
 def test_tables_of_the_paper_by_hand():
     def one(run, m, ms, baseline_ms, **fields):
         shared = {"engine": "tsapps", "baseline": "cublas", "dtype": "float64", "paper_device": "Tesla K40c"}

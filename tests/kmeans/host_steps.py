@@ -121,7 +121,7 @@ def place(step, centers):
     of, placed = step.buffers, centers.astype(step.data.dtype)
     for count in (of.n_reassigned, of.stopped, of.counts):
         count[...] = 1  # of the last iterations, which were stopped
-    step._begin(placed)
+    step.begin(placed)
     np.testing.assert_array_equal(of.centers[0], placed)
     assert not any(count.any() for count in (of.arrived, of.n_reassigned, of.stopped, of.counts))
     return of.centers[0]

@@ -13,7 +13,7 @@ from tsapps.cli import kmeans_options, result
 from tsapps.cli.clock import Clock
 from tsapps.cli.info import versions
 from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, read_inputs
-from tsapps.cli.options import AllowExternal, Data, Device, Header, Index, Json, Quiet, choose, stem
+from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError
 
@@ -48,7 +48,7 @@ def kmeans(
     algorithm: kmeans_options.AlgorithmOption = kmeans_options.Algorithm.lloyd,
     precision: kmeans_options.PrecisionOption = kmeans_options.Precision.exact,
     protect: kmeans_options.Protect = False,
-    device: Device = "auto",
+    device: Devices = "auto",
     dtype: kmeans_options.ComputeType = None,
     out: kmeans_options.OutDirectory = None,
     force: kmeans_options.Force = False,
@@ -93,7 +93,7 @@ def kmeans(
         index=index,
     )
     request.check()
-    choose(device)  # before slow imports, so that a wrong device fails at once
+    choose(device, several=True)  # before slow imports, so that a wrong device fails at once
     inputs = read_inputs(request)
     with live_line(quiet=quiet) as show:
         found = _fit(request, inputs, clock, show, report=not quiet)

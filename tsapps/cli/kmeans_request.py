@@ -101,7 +101,7 @@ def read_inputs(request: Request) -> Inputs:
     data, k, external = request.data, request.k, request.allow_external
     matrix = open_matrix(data, header=request.header, index=request.index, allow_external=external)
     n, d = matrix.shape
-    choice = choose(request.device, resident=matrix.device)
+    choice = choose(request.device, resident=matrix.device, several=True)
     if k > n:
         raise UsageError(f"--k {k}: {data} has {n} rows; expected at most as many clusters as rows: lower --k")
     check_disk_space(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)

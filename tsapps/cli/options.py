@@ -38,6 +38,8 @@ __all__ = [
     "stem",
 ]
 
+# What `Devices` takes without "cuda:".
+_NUMBERS = re.compile(r"all|\d+(,\d+)*")
 Data = Annotated[
     str,
     typer.Argument(
@@ -53,6 +55,17 @@ Device = Annotated[
         "--device",
         metavar="auto|cpu|cuda|cuda:i",
         help="Device to compute on; auto: a GPU if there is one, else the CPU.",
+    ),
+]
+Devices = Annotated[
+    str,
+    typer.Option(
+        "--device",
+        "--devices",
+        metavar="auto|cpu|cuda|cuda:i|cuda:i,j|all",
+        callback=lambda given: f"cuda:{given}" if _NUMBERS.fullmatch(given) else given,
+        help="Device to compute on; auto: a GPU if there is one, else the CPU. 'all' and 'cuda:0,1' distribute the "
+        "rows over several GPUs of this machine, whose results have the bits of one GPU; they need NCCL.",
     ),
 ]
 AllowExternal = Annotated[
@@ -168,7 +181,7 @@ def check_disk_space(path: Path, *sizes: int) -> None:
         )
 
 
-def choose(device: str, *, resident: int | None = None) -> Choice:
+def choose(device: str, *, resident: int | None = None, several: bool = False) -> Choice:
     """Choose the device as `choose_device` does; raise `UsageError` for an unknown name.
 
     Raises
@@ -179,7 +192,7 @@ def choose(device: str, *, resident: int | None = None) -> Choice:
         If the requested GPU is not available.
     """
     try:
-        return choose_device(device, resident=resident)
+        return choose_device(device, resident=resident, several=several)
     except ValueError as error:
         raise UsageError(f"--{error}") from error
 

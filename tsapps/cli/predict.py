@@ -15,7 +15,7 @@ from tsapps.cli.labels_by_file import check_directory, save_labels
 from tsapps.cli.options import (
     AllowExternal,
     Data,
-    Device,
+    Devices,
     Header,
     Index,
     Json,
@@ -78,7 +78,7 @@ def predict(
     by_file: Annotated[
         bool, typer.Option("--by-file", help="Write the labels of each file of DATA to a file in a directory.")
     ] = False,
-    device: Device = "auto",
+    device: Devices = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
     allow_external: AllowExternal = False,
     header: Header = None,
@@ -95,7 +95,7 @@ def predict(
     check_input(data, several=True)
     if not by_file:
         check_output_file(out, force=force)
-    choose(device)  # before slow imports, so that a wrong device fails at once
+    choose(device, several=True)  # before slow imports, so that a wrong device fails at once
 
     from tsapps.matrix import open_matrix
 
@@ -109,7 +109,7 @@ def predict(
             f"data or another model"
         )
     check_disk_space(out, 4 * n)
-    inputs = _Inputs(data, matrix, choose(device, resident=matrix.device), model, centers, trained)
+    inputs = _Inputs(data, matrix, choose(device, resident=matrix.device, several=True), model, centers, trained)
 
     with live_line(quiet=quiet) as show:
         found = _label(inputs, device, clock, show)

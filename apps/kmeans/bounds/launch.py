@@ -82,7 +82,7 @@ class Bounds:
         )
         self.state = self._kept[sum(before) :]
         self._reset_bytes = sum(before) + FRESH_BYTES
-        self._begin_limit = begin_limit(data.shard.n_total)  # compared with the rows that all shards reassign
+        self._begin_limit = begin_limit(data.n_total)  # compared with the rows that all shards reassign
         self._select_grid = (min(data.gpu.multiprocessors * _SELECT_BLOCKS, -(-n // _SELECTED_ROWS)),)
         (self._select,) = load_kernels(data.machine, "bounds/state.cuh", f"select_active_rows<{labels}>")
 

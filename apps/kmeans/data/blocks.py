@@ -43,6 +43,8 @@ class Data(ABC):
     xp: Any
     #: The device that computes: "cpu" or "cuda:i".
     device: str
+    #: Whether the device is a GPU, or several.
+    on_gpu = False
     #: Maximum number of samples of a small X, and maximum product of samples and clusters for draws with scikit-learn's
     #: rounding.
     most_small: float = np.inf
@@ -69,7 +71,12 @@ class Data(ABC):
     @property
     def is_small(self) -> bool:
         """True if X is small (`SMALL`), so that running sums and random draws have scikit-learn's bits."""
-        return self.n_samples * self.n_features * self.dtype.itemsize <= SMALL and self.n_samples <= self.most_small
+        return self.n_total * self.n_features * self.dtype.itemsize <= SMALL and self.n_total <= self.most_small
+
+    @property
+    def n_total(self) -> int:
+        """Number of samples of the matrix of which `source` has some rows; by default, it has all rows."""
+        return self.n_samples
 
     def rounds_draws(self, n_clusters: int) -> bool:
         """Return True if k-means++ draws `n_clusters` centers with scikit-learn's rounding: from a small float32 X."""
@@ -270,6 +277,19 @@ class Data(ABC):
         Only `DeviceData` returns moments; on the CPU the caller computes them by NumPy.
         """
         return None
+
+    def extents(self, first: np.ndarray) -> tuple[float, float]:
+        """Return the largest ``|x − first|/2`` and the largest ``|x|`` of all elements x of rows; `first` is a row.
+
+        Differences are computed from halved values, so that they are finite.
+        """
+        half = self.xp.asarray(0.5 * first)
+
+        def work(_: int, block: Any) -> tuple[float, float]:
+            return float(abs(0.5 * block - half).max()), float(abs(block).max())
+
+        extents, sizes = zip(*self.each_block(work, self.n_features), strict=True)
+        return max(extents), max(sizes)
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return Σ(x − origin) and Σ(x − origin)² over the samples, each of shape (d,), float64."""

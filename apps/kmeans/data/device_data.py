@@ -10,25 +10,24 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan
-from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.data.gpu_rows import GpuRows
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.labels import launch_over_labels
 from tsapps.apps.kmeans.data.load import pass_kernel
-from tsapps.apps.kmeans.data.moments import add_moments, rounded_moments
-from tsapps.apps.kmeans.data.outliers import typical_rows
+from tsapps.apps.kmeans.data.moments import partial_moments, rounded_moments, total_moments
+from tsapps.apps.kmeans.data.outliers import sampled_rows, typical_rows
 from tsapps.apps.kmeans.data.own_distances import bind_distances
-from tsapps.apps.kmeans.data.plan import PASS_THREADS, row_groups
+from tsapps.apps.kmeans.data.plan import PASS_THREADS, moment_chunk, row_groups
 from tsapps.apps.kmeans.data.rows import Rows
-from tsapps.apps.kmeans.data.shard import Shard
+from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
-from tsapps.apps.kmeans.inertia.launch import add_inertia
+from tsapps.apps.kmeans.inertia.launch import partial_inertia, total_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["DeviceData"]
+__all__ = ["DeviceData", "are_alike"]
 
 T = TypeVar("T")
 
@@ -88,6 +87,11 @@ class DeviceData(GpuRows):
         """0: the kernels of `moments` and `block_distances` need no temporary arrays."""
         return 0
 
+    @property
+    def chunk(self) -> int:
+        """Number of rows per chunk of the moments, a multiple of `inertia_chunk`: blocks and shards begin at chunks."""
+        return moment_chunk(self.shard.n_total, self.n_features, self.dtype.itemsize)
+
     def prepared(self, block: Any) -> Any:
         """Return a block that `blocks` yielded, in `dtype`; kernels subtract `shift` from it. See `Data.prepared`."""
         if self.held is None and self.on_read:
@@ -97,12 +101,17 @@ class DeviceData(GpuRows):
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block in row order. Rows of a block minus `shift` are centered.
 
-        With `n_columns` = 0, `work` only launches a kernel, and blocks may have a 16-bit type instead of `dtype`.
+        With `n_columns` = 0, `work` only launches a kernel, blocks may have a 16-bit type instead of `dtype`, and each
+        block begins at a multiple of `chunk`.
         """
         if n_columns == 0 and self.held is None and not self._centered and self.rows_on_gpu is not None:
             yield work(0, self.rows_on_gpu)
             return
         for start, block in self.blocks(n_columns):
+            if n_columns == 0 and start % self.chunk != 0:
+                raise ValueError(
+                    f"{self.source.name}: a block begins at row {start}; expected multiples of {self.chunk}"
+                )
             yield work(start, self.prepared(block))
 
     def moments(self) -> tuple[np.ndarray, float]:
@@ -123,11 +132,25 @@ class DeviceData(GpuRows):
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # Sums, sums of squares, and the largest |x − origin| of each feature.
-        about, totals = self.machine.on_gpu(origin), self.xp.zeros((3, self.n_features))
-        for _ in self.each_block(lambda _, block: add_moments(self.machine, block, about, totals), 0):
-            pass
-        total, square, self._largest = to_host(totals)
+        total, square, self._largest = to_host(total_moments(self.machine, self.partial_moments(origin)))
         return total, square
+
+    def partial_moments(self, origin: np.ndarray) -> Any:
+        """Return Σ(x − origin), Σ(x − origin)² and max ``|x − origin|`` of each chunk, shape (3, chunks, d), float64.
+
+        Those of all shards, joined along the second axis, are an argument of `total_moments`.
+        """
+        chunk, about = self.chunk, self.machine.on_gpu(origin)
+        parts = self.xp.empty((3, -(-self.n_samples // chunk), self.n_features))
+
+        def work(start: int, block: Any) -> None:
+            first = start // chunk
+            of_block = parts[:, first : first - (-len(block) // chunk)]
+            partial_moments(self.machine, block, about, chunk, of_block)
+
+        for _ in self.each_block(work, 0):
+            pass
+        return parts
 
     def subtracted(self, mean: np.ndarray) -> np.ndarray:
         """Return the point, (d,), that kernels should subtract from the rows that they read: as a rule, the mean.
@@ -203,6 +226,12 @@ class DeviceData(GpuRows):
         self._last_spread = point, about, found
         return found
 
+    def adopt(self, statistics: Statistics) -> None:
+        """Take the statistics of all rows of X for those of these rows, which are a shard of X."""
+        self.origin, self.known_moments, self._last_spread = statistics.origin, statistics.moments, None
+        self._typical_rows = statistics.typical_rows
+        self.most_weight, self.weights_alike = statistics.most_weight, statistics.weights_alike
+
     @property
     def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
         """Mean of X, mean variance of its features, and largest ``|x − origin|`` of each feature."""
@@ -212,10 +241,9 @@ class DeviceData(GpuRows):
         return self.known_moments
 
     @property
-    def is_small(self) -> bool:
-        """True if X, all shards of it, is small; see `Data.is_small`."""
-        n_total = self.shard.n_total
-        return n_total * self.n_features * self.dtype.itemsize <= SMALL and n_total <= self.most_small
+    def n_total(self) -> int:
+        """Number of samples of X, of which this may be a shard."""
+        return self.shard.n_total
 
     @cached_property
     def most_weight(self) -> float | None:
@@ -225,16 +253,15 @@ class DeviceData(GpuRows):
     @cached_property
     def weights_alike(self) -> bool:
         """True if the smallest nonzero weight is large enough that one fixed-point scale represents all weights."""
-        if self.sample_weight is None:
-            return True
         with self._context:
-            weights = abs(self.sample_weight[self.sample_weight != 0])
-            return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())
+            return self.sample_weight is None or are_alike(self.sample_weight)
 
     @cached_property
     def _typical_rows(self) -> tuple[np.ndarray, float] | None:
-        rows = self.rows_on_gpu
-        return None if rows is None else typical_rows(rows, *self.cached_moments[1:])
+        rows, sampled = self.rows_on_gpu, sampled_rows(self.n_samples)
+        if rows is None:
+            return None
+        return typical_rows(rows[sampled.start : sampled.stop : sampled.step], *self.cached_moments[1:])
 
     def half_copy(self, panels: int, *, certifies: bool, split: bool = False) -> HalfCopy:
         """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters."""
@@ -280,22 +307,35 @@ class DeviceData(GpuRows):
         bind_distances(self.machine, block, self.shift, centers, labels, distances)()
         return distances
 
-    def inertia(self, centers: np.ndarray, labels: Any) -> float:
-        """Return Σ w·‖x − c‖²; see `Data.inertia`."""
-        device_centers = self.on_device(centers)
+    def inertia(self, centers: np.ndarray, labels: Any, kept: RunningSums | None = None) -> float:
+        """Return Σ w·‖x − c‖²; see `Data.inertia`, and for `kept` `inertia.launch.partial_inertia`.
+
+        With `kept`, X is on the GPU.
+        """
+        total = self.xp.empty(())
+        first, *others = self._inertia_of_blocks(centers, labels, kept, total)
+        if others:
+            total = total_inertia(self.machine, self.xp.concatenate([first, *others]))
+        return float(total.item()) / (2 if self.spherical else 1)
+
+    def partial_inertia(self, centers: np.ndarray, labels: Any, kept: RunningSums | None = None) -> Any:
+        """Return Σ w·‖x − c‖² of each chunk, shape (chunks,), float64; `kept` as for `inertia`.
+
+        Those of all shards, joined, are the argument of `total_inertia`.
+        """
+        return self.xp.concatenate(list(self._inertia_of_blocks(centers, labels, kept, None)))
+
+    def _inertia_of_blocks(
+        self, centers: np.ndarray, labels: Any, kept: RunningSums | None, total: Any | None
+    ) -> Iterator[Any]:
+        on_gpu = self.on_device(centers)
 
         def work(start: int, block: Any) -> Any:
-            own = labels[start : start + len(block)]
-            return self.block_inertia(block, device_centers, own, self.weights_of(start, block))
+            own, weights = labels[start : start + len(block)], self.weights_of(start, block)
+            given = self.machine, block, self.shift, on_gpu, own, weights
+            return partial_inertia(*given, n_total=self.shard.n_total, kept=kept, total=total)
 
-        first, *others = self.each_block(work, self.temporary_columns)
-        return float(sum(others, first).item()) / (2 if self.spherical else 1)
-
-    def block_inertia(
-        self, block: Any, centers: Any, labels: Any, weights: Any | None, kept: RunningSums | None = None
-    ) -> Any:
-        """Return Σ w·‖x − c‖² over the rows of a block, an array of one float64; see `inertia.launch.add_inertia`."""
-        return add_inertia(self.machine, block, self.shift, centers, labels, weights, kept)
+        return self.each_block(work, self.temporary_columns)
 
     def square_distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""
@@ -319,3 +359,9 @@ class DeviceData(GpuRows):
         for _ in self.each_block(work, self.n_features):
             pass
         return out
+
+
+def are_alike(weights: Any) -> bool:
+    """Return True if one fixed-point scale represents all nonzero weights, (n,), in host memory or on a GPU."""
+    weights = abs(weights[weights != 0])
+    return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())

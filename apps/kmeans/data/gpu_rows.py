@@ -6,7 +6,7 @@ from typing import Any, Self
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
-from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
+from tsapps.apps.kmeans.data.host_stream import buffer_rows, stream_to_gpu
 from tsapps.apps.kmeans.data.pinned_rows import is_half, pin, pinnable
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
@@ -53,6 +53,7 @@ class GpuRows(Data):
         Why a fit cannot read X in place, although the GPU holds no copy.
     """
 
+    on_gpu = True
     why_streamed: str | None = None
 
     def __init__(
@@ -195,12 +196,24 @@ class GpuRows(Data):
         some = None if weights is None else weights[rows]
         return structure(ROWS, X=self.rows_on_gpu[rows], leading=d, d=d, mean=self.shift, weights=some)
 
+    @property
+    def chunk(self) -> int:
+        """Number of rows of which the blocks of a pass without temporary arrays have a multiple."""
+        return 1
+
     def block_rows(self, n_columns: int) -> int:
         """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""
         if n_columns == 0 and self.held is not None:
             return self.n_samples
-        rows = _BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features))
-        return max(1, min(rows, _MOST_ROWS))
+        rows = min(_BLOCK_BYTES // (self.dtype.itemsize * max(n_columns, self.n_features)), _MOST_ROWS)
+        if self.held is None and self._half_rows is None and self.source.device is None:
+            rows = min(rows, buffer_rows(self._unscaled))
+        return max(1, rows) if n_columns else max(1, rows // self.chunk) * self.chunk
+
+    @property
+    def _unscaled(self) -> Rows:
+        """The matrix that is streamed from the host: `RescaledRows` are scaled on the GPU."""
+        return self.source.source if isinstance(self.source, RescaledRows) else self.source
 
     def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centered."""
@@ -208,6 +221,5 @@ class GpuRows(Data):
             return ((start, self._half_rows[start : start + rows]) for start in range(0, self.n_samples, rows))
         if self.source.device is not None:
             return self.source.blocks(rows)
-        if isinstance(self.source, RescaledRows):  # stream the unscaled rows and scale them on the GPU
-            return self.source.scaled(stream_to_gpu(self.machine, self.source.source, rows))
-        return stream_to_gpu(self.machine, self.source, rows)
+        streamed = stream_to_gpu(self.machine, self._unscaled, rows)
+        return self.source.scaled(streamed) if isinstance(self.source, RescaledRows) else streamed

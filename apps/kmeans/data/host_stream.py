@@ -11,12 +11,17 @@ import numpy as np
 from tsapps.apps.kmeans.data.rows import Reader, Rows, readers
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["stream_to_gpu"]
+__all__ = ["buffer_rows", "stream_to_gpu"]
 
-# Maximum size in bytes of each of the two pinned buffers. Number of threads that fill a buffer: one thread copies about
-# 11 GB/s, a fifth of the bandwidth of the link to the GPU.
+# Size in bytes of each of the two pinned buffers, unless a chunk is larger. Number of threads that fill a buffer: one
+# thread copies about 11 GB/s, a fifth of the bandwidth of the link to the GPU.
 _PINNED_BYTES = 64 << 20
 _FILLERS = min(8, os.cpu_count() or 1)
+
+
+def buffer_rows(source: Rows) -> int:
+    """Return the number of rows of a host matrix that a pinned buffer should hold, at least 1."""
+    return max(1, _PINNED_BYTES // (source.shape[1] * source.dtype.itemsize))
 
 
 def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[int, Any]]:
@@ -31,32 +36,50 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
     source : Rows
         The matrix, in host memory or in a file.
     rows : int
-        Maximum number of rows per block; blocks are smaller if a pinned buffer holds fewer rows.
+        Number of rows per block, and of a pinned buffer; the last block may have fewer. The source may yield smaller
+        blocks.
 
     Yields
     ------
     start : int
-    block : array of shape (m, d), m ≤ rows
+    block : array of shape (rows, d)
         A block of rows in the source's dtype; valid until the next block is requested.
     """
-    rows = max(1, min(rows, source.shape[0], _PINNED_BYTES // (source.shape[1] * source.dtype.itemsize)))
+    rows = min(rows, source.shape[0])
     slots = [_Slot(machine, (rows, source.shape[1]), source.dtype) for _ in range(2)]
     copies = machine.stream()
-    blocks = readers(source, rows)
+    parts = _cut(readers(source, rows), rows)
     try:
         with ThreadPoolExecutor(_FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
-            filled = reader.submit(slots[0].fill, blocks, fillers)
+            filled = reader.submit(slots[0].fill, parts, fillers)
             turn = 0
             while (start := filled.result()) is not None:
                 slot = slots[turn % 2]
                 turn += 1
-                filled = reader.submit(slots[turn % 2].fill, blocks, fillers)
+                filled = reader.submit(slots[turn % 2].fill, parts, fillers)
                 with slot.on_gpu(copies) as block:
                     yield start, block
     finally:
         # Wait for the copies: the allocator reuses freed pinned memory even while a copy still reads it.
         for slot in slots:
             slot.copied.synchronize()
+
+
+def _cut(blocks: Iterator[tuple[int, int, Reader]], rows: int) -> Iterator[tuple[int, slice, Reader]]:
+    """Yield (first row, its rows in the block, the block's reader) for parts of blocks, cut at multiples of `rows`."""
+    for start, count, read in blocks:
+        begin = 0
+        while begin < count:
+            end = min(count, begin + rows - (start + begin) % rows)
+            yield start + begin, slice(begin, end), read
+            begin = end
+
+
+def _read(read: Reader, part: slice, to: np.ndarray, fillers: ThreadPoolExecutor) -> None:
+    """Copy the rows `part` of a block to an array, by several threads."""
+    share = -(-len(to) // _FILLERS)
+    pieces = (slice(first, min(first + share, len(to))) for first in range(0, len(to), share))
+    list(fillers.map(lambda piece: read(slice(part.start + piece.start, part.start + piece.stop), to[piece]), pieces))
 
 
 class _Slot:
@@ -73,16 +96,16 @@ class _Slot:
         # The GPU buffer may reuse memory that earlier work on the current stream still reads.
         self.consumed.record()
 
-    def fill(self, blocks: Iterator[tuple[int, int, Reader]], fillers: ThreadPoolExecutor) -> int | None:
-        """Copy the next block into the pinned buffer. Return the index of its first row; None if no block is left."""
+    def fill(self, parts: Iterator[tuple[int, slice, Reader]], fillers: ThreadPoolExecutor) -> int | None:
+        """Fill the pinned buffer with the next parts. Return the index of its first row; None if no part is left."""
         self.copied.synchronize()
-        found = next(blocks, None)
-        if found is None:
-            return None
-        start, self.used, read = found
-        share = -(-self.used // _FILLERS)
-        parts = [slice(first, min(first + share, self.used)) for first in range(0, self.used, share)]
-        list(fillers.map(lambda part: read(part, self.pinned[part]), parts))
+        start, self.used = None, 0
+        while self.used < len(self.pinned) and (found := next(parts, None)) is not None:
+            first, part, read = found
+            start = first if start is None else start
+            to = self.pinned[self.used : self.used + part.stop - part.start]
+            _read(read, part, to, fillers)
+            self.used += len(to)
         return start
 
     @contextmanager

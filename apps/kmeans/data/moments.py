@@ -5,44 +5,49 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.load import is_vectorizable, pass_kernel, types_of
-from tsapps.apps.kmeans.data.plan import PASS_THREADS, vector_of
+from tsapps.apps.kmeans.data.plan import moment_threads, vector_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["add_moments", "rounded_moments"]
+__all__ = ["partial_moments", "rounded_moments", "total_moments"]
 
-# column_moments: approximate number of thread blocks, and minimum number of rows per thread. Thread-block shape of
-# fold_moments (columns, rows).
-_BLOCKS, _ROWS, _FOLDED = 4096, 16, (32, 32)
+# Thread-block shape of fold_moments (columns, rows).
+_FOLDED = 8, 128
 
 
-def add_moments(machine: Machine, block: Any, origin: Any, totals: Any) -> None:
-    """Add Σ(x − origin) and Σ(x − origin)² over the rows of a block to `totals[0]` and `totals[1]`.
+def partial_moments(machine: Machine, block: Any, origin: Any, chunk: int, parts: Any) -> None:
+    """Compute the moments of each chunk of a block of rows x: Σ(x − origin), Σ(x − origin)² and max ``|x − origin|``.
 
     Parameters
     ----------
     machine : Machine
     block : array of shape (rows, d)
+        Begins at the first row of a chunk.
     origin : array of shape (d,)
         In the working type.
-    totals : array of shape (3, d), float64
-        `totals[2]` becomes the maximum of its old value and of ``|x − origin|``.
+    chunk : int
+        Number of rows per chunk, a `moment_chunk`; the last chunk of X may have fewer.
+    parts : array of shape (3, chunks, d), float64
+        Where to write the moments: for example those of the block's chunks in an array of all. Each ``parts[i]`` is
+        row-major.
     """
     rows, d = block.shape
-    wide = vector_of(block.itemsize)
-    vectors = is_vectorizable(block, wide)
-    wide = wide if vectors else 1
-    width = min(32, 1 << (-(-d // wide) - 1).bit_length())
-    columns, threads = -(-d // (width * wide)), PASS_THREADS // width
-    # There are many thread blocks, so that a partial last wave costs little, unless their threads would have too little
-    # work. The number of blocks determines the rounding of the sums, so it must not depend on the GPU.
-    slices = min(max(1, _BLOCKS // columns), -(-rows // (_ROWS * threads)))
-    parts, sizes = machine.xp.empty((3, slices, d)), (np.int64(rows), np.int32(d))
-    add_up = pass_kernel(machine, f"column_moments<{types_of(block, origin.dtype)}, {str(vectors).lower()}>")
-    add_up((columns, slices), (width, threads), (block, origin, *sizes, *parts))
-    fold = pass_kernel(machine, "fold_moments")
-    fold((-(-d // _FOLDED[0]), 3), _FOLDED, (parts, np.int32(slices), np.int32(d), totals))
+    vector, (width, threads) = vector_of(block.itemsize), moment_threads(d, origin.dtype.itemsize)
+    vectors = is_vectorizable(block, vector)
+    columns = -(-d // (width * (vector if vectors else 1)))
+    kernel = pass_kernel(machine, f"column_moments<{types_of(block, origin.dtype)}, {str(vectors).lower()}>")
+    sizes = np.int64(rows), np.int32(d), np.int32(chunk)
+    kernel((columns, -(-rows // chunk)), (width, threads), (block, origin, *sizes, *parts))
+
+
+def total_moments(machine: Machine, parts: Any) -> Any:
+    """Return the moments of X, shape (3, d), from those of all chunks, an array of shape (3, chunks, d)."""
+    _, chunks, d = parts.shape
+    totals = machine.xp.empty((3, d))
+    kernel = pass_kernel(machine, "fold_moments")
+    kernel((-(-d // _FOLDED[0]), 3), _FOLDED, (parts, np.int32(chunks), np.int32(d), totals))
+    return totals
 
 
 def rounded_moments(machine: Machine, X: Any) -> tuple[np.ndarray, float]:

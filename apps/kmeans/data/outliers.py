@@ -6,7 +6,7 @@ import numpy as np
 
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["typical_rows"]
+__all__ = ["sampled_rows", "typical_rows"]
 
 # Number of sampled rows, and of their features that are examined first: a median of 128 numbers for each of 4,096
 # features takes the host 17 ms.
@@ -18,13 +18,18 @@ _PEAK = 8.0
 _HIDDEN = 2.0**-9
 
 
-def typical_rows(rows: Any, mean_variance: float, largest: np.ndarray) -> tuple[np.ndarray, float] | None:
+def sampled_rows(n: int) -> range:
+    """Return the indices of the rows, of n, that `typical_rows` needs."""
+    return range(0, n, max(1, n // _SAMPLED))[:_SAMPLED]
+
+
+def typical_rows(sampled: Any, mean_variance: float, largest: np.ndarray) -> tuple[np.ndarray, float] | None:
     """Return the median of the rows and the root mean square of a typical row about it, if outliers dominate.
 
     Parameters
     ----------
-    rows : array of shape (n, d)
-        In host memory or on a GPU.
+    sampled : array of shape (m, d)
+        The rows with the indices `sampled_rows`, in host memory or on a GPU.
     mean_variance : float
         Mean variance of the features.
     largest : numpy.ndarray of shape (d,)
@@ -40,7 +45,7 @@ def typical_rows(rows: Any, mean_variance: float, largest: np.ndarray) -> tuple[
     deviation = mean_variance**0.5
     if not deviation * _PEAK < largest.max(initial=0.0):
         return None
-    d, sampled = rows.shape[1], rows[:: max(1, len(rows) // _SAMPLED)][:_SAMPLED]
+    d = sampled.shape[1]
     # The squares of some features, divided by the number of all features, bound the mean square from below.
     for step in dict.fromkeys((max(1, d // _FEATURES), 1)):
         some = to_host(sampled[:, ::step]).astype(np.float64)

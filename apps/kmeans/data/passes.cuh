@@ -2,8 +2,8 @@
 //
 // own_distances    ‖x − c‖² of each row x and the center c of its label
 // point_distances  ‖x − p‖² of each row x and each of up to 8 points p, such as the candidates of a k-means++ step
-// column_moments   partial Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o
-// fold_moments     reduction of the partial results of column_moments
+// column_moments   Σ(x − o), Σ(x − o)² and max |x − o| of each column, about an origin o, over each chunk of rows
+// fold_moments     the same over all chunks, from the results of column_moments
 // add_in_order     Σ x, or Σ (x − o)², of each column, with the same bits as NumPy's sums
 //
 // In the distances, x is a row of X minus `mean`; the mean is zero if X is already centered. own_distances and
@@ -103,17 +103,18 @@ __global__ void point_distances(const T* X, const T* mean, const double* points,
   }
 }
 
-// Writes partial moments of the columns: `sums`, `squares` and `largest`, each gridDim.y × d. Block (f, g) of 256
-// threads sums the columns from f·blockDim.x·kWide on, kWide columns per thread. A thread reads every
-// (gridDim.y · blockDim.y)-th row from row g·blockDim.y + threadIdx.y on. Blocks (f, g) of all f write row g of the
-// partial moments.
+// Writes the moments of the columns over each chunk of `chunk` consecutive rows: row g of `sums`, `squares` and
+// `largest`, each gridDim.y × d, has those of chunk g; the last chunk may have fewer rows. Block (f, g) of 256 threads
+// sums the columns from f·blockDim.x·kWide on, kWide columns per thread. A thread adds up every blockDim.y-th row of
+// the chunk from row threadIdx.y on. So the bits of a chunk's moments depend on its rows and on blockDim.y, but neither
+// on other rows nor on kVectors.
 //
 // Why it is fast: a thread loads the next rows before it adds up the current rows. It converts each element to double
 // only once, because a multiprocessor makes 16 such conversions per clock. x − o is computed in `Work`, which is as
 // exact as x itself.
 template <typename T, typename Work, bool kVectors>
 __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work* origin, long long rows, int d,
-                                                         double* sums, double* squares, double* largest) {
+                                                         int chunk, double* sums, double* squares, double* largest) {
   // kTogether is the number of rows that a thread loads at a time; it is larger for 16-bit elements.
   constexpr int kWide = kPassWide<T, kVectors>, kTogether = sizeof(T) == 2 ? 6 : 4;
   using P = kmeans::Packed<T, kWide>;
@@ -121,29 +122,31 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
   const int feature = (blockIdx.x * blockDim.x + threadIdx.x) * kWide;
   double sum[kWide] = {}, square[kWide] = {};
   Work most[kWide] = {};
-  const long long step = (long long)gridDim.y * blockDim.y;
-  long long row = (long long)blockIdx.y * blockDim.y + threadIdx.y;
-  if (feature < d && row < rows) {
+  const long long begin = (long long)blockIdx.y * chunk;
+  const int count = rows - begin < chunk ? (int)(rows - begin) : chunk, step = blockDim.y;
+  const T* const of_chunk = X + begin * d + feature;
+  int row = threadIdx.y;
+  if (feature < d && row < count) {
     Work about[kWide];
 #pragma unroll
     for (int i = 0; i < kWide; ++i) about[i] = origin[feature + i];
     P now[kTogether], next[kTogether];
-    // For a row past the end of X, row `first` is read instead, and its values are not added.
-    const auto read = [&](P(&value)[kTogether], long long first) {
+    // For a row past the end of the chunk, row `first` is read instead, and its values are not added.
+    const auto read = [&](P(&value)[kTogether], int first) {
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
-        const long long here = first + r * step < rows ? first + r * step : first;
-        value[r].load(X + here * d + feature);
+        const long long here = first + r * step < count ? first + r * step : first;
+        value[r].load(of_chunk + here * d);
       }
     };
     read(now, row);
-    while (row < rows) {
-      const long long later = row + kTogether * step;
+    while (row < count) {
+      const int later = row + kTogether * step;
       // The load is unconditional: the compiler would move a conditional load behind independent code.
-      read(next, later < rows ? later : row);
+      read(next, later < count ? later : row);
 #pragma unroll
       for (int r = 0; r < kTogether; ++r) {
-        const bool present = row + r * step < rows;
+        const bool present = row + r * step < count;
         const auto elements = now[r].elements();
 #pragma unroll
         for (int i = 0; i < kWide; ++i) {
@@ -181,30 +184,31 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
 }
 
 // Number of columns per block, and number of threads among which the partial results of a column are split.
-#define FOLD_COLUMNS 32
-#define FOLD_ROWS 32
+#define FOLD_COLUMNS 8
+#define FOLD_ROWS 128
 
-// Reduces the partial results of column_moments. `parts` (3 × slices × d) has sums, squares and maxima; blocks (f, p)
-// of all f reduce part p. The results are added to the sums and squares in `totals` (3 × d); maxima replace smaller
-// ones.
+// Reduces the results of column_moments over all chunks of X. `parts` (3 × chunks × d) has sums, squares and maxima;
+// blocks (f, p) of all f reduce part p, and write row p of `totals` (3 × d). The order depends on the number of chunks
+// only, so the totals have the same bits however the chunks are distributed over launches of column_moments.
 //
-// Why it is fast: each thread has eight loads in flight, since the time is that of a chain of loads.
+// Why it is fast: the time is that of a chain of loads. So each thread has eight loads in flight, and many threads
+// share a column; eight columns are two sectors of 32 bytes.
 __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
-    fold_moments(const double* parts, int slices, int d, double* totals) {
+    fold_moments(const double* parts, int chunks, int d, double* totals) {
   __shared__ double partial[FOLD_ROWS][FOLD_COLUMNS];
   const int column = blockIdx.x * FOLD_COLUMNS + threadIdx.x;
   const bool maxima = blockIdx.y == 2;
   const auto take = [&](double& to, double other) { to = !maxima ? to + other : other > to ? other : to; };
-  const double* part = parts + (long long)blockIdx.y * slices * d + column;
+  const double* part = parts + (long long)blockIdx.y * chunks * d + column;
   double mine = 0;
 #pragma unroll 8
-  for (int slice = threadIdx.y; slice < slices && column < d; slice += FOLD_ROWS)
-    take(mine, part[(long long)slice * d]);
+  for (int chunk = threadIdx.y; chunk < chunks && column < d; chunk += FOLD_ROWS)
+    take(mine, part[(long long)chunk * d]);
   partial[threadIdx.y][threadIdx.x] = mine;
   __syncthreads();
   if (threadIdx.y != 0 || column >= d) return;
   for (int y = 1; y < FOLD_ROWS; ++y) take(mine, partial[y][threadIdx.x]);
-  take(totals[(long long)blockIdx.y * d + column], mine);
+  totals[(long long)blockIdx.y * d + column] = mine;
 }
 
 __device__ __forceinline__ float rounded_square(float x) { return __fmul_rn(x, x); }

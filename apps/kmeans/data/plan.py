@@ -1,4 +1,4 @@
-"""Layout of X on a GPU: scale and padding of the half-precision copy, and the number of lanes per row."""
+"""Plans of passes over X on a GPU: scale and padding of the half-precision copy, lanes per row, chunks of rows."""
 
 from math import inf, log2, sqrt
 
@@ -18,6 +18,8 @@ __all__ = [
     "is_long",
     "lanes_of_row",
     "log2_lanes",
+    "moment_chunk",
+    "moment_threads",
     "norm_limit_of",
     "padded",
     "row_groups",
@@ -38,6 +40,12 @@ SPLIT = 2.0**-20
 UNCERTIFIED = 2.0**-10
 #: Number of threads per block of passes.cuh; and of kernels with a block per center or point (kCenterThreads).
 PASS_THREADS, CENTER_THREADS = 256, 256
+# column_moments: minimum number of thread blocks for large X; minimum number of rows per thread. There are many blocks,
+# so that a partial last wave costs little, unless their threads would have too little work.
+_MOMENT_BLOCKS, _THREAD_ROWS = 4096, 16
+# Maximum size in bytes of a chunk of moments, so that a buffer of host_stream.py holds one; and approximate maximum
+# number of chunks, which takes precedence: a grid has at most 65,535 in y.
+_CHUNK_BYTES, _MOST_CHUNKS = 64 << 20, 1 << 14
 # Minimum number of vectors in a row that is long: two for each thread of a block.
 _LONG_ROW = 512
 # Root mean square of the scaled data, up to a factor √2: about 1/4096 of float16's largest number.
@@ -80,6 +88,38 @@ def grid_of_lists(multiprocessors: int, lists: int, blocks: int) -> tuple[int, i
 def vector_of(itemsize: int) -> int:
     """Return the number of elements of this size that a lane processes at a time (kVector of data/half_copy.cuh)."""
     return 2 if itemsize == 8 else 4
+
+
+def moment_threads(d: int, itemsize: int) -> tuple[int, int]:
+    """Return the shape (columns, rows) of the thread blocks of column_moments for d features of the working type."""
+    columns = min(32, 1 << (-(-d // _moment_vector(d, itemsize)) - 1).bit_length())
+    return columns, PASS_THREADS // columns
+
+
+def moment_chunk(n_total: int, d: int, itemsize: int) -> int:
+    """Return the number of rows per chunk of the moments, a power of two.
+
+    The chunk and `moment_threads` determine the order in which rows are added up. So neither depends on the GPU, on the
+    address of X, or on which rows a block or a shard has.
+
+    Parameters
+    ----------
+    n_total : int
+        Number of rows of X, on all GPUs.
+    d : int
+    itemsize : int
+        Size of a number of the working type in bytes.
+    """
+    columns, rows = moment_threads(d, itemsize)
+    column_blocks = -(-d // (columns * _moment_vector(d, itemsize)))
+    chunk = min(n_total * column_blocks // _MOMENT_BLOCKS, _CHUNK_BYTES // (d * itemsize))
+    chunk = max(chunk, _THREAD_ROWS * rows, n_total // _MOST_CHUNKS)
+    return 1 << (chunk.bit_length() - 1)
+
+
+def _moment_vector(d: int, itemsize: int) -> int:
+    """Return the number of columns per thread of column_moments if X is aligned to vectors."""
+    return vector_of(itemsize) if d % vector_of(itemsize) == 0 else 1
 
 
 def half_copy_scale(rms: float) -> float:

@@ -115,7 +115,10 @@ class Rows(Protocol):
     device: int | None
 
     def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
-        """Yield (first row, block of at most `rows` rows), in row order."""
+        """Yield (first row, block of at most `rows` rows), in row order.
+
+        Blocks on a GPU have `rows` rows each, except the last.
+        """
 
     def rows(self, indices: np.ndarray) -> Any:
         """Return the rows with these indices, in the order of the indices."""

@@ -15,7 +15,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.select_step import Options
-from tsapps.apps.kmeans.inertia.launch import sum_terms
+from tsapps.apps.kmeans.inertia.launch import sum_terms, total_inertia
 from tsapps.apps.kmeans.init.plusplus import n_trials
 from tsapps.apps.kmeans.init.plusplus_launch import greedy_draw
 from tsapps.apps.kmeans.protect.checks import Protection
@@ -217,4 +217,5 @@ def _run_passes(fit: Fit, machine: CompilingMachine) -> None:
     data.square_distances(np.zeros((1, d)))
     data.own_distances(np.zeros((1, d)), labels)
     data.inertia(np.zeros((fit.k, d)), labels)
+    total_inertia(machine, np.zeros(1))  # of several blocks
     engine.blocks.assign(np.zeros((min(fit.k, _MANY_CLUSTERS), d), fit.dtype))

@@ -113,6 +113,10 @@ class DeviceEngine(Engine):
         if self.data.spherical:
             self.data.refuse_non_finite()  # raises if X is not finite; the message names a row of the caller's X
         self.data.moments()  # raises if X is not finite
+        self.center_for_pass(mean, k)
+
+    def center_for_pass(self, mean: np.ndarray, k: int) -> None:
+        """Center X, whose moments are known and finite, about `mean` (d,) for a single pass with k centers."""
         selected = self._select(k, self.data.subtracted(mean), single_pass=True)
         self.data.center(mean, on_read=selected.step != "cublas")
 

@@ -26,6 +26,7 @@ from tsapps.apps.kmeans.bounds.plan import BOUNDS_BYTES, begins_soon
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.data.plan import CENTER_THREADS
+from tsapps.apps.kmeans.engines.bound_launches import BoundLaunches
 from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep, integers_of
 from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
@@ -37,12 +38,12 @@ from tsapps.kernels.arrays import address
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep"]
+__all__ = ["ITERATIONS_AHEAD", "RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep"]
 
 #: Rescoring kernels: threads per block, and launched blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
-# Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
-_AHEAD = 2
+#: Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
+ITERATIONS_AHEAD = 2
 
 
 class DeviceStep(RunningSumsStep):
@@ -88,16 +89,15 @@ class DeviceStep(RunningSumsStep):
         self._n_columns = layout.columns_of(k)
         # Outcomes of the iterations in flight. Kernels write them to pinned memory, because a copy of 32 bytes would
         # take as long as a kernel. An event signals that an outcome is complete.
-        self._outcomes = data.machine.pinned(_AHEAD, OUTCOME)
-        self._events = [data.machine.event() for _ in range(_AHEAD)]
+        self._outcomes = data.machine.pinned(ITERATIONS_AHEAD, OUTCOME)
+        self._events = [data.machine.event() for _ in range(ITERATIONS_AHEAD)]
         # Estimate of the number of rows that the next iteration reassigns: the number in the last iteration whose
         # outcome the host has read.
         self._expected_reassigned = data.n_samples
-        # Launches whose arguments are packed (bound launches), by key (see `_run`); and the stream that they are bound
-        # to.
-        self._launches: dict[Hashable, list[Callable[[], None]]] = {}
-        self._bound_stream: int | None = None
-        self._bounded_before = [False] * _AHEAD
+        self._launches = BoundLaunches()
+        self._bound_stream: int | None = None  # the stream that they are bound to
+        self._bound = self._launches.of
+        self._bounded_before = [False] * ITERATIONS_AHEAD
         self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
@@ -123,24 +123,9 @@ class DeviceStep(RunningSumsStep):
         return False
 
     def _run(self, key: Hashable, bind: Callable[[], Iterable[Callable[[], None]]]) -> None:
-        """Run the launches that `bind` returns; see `_bound`."""
+        """Run the launches that `bind` returns; see `BoundLaunches.of`."""
         for launch in self._bound(key, bind):
             launch()
-
-    def _bound(self, key: Hashable, bind: Callable[[], Iterable[Callable[[], None]]]) -> Iterable[Callable[[], None]]:
-        """Return the launches that `bind` returns. `bind` is called once per key; later calls return its launches."""
-        launches = self._launches.get(key)
-        return self._bound_one_by_one(key, bind) if launches is None else launches
-
-    def _bound_one_by_one(
-        self, key: Hashable, bind: Callable[[], Iterable[Callable[[], None]]]
-    ) -> Iterator[Callable[[], None]]:
-        """Yield the launches that `bind` returns: the GPU runs each while the host binds the next."""
-        launches = []
-        for launch in bind():
-            launches.append(launch)
-            yield launch
-        self._launches[key] = launches
 
     def _bound_rows(self, now: int) -> Iterable[Callable[[], None]]:
         """Return the launches that label all rows by `buffers.centers[now]` and update the running sums."""
@@ -151,22 +136,16 @@ class DeviceStep(RunningSumsStep):
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
         self.data.machine.fill(self.buffers.labels, 0xFF)
-        self.data.machine.fill(self.buffers.sums, 0)
+        self.data.machine.fill(self.buffers.own, 0)
         self._expected_reassigned = self.data.n_samples
         if self.check is not None:
             self.check.forget()
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
         """Label every sample with its nearest center; see `Step.assign`."""
-        self._begin(centers)
-        for launch in self._bound_rows(0):
-            launch()
-        self._expected_reassigned = int(self.data.copy_to_host(self.buffers.n_reassigned)[0])
-        if not (update or potential):
-            return Assignment(self._expected_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
-        found, wide = self._assignment(self._expected_reassigned, float("nan")), centers.astype(np.float64)
-        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
-        return found
+        self.begin(centers)
+        self.launch_rows(0)
+        return self.assigned(centers, update=update, potential=potential)
 
     def _new_bounds(self) -> Bounds | None:
         """Return new bounds for the data and k of this step; None if the step does not support bounds."""
@@ -178,7 +157,7 @@ class DeviceStep(RunningSumsStep):
             fits = self.data.fits(BOUNDS_BYTES * self.data.n_samples)
             self.bounds = self._new_bounds() if fits else None
 
-    def _begin_bounds_soon(self) -> None:
+    def begin_bounds_soon(self) -> None:
         """Start bounds with the next iteration, if that is likely to save time."""
         if not self._bounded and self._may_have_bounds and begins_soon(self.data.n_samples, self._expected_reassigned):
             self._begin_bounds()
@@ -198,18 +177,17 @@ class DeviceStep(RunningSumsStep):
         """Launch each iteration before reading the outcome of the previous one; see `Step.iterate`."""
         if self.data.spherical:  # update/centers.cuh does not normalise the means
             return super().iterate(centers, before, last, tol, report)
-        self._begin(centers)
+        self.begin(centers)
         protection, number = self.protection, last - before
         launched = known = 0
         try:
             while True:
-                for count in range(launched, min(known + _AHEAD, number)):
+                for count in range(launched, min(known + ITERATIONS_AHEAD, number)):
                     self._launch(count, tol)
                     self._end_launches(count, is_last=count + 1 == number)
-                launched = min(known + _AHEAD, number)
-                self._events[known % _AHEAD].synchronize()
-                outcome = self._outcomes[known % _AHEAD].copy()
-                fault = None if self.check is None else self.check.fault(known % _AHEAD)
+                launched = min(known + ITERATIONS_AHEAD, number)
+                outcome = self.outcome(known)
+                fault = None if self.check is None else self.check.fault(known % ITERATIONS_AHEAD)
                 if fault is not None:
                     break
                 if outcome["empty"] and self._can_relocate(int(outcome["empty"])):
@@ -218,7 +196,7 @@ class DeviceStep(RunningSumsStep):
                     launched = known + 1  # the launches of later iterations did nothing
                     continue
                 # These numbers are from two iterations before the iteration that the host launches next.
-                self._expected_reassigned = int(outcome["n_reassigned"])
+                self.expect(int(outcome["n_reassigned"]))
                 self._relocates = self._relocates and bool(outcome["relocated"])
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
@@ -228,25 +206,42 @@ class DeviceStep(RunningSumsStep):
         finally:
             # Iterations in flight still write to the buffers.
             self.data.machine.current_stream().synchronize()
-        strict, now = bool(outcome["n_reassigned"] == 0), known % 2
-        stays = fault is not None or bool(outcome["empty"])
-        at, next_centers = None, self._centers_on_host(now if stays else 1 - now)
+        now, stays, at = known % 2, fault is not None or bool(outcome["empty"]), None
         if self.check is not None and protection is not None:
             # `at` itself is not checked here: if it were wrong, recomputing the result of the run would show a
             # difference.
+            next_centers = self._centers_on_host(now if stays else 1 - now)
             at = next_centers if stays else self._centers_on_host(now)
             right = self.check.are_right(next_centers, now if stays else 1 - now)
-            lost = self.check.lost(known % _AHEAD) or not right
+            lost = self.check.lost(known % ITERATIONS_AHEAD) or not right
             if fault is not None or lost:
                 protection.keep(at)
                 return IterationResult(at, known, False, float("nan"), fault=fault or FAULTS[LOST], lost=lost)
             protection.keep(next_centers)
+        self.end_iterations(known, outcome)
+        return self.result(known, outcome, at)
+
+    def outcome(self, count: int) -> Any:
+        """Wait for iteration number `count` of the current `iterate` call, from 0; return its `OUTCOME`."""
+        self._events[count % ITERATIONS_AHEAD].synchronize()
+        return self._outcomes[count % ITERATIONS_AHEAD].copy()
+
+    def expect(self, n_reassigned: int) -> None:
+        """Expect that the next iteration reassigns as many of these rows as an earlier one, `n_reassigned`."""
+        self._expected_reassigned = n_reassigned
+
+    def end_iterations(self, count: int, outcome: Any) -> None:
+        """End the current `iterate` call with iteration number `count`, whose outcome is given."""
+        self._prepared = None if outcome["empty"] or self.check is not None else 1 - count % 2
+
+    def result(self, count: int, outcome: Any, at: np.ndarray | None = None) -> IterationResult:
+        """Return the result of `iterate` that ended with iteration number `count`; for `at`, see `IterationResult`."""
+        strict, done = bool(outcome["n_reassigned"] == 0), count + 1
         if outcome["empty"]:
             empty = self._assignment(int(outcome["n_reassigned"]), float(outcome["potential"]))
-            return IterationResult(next_centers, known + 1, strict, float("nan"), empty, at)
-        relocated = bool(outcome["relocated"])
-        self._prepared = 1 - now if self.check is None else None
-        return IterationResult(next_centers, known + 1, strict, float(outcome["shift"]), at=at, relocated=relocated)
+            return IterationResult(self._centers_on_host(count % 2), done, strict, float("nan"), empty, at)
+        centers, shift = self._centers_on_host(1 - count % 2), float(outcome["shift"])
+        return IterationResult(centers, done, strict, shift, at=at, relocated=bool(outcome["relocated"]))
 
     def assign_final(self, centers: np.ndarray) -> None:
         """Label every sample with the nearest center without preparing the centers again; see `Step.assign_final`."""
@@ -259,7 +254,7 @@ class DeviceStep(RunningSumsStep):
         for launch in chain(self._bind_next(self._prepared), self._bound_rows(self._prepared)):
             launch()
 
-    def _begin(self, centers: np.ndarray) -> None:
+    def begin(self, centers: np.ndarray) -> None:
         """Copy `centers` (k, d) to the GPU and prepare them for the first iteration; prepare the check if protected."""
         stream = self.data.machine.current_stream()
         if stream.ptr != self._bound_stream:
@@ -272,7 +267,7 @@ class DeviceStep(RunningSumsStep):
             self.check = None
         else:
             scale = self.integers.scales[-1]
-            self.check = self.check or StepCheck(self.data, self.buffers, self.k, scale, _AHEAD)
+            self.check = self.check or StepCheck(self.data, self.buffers, self.k, scale, ITERATIONS_AHEAD)
             self.check.begin()
         self._run("prepare", self._bind_prepare)
 
@@ -295,21 +290,20 @@ class DeviceStep(RunningSumsStep):
 
     def launch_rows(self, count: int) -> None:
         """Launch the first part of iteration number `count` of a run, from 0: labels, and sums of these rows."""
-        self._begin_bounds_soon()
         for launch in self._bound_rows(count % 2):
             launch()
 
     def launch_centers(self, count: int, tol: float, *, is_last: bool) -> None:
         """Launch the second part of an iteration, from the sums of all rows: new centers and the outcome."""
-        now, slot = count % 2, count % _AHEAD
+        now, slot = count % 2, count % ITERATIONS_AHEAD
         for launch in self._bound_centers(now, slot, tol):
             launch()
         self._end_launches(count, is_last=is_last)
 
     def _launch(self, count: int, tol: float) -> None:
         """Launch iteration number `count` of the current `iterate` call, from 0, and its check."""
-        now, slot = count % 2, count % _AHEAD
-        self._begin_bounds_soon()
+        now, slot = count % 2, count % ITERATIONS_AHEAD
+        self.begin_bounds_soon()
         key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates
         self._run(key, lambda: chain(self._bound_rows(now), self._bound_centers(now, slot, tol)))
         self._bounded_before[slot] = self._bounded
@@ -320,7 +314,7 @@ class DeviceStep(RunningSumsStep):
 
     def _end_launches(self, count: int, *, is_last: bool) -> None:
         """Record the event of iteration `count`, whose launches are complete, and copy the centers of the last one."""
-        self._events[count % _AHEAD].record()
+        self._events[count % ITERATIONS_AHEAD].record()
         if is_last:
             self._stage_centers(1 - count % 2)
 
@@ -334,7 +328,7 @@ class DeviceStep(RunningSumsStep):
 
     def _launch_relocation(self, count: int, tol: float) -> None:
         """Relocate the clusters that iteration `count` left empty, and launch the rest of the iteration."""
-        now, slot, self._relocates = count % 2, count % _AHEAD, True
+        now, slot, self._relocates = count % 2, count % ITERATIONS_AHEAD, True
         self._bounded = self._bounded_before[slot]  # if bounds began after this iteration, they begin again
         for launch in self._bound_relocation(now, slot, tol):
             launch()

@@ -35,8 +35,8 @@ class Engine(ABC):
     data: Data
     blocks: BlockStep
     over: Callable[[Rows], Engine]
-    #: Whether labels are certified.
-    certifies = True
+    #: Whether labels are certified, and whether fits can be protected.
+    certifies, protects = True, True
 
     def __enter__(self) -> Self:
         """Make the device of the data the current one."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,7 @@ def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integ
     """Return the fixed-point format of the cluster sums of X − `subtracted`, (d,); by default of X − `data.shift`."""
     spread = data.spread(subtracted)
     if data.integers is None or data.integers[0] is not spread:
-        data.integers = spread, integers(data.shard.n_total, data.dtype, *spread, data.most_weight)
+        data.integers = spread, integers(data.n_total, data.dtype, *spread, data.most_weight)
     found: Integers = data.integers[1]
     return found
 
@@ -64,6 +65,20 @@ class RunningSumsStep(Step):
         """Fixed-point unit of each column of the sums, (d + 1,)."""
         return 1 / self.integers.scales
 
+    def assigned(self, centers: np.ndarray, *, update: bool, potential: bool) -> Assignment:
+        """Return the result of `assign`, after its launches."""
+        n_reassigned = int(self.data.copy_to_host(self.buffers.total_reassigned)[0])
+        self.expect(n_reassigned)
+        if not (update or potential):
+            return Assignment(n_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
+        found, wide = self._assignment(n_reassigned, float("nan")), centers.astype(np.float64)
+        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        return found
+
+    @abstractmethod
+    def expect(self, n_reassigned: int) -> None:
+        """Expect that the next iteration reassigns as many of these rows as an earlier one, `n_reassigned`."""
+
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weighted sum (k, d) and the weight (k,) of each cluster of X, float64, in host memory."""
         values = self.data.copy_to_host(self.buffers.total_sums) / self.integers.scales
@@ -84,39 +99,32 @@ class RunningSumsStep(Step):
 
     def inertia(self, centers: np.ndarray) -> float:
         """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
-        found = self._inertia_of_sums(centers)
+        found = self.inertia_of_sums(centers)
         return super().inertia(centers) if found is None else found
 
-    def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
+    def inertia_of_sums(self, centers: np.ndarray) -> float | None:
         """Return the inertia from the running sums; None if a pass over X is faster or more exact."""
-        data = self.data
+        data, of, n_total = self.data, self.buffers, self.data.n_total
         if data.dtype != np.float32 or data.sample_weight is not None:
             return None
-        if data.rows_on_gpu.nbytes < _ROWS_OVER_SUMS * self.buffers.sums.nbytes:
+        if n_total * data.n_features * data.rows_on_gpu.itemsize < _ROWS_OVER_SUMS * of.sums.nbytes:
             return None
-        of, squares = self.buffers, data.n_samples * data.n_features * data.spread()[1] ** 2
+        squares = n_total * data.n_features * data.spread()[1] ** 2
         on_gpu = data.on_device(centers) if self._prepared is None else of.centers[self._prepared]
         terms = self._terms(on_gpu)
         self._final_weights = terms[:, 0]
         inertia, error = inertia_from_terms(squares, terms)
         # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
         # relative to the sum about the origin, which can be larger.
-        about_origin = squares + data.n_samples * float(np.square(data.cached_moments[0] - data.origin).sum())
+        about_origin = squares + n_total * float(np.square(data.cached_moments[0] - data.origin).sum())
         exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
         return inertia / (2 if data.spherical else 1) if exact else None
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""
-        data = self.data
-        check, device_centers = (
-            SumsCheck(data.xp, self.buffers, self.integers),
-            data.on_device(centers),
-        )
-        # The kernel subtracts `data.shift` from X.
-        rows, weights = data.rows_on_gpu, data.sample_weight
-        total = data.block_inertia(rows, device_centers, self.labels, weights, check.kept)
-        of_rows, fault = float(total.item()) / (2 if data.spherical else 1), check.fault()
-        of_sums = self._inertia_of_sums(centers)
+        check = SumsCheck(self.data.xp, self.buffers, self.integers)
+        of_rows, fault = self.data.inertia(centers, self.labels, check.kept), check.fault()
+        of_sums = self.inertia_of_sums(centers)
         if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
             fault = "the inertia of the cluster sums was not that of the samples"
         return of_rows if of_sums is None else of_sums, fault

@@ -104,9 +104,9 @@ class SmallDStep(DeviceStep):
         self._labels_are_current = False
         super().assign_final(centers)
 
-    def _begin(self, centers: np.ndarray) -> None:
+    def begin(self, centers: np.ndarray) -> None:
         self._labels_are_current = False
-        super()._begin(centers)
+        super().begin(centers)
 
     def _products_argument(self, tensor_error: float, rounding: float) -> Any:
         """Return the `PRODUCTS` argument of the kernels that use tensor cores.

@@ -1,6 +1,7 @@
 // Inertia: Σ w·‖x − c‖² over all samples, c being the center of a sample's label.
 //
-//   X (n × d, any dtype), mean (d), centers (k × d), labels (n), weights (n, or none)   →   total, one float64
+//   X (n × d, any dtype), mean (d), centers (k × d), labels (n), weights (n, or none)   →   sums, one float64 per chunk
+//                                                                                       total, one float64
 //
 // x is a row of X minus `mean`, rounded to `Work`, the working type. Differences and sums of at most four squares are
 // in `Work`, all further sums in double. In float32, a square has two roundings from its difference, up to four from
@@ -10,14 +11,16 @@
 //
 // a tile   kInertiaRows · 32 / lanes rows: each row is split among `lanes` = 2^log2_lanes lanes of a warp, and these
 //          lanes process kInertiaRows rows together
-// a slice  every `slices`-th tile: one warp sums it; each lane has a sum in double, and the warp adds these at the end
+// a chunk  consecutive tiles: one warp sums them; each lane has a sum in double, and the warp adds these at the end
 //
-// The slices are distributed over the warps in turn. The last block to arrive adds up the slices' sums in order. The
-// number of slices does not depend on the grid, so the total has the same bits for any grid and on every GPU.
+// The chunks are distributed over the warps in turn. The last block to arrive adds up the sums of the chunks in order.
+// The rows of a chunk do not depend on the grid, so the total has the same bits for any grid and on every GPU. If X is
+// distributed over several launches or GPUs at multiples of a chunk, add_chunks adds up the sums of all chunks in the
+// same order. So the total has the same bits then too.
 //
 // Why it is fast: a warp loads the data of its next step before it adds up those of the current step. A step
 // (InertiaStep) is 64 bytes of X per lane, and labels. So the 20 warps of a multiprocessor keep 40 KB in flight. Lanes
-// do not communicate within a slice. Centers are in shared memory if L1 remains large enough (kShared). A row of 128
+// do not communicate within a chunk. Centers are in shared memory if L1 remains large enough (kShared). A row of 128
 // float32 takes about 60 warp instructions, and one conversion to double per four squares. A multiprocessor makes only
 // 16 such conversions per clock. The Freivalds check of the running sums (protect/freivalds.cuh) raises the 60
 // instructions to about 100, about as many as fit the time of reading X. Variants that need more registers per thread
@@ -105,13 +108,43 @@ struct InertiaStep {
   }
 };
 
-// Computes the inertia of n rows. The launch has at most one block per multiprocessor. `arrived` is zero before and
-// after. `kept` is a RunningSums for the Freivalds check, or empty.
+// Adds up the sums of all chunks in the order that kInertiaThreads threads have, so that the number of threads per
+// block, kThreads, does not change the bits.
+template <int kThreads>
+__device__ __forceinline__ void add_sums(const double* sums, int chunks, double* total) {
+  constexpr int kParts = kInertiaThreads / 32;
+  __shared__ double of_parts[kParts];
+  const auto sum_of_part = [&](int first) {
+    double part = 0;
+#pragma unroll 8
+    for (int chunk = first; chunk < chunks; chunk += kInertiaThreads) part += simt::load_from_other_block(sums + chunk);
+    part = simt::warp_sum(part);
+    if (simt::lane() == 0) of_parts[first / 32] = part;
+    return part;
+  };
+  double sum = sum_of_part(threadIdx.x);
+  if constexpr (kThreads < kInertiaThreads) {
+    for (int first = threadIdx.x + kThreads; first < kInertiaThreads; first += kThreads) sum_of_part(first);
+  }
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (int other = 1; other < kParts; ++other) sum += of_parts[other];
+  *total = sum;
+}
+
+// Computes `total` from the sums of all chunks of X; one block.
+__global__ void __launch_bounds__(kInertiaThreads, 1) add_chunks(const double* sums, int chunks, double* total) {
+  add_sums<kInertiaThreads>(sums, chunks, total);
+}
+
+// Computes the sums of the chunks of n rows, each of `chunk` rows, and their total unless `total` is null. The launch
+// has at most one block per multiprocessor. `arrived` is zero before and after. `kept` is a RunningSums for the
+// Freivalds check, or empty.
 template <typename T, typename Work, bool kVectors, bool kShared, bool kWeighted, int kThreads = kInertiaThreads,
           typename... Kept>
 __global__ void __launch_bounds__(kThreads, 1)
     add_inertia(const T* X, const Work* mean, const Work* centers, const int* labels, const Work* weights, long long n,
-                int k, int d, int log2_lanes, int slices, double* sums, unsigned* arrived, double* total,
+                int k, int d, int log2_lanes, int chunk, int chunks, double* sums, unsigned* arrived, double* total,
                 Kept... kept) {
   using Step = InertiaStep<T, Work, kVectors, kWeighted>;
   constexpr int kWarps = kThreads / 32;
@@ -126,19 +159,19 @@ __global__ void __launch_bounds__(kThreads, 1)
   Difference<Work, Kept...> difference(k, d, kept...);
   const int lane = simt::lane(), warp = (int)threadIdx.x / 32, groups = 32 >> log2_lanes;
   const int column = Step::kWide * (lane & ((1 << log2_lanes) - 1)), stride = Step::kWide << log2_lanes;
-  const long long tile = (long long)kInertiaRows * groups, below = tile * slices;
-  for (int slice = (int)blockIdx.x * kWarps + warp; slice < slices; slice += (int)gridDim.x * kWarps) {
-    long long begin = slice * tile;
-    const long long in_tile = lane >> log2_lanes;
+  const int tile = kInertiaRows * groups;
+  for (int here = (int)blockIdx.x * kWarps + warp; here < chunks; here += (int)gridDim.x * kWarps) {
+    long long begin = (long long)here * chunk;
+    const long long end = n - begin < chunk ? n : begin + chunk, in_tile = lane >> log2_lanes;
     int first = 0;
     double sum = 0;
     Step now, next;
     now.read(X, labels, weights, n, d, begin + in_tile, groups, column);
-    while (begin < n) {
+    while (begin < end) {
       const bool ends = first + stride >= d;
-      const long long later = ends ? begin + below : begin;
+      const long long later = ends ? begin + tile : begin;
       const int following = ends ? 0 : first + stride;
-      if (later < n) next.read(X, labels, weights, n, d, later + in_tile, groups, following + column);
+      if (later < end) next.read(X, labels, weights, n, d, later + in_tile, groups, following + column);
       for (int& label : now.label) label = difference.readable(label);
       sum += now.sum(mean, centers, n, d, begin + in_tile, groups, first + column, difference);
       now = next;
@@ -146,30 +179,11 @@ __global__ void __launch_bounds__(kThreads, 1)
       first = following;
     }
     sum = simt::warp_sum(sum);
-    if (lane == 0) sums[slice] = sum;
+    if (lane == 0) sums[here] = sum;
   }
   difference.tell();
-  if (!simt::last_to_arrive(arrived, gridDim.x)) return;
-  // Adds up the sums of all slices in the order that kInertiaThreads threads have, so that kThreads does not change the
-  // bits.
-  constexpr int kParts = kInertiaThreads / 32;
-  __shared__ double of_parts[kParts];
-  const auto sum_of_part = [&](int first) {
-    double part = 0;
-#pragma unroll 8
-    for (int slice = first; slice < slices; slice += kInertiaThreads) part += simt::load_from_other_block(sums + slice);
-    part = simt::warp_sum(part);
-    if (lane == 0) of_parts[first / 32] = part;
-    return part;
-  };
-  double sum = sum_of_part(threadIdx.x);
-  if constexpr (kThreads < kInertiaThreads) {
-    for (int first = threadIdx.x + kThreads; first < kInertiaThreads; first += kThreads) sum_of_part(first);
-  }
-  __syncthreads();
-  if (threadIdx.x != 0) return;
-  for (int other = 1; other < kParts; ++other) sum += of_parts[other];
-  *total = sum;
+  if (total == nullptr || !simt::last_to_arrive(arrived, gridDim.x)) return;
+  add_sums<kThreads>(sums, chunks, total);
 }
 
 }  // namespace kmeans

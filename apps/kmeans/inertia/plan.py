@@ -17,15 +17,16 @@ __all__ = [
     "InertiaPlan",
     "RunningSums",
     "difference_of",
+    "inertia_chunk",
     "inertia_from_terms",
     "inertia_plan",
 ]
 
 #: Number of threads per block (kInertiaThreads); number of rows that a lane processes together (kInertiaRows).
 THREADS, ROWS_TOGETHER = 640, 4
-# Maximum number of slices, which are the parts of X with a partial sum each. More slices balance the warps better, but
-# need more memory for partial sums: half a megabyte for this number.
-_MOST_SLICES = 1 << 16
+# Maximum number of chunks of X, each of which has a partial sum. More chunks balance the warps better, but need more
+# memory for partial sums, half a megabyte for this number, and more time to add these up.
+_MOST_CHUNKS = 1 << 16
 _VECTOR_BYTES = 16
 # Number of threads per block with the Freivalds check, by (limbs of the sums, itemsize of X): the maximum that
 # registers allow.
@@ -63,8 +64,8 @@ class InertiaPlan:
         Whether lanes load 16 bytes at a time.
     log2_lanes : int
         Log2 of the number of lanes among which a row is split.
-    slices : int
-        Number of partial sums of the inertia. The last block adds them in order.
+    chunk, chunks : int
+        Number of rows per chunk, and number of chunks. Each has a partial sum; the last block adds them in order.
     shared_bytes : int
         Dynamic shared memory for the mean and the centers in bytes; 0 if the kernel reads them from global memory.
     threads : int
@@ -75,7 +76,8 @@ class InertiaPlan:
 
     vectors: bool
     log2_lanes: int
-    slices: int
+    chunk: int
+    chunks: int
     shared_bytes: int
     threads: int
     digits: int | None
@@ -87,12 +89,45 @@ class InertiaPlan:
         return f"kmeans::add_inertia<{element}, {work}, {', '.join(flags)}{kept}>"
 
     def blocks(self, multiprocessors: int) -> int:
-        """Return the number of blocks: one per multiprocessor, or fewer if there are fewer slices than warps."""
-        return min(multiprocessors, -(-self.slices * 32 // self.threads))
+        """Return the number of blocks: one per multiprocessor, or fewer if there are fewer chunks than warps."""
+        return min(multiprocessors, -(-self.chunks * 32 // self.threads))
+
+
+def inertia_chunk(n_total: int, d: int, itemsize: int) -> int:
+    """Return the number of rows per chunk of the inertia, a power of two and a whole number of tiles.
+
+    The chunk determines the order in which rows are added up. So it does not depend on the GPU, on the address of X, or
+    on which rows a block or a shard has.
+
+    Parameters
+    ----------
+    n_total : int
+        Number of rows of X, on all GPUs.
+    d : int
+    itemsize : int
+        Size of an element of X in bytes, as kernels read it.
+    """
+    tile = ROWS_TOGETHER * (32 >> _lanes(d, itemsize, aligned=True)[1])  # more than of rows that are not aligned
+    return max(tile, 1 << (-(-n_total // _MOST_CHUNKS) - 1).bit_length())
+
+
+def _lanes(d: int, itemsize: int, *, aligned: bool) -> tuple[bool, int]:
+    """Return whether lanes load vectors, and log2 of the number of lanes among which a row is split."""
+    vectors = aligned and d * itemsize % _VECTOR_BYTES == 0
+    return vectors, log2_lanes(d * itemsize // _VECTOR_BYTES if vectors else d)
 
 
 def inertia_plan(
-    n: int, d: int, k: int, itemsize: int, work: int, *, aligned: bool, device: GpuSpec, digits: int | None = None
+    n: int,
+    d: int,
+    k: int,
+    itemsize: int,
+    work: int,
+    *,
+    aligned: bool,
+    device: GpuSpec,
+    digits: int | None = None,
+    n_total: int | None = None,
 ) -> InertiaPlan:
     """Plan the inertia of n samples.
 
@@ -108,6 +143,8 @@ def inertia_plan(
     device : GpuSpec
     digits : {2, 3}, optional
         Number of limbs per element of the running sums, for the Freivalds check; None without the check.
+    n_total : int, optional
+        Number of rows of X, of which these are consecutive rows; by default n.
 
     Returns
     -------
@@ -115,18 +152,17 @@ def inertia_plan(
 
     Notes
     -----
-    The order of additions depends on `n`, `d`, `itemsize` and `aligned` only. So the inertia has the same bits on all
-    GPUs, with and without the Freivalds check.
+    The order of additions depends on `n_total`, `d`, `itemsize` and `aligned` only. So the inertia has the same bits on
+    all GPUs, with and without the Freivalds check.
     """
-    vectors = aligned and d * itemsize % _VECTOR_BYTES == 0
-    lanes = log2_lanes(d * itemsize // _VECTOR_BYTES if vectors else d)
-    tiles = -(-n // (ROWS_TOGETHER * (32 >> lanes)))
+    vectors, lanes = _lanes(d, itemsize, aligned=aligned)
+    chunk = inertia_chunk(n if n_total is None else n_total, d, itemsize)
     shared = (k + 1) * d * work
     # Shared memory reduces the L1 cache, through which the loads in flight pass. So the mean and the centers take at
     # most half of it.
     fits = shared <= min(device.shared_memory // 2, device.shared_memory_per_block - 1024)
     threads = THREADS if digits is None else _COMPARING[digits, itemsize]
-    return InertiaPlan(vectors, lanes, min(tiles, _MOST_SLICES), shared if fits else 0, threads, digits)
+    return InertiaPlan(vectors, lanes, chunk, -(-n // chunk), shared if fits else 0, threads, digits)
 
 
 def inertia_from_terms(squares: float, terms: np.ndarray) -> tuple[float, float]:

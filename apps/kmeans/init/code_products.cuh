@@ -13,6 +13,7 @@
 // lanes t is one mma of 32 columns. Points are in shared memory in this order.
 #pragma once
 #include "apps/kmeans/init/quantized_copy.cuh"
+#include "apps/kmeans/init/step_points.cuh"
 #include "kernels/device/block_reduce.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 #include "kernels/ptx/mma.cuh"
@@ -29,17 +30,16 @@ struct PointTest {
   float norm, square, factor[2], constant[2];
 };
 
-// Quantizes the points of a step, one per block: the center of the previous step, then the candidates. Writes the table
-// of points (CodeProducts) and the tests.
+// Quantizes the points of a step (step_points.cuh), one per block. Writes the table of points (CodeProducts) and the
+// tests.
 template <typename T, int kPoints>
 __global__ void __launch_bounds__(kCenterThreads)
-    quantize_points(const T* X, int d, const long long* last, const long long* candidates, const QuantizedCopy<T> copy,
-                    unsigned* table, PointTest* tests) {
+    quantize_points(const T* points, int d, const QuantizedCopy<T> copy, unsigned* table, PointTest* tests) {
   ptx::griddepcontrol_wait();
   constexpr int kBlocks = (kPoints + 7) / 8;
   constexpr float kMost = 127 * 256 + 127;
   const int p = blockIdx.x, words = 4 * copy.groups;
-  const T* c = X + (p == 0 ? *last : candidates[p - 1]) * d;
+  const T* c = points + (long long)p * point_pitch<T>(d);
   const auto scale_of = [&](int f) { return f < d ? copy.scales[f] : 0.0f; };
   Doubles<3> found = {};  // ‖c‖², ‖u‖², and the largest |u|
   for (int word = threadIdx.x; word < words; word += kCenterThreads) {

@@ -1,6 +1,7 @@
 """Plans of the k-means++ kernels: template arguments, partition of X into chunks, and shared memory (pure)."""
 
 from dataclasses import dataclass
+from math import lcm
 from typing import NamedTuple
 
 import numpy as np
@@ -15,11 +16,15 @@ __all__ = [
     "PrunedPlan",
     "copy_errors",
     "first_pruned_step",
+    "plusplus_chunk",
     "plusplus_plan",
+    "point_pitch",
+    "point_words",
     "pruned_plan",
     "quantized_bytes",
     "quantized_groups",
     "quantized_lanes",
+    "scale_samples",
 ]
 
 #: Maximum number of candidates per step: 2 + ⌊ln k⌋ is at most 12 for k up to 59,874. Registers limit it.
@@ -47,14 +52,16 @@ _MOST_CHUNKS = 1 << 14
 # Minimum number of rows per chunk. And number of chunks of rows of at most `_SHORT_ROW` bytes from which on chunks have
 # at least `_SHORT_CHUNK` such rows: more sums take longer to read than the rows, which are never pruned.
 _LEAST_CHUNK, _SHORT_ROW, _SHORT_CHUNK, _SHORT_CHUNKS = 16, 64, 256, 1 << 12
-# Shared memory per block in bytes: _RESERVED by CUDA; _DECLARED as static by the kernels.
-_RESERVED, _DECLARED = 1024, 256
+# Shared memory per block in bytes that CUDA reserves.
+_RESERVED = 1024
 # evaluate_candidates_pruned. _WARPS: number of warps per block. _QUEUED: number of rows that each of the two queues of
-# a warp can hold. _TESTS: static shared memory per block in bytes, for up to 16 points (PointTest, and sample numbers).
+# a warp can hold. _TESTS: static shared memory per block in bytes, for up to 16 points (PointTest, and pointers).
 # _STAGE_ROWS, _STAGE_OF_ROW: rows of a pipeline stage, and bytes of each without D² and weight (CodePipeline).
 _WARPS, _QUEUED, _TESTS, _STAGE_ROWS, _STAGE_OF_ROW = TRY_THREADS // _WARP, 64, 16 * (24 + 8), 32, 64 + 8
 # Maximum d for which products of codes with 16-bit numbers fit in 32 bits: 15 · 32,639 · d < 2³¹.
 _MOST_PRUNED_D = 4386
+# Maximum number of rows from which column scales of the quantized copy are computed (kScaleSamples).
+_SCALE_SAMPLES = 512
 # Bounds of rounding errors. _PRUNED_ROUNDINGS: error of the pruning test, relative to the sum of the squared norms of
 # row and candidate, and its part per element of a row. _DISTANCE_ROUNDINGS: relative error of a squared distance, per
 # element of a row.
@@ -76,7 +83,7 @@ class PlusPlusPlan:
     chunk : int
         Number of consecutive rows per chunk. A warp sums the potentials of one chunk.
     chunks : int
-        Number of chunks.
+        Number of chunks of X.
     window : int
         Number of columns of the candidates that shared memory holds at a time.
     shared_bytes : int
@@ -103,12 +110,13 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     Parameters
     ----------
     n, d : int
+        Shape of X; of the whole, if it is distributed over several GPUs.
     trials : int
         Number of candidates per step.
     itemsize : {4, 8}
         Size of an element of X in bytes.
     aligned : bool
-        Whether all rows begin at multiples of 16 bytes.
+        Whether all rows begin at multiples of 16 bytes, on all GPUs.
     device : GpuSpec
 
     Returns
@@ -123,24 +131,50 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     """
     if not 1 <= trials <= MOST_TRIALS:
         return None
-    points, vector = trials + 1, 16 // itemsize if aligned else 1
-    lanes = _WARP
+    lanes, chunk = _lanes_and_chunk(n, d, trials, itemsize, aligned=aligned)
+    points = trials + 1
+    window = _window(d, points * itemsize, device)
+    if window is None:
+        return None
+    return PlusPlusPlan(trials, lanes, aligned, chunk, -(-n // chunk), window, window * points * itemsize)
+
+
+def plusplus_chunk(n: int, d: int, itemsize: int) -> int:
+    """Return a number of rows that is a multiple of the chunk of every plan for X of this shape."""
+    plans = ((trials, aligned) for trials in (1, MOST_TRIALS) for aligned in (False, True))
+    return lcm(*(_lanes_and_chunk(n, d, trials, itemsize, aligned=aligned)[1] for trials, aligned in plans))
+
+
+def _lanes_and_chunk(n: int, d: int, trials: int, itemsize: int, *, aligned: bool) -> tuple[int, int]:
+    """Return the number of lanes per row, and of rows per chunk; parameters as for `plusplus_plan`."""
+    vector, lanes = 16 // itemsize if aligned else 1, _WARP
     if d < _LARGE_D:
         lanes = 1
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
             lanes *= 2
-    together = (_ROWS_OF_SMALL if points <= _SMALL_BATCH else _ROWS_OF_LARGE) * 4 // itemsize
+    together = (_ROWS_OF_SMALL if trials < _SMALL_BATCH else _ROWS_OF_LARGE) * 4 // itemsize
     # A chunk is a whole number of tiles of evaluate_candidates and, for large data, of evaluate_candidates_pruned; tile
     # sizes are powers of two. For small data, chunks are as small as possible.
     rows = max(together * _WARP // lanes, _WARP if n >= _WARP * _MOST_CHUNKS else _LEAST_CHUNK)
     chunks = _MOST_CHUNKS
     if d * itemsize <= _SHORT_ROW:
         chunks = min(chunks, max(_SHORT_CHUNKS, -(-n // _SHORT_CHUNK)))
-    chunk = rows * -(-n // (rows * chunks))
-    window = _window(d, points * itemsize, device)
-    if window is None:
-        return None
-    return PlusPlusPlan(trials, lanes, aligned, chunk, -(-n // chunk), window, window * points * itemsize)
+    # Rounded up to 4, 5, 6 or 7 times a power of two: all chunks of X have a small common multiple then, of which
+    # shards consist, and there are at least four fifths as many chunks as there may be.
+    tiles = -(-n // (rows * chunks))
+    step = 1 << max(0, tiles.bit_length() - 3)
+    return lanes, rows * step * -(-tiles // step)
+
+
+def point_pitch(d: int, itemsize: int) -> int:
+    """Return the distance in elements between two points of a step (init/step_points.cuh)."""
+    vector = 16 // itemsize
+    return -(-d // vector) * vector
+
+
+def point_words(trials: int, d: int, itemsize: int) -> int:
+    """Return the size in 8-byte words of the points of a step, with the indices of `trials` candidates."""
+    return (trials + 1) * point_pitch(d, itemsize) * itemsize // 8 + trials
 
 
 def first_pruned_step(trials: int) -> int:
@@ -165,6 +199,12 @@ def quantized_bytes(n: int, d: int) -> int:
 def quantized_lanes(groups: int) -> int:
     """Return log2 of the number of lanes among which quantize_rows splits a row: the largest that idles least."""
     return min(range(5, -1, -1), key=lambda log2: -(-4 * groups >> log2) << log2)
+
+
+def scale_samples(n: int) -> np.ndarray:
+    """Return the indices of the rows from which the scales of columns are computed, of n rows."""
+    count = min(n, _SCALE_SAMPLES)
+    return np.arange(count) * n // count
 
 
 class PrunedPlan(NamedTuple):
@@ -246,7 +286,7 @@ def _window(d: int, column: int, device: GpuSpec) -> int | None:
     `_BLOCKS` blocks per multiprocessor, the result is for one block per multiprocessor.
     """
     for shared_memory in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
-        fit = (min(shared_memory, device.shared_memory_per_block) - _DECLARED) // column
+        fit = min(shared_memory, device.shared_memory_per_block) // column
         if d <= fit:
             return d
         if fit >= _INTERVAL:

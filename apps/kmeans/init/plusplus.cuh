@@ -1,6 +1,7 @@
 // Greedy k-means++ step: selects the candidate with the lowest potential Σ w·D², and samples the next candidates.
 //
 //   X (n × d, row-major)     the samples; subtracting the mean would not change the distances
+//   points                   the center of the previous step, and the candidates (step_points.cuh)
 //   closest (n)              D² of each sample: its squared distance to the nearest center. evaluate_candidates takes
 //                            the center of the previous step into account
 //   sums (kTrials × chunks)  for each candidate and chunk of samples: Σ w·D² if the candidate became a center; w is the
@@ -10,11 +11,14 @@
 // evaluate_candidates reads X once. It computes each row's distances to all candidates and to the center of the
 // previous step, and updates `closest`. sum_groups adds up the sums of groups of chunks. sample_candidates adds up
 // these sums and selects the best candidate. For each uniform random number, it finds the group, then the chunk, then
-// the sample at which the running sum of w·D² reaches this fraction of the total. It recomputes the distances of the
-// chunk's rows to the new center, because storing the distances of every sample to every candidate would cost more.
+// the sample at which the running sum of w·D² reaches this fraction of the total, and writes the points of the next
+// step. It recomputes the distances of the chunk's rows to the new center, because storing the distances of every
+// sample to every candidate would cost more.
 //
 //   a warp:   splits a row among kLanes lanes; processes 32 / kLanes · kRows rows at a time
 //   a chunk:  consecutive rows, for one warp; the number of chunks does not depend on the grid, so the bits do not
+//   a shard:  the rows of X that this GPU has: whole chunks, all of them if X is on one GPU. X and `closest` are those
+//             of the shard; `sums`, `chunks` and all indices of samples are those of the whole
 //
 // Sums over samples are in double. Distances are those of candidate_distances.cuh, with the same bits at every step.
 //
@@ -32,6 +36,7 @@
 // to the previous center. It would take 2050 instructions, 540 bytes and six stored numbers per row.
 #pragma once
 #include "apps/kmeans/init/candidate_distances.cuh"
+#include "apps/kmeans/init/step_points.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
 
 namespace kmeans {
@@ -65,60 +70,44 @@ __device__ __forceinline__ void settle(const Found& found, T (&near)[kRows], con
   }
 }
 
-// Adds up `totals` over the warp, and writes each candidate's sum of a chunk to `sums`. `alike` is a part of the sum
-// that is the same for all candidates. The sum of the next candidate is `chunks` elements later.
+// Adds up `totals` over the warp, and writes each candidate's sum of a chunk to `sums`. The sum of the next candidate
+// is `chunks` elements later.
 template <typename Found>
-__device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], double alike, int trials, double* sums,
-                                        int chunks) {
+__device__ __forceinline__ void hand_in(double (&totals)[Found::kHeld], int trials, double* sums, int chunks) {
 #pragma unroll
   for (int h = 0; h < Found::kHeld; ++h) {
 #pragma unroll
     for (int bits = 16; bits >= Found::kOfRow; bits /= 2) totals[h] += simt::shuffle_xor(totals[h], bits);
     const int trial = Found::first_point() + h - 1;
     const bool writes = simt::lane() < Found::kOfRow && Found::member() % Found::kAlike == 0;
-    if (writes && trial >= 0 && trial < trials) sums[(long long)trial * chunks] = totals[h] + alike;
+    if (writes && trial >= 0 && trial < trials) sums[(long long)trial * chunks] = totals[h];
   }
 }
 
-// Copies `window` columns of the rows `samples` of X, from column `begin` on, to `points`. Writes zeros past the last
-// column. All threads of the block take part, so that all loads are in flight together.
-template <int kPoints, typename T>
-__device__ __forceinline__ void fetch_points(const T* X, const long long* samples, int d, int begin, int window,
-                                             T* points) {
-#pragma unroll 4
-  for (int i = threadIdx.x; i < kPoints * window; i += blockDim.x) {
-    const int p = i / window, column = begin + i - p * window;
-    points[i] = column < d ? X[samples[p] * d + column] : T(0);
-  }
-}
-
-// Updates `closest`, and sums w·D² per chunk and candidate (head of this file). Chunks of `chunk` rows, a whole number
-// of tiles, are distributed over all warps. `last` is the center of the previous step. Shared memory holds `window`
-// columns of the points: all columns, or a multiple of kInterval columns. In the second case, all warps of the block
-// process the same columns together.
+// Updates `closest`, and sums w·D² per chunk and candidate (head of this file). The shard's `own_chunks` chunks of
+// `chunk` rows, a whole number of tiles, are distributed over all warps; `sums` begins with the first of them. Shared
+// memory holds `window` columns of the points: all columns, or a multiple of kInterval columns. In the second case, all
+// warps of the block process the same columns together.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
-    evaluate_candidates(const T* X, long long n, int d, const T* weights, const long long* last,
-                        const long long* candidates, int chunk, int chunks, int window, T* closest, double* sums) {
+    evaluate_candidates(const T* X, long long n, int d, const T* weights, const T* points, int chunk, int own_chunks,
+                        int chunks, int window, T* closest, double* sums) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   constexpr int kPoints = kTrials + 1, kRows = kTryRows<T, kPoints>, kGroups = 32 / kLanes, kTile = kRows * kGroups;
   using Found = Distances<T, kPoints, kRows, kLanes, kAligned>;
-  T* points = simt::dynamic_shared<T>();
+  T* held = simt::dynamic_shared<T>();
   const int lane = simt::lane(), warp = threadIdx.x / 32, warps = blockDim.x / 32;
-  __shared__ long long samples[kPoints];
-  if (threadIdx.x < kPoints) samples[threadIdx.x] = threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1];
-  __syncthreads();
   const auto fetch = [&](int begin) {
-    fetch_points<kPoints>(X, samples, d, begin, window, points);
+    fetch_points<kPoints>(points, d, begin, window, held);
     __syncthreads();
   };
   const bool whole = d <= window;
   if (whole) fetch(0);
   // Adjacent chunks belong to different blocks, so that the last few chunks are spread over all blocks.
-  for (long long turn = blockIdx.x; turn < chunks; turn += (long long)warps * gridDim.x) {
+  for (long long turn = blockIdx.x; turn < own_chunks; turn += (long long)warps * gridDim.x) {
     const long long mine = turn + (long long)warp * gridDim.x;
-    if (whole && mine >= chunks) break;
+    if (whole && mine >= own_chunks) break;
     const long long begin = mine * chunk;
     const int count = begin >= n ? 0 : n - begin < chunk ? (int)(n - begin) : chunk;
     double totals[Found::kHeld] = {};
@@ -141,7 +130,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
           __syncthreads();  // all warps have processed the earlier columns
           fetch(from);
         }
-        found.add(x, points, window, from, from + window < d ? from + window : d, d, full ? (long long)kTile * d : 0);
+        found.add(x, held, window, from, from + window < d ? from + window : d, d, full ? (long long)kTile * d : 0);
         if (!Found::kLong) break;
       }
       const auto place = [&](int r) {
@@ -150,7 +139,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
       };
       settle(found, near, weight, place, closest, totals);
     }
-    if (mine < chunks) hand_in<Found>(totals, 0.0, kTrials, sums + mine, chunks);
+    if (mine < own_chunks) hand_in<Found>(totals, kTrials, sums + mine, chunks);
   }
 }
 
@@ -210,13 +199,14 @@ struct Search {
   }
 };
 
-// Every block finds the best candidate of this step; block 0 stores it in `chosen`. Block t then draws candidate t of
-// the next step. If `draws` is null, there is one block, which draws nothing.
+// Every block finds the best candidate of this step. Block 0 stores its index in `chosen`, and its row as point 0 of
+// the next step; GPUs whose shard does not begin X store zeros there. Block t then draws candidate t of the next step.
+// If `draws` is null, there is one block, which draws nothing. The shard begins at sample `offset`.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted>
 __global__ void __launch_bounds__(kDrawThreads, 1)
-    sample_candidates(const T* X, long long n, int d, const T* weights, const T* closest, int chunk, int chunks,
-                      const double* sums, const double* group_sums, const long long* candidates, const double* draws,
-                      long long* chosen, long long* next) {
+    sample_candidates(const T* X, long long n, int d, const T* weights, const T* closest, long long offset, int chunk,
+                      int chunks, const double* sums, const double* group_sums, const T* points, const double* draws,
+                      long long* chosen, T* next) {
   ptx::griddepcontrol_wait();
   constexpr int kWarps = kDrawThreads / 32, kNone = 0x7fffffff;
   static_assert(kTrials <= kWarps, "a warp adds up each candidate's sums");
@@ -234,9 +224,10 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   __syncthreads();
   int best = 0;
   for (int t = 1; t < kTrials; ++t) best = potentials[t] < potentials[best] ? t : best;
-  const long long center = candidates[best];
-  if (blockIdx.x == 0 && thread == 0) *chosen = center;
+  if (blockIdx.x == 0 && thread == 0) *chosen = indices_of(points, kTrials + 1, d)[best];
   if (draws == nullptr) return;
+  const T* center = points + (long long)(1 + best) * point_pitch<T>(d);
+  if (blockIdx.x == 0) write_point(offset == 0 ? center : nullptr, 0, d, next);
 
   // Finds the first group, and its first chunk, at which the running sum of the sums reaches the target.
   const double target = draws[blockIdx.x] * potentials[best];
@@ -247,11 +238,19 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
   const int place =
       group * kGroup + search.first_at_least(has, has ? sums[(long long)best * chunks + inner] : 0.0, target);
 
+  // If another shard has the chunk, its GPU finds the sample.
+  const long long first = (long long)place * chunk - offset;
+  long long* const drawn = indices_of(next, kTrials + 1, d) + blockIdx.x;
+  if (first < 0 || first >= n) {
+    if (thread == 0) *drawn = 0;
+    write_point<T>(nullptr, 1 + blockIdx.x, d, next);
+    return;
+  }
+
   // Finds the sample within the chunk. The running sum over the samples rounds differently from the sum of the chunk,
   // and may just miss the target. Then the last sample with a positive w·D² is drawn.
   using Found = Distances<T, 1, (kLanes > 1 ? 2 : 1), kLanes, kAligned>;
   constexpr int kRows = kLanes > 1 ? 2 : 1, kGroups = kDrawThreads / kLanes;
-  const long long first = (long long)place * chunk;
   const int count = n - first < chunk ? (int)(n - first) : chunk;
   double sum = search.passed, before, all;
   if (thread == 0) {
@@ -268,7 +267,7 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
         x[r] = X + (first + (tile + at[r] < count ? tile + at[r] : count - 1)) * d;
       }
       Found to_center;
-      to_center.add(x, X + center * d, 0, 0, d, d, 0);
+      to_center.add(x, center, 0, 0, d, d, 0);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
         if (Found::member() != 0 || tile + at[r] >= count) continue;
@@ -287,7 +286,9 @@ __global__ void __launch_bounds__(kDrawThreads, 1)
     __syncthreads();
     if (found != kNone) break;
   }
-  if (thread == 0) next[blockIdx.x] = first + (found != kNone ? found : heavy >= 0 ? heavy : count - 1);
+  const long long row = first + (found != kNone ? found : heavy >= 0 ? heavy : count - 1);
+  if (thread == 0) *drawn = offset + row;
+  write_point(X + row * d, 1 + blockIdx.x, d, next);
 }
 
 }  // namespace kmeans

@@ -5,13 +5,21 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.data.load import load_kernels, pointer
-from tsapps.apps.kmeans.init.plan import TRY_THREADS, PlusPlusPlan, first_pruned_step, plusplus_plan
-from tsapps.apps.kmeans.init.pruned_launch import pruned_steps
+from tsapps.apps.kmeans.data.load import is_vectorizable, load_kernels, pointer
+from tsapps.apps.kmeans.init.plan import (
+    TRY_THREADS,
+    PlusPlusPlan,
+    PrunedPlan,
+    first_pruned_step,
+    plusplus_plan,
+    point_pitch,
+    point_words,
+)
+from tsapps.apps.kmeans.init.pruned_launch import PrunedSteps, plan_pruning
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
 
-__all__ = ["GreedyDraw", "draw_plus_plus", "greedy_draw"]
+__all__ = ["GreedyDraw", "draw_plus_plus", "greedy_draw", "plan_draw", "rows_to_draw"]
 
 # Number of blocks of evaluate_candidates per multiprocessor, and of threads per block of sample_candidates.
 _TRY_BLOCKS, _DRAW_THREADS = 2, 512
@@ -22,78 +30,117 @@ _GROUP = 128
 class GreedyDraw:
     """The buffers of greedy k-means++ on a GPU, and the launches of its steps.
 
+    A step is `evaluate`, then `sample`. If X is distributed over several GPUs, each has a `GreedyDraw` of its shard.
+    Then `sums` and `drawn` are zero in what other GPUs write, and `plusplus_shards` adds them over all GPUs, into
+    `all_sums` and `points`. On one GPU, these are the same arrays.
+
     Parameters
     ----------
     data : DeviceData
     X : array of shape (n, d)
         The samples in the dtype of `data`, row-major.
     plan : PlusPlusPlan
-    first : int
-        Index of the sample that is the first center.
     draws : numpy.ndarray of shape (steps, trials)
         Uniform random numbers in [0, 1). Row s draws the candidates of center s + 1.
+    pruned : PrunedPlan, optional
+        None if no step is pruned.
+    sampled : array, optional
+        See `QuantizedCopy`.
 
     Attributes
     ----------
     closest : array of shape (n,)
         D², the squared distance of each sample to the nearest center.
-    candidates, chosen : arrays of shape (steps + 1, trials) and (steps + 1,)
-        Sample indices: the candidates of each center, and the candidate that became the center. All candidates of the
-        first center are that center.
-    sums : array of shape (trials, chunks)
+    chosen : array of shape (steps + 1,)
+        The indices of the centers in the whole of X, int64.
+    sums, all_sums : arrays of shape (trials, chunks)
         For each candidate and chunk of samples, Σ w·D² if the candidate became a center.
+    points, drawn : pairs of arrays of shape (words,), int64
+        The points of even and of odd steps, as step_points.cuh lays them out; and what `begin` and `sample` write of
+        them.
     pruned : PrunedSteps, optional
-        None if no step is pruned.
     """
 
-    def __init__(self, data: DeviceData, X: Any, plan: PlusPlusPlan, first: int, draws: np.ndarray) -> None:
+    def __init__(
+        self,
+        data: DeviceData,
+        X: Any,
+        plan: PlusPlusPlan,
+        draws: np.ndarray,
+        pruned: PrunedPlan | None = None,
+        sampled: Any | None = None,
+    ) -> None:
         (n, d), (steps, trials), weights = X.shape, draws.shape, data.sample_weight
         machine, xp, scalar = data.machine, data.xp, ELEMENT[data.dtype.name]
+        self._X, self._trials, self._first = X, trials, data.shard.first
         names = ("evaluate_candidates", "sample_candidates")
         expressions = (plan.kernel(name, scalar, weighted=weights is not None) for name in names)
         by_rows, self._sample, add_up = load_kernels(machine, "init/plusplus.cuh", *expressions, "sum_groups")
         by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
-        self.closest = xp.full(n, np.inf, data.dtype)
-        self.candidates, self.chosen = (xp.full(size, first, np.int64) for size in ((steps + 1, trials), steps + 1))
-        groups = -(-plan.chunks // _GROUP)
-        self.sums, group_sums = xp.empty((trials, plan.chunks)), xp.empty((trials, groups))
+        self.closest, self.chosen = xp.full(n, np.inf, data.dtype), xp.empty(steps + 1, np.int64)
+        self._allocate(xp, plan, point_words(trials, d, data.dtype.itemsize), distributed=n < data.n_total)
+        groups, own_chunks = -(-plan.chunks // _GROUP), -(-n // plan.chunk)
+        group_sums, own_sums = xp.empty((trials, groups)), self.sums[:, self._first // plan.chunk :]
         self.draws = xp.asarray(draws, dtype=np.float64)
         # Before the other launches are bound, so that all kernels compile at the same time.
-        self.pruned = pruned_steps(data, X, plan, steps, self.closest, self.sums)
+        self.pruned = None if pruned is None else PrunedSteps(data, X, plan, pruned, self.closest, own_sums, sampled)
         samples = X, np.int64(n), np.int32(d), pointer(weights)
-        chunks, window = (np.int32(plan.chunk), np.int32(plan.chunks)), np.int32(plan.window)
-        blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, plan.chunks)
-        tried = *samples, self.chosen, self.candidates, *chunks, window, self.closest, self.sums
-        self._read = *samples, self.closest, *chunks, self.sums, group_sums
-        drawn = *self._read, self.candidates, self.draws, self.chosen, self.candidates
+        chunk, chunks = np.int32(plan.chunk), np.int32(plan.chunks)
+        sizes = chunk, np.int32(own_chunks), chunks, np.int32(plan.window)
+        tried = *samples, self.points[0], *sizes, self.closest, own_sums
+        blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, own_chunks)
         self._evaluate = machine.bind(by_rows, (blocks,), (TRY_THREADS,), tried, plan.shared_bytes)
-        added = self.sums, chunks[1], group_sums
+        added = self.all_sums, chunks, group_sums
         self._add_up = machine.bind(add_up, (groups,), (32 * trials,), added)
-        self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), drawn)
-        # Positions of the first argument that changes with the step: in evaluate_candidates, the two arguments after
-        # the samples change; in sample_candidates, the last four.
+        self._read = *samples, self.closest, np.int64(self._first), chunk, chunks, self.all_sums, group_sums
+        sampling = *self._read, self.points[0], self.draws, self.chosen, self.drawn[1]
+        self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), sampling)
+        # Positions of the first argument that changes with the step: in evaluate_candidates, the points after the
+        # samples change; in sample_candidates, the last four arguments.
         self._tried, self._drawn = len(samples), len(self._read)
+
+    def _allocate(self, xp: Any, plan: PlusPlusPlan, words: int, *, distributed: bool) -> None:
+        """Allocate sums and points."""
+        self.points = xp.zeros(words, np.int64), xp.zeros(words, np.int64)
+        self.sums = self.all_sums = xp.empty((plan.trials, plan.chunks))
+        self.drawn = self.points
+        if distributed:
+            self.sums, self.drawn = xp.zeros(self.all_sums.shape), (xp.zeros(words, np.int64),) * 2
+
+    def begin(self, first: int) -> None:
+        """Make a sample, of index `first` in the whole of X, all points of step 0, if this GPU has it."""
+        row = first - self._first
+        if 0 <= row < len(self._X):
+            points, candidates = self.parts(self.drawn[0])
+            points[...], candidates[...] = self._X[row], first
+
+    def parts(self, points: Any) -> tuple[Any, Any]:
+        """Return the rows, (trials + 1, d), and the indices of the candidates, (trials,), in an array of points."""
+        d, size = self._X.shape[1], self._X.itemsize
+        pitch = point_pitch(d, size)
+        rows = points[: -self._trials].view(self._X.dtype).reshape(self._trials + 1, pitch)
+        return rows[:, :d], points[-self._trials :]
 
     def evaluate(self, step: int) -> None:
         """Compute the sums of a step's candidates, and update `closest` by the previous step's center."""
-        last, candidates = _row(self.chosen, max(step - 1, 0)), _row(self.candidates, step)
-        if self.pruned is not None and step >= first_pruned_step(self.candidates.shape[1]):
-            self.pruned.evaluate(last, candidates)
+        points = address(self.points[step % 2])
+        if self.pruned is not None and step >= first_pruned_step(self._trials):
+            self.pruned.evaluate(points)
             return
-        self._evaluate.change(self._tried, last)
-        self._evaluate.change(self._tried + 1, candidates)
+        self._evaluate.change(self._tried, points)
         self._evaluate()
 
     def sample(self, step: int) -> None:
         """Choose the best of a step's candidates, and draw the candidates of the next step, if there is one."""
         self._add_up()
+        points, drawn = self.points[step % 2], self.drawn[(step + 1) % 2]
         if step == len(self.draws):
-            last = self.candidates[step], pointer(None), self.chosen[step:], pointer(None)
+            last = points, pointer(None), self.chosen[step:], pointer(None)
             self._sample((1,), (_DRAW_THREADS,), (*self._read, *last))
             return
-        rows = (self.candidates, step), (self.draws, step), (self.chosen, step), (self.candidates, step + 1)
-        for place, row in enumerate(rows, self._drawn):
-            self._sample_candidates.change(place, _row(*row))
+        changed = address(points), _row(self.draws, step), _row(self.chosen, step), address(drawn)
+        for place, argument in enumerate(changed, self._drawn):
+            self._sample_candidates.change(place, argument)
         self._sample_candidates()
 
 
@@ -134,12 +181,24 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray) -> np.ndarra
 
 def greedy_draw(data: DeviceData, first: int, draws: np.ndarray) -> GreedyDraw | None:
     """Return the launches of `draw_plus_plus`, or None if it returns None; there is at least one row of `draws`."""
+    X = rows_to_draw(data)
+    plan = None if X is None else plan_draw(data, draws.shape[1], aligned=is_vectorizable(X, 16 // X.itemsize))
+    if plan is None:
+        return None
+    draw = GreedyDraw(data, X, plan, draws, plan_pruning(data, plan, len(draws)))
+    draw.begin(first)
+    return draw
+
+
+def rows_to_draw(data: DeviceData) -> Any:
+    """Return row-major X in the working dtype, from which samples are drawn; None if it does not fit the GPU."""
     X = data.rows_on_gpu if data.uncentered is None else data.uncentered
     if X is not None and X.dtype != data.dtype:  # a 16-bit type
-        X = X.astype(data.dtype) if data.fits(2 * X.nbytes) else None
-    if X is None:
-        return None
-    (n, d), size = X.shape, data.dtype.itemsize
-    aligned = d * size % 16 == 0 and address(X) % 16 == 0
-    plan = plusplus_plan(n, d, draws.shape[1], size, aligned=aligned, device=data.gpu)
-    return None if plan is None else GreedyDraw(data, X, plan, first, draws)
+        return X.astype(data.dtype) if data.fits(2 * X.nbytes) else None
+    return X
+
+
+def plan_draw(data: DeviceData, trials: int, *, aligned: bool) -> PlusPlusPlan | None:
+    """Return the plan of the steps, or None if the kernels do not support the shape; see `plusplus_plan`."""
+    n, d, size = data.n_total, data.n_features, data.dtype.itemsize
+    return plusplus_plan(n, d, trials, size, aligned=aligned, device=data.gpu)

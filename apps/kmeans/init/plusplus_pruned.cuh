@@ -47,10 +47,9 @@ constexpr float kLeastScaled = 0x1p-100f;
 // Does what evaluate_candidates (plusplus.cuh) does, with pruning.
 template <typename T, int kTrials, int kLanes, bool kAligned, bool kWeighted, int kStages>
 __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
-    evaluate_candidates_pruned(const T* X, long long n, int d, const T* weights, const long long* last,
-                               const long long* candidates, int chunk, int chunks, T* closest, double* sums,
-                               const QuantizedCopy<T> copy, const unsigned* table_of_points,
-                               const PointTest* tests_of_points) {
+    evaluate_candidates_pruned(const T* X, long long n, int d, const T* weights, const T* points_of_step, int chunk,
+                               int own_chunks, int chunks, T* closest, double* sums, const QuantizedCopy<T> copy,
+                               const unsigned* table_of_points, const PointTest* tests_of_points) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   constexpr int kPoints = kTrials + 1, kBlocks = (kPoints + 7) / 8, kGroups = 32 / kLanes, kWarps = kTryThreads / 32;
@@ -67,7 +66,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
   shared += kWarps * CodeQueue<kPoints>::kBytes;
   Queue<uint2, 32> for_x(shared);
   shared += kWarps * Queue<uint2, 32>::kBytes;
-  const Chunks of{n, chunk, chunks};
+  const Chunks of{n, chunk, own_chunks};
   Pipeline pipeline(shared, of);
   pipeline.start(of, copy, closest, weights);
   __shared__ PointTest tests[8 * kBlocks];
@@ -77,11 +76,11 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
     reinterpret_cast<uint4*>(table)[i] = reinterpret_cast<const uint4*>(table_of_points)[i];
   }
   if (threadIdx.x < 8 * kBlocks) tests[threadIdx.x] = tests_of_points[threadIdx.x];
-  if (threadIdx.x < kPoints) points[threadIdx.x] = X + (threadIdx.x == 0 ? *last : candidates[threadIdx.x - 1]) * d;
+  if (threadIdx.x < kPoints) points[threadIdx.x] = points_of_step + (long long)threadIdx.x * point_pitch<T>(d);
   __syncthreads();
 
   const int words = 4 * copy.groups;  // per row of a plane
-  for (long long mine = of.first(); mine < chunks; mine = of.next(mine)) {
+  for (long long mine = of.first(); mine < own_chunks; mine = of.next(mine)) {
     const long long begin = of.begin(mine);
     const int count = of.count(mine);
     // Sums over the rows that stages 1 and 2 decide, of this lane; and over the rows of stage 3, in lane t for

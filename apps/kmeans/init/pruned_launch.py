@@ -19,7 +19,7 @@ from tsapps.apps.kmeans.init.plan import (
 from tsapps.apps.kmeans.init.quantized_copy import QuantizedCopy
 from tsapps.kernels.plan.mma import ELEMENT
 
-__all__ = ["PrunedSteps", "pruned_steps"]
+__all__ = ["PrunedSteps", "plan_pruning"]
 
 # Size in bytes of a PointTest.
 _TEST_BYTES = 24
@@ -40,8 +40,12 @@ class PrunedSteps:
     plan : PlusPlusPlan
         The plan of the steps that are not pruned.
     pruned : PrunedPlan
-    closest, sums : arrays of shape (n,) and (trials, chunks)
+    closest : array of shape (n,)
         See `GreedyDraw`.
+    sums : array of shape (trials, chunks of X)
+        A view of `GreedyDraw.sums` that begins with the first chunk of `data`.
+    sampled : array, optional
+        See `QuantizedCopy`.
 
     Attributes
     ----------
@@ -49,7 +53,14 @@ class PrunedSteps:
     """
 
     def __init__(
-        self, data: DeviceData, X: Any, plan: PlusPlusPlan, pruned: PrunedPlan, closest: Any, sums: Any
+        self,
+        data: DeviceData,
+        X: Any,
+        plan: PlusPlusPlan,
+        pruned: PrunedPlan,
+        closest: Any,
+        sums: Any,
+        sampled: Any | None = None,
     ) -> None:
         machine, (n, d), scalar, weights = data.machine, X.shape, ELEMENT[data.dtype.name], data.sample_weight
         points = plan.trials + 1
@@ -57,51 +68,43 @@ class PrunedSteps:
         names = f"quantize_points<{scalar}, {points}>", f"{name[:-1]}, {pruned.stages}>"
         # These compile while the copy is made.
         quantize, evaluate = load_kernels(machine, "init/plusplus_pruned.cuh", *names)
-        self.copy = QuantizedCopy(X, data.shift, data.spread()[1], machine)
+        self.copy = QuantizedCopy(X, data.shift, data.spread()[1], machine, sampled)
         copy = self.copy.argument
         eights = -(-points // 8)  # The table and the tests are for whole blocks of eight points.
         table = machine.xp.zeros((2, quantized_groups(d), 64 * eights), np.uint32)
         tests = machine.xp.zeros((8 * eights, _TEST_BYTES), np.uint8)
         evaluate.max_dynamic_shared_size_bytes = pruned.shared_bytes
-        # The center of the previous step, and the candidates: changed at each step.
-        chosen = pointer(None), pointer(None)
-        samples = X, np.int64(n), np.int32(d), pointer(weights)
-        chunks = np.int32(plan.chunk), np.int32(plan.chunks)
-        quantized = X, np.int32(d), *chosen, copy, table, tests
-        evaluated = *samples, *chosen, *chunks, closest, sums, copy, table, tests
-        blocks = min(data.gpu.multiprocessors * pruned.blocks, plan.chunks)
-        # The launches, and the position of the first of the two arguments that change.
+        points_of_step = pointer(None)  # changed at each step
+        samples, own_chunks = (X, np.int64(n), np.int32(d), pointer(weights)), -(-n // plan.chunk)
+        chunks = np.int32(plan.chunk), np.int32(own_chunks), np.int32(plan.chunks)
+        quantized = points_of_step, np.int32(d), copy, table, tests
+        evaluated = *samples, points_of_step, *chunks, closest, sums, copy, table, tests
+        blocks = min(data.gpu.multiprocessors * pruned.blocks, own_chunks)
+        # The launches, and the position of the argument that changes.
         self._launches = (
-            (machine.bind(quantize, (points,), (CENTER_THREADS,), quantized), 2),
+            (machine.bind(quantize, (points,), (CENTER_THREADS,), quantized), 0),
             (machine.bind(evaluate, (blocks,), (TRY_THREADS,), evaluated, pruned.shared_bytes), len(samples)),
         )
 
-    def evaluate(self, last: int, candidates: int) -> None:
+    def evaluate(self, points: int) -> None:
         """Compute the sums of a step's candidates, and update `closest` by the center of the previous step.
 
-        Parameters
-        ----------
-        last, candidates : int
-            Addresses of the sample index of that center, and of those of the candidates.
+        `points` is the address of the points of the step; see `GreedyDraw`.
         """
         for launch, place in self._launches:
-            launch.change(place, last)
-            launch.change(place + 1, candidates)
+            launch.change(place, points)
             launch()
 
 
-def pruned_steps(
-    data: DeviceData, X: Any, plan: PlusPlusPlan, steps: int, closest: Any, sums: Any
-) -> PrunedSteps | None:
-    """Return the pruned steps, or None if no step is to be pruned.
+def plan_pruning(data: DeviceData, plan: PlusPlusPlan, steps: int) -> PrunedPlan | None:
+    """Return the plan of the pruned steps, or None if no step is to be pruned.
 
-    Steps are pruned if X and its rows are large, there are enough steps, and the copy leaves enough memory free.
-    `steps` is the number of steps; the others are as for `PrunedSteps`.
+    Steps are pruned if X and its rows are large, there are enough of the `steps`, and the copy leaves enough memory
+    free. If X is distributed, its size is that of the whole.
     """
-    (n, d), size = X.shape, data.dtype.itemsize
-    if steps < first_pruned_step(plan.trials) + _LEAST_STEPS or not data.fits(quantized_bytes(n, d)):
+    d, size = data.n_features, data.dtype.itemsize
+    if steps < first_pruned_step(plan.trials) + _LEAST_STEPS or not data.fits(quantized_bytes(data.n_samples, d)):
         return None
-    if X.nbytes < _LEAST_BYTES or d * size < _LEAST_ROW_BYTES:
+    if data.n_total * d * size < _LEAST_BYTES or d * size < _LEAST_ROW_BYTES:
         return None
-    planned = pruned_plan(plan, d, size, weighted=data.sample_weight is not None, device=data.gpu)
-    return None if planned is None else PrunedSteps(data, X, plan, planned, closest, sums)
+    return pruned_plan(plan, d, size, weighted=data.sample_weight is not None, device=data.gpu)

@@ -31,6 +31,9 @@ class QuantizedCopy:
     rms : float
         The root mean square of the elements of X − mean.
     machine : Machine
+    sampled : array of shape (rows, d), optional
+        The rows that decide the scales of columns: the rows `plan.scale_samples` of a matrix of which X is a shard. By
+        default, they are those of X.
 
     Attributes
     ----------
@@ -40,18 +43,20 @@ class QuantizedCopy:
     errors : array of shape (n,), float32
     scales : array of shape (2, d), float32
     largest : array of shape (1,), int32
+        If X is a shard, the caller has to put the largest of all shards here.
     """
 
-    def __init__(self, X: Any, mean: Any, rms: float, machine: Machine) -> None:
+    def __init__(self, X: Any, mean: Any, rms: float, machine: Machine, sampled: Any | None = None) -> None:
         (n, d), xp = X.shape, machine.xp
         self.mean, self.groups, self.unit = mean, quantized_groups(d), np.float32(half_copy_scale(rms))
         self.upper, self.lower = (xp.empty((n, 4 * self.groups), np.uint32) for _ in range(2))
         self.rows, self.errors = xp.empty((n, 2), np.uint32), xp.empty(n, np.float32)
         self.scales, self.largest = xp.empty((2, d), np.float32), xp.zeros(1, np.int32)
         scalar, samples = ELEMENT[X.dtype.name], (X, np.int64(n), np.int32(d), mean, self.unit)
+        sampled = X if sampled is None else sampled
         names = f"column_scales<{scalar}>", f"quantize_rows<{scalar}, {is_aligned(X)}>"
         scale, quantize = load_kernels(machine, "init/quantized_copy.cuh", *names)
-        scale((-(-d // 32),), (_SCALE_THREADS,), (*samples, self.scales))
+        scale((-(-d // 32),), (_SCALE_THREADS,), (sampled, np.int64(len(sampled)), *samples[2:], self.scales))
         sizes = np.int32(self.groups), np.int32(quantized_lanes(self.groups))
         written = self.upper, self.lower, self.rows, self.errors, self.largest
         blocks = machine.gpu.multiprocessors * _BLOCKS

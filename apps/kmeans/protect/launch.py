@@ -161,7 +161,7 @@ class SumsCheck:
     Attributes
     ----------
     kept : RunningSums
-        The cluster sums and the random factors, an argument of `DeviceData.block_inertia`.
+        The cluster sums and the random factors, an argument of `DeviceData.inertia`.
     """
 
     def __init__(self, xp: Any, buffers: IterationBuffers, sums: Integers) -> None:

@@ -183,7 +183,7 @@ class IterationBuffers:
             empty=xp.empty(MOST_RELOCATED, np.int32),
             counts=xp.empty(layout.lists, np.uint32),
             own=own,
-            total=xp.zeros_like(own) if data.shard.n_total > n else own,
+            total=xp.zeros_like(own) if data.n_total > n else own,
         )
 
 

@@ -59,6 +59,24 @@ class LateMachine(HostMachine):
         stream.copies.append((to, source))
 
 
+class Uneven(ArrayRows):
+    """A matrix whose blocks are smaller than they may be, as those of files with groups of rows."""
+
+    def blocks(self, rows):
+        for start, end in ((0, 1), (1, 7), (7, 9), (9, 9), (9, 10)):
+            for first in range(start, end, rows):
+                last = min(first + rows, end)
+                yield first, self.array[first:last]
+
+
+@pytest.mark.parametrize("rows", [12, 10, 4, 3, 1])
+def test_blocks_have_as_many_rows_as_asked_for(rows):
+    X = np.arange(20.0).reshape(10, 2)
+    found = [(start, block.copy()) for start, block in stream_to_gpu(HostMachine(), Uneven(X), rows)]
+    assert [(start, len(block)) for start, block in found] == [(i, min(rows, 10 - i)) for i in range(0, 10, rows)]
+    np.testing.assert_array_equal(np.concatenate([block for _, block in found]), X)
+
+
 @pytest.mark.parametrize("rows", [10, 4, 3, 1])
 @pytest.mark.parametrize("taken", [None, 1, 2])
 def test_buffers_are_not_given_away_while_they_are_copied(rows, taken):

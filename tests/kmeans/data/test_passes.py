@@ -1,5 +1,6 @@
 """Column moments and distances to own centers: `DeviceData` launches them on the CPU; float64 and NumPy check them."""
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -9,9 +10,13 @@ from host_cuda.machine import HostMachine, build_together, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.apps.kmeans.data import gpu_rows
+from tsapps.apps.kmeans.data import gpu_rows, plan
 from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.moments import total_moments
+from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.data.shard import Shard
+from tsapps.apps.kmeans.inertia.plan import inertia_chunk
 from tsapps.kernels.plan.mma import ELEMENT
 
 WORK = {"float32": np.float32, "float64": np.float64, "float16": np.float32, "bfloat16": np.float32}
@@ -29,11 +34,11 @@ sums = [f"add_in_order<{T}, {flag}>" for T in ("float", "double") for flag in ("
 build_together([(PASSES, ["fold_moments", *sums])])
 
 
-def data_of(X, dtype="float32", offset=0):
+def data_of(X, dtype="float32", offset=0, shard=None):
     """Return X in `dtype` on a machine, read in place, `offset` elements from where vectors may begin."""
     rows = ArrayRows(placed(X.astype(dtype), offset))
     rows.device = 0
-    data = DeviceData(rows, np.dtype(WORK[dtype]), None, HostMachine(), takes_16_bit=True)
+    data = DeviceData(rows, np.dtype(WORK[dtype]), None, HostMachine(), takes_16_bit=True, shard=shard)
     assert data.rows_on_gpu is rows.array
     return data
 
@@ -80,26 +85,99 @@ def test_moments_and_distances(n, d, k, dtype, offset, rng):
     )
 
 
-@pytest.mark.parametrize("slices", [1, 7, 9, 100])
-def test_moments_of_few_columns_in_many_slices(slices, rng):
+@pytest.mark.parametrize("chunks", [1, 7, 9, 300])
+def test_moments_of_few_columns_in_many_chunks(chunks, rng):
     # 128 threads of a block add up rows, 16 each or fewer.
-    data = data_of(rng.standard_normal((16 * 128 * slices - 3, 2)))
+    data = data_of(rng.standard_normal((16 * 128 * chunks - 3, 2)))
+    assert -(-data.n_samples // data.chunk) == chunks
     total, _ = data._sums_about(np.zeros(2, np.float32))
     np.testing.assert_allclose(total, data.held.astype(np.float64).sum(axis=0), rtol=1e-6, atol=1e-6)
     np.testing.assert_array_equal(data._largest, abs(data.held).max(axis=0))
 
 
 def test_the_largest_of_several_blocks_of_rows(rng, monkeypatch):
-    # Streamed in blocks of 20 rows: the largest of the columns are in the first, the second and the last.
-    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 20 * 3 * 4)
-    X = rng.uniform(-1, 1, (50, 3))
+    # Streamed in blocks of 1024 rows: the largest of the columns are in the first, the second and the last.
+    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 1500 * 3 * 4)
+    X = rng.uniform(-1, 1, (2500, 3))
     X[0] = 0
-    X[[5, 25, 49], [0, 1, 2]] = 2, -3, 4
+    X[[5, 1500, 2499], [0, 1, 2]] = 2, -3, 4
     data = DeviceData(ArrayRows(X.astype(np.float16)), np.dtype(np.float32), None, HostMachine(memory=0))
-    assert [len(block) for _, block in data.blocks(0)] == [20, 20, 10]
+    assert [len(block) for _, block in data.blocks(0)] == [1024, 1024, 452]
     mean, _ = data.moments()
     np.testing.assert_allclose(mean, X.astype(np.float16).astype(np.float64).mean(axis=0), rtol=1e-12)
     assert data.cached_moments[2].tolist() == [2, 3, 4]
+
+
+def rows_of_many_scales(n, d, dtype, rng):
+    """Return rows whose squares are rounded when they are added up, and otherwise in another order."""
+    return (10.0 ** rng.integers(-3, 4, (n, 1)) * rng.standard_normal((n, d))).astype(dtype)
+
+
+def moments_of(data, origin):
+    return np.array([*data._sums_about(origin), data._largest])
+
+
+def reduced(shards, origin):
+    parts = [data.partial_moments(origin) for data in shards]
+    return total_moments(HostMachine(), np.concatenate(parts, axis=1))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("d", [1, 3, 16, 33, 130])
+def test_moments_have_the_same_bits_however_x_is_distributed(d, dtype, rng, monkeypatch):
+    monkeypatch.setattr(plan, "_MOST_CHUNKS", 7)  # so that the rows of a chunk depend on those of X
+    chunk = 2 * moment_chunk(1, d, np.dtype(WORK[dtype]).itemsize)
+    n = 7 * chunk + chunk // 2 + 3
+    X = rows_of_many_scales(n, d, dtype, rng)
+    whole, origin = data_of(X, dtype), X[0].astype(WORK[dtype])
+    assert whole.chunk == chunk
+    expected = moments_of(whole, origin)
+    for ends in ([0, 5, 8], [0, 1, 3, 8], [0, 1, 2, 7, 8]):
+        # Shards whose rows consist of aligned vectors, and not.
+        cuts = [(first * chunk, min(last * chunk, n)) for first, last in itertools.pairwise(ends)]
+        shards = [data_of(X[a:b], dtype, i % 2, Shard(a, n)) for i, (a, b) in enumerate(cuts)]
+        np.testing.assert_array_equal(reduced(shards, origin), expected)
+    monkeypatch.setattr(DeviceData, "_borrow", lambda data: None)
+    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 5 * chunk * d * np.dtype(WORK[dtype]).itemsize // 2)
+    streamed = DeviceData(ArrayRows(X), np.dtype(WORK[dtype]), None, HostMachine(memory=0), takes_16_bit=True)
+    assert [len(block) for _, block in streamed.blocks(0)] == [*[2 * chunk] * 3, n - 6 * chunk]
+    np.testing.assert_array_equal(moments_of(streamed, origin), expected)
+
+
+def test_bits_of_moments_show_where_x_was_cut(rng):
+    # Rows of one chunk in another order; chunks in another order; totals of shards that are added up.
+    X = rows_of_many_scales(1000, 130, "float32", rng)
+    origin = np.zeros(130, np.float32)
+    expected = moments_of(data_of(X), origin)
+    parts = data_of(X).partial_moments(origin)
+    X[:128] = X[127::-1]
+    ends = Shard(0, 1000), Shard(512, 1000)
+    shards = [data_of(some, shard=shard) for some, shard in zip((X[:512], X[512:]), ends, strict=True)]
+    totals = [total_moments(HostMachine(), data.partial_moments(origin)) for data in shards]
+    for found in (reduced(shards, origin), total_moments(HostMachine(), parts[:, ::-1].copy()), sum(totals)):
+        np.testing.assert_allclose(found[1], expected[1], rtol=1e-12)
+        assert (found[1] != expected[1]).any()
+
+
+def test_chunks_of_moments():
+    sizes = [(n, d) for n in (1, 1000, 10**5, 10**6, 3 * 10**7, 10**9) for d in (1, 3, 16, 33, 128, 130, 1024, 10**5)]
+    for (n, d), itemsize in itertools.product(sizes, (4, 8)):
+        chunk = moment_chunk(n, d, itemsize)
+        assert chunk & (chunk - 1) == 0
+        assert n / chunk < 65_535
+        for of_x in (2, itemsize):  # 16-bit X has the working type float32
+            assert chunk % inertia_chunk(n, d, of_x) == 0
+        assert chunk * d * itemsize <= max(64 << 20, 128 * d * itemsize, 2**-14 * n * d * itemsize)
+    # Some 4096 to 8192 blocks, each of whose threads has 16 rows or more.
+    assert [moment_chunk(n, 128, 4) for n in (10**5, 10**6, 10**7, 10**8)] == [128, 128, 2048, 16384]
+    assert [moment_chunk(10**7, d, 4) for d in (1, 4, 16, 1024)] == [4096, 4096, 2048, 16384]
+
+
+def test_blocks_begin_at_chunks(rng):
+    data = data_of(rng.standard_normal((300, 130)))
+    data.block_rows = lambda n_columns: 100
+    with pytest.raises(ValueError, match="X: a block begins at row 100; expected multiples of 128"):
+        data.moments()
 
 
 @settings(max_examples=60, deadline=None)

@@ -119,13 +119,13 @@ def test_fits_are_those_of_float64(case, rng):
 @pytest.mark.parametrize(("max_iter", "tol"), [(2, 0.0), (100, 1e6)], ids=["max_iter", "tol"])
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_final_labels_need_no_preparation_of_centers(case, max_iter, tol, rng, monkeypatch):
-    begin, begun = DeviceStep._begin, []
+    begin, begun = DeviceStep.begin, []
 
     def counted(step, centers):
         begun.append(centers)
         begin(step, centers)
 
-    monkeypatch.setattr(DeviceStep, "_begin", counted)
+    monkeypatch.setattr(DeviceStep, "begin", counted)
     X, weights = case.data(rng)
     options = {"n_init": 1, "max_iter": max_iter, "tol": tol, "random_state": np.random.RandomState(0)}
     found = lloyd.fit(engine_of(case, X, weights), case.k, init=X[: case.k].astype(np.float64), **options)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from tsapps.apps.kmeans.engines.device_step import _AHEAD, DeviceStep
+from tsapps.apps.kmeans.engines.device_step import ITERATIONS_AHEAD, DeviceStep
 from tsapps.apps.kmeans.update.plan import OUTCOME
 
 
@@ -31,15 +31,15 @@ class ModelStep(DeviceStep):
         self.data = SimpleNamespace(
             spherical=False, n_samples=1, machine=SimpleNamespace(current_stream=lambda: stream)
         )
-        self._outcomes, self._bounded_before = np.zeros(_AHEAD, OUTCOME), [False] * _AHEAD
-        self._events = [SimpleNamespace(record=lambda: None, synchronize=lambda: None)] * _AHEAD
+        self._outcomes, self._bounded_before = np.zeros(ITERATIONS_AHEAD, OUTCOME), [False] * ITERATIONS_AHEAD
+        self._events = [SimpleNamespace(record=lambda: None, synchronize=lambda: None)] * ITERATIONS_AHEAD
         self._empty, self._converges, self._stopped, self._launched = empty, converges, 0, 0
         self.done = []
 
     def _bind_rows(self, centers):
         raise NotImplementedError
 
-    def _begin(self, centers):
+    def begin(self, centers):
         pass
 
     def _launch(self, count, tol):
@@ -63,7 +63,7 @@ class ModelStep(DeviceStep):
 
     def _end(self, count, empty, relocated):
         stops = empty > 0 or count == self._converges
-        self._outcomes[count % _AHEAD] = stops, empty, 1, relocated, 10.0 + count, 0.0
+        self._outcomes[count % ITERATIONS_AHEAD] = stops, empty, 1, relocated, 10.0 + count, 0.0
         self._stopped = stops + empty
 
     def _can_relocate(self, empty):

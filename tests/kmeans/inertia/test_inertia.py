@@ -1,5 +1,6 @@
 """Inertia, and the check of running sums against the rows: their launcher on the CPU, against float64."""
 
+import itertools
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tsapps.apps import kmeans
+from tsapps.apps.kmeans.data import gpu_rows
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.plan import moment_chunk
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.inertia import plan as inertia_plan
-from tsapps.apps.kmeans.inertia.launch import add_inertia, sum_terms
+from tsapps.apps.kmeans.inertia.launch import partial_inertia, sum_terms, total_inertia
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.plan.mma import ELEMENT
@@ -33,7 +39,7 @@ SHAPES += [(7, 300, 4), (40, 520, 3)]
 
 
 class Problem(NamedTuple):
-    """The arrays that `add_inertia` reads."""
+    """The arrays that `partial_inertia` reads."""
 
     rows: np.ndarray
     shift: np.ndarray
@@ -42,17 +48,25 @@ class Problem(NamedTuple):
     weights: np.ndarray | None
 
     def inertia(self, multiprocessors=2, gpu=H200):
-        return float(add_inertia(HostMachine(multiprocessors, gpu), *self, None))
+        total = np.empty(())
+        partial_inertia(HostMachine(multiprocessors, gpu), *self, total=total)
+        return float(total)
+
+    def partial(self, first, last, n_total):
+        """Return the sums of the chunks of some rows of `n_total`."""
+        rows, weights = slice(first, last), None if self.weights is None else self.weights[first:last]
+        given = placed(self.rows[rows]), self.shift, self.centers, self.labels[rows], weights
+        return partial_inertia(HostMachine(), *given, n_total=n_total)
 
     def compared(self, sums, digits, scales, of_clusters, of_columns, multiprocessors=2, gpu=H200):
         """Return the inertia, how many labels are of no cluster, and the difference of rows and sums (k, d + 1)."""
         found, scales = np.zeros(1 + 4 * (digits - 1), np.uint64), scales.astype("f4" if digits == 2 else "f8")
         of = {"of_clusters": of_clusters, "of_columns": of_columns, "found": found}
         kept = structure(inertia_plan.RUNNING_SUMS, sums=sums, scales=scales, **of)
-        machine = HostMachine(multiprocessors, gpu)
-        total = float(add_inertia(machine, *self, inertia_plan.RunningSums(digits, kept)))
+        machine, total = HostMachine(multiprocessors, gpu), np.empty(())
+        partial_inertia(machine, *self, kept=inertia_plan.RunningSums(digits, kept), total=total)
         stray, *words = map(int, found)
-        return total, stray, inertia_plan.difference_of(words)
+        return float(total), stray, inertia_plan.difference_of(words)
 
     @property
     def centered(self):
@@ -105,6 +119,7 @@ def kernels_of(dtype):
 
 for each in WORK:
     build_together([(FOLDER / "inertia/inertia.cuh", kernels_of(each))])
+build_together([(FOLDER / "inertia/inertia.cuh", ["kmeans::add_chunks"])])
 
 
 def test_three_rows_by_hand():
@@ -140,12 +155,83 @@ def test_inertia_has_the_same_bits_for_any_grid(dtype, blocks, rng):
         assert of.inertia(blocks) == of.inertia(2)
 
 
-def test_slices_of_many_tiles(monkeypatch, rng):
-    monkeypatch.setattr(inertia_plan, "_MOST_SLICES", 5)
+def test_chunks_of_many_tiles(monkeypatch, rng):
+    monkeypatch.setattr(inertia_plan, "_MOST_CHUNKS", 5)
     for d in (3, 128, 300):
         of = drawn(997, d, 6, "float32", rng)
-        assert plan_of(997, d, 6, "float32").slices == 5
+        assert plan_of(997, d, 6, "float32").chunks == 4
         assert of.inertia() == pytest.approx(expected(of), rel=2.0**-21)
+
+
+def of_many_scales(n, d, dtype, rng, weighted=False):
+    """Return a problem whose squares are rounded when they are added up, and otherwise in another order."""
+    X, centers = 10.0 ** rng.integers(-3, 4, (n, 1)) * rng.standard_normal((n, d)), 1e-3 * rng.standard_normal((5, d))
+    weights = rng.random(n) if weighted else None
+    return problem_of(X, dtype, np.zeros(d), centers, rng.integers(0, 5, n), weights)
+
+
+@pytest.mark.parametrize("most_chunks", [5, 1 << 16])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
+@pytest.mark.parametrize("d", [1, 3, 16, 33, 130])
+def test_inertia_has_the_same_bits_however_x_is_distributed(d, dtype, weighted, most_chunks, rng, monkeypatch):
+    monkeypatch.setattr(inertia_plan, "_MOST_CHUNKS", most_chunks)
+    n = 1900
+    of = of_many_scales(n, d, dtype, rng, weighted)
+    chunk = inertia_plan.inertia_chunk(n, d, of.rows.itemsize)
+    expected = of.inertia()
+    for ends in ([0, 2, 4], [0, 1, 3, 4], [0, 1, 2, 3, 4]):
+        cuts = [first * (-(-n // 4 // chunk) * chunk) for first in ends]
+        sums = [of.partial(first, min(last, n), n) for first, last in itertools.pairwise(cuts)]
+        assert float(total_inertia(HostMachine(), np.concatenate(sums))) == expected
+
+
+def test_bits_of_inertia_show_where_x_was_cut(rng):
+    # Chunks in another order; shards that do not begin at one; totals of shards that are added up.
+    other = np.zeros(3, int)
+    for _ in range(20):
+        of = of_many_scales(1000, 16, "float32", rng)
+        expected, sums = of.inertia(), of.partial(0, 1000, 1000)
+        uneven = np.concatenate([of.partial(0, 500, 1000), of.partial(500, 1000, 1000)])
+        cases = rng.permutation(sums), uneven, sums[:16], sums[16:]
+        *found, first, last = (float(total_inertia(HostMachine(), case)) for case in cases)
+        found = np.array([*found, first + last])
+        np.testing.assert_allclose(found, expected, rtol=1e-12)
+        other += found != expected
+    assert other.all()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("d", [1, 3, 16, 33, 130])
+def test_inertia_of_blocks_and_shards_of_data(d, dtype, rng, monkeypatch):
+    monkeypatch.setattr(inertia_plan, "_MOST_CHUNKS", 32)  # so that the rows of a chunk depend on those of X
+    chunk = moment_chunk(1, d, np.dtype(dtype).itemsize)
+    n, mean = 3 * chunk + 5, rng.standard_normal(d)
+    sizes = [inertia_plan.inertia_chunk(rows, d, np.dtype(dtype).itemsize) for rows in (n, chunk)]
+    assert chunk >= sizes[0] > sizes[1]
+    of = of_many_scales(n, d, dtype, rng, weighted=True)
+    given = of.centers.astype(np.float64), of.labels
+
+    def data_of(rows, memory, shard=None):
+        source, weights = ArrayRows(placed(of.rows[rows])), of.weights[rows]
+        data = DeviceData(source, np.dtype(dtype), weights, HostMachine(memory=memory), takes_16_bit=True, shard=shard)
+        data.center(mean, on_read=True)
+        return data
+
+    whole = data_of(slice(n), 1 << 34).inertia(*given)
+    assert whole == pytest.approx(expected(of._replace(shift=mean.astype(dtype))), rel=rounding(of))
+    sums = []
+    for first, last in ((0, chunk), (chunk, n)):
+        sums.append(
+            data_of(slice(first, last), 1 << 34, Shard(first, n)).partial_inertia(given[0], of.labels[first:last])
+        )
+    assert float(total_inertia(HostMachine(), np.concatenate(sums))) == whole
+    monkeypatch.setattr(DeviceData, "_borrow", lambda data: None)
+    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 3 * chunk * d * np.dtype(dtype).itemsize // 2)
+    streamed = data_of(slice(n), 0)
+    assert [len(block) for _, block in streamed.blocks(0)] == [chunk, chunk, chunk, 5]
+    assert streamed.inertia(*given) == whole
+    np.testing.assert_array_equal(streamed.partial_inertia(*given), np.concatenate(sums))
 
 
 def test_what_is_not_a_number_shows(rng):
@@ -331,9 +417,10 @@ def test_inertia_compiles_without_spills(dtype, arch):
     kernels = {name: plan for name, (plan, weighted) in every if plan.digits != 2 or not weighted}
     assert len(kernels) == 8 + sum(4 if digits == 2 else 8 for digits in DIGITS[dtype])
     source = (FOLDER / "inertia/inertia.cuh").read_text(encoding="utf-8")
-    for kernel, used in build(source, list(kernels), arch).resources.items():
+    threads = {**{name: plan.threads for name, plan in kernels.items()}, "kmeans::add_chunks": inertia_plan.THREADS}
+    for kernel, used in build(source, list(threads), arch).resources.items():
         assert used.stack == used.spill_stores == used.spill_loads == 0, kernel
-        assert used.registers * kernels[kernel].threads <= 65_536, kernel
+        assert used.registers * threads[kernel] <= 65_536, kernel
     constants = dict(re.findall(r"(kInertia\w+) = (\d+)", source))
     assert constants == {"kInertiaThreads": str(inertia_plan.THREADS), "kInertiaRows": str(inertia_plan.ROWS_TOGETHER)}
     kept_sums = (FOLDER / "protect/freivalds.cuh").read_text(encoding="utf-8")

@@ -54,6 +54,11 @@ class Seeding(GreedyDraw):
         Whether there is a quantized copy of X − mean.
     machine
         Of `HostMachine`.
+
+    Attributes
+    ----------
+    candidates : array of shape (k, trials)
+        Those of each step so far.
     """
 
     def __init__(self, X, k, dtype, weights=None, *, first=0, plan=None, quantized=False, **machine):
@@ -62,14 +67,24 @@ class Seeding(GreedyDraw):
         if quantized:
             data.center(data.moments()[0], on_read=True)
         draws = np.full((k - 1, self.plan.trials), np.nan)
-        super().__init__(data, data.held, self.plan, first, draws)
+        super().__init__(data, data.held, self.plan, draws)
+        self.candidates = np.full((k, self.plan.trials), first)
+        self.begin(first)
         if quantized:
             planned = pruned_plan(self.plan, X.shape[1], X.itemsize, weighted=weights is not None, device=H200)
             self.by_copy = PrunedSteps(data, data.held, self.plan, planned, self.closest, self.sums)
 
+    def place(self, step, candidates, center=None):
+        """Make samples the candidates of a step, and one the center of the step before it, instead of those drawn."""
+        rows, indices = self.parts(self.points[step % 2])
+        rows[1:], indices[:] = self.X[candidates], candidates
+        if center is not None:
+            rows[0] = self.X[center]
+        self.candidates[step] = candidates
+
     def prune(self, step):
         """Evaluate a step's candidates by the quantized copy."""
-        self.by_copy.evaluate(self.chosen[step - 1 :].ctypes.data, self.candidates[step:].ctypes.data)
+        self.by_copy.evaluate(self.points[step % 2].ctypes.data)
 
     def step(self, step, draws=None):
         """Evaluate a step's candidates, and draw the next step's, if there is one."""
@@ -81,6 +96,9 @@ class Seeding(GreedyDraw):
         if draws is not None:
             self.draws[step] = draws
         self.sample(step)
+        if step < len(self.draws):
+            rows, self.candidates[step + 1] = self.parts(self.points[(step + 1) % 2])
+            np.testing.assert_array_equal(rows, self.X[[self.chosen[step], *self.candidates[step + 1]]])
 
 
 def blobs(n, d, k, seed=0):

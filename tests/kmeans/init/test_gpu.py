@@ -11,9 +11,15 @@ from tsapps.apps.kmeans.open_engine import open_engine
 pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 import cupy
 
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.init import pruned_launch
 from tsapps.apps.kmeans.init.plan import first_pruned_step
+from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
+from tsapps.apps.kmeans.init.plusplus_shards import draw_plus_plus_of_shards
 from tsapps.apps.kmeans.init.pruned_launch import PrunedSteps
+from tsapps.kernels.runtime.machine import cuda_machine
 
 pytestmark = pytest.mark.gpu
 
@@ -99,6 +105,35 @@ def test_pruned_steps_draw_what_the_rows_do(d, dtype, k, weighted, monkeypatch):
         found.append(seeds(X, k, 5, weights, mean=X.astype(np.float64).mean(axis=0))[0])
     np.testing.assert_array_equal(found[0], found[1])
     assert len(pruned) == k - first_pruned_step(2 + int(np.log(k)))
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize(("d", "dtype"), [(3, "float32"), (130, "float32"), (96, "float64"), (600, "float32")])
+def test_shards_draw_what_the_whole_does(d, dtype, weighted, monkeypatch):
+    monkeypatch.setattr(pruned_launch, "_LEAST_BYTES", 0)
+    n, k, machine, moments = 30_011, 50, cuda_machine(0), None
+    X = cupy.asarray(100 + blobs(n, d, 2 * k), dtype)
+    weights = cupy.asarray(np.random.default_rng(1).random(n), dtype) if weighted else None
+    parts = []
+    for first, end in ((0, n), (0, 1024), (1024, 20_480), (20_480, n)):
+        own = None if weights is None else weights[first:end]
+        data = DeviceData(ArrayRows(X[first:end].copy()), X.dtype, own, machine, shard=Shard(first, n))
+        moments = data.moments() if moments is None else moments
+        data.center(moments[0], on_read=True)
+        parts.append(data)
+    whole, *shards = parts
+    for data in shards:
+        data.known_moments, data.origin = whole.known_moments, whole.origin
+
+    def exchange(own, total):
+        found = sum(own)
+        for array in total:
+            array[...] = found
+
+    draws = np.random.default_rng(2).random((k - 1, 2 + int(np.log(k))))
+    for first in (0, n - 1):
+        expected = draw_plus_plus(whole, first, draws).tolist()
+        assert draw_plus_plus_of_shards(shards, exchange, first, draws).tolist() == expected
 
 
 def test_same_bits_on_every_run():

@@ -5,10 +5,14 @@ import pytest
 from tsapps.apps.kmeans.init.plan import (
     MOST_TRIALS,
     first_pruned_step,
+    plusplus_chunk,
     plusplus_plan,
+    point_pitch,
+    point_words,
     pruned_plan,
     quantized_bytes,
     quantized_lanes,
+    scale_samples,
 )
 from tsapps.kernels.gpu_specs import KNOWN
 
@@ -21,6 +25,11 @@ def test_plans(n, d, trials):
         for itemsize in (4, 8):
             plan = plusplus_plan(n, d, trials, itemsize, aligned=d % 4 == 0, device=KNOWN[device])
             assert plan.chunks <= 2**14
+            assert plan.chunk // (plan.chunk & -plan.chunk) in (1, 3, 5, 7)
+            assert plusplus_chunk(n, d, itemsize) % plan.chunk == 0
+            # Nearly as many chunks as there may be, unless rows are few; of short rows, 256 or more per chunk.
+            short = min(2**14, max(2**12, -(-n // 256))) if d * itemsize <= 64 else 2**14
+            assert plan.chunks > 0.79 * short or plan.chunk <= 256
             assert (plan.chunks - 1) * plan.chunk < n <= plan.chunks * plan.chunk
             assert plan.shared_bytes == plan.window * (trials + 1) * itemsize
             assert plan.shared_bytes <= KNOWN[device].shared_memory_per_block
@@ -52,6 +61,17 @@ def test_quantized_copy():
     assert quantized_bytes(1000, 384) == 1000 * (384 + 12)
     assert quantized_bytes(10, 33) == 10 * (64 + 12)
     assert [1 << quantized_lanes(groups) for groups in (1, 2, 4, 12, 5, 48)] == [4, 8, 16, 16, 4, 32]
+
+
+def test_points_of_a_step():
+    assert [point_pitch(d, 4) for d in (1, 4, 5)] == [4, 4, 8]
+    assert [point_pitch(d, 8) for d in (1, 4, 5)] == [2, 4, 6]
+    assert point_words(3, 5, 4) == 4 * 4 + 3  # four rows of 32 bytes, and three indices
+
+
+def test_rows_of_column_scales():
+    assert scale_samples(3).tolist() == [0, 1, 2]
+    assert scale_samples(10**9)[[1, 511]].tolist() == [10**9 // 512, 511 * 10**9 // 512]
 
 
 def test_no_plan_for_more_trials_than_there_are_registers_for():

@@ -53,10 +53,11 @@ def assert_same_draws_by_the_copy(of, steps, rng):
 def assert_same_of_any_candidates(of, most, rng):
     """Try three steps of candidates at random among the first `most` samples, both ways."""
     of.evaluate(0)
+    center = 0
     for step in range(1, 4):
-        of.candidates[step] = rng.integers(0, most, of.plan.trials)
+        of.place(step, rng.integers(0, most, of.plan.trials), center)
         assert_same_by_the_copy(of, step)
-        of.chosen[step] = of.candidates[step, 0]
+        center = of.candidates[step, 0]
 
 
 @pytest.mark.each_choice
@@ -81,7 +82,7 @@ def halve_and_place(of, n_candidates):
     of.evaluate(0)
     of.closest *= 0.5
     of.closest[: 1 + n_candidates] = 0
-    of.candidates[1] = np.arange(1, 1 + n_candidates)
+    of.place(1, np.arange(1, 1 + n_candidates), 0)
 
 
 def read_by_the_copy(of):
@@ -119,7 +120,7 @@ def test_what_is_told_depends_on_both_planes(rng):
     d, k, dtype, _ = SHAPES[6]
     of = Seeding(rng.standard_normal((600, d)), k, dtype, quantized=True)
     of.evaluate(0)
-    of.candidates[1] = np.arange(1, 1 + of.plan.trials)
+    of.place(1, np.arange(1, 1 + of.plan.trials), 0)
     points = of.X[: 1 + of.plan.trials].astype("f8")
     nearest = ((of.X[:, np.newaxis].astype("f8") - points) ** 2).sum(axis=2).min(axis=1)
     of.closest[:] = nearest * 0.9

@@ -230,7 +230,7 @@ def test_first_centers_that_change_on_their_way_are_found(monkeypatch):
 
     X = data(9_999, 40, 33, np.float32)
     expected = fitted(opened(X), X, 33, protect=False)
-    begin, made = DeviceStep._begin, 0
+    begin, made = DeviceStep.begin, 0
 
     def wrong(step, centers):
         nonlocal made
@@ -239,7 +239,7 @@ def test_first_centers_that_change_on_their_way_are_found(monkeypatch):
             lowest_bit(step.buffers.centers[0], None)
         made += 1
 
-    monkeypatch.setattr(DeviceStep, "_begin", wrong)
+    monkeypatch.setattr(DeviceStep, "begin", wrong)
     found = fitted(opened(X), X, 33, protect=True)
     assert found.faults == 1
     assert_same(found, expected)

@@ -154,15 +154,12 @@ serves = Relocation.__dict__["serves"]
 @pytest.mark.parametrize("case", CASES, ids=str)
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_as_on_the_host(case, max_iter, rng, monkeypatch, by_host):
-    """Samples of few distinct values leave clusters empty in several iterations.
-
-    Launches multiply samples by weights in the working dtype, the host in float64; by powers of two, both are exact.
-    """
+    """Samples of few distinct values leave clusters empty in several iterations."""
     values = rng.standard_normal((case.k + 25, case.d))
     X = values[rng.integers(0, len(values), 700)]
     init = X[rng.integers(0, len(X), case.k)].copy()
     init[1::2] = init[0]
-    weights = 2.0 ** rng.integers(0, 3, 700) if case.weighted else None
+    weights = rng.random(700) + 0.5 if case.weighted else None
     options = {"max_iter": max_iter, "monkeypatch": monkeypatch}
     mine, told = results(case, X, init, weights, by_launches=True, **options)
     assert not by_host
@@ -170,9 +167,9 @@ def test_as_on_the_host(case, max_iter, rng, monkeypatch, by_host):
     assert by_host
     assert (mine.n_iter, mine.converged) == (other.n_iter, other.converged)
     np.testing.assert_array_equal(mine.labels, other.labels)
-    np.testing.assert_allclose(mine.centers, other.centers, rtol=0, atol=2.0**-20)
+    np.testing.assert_array_equal(mine.centers, other.centers)
     np.testing.assert_array_equal(mine.cluster_sizes, other.cluster_sizes)
-    assert mine.inertia == pytest.approx(other.inertia, rel=1e-5)
+    assert mine.inertia == other.inertia
     assert [(one.iteration, one.n_reassigned) for one in told] == [
         (one.iteration, one.n_reassigned) for one in expected
     ]
@@ -311,7 +308,7 @@ def test_bounds_that_begin_while_clusters_are_empty(case, rng):
     engine = case.engine(X)
     engine.center(np.zeros(case.d), case.k)
     step = engine.step_for(case.k)
-    step._begin(init.astype(case.work))
+    step.begin(init.astype(case.work))
     step._may_have_bounds = False
     step._launch(0, 0.0)
     assert step._outcomes[0]["empty"] == 2
@@ -341,7 +338,7 @@ def test_launches_that_have_nothing_to_relocate(rng):
         engine = case.engine(X)
         engine.center(np.zeros(6), 80)
         step = engine.step_for(80)
-        step._begin(X[:80].astype(np.float32))
+        step.begin(X[:80].astype(np.float32))
         assert step._can_relocate(1)
         each = []
         for count in range(3):

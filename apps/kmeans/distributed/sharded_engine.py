@@ -1,0 +1,180 @@
+"""Engine for several GPUs of this process: X as shards of consecutive rows, and one Lloyd step on all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from math import lcm
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.frame import ScaledRows
+from tsapps.apps.kmeans.data.pinned_rows import is_half
+from tsapps.apps.kmeans.data.plan import moment_chunk
+from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.shard import Shard, cut
+from tsapps.apps.kmeans.distributed.sharded_data import ShardedData, ShardRows
+from tsapps.apps.kmeans.distributed.sharded_step import AllReduce, ShardedStep
+from tsapps.apps.kmeans.distributed.upload import distribute
+from tsapps.apps.kmeans.engines.block_step import BlockStep
+from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+from tsapps.apps.kmeans.engines.device_step import DeviceStep
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.engines.select_step import Options
+from tsapps.apps.kmeans.inertia.plan import inertia_chunk
+from tsapps.apps.kmeans.init.plan import plusplus_chunk
+from tsapps.apps.kmeans.init.plusplus_shards import draw_plus_plus_of_shards
+from tsapps.kernels.devices import NoDeviceError
+from tsapps.kernels.runtime.machine import Machine
+
+__all__ = ["ShardedEngine", "chunk_of"]
+
+
+class ShardedEngine(Engine):
+    """X on several GPUs, and the Lloyd step selected for it on each.
+
+    Parameters
+    ----------
+    source : Rows
+        X, of shape (n, d), of any real dtype.
+    dtype : {float32, float64}
+        Working dtype.
+    sample_weight : numpy.ndarray of shape (n,), optional
+    machines : sequence of Machine
+        The GPUs. Of a small X, the last may get no rows.
+    options : Options
+    connect : callable
+        Takes the machines that get rows, and returns the `AllReduce` of their arrays.
+    shares : sequence of float, optional
+        For each GPU, its share of the rows; by default, all have the same.
+
+    Notes
+    -----
+    Methods raise NoDeviceError if a GPU would need cuBLAS, whose sums depend on the distribution of X.
+    """
+
+    data: ShardedData
+    protects = False
+
+    def __init__(
+        self,
+        source: Rows,
+        dtype: np.dtype,
+        sample_weight: np.ndarray | None,
+        machines: Sequence[Machine],
+        options: Options,
+        connect: Callable[[Sequence[Machine]], AllReduce],
+        shares: Sequence[float] | None = None,
+    ) -> None:
+        n, d = source.shape
+        parts = cut(n, chunk_of(n, d, source.dtype, dtype), [1.0] * len(machines) if shares is None else list(shares))
+        machines = machines[: len(parts)]
+        self._all_reduce = connect(machines)
+        base = source.source if isinstance(source, RescaledRows) else source
+        self._engines = []
+        for part, machine, array in zip(parts, machines, distribute(base, parts, machines, dtype), strict=True):
+            rows = _rescaled_like(source, ShardRows(array, base, part.start, machine.index))
+            weights = None if sample_weight is None else sample_weight[part.start : part.stop]
+            with machine.current():
+                self._engines.append(DeviceEngine(rows, dtype, weights, machine, options, Shard(part.start, n)))
+        self.data = ShardedData(source, dtype, sample_weight, [engine.data for engine in self._engines])
+        self._step: tuple[int, ShardedStep] | None = None
+
+    @property
+    def certifies(self) -> bool:  # type: ignore[override]
+        """Whether labels are certified; see `DeviceEngine.certifies`."""
+        return all(engine.certifies for engine in self._engines)
+
+    @contextmanager
+    def fitting(self, k: int, *, draws: bool) -> Iterator[None]:
+        """Begin to compile the kernels of a fit; see `Engine.fitting`."""
+        with self._engines[0].fitting(k, draws=draws):
+            yield
+
+    def center(self, mean: np.ndarray, k: int) -> None:
+        """Center X about `mean` (d,); see `Engine.center`."""
+        self._step = None
+        for engine in self._engines:
+            with engine:
+                engine.center(mean, k)
+        self._refuse_cublas(k)
+
+    def _center_once(self, mean: np.ndarray, k: int) -> None:
+        self._step = None
+        if self.data.spherical:
+            self.data.refuse_non_finite()
+        self.data.moments()  # raises if X is not finite
+        for engine in self._engines:
+            with engine:
+                engine.center_for_pass(mean, k)
+        self._refuse_cublas(k)
+
+    def _refuse_cublas(self, k: int) -> None:
+        """Raise NoDeviceError if a GPU would not use kernels of this package; sums of cuBLAS depend on the shards."""
+        for engine in self._engines:
+            step, reason = engine.selection(k)
+            if step == "cublas":
+                raise NoDeviceError(
+                    f"device={self.data.device!r}: several GPUs need the kernels of this package, but on "
+                    f"{engine.data.device} {reason}; use one GPU"
+                )
+
+    def step_for(self, k: int) -> ShardedStep:
+        """Return the step for k clusters; see `Engine.step_for`."""
+        if self._step is None or self._step[0] != k:
+            steps = []
+            for engine in self._engines:
+                with engine:
+                    step = engine.step_for(k)
+                assert isinstance(step, DeviceStep)  # see `_refuse_cublas`
+                steps.append(step)
+            self._step = k, ShardedStep(self.data, steps, self._all_reduce)
+        return self._step[1]
+
+    @property
+    def blocks(self) -> BlockStep:  # type: ignore[override]
+        """No blockwise step: it would round otherwise on several GPUs than on one. k-means‖ needs it."""
+        raise NoDeviceError(f"init='k-means||' runs on one GPU or the CPU, got device={self.data.device!r}")
+
+    def selection(self, k: int) -> tuple[str, str]:
+        """Return the name of the step of the first GPU for k clusters, and why it was selected."""
+        return self._engines[0].selection(k)
+
+    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray:
+        """Draw samples by greedy k-means++ on all GPUs; see `Engine.draw_plus_plus`.
+
+        Raises
+        ------
+        NoDeviceError
+            If the kernels do not support the shape of X.
+        """
+        drawn = draw_plus_plus_of_shards(self.data.shards, self._all_reduce, first, draws)
+        if drawn is None:
+            raise NoDeviceError(
+                f"device={self.data.device!r}: k-means++ on several GPUs does not support this X of shape "
+                f"{self.data.source.shape} for {len(draws) + 1} clusters; use one GPU or another init"
+            )
+        return drawn
+
+
+def chunk_of(n: int, d: int, x_dtype: np.dtype, dtype: np.dtype) -> int:
+    """Return the number of rows of which shards of X, of shape (n, d), have a multiple, so that they are whole chunks.
+
+    Parameters
+    ----------
+    n, d : int
+    x_dtype : numpy.dtype
+        The type of X.
+    dtype : {float32, float64}
+        The working type.
+    """
+    held = x_dtype if is_half(x_dtype, dtype) else dtype
+    of_moments, of_inertia = moment_chunk(n, d, dtype.itemsize), inertia_chunk(n, d, held.itemsize)
+    return lcm(of_moments, of_inertia, plusplus_chunk(n, d, dtype.itemsize))
+
+
+def _rescaled_like(source: Rows, rows: Rows) -> Rows:
+    """Return some rows of a matrix, rescaled as the matrix `source` rescales its rows."""
+    if isinstance(source, ScaledRows):
+        return ScaledRows(rows, source.exponent, source.dtype)
+    return UnitRows(rows, source.dtype) if isinstance(source, UnitRows) else rows

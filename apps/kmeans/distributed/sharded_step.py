@@ -1,0 +1,155 @@
+"""Lloyd step on several GPUs: each labels its rows, and an all-reduce adds up the cluster sums in stream order.
+
+    each GPU   rows of its shard  →  own sums, number of reassigned rows
+    all GPUs   all-reduce of integers, out of place  →  the same total on every GPU
+    each GPU   update/centers.cuh on the total  →  the same new centers, shift and decision to stop, on every GPU
+
+The own sums are running sums: an iteration moves only the reassigned rows of the shard. Integer sums do not depend on
+the order of additions, so the centers have the bits of one GPU, however X is distributed. No GPU decides anything
+alone, and the host waits only for outcomes of the first GPU, one iteration behind.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.distributed.sharded_data import ShardedData
+from tsapps.apps.kmeans.engines.device_step import ITERATIONS_AHEAD, DeviceStep
+from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
+
+__all__ = ["AllReduce", "ShardedStep"]
+
+#: Adds up arrays of 64-bit integers, one on each GPU, in stream order: `own`, which is not written, and `total`, which
+#: becomes the sum on every GPU.
+AllReduce = Callable[[Sequence[Any], Sequence[Any]], None]
+
+
+class ShardedStep(Step):
+    """Lloyd step for k clusters over X on several GPUs.
+
+    Parameters
+    ----------
+    data : ShardedData
+    steps : sequence of DeviceStep
+        The step of each shard.
+    all_reduce : AllReduce
+    """
+
+    data: ShardedData
+    keeps_sums = True
+
+    def __init__(self, data: ShardedData, steps: Sequence[DeviceStep], all_reduce: AllReduce) -> None:
+        super().__init__(data)
+        self._steps, self._lead, self._all_reduce = steps, steps[0], all_reduce
+        self.certifies = all(step.certifies for step in steps)
+        self._labels: np.ndarray | None = None  # a copy of the labels; None if they have changed since
+
+    @property
+    def sums_units(self) -> np.ndarray:  # type: ignore[override]
+        """Fixed-point unit of each column of the sums, (d + 1,)."""
+        return self._lead.sums_units
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Label of each sample, (n,), int32, in host memory."""
+        if self._labels is None:
+            self._labels = np.empty(self.data.n_samples, np.int32)
+            for step in self._each():
+                self._labels[self.data.slice_of(step.data)] = step.data.copy_to_host(step.labels)
+        return self._labels
+
+    def reset(self) -> None:
+        """Set every label to −1 and the sums to zero; see `Step.reset`."""
+        self._labels = None
+        for step in self._each():
+            step.reset()
+
+    def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
+        """Label every sample with its nearest center; see `Step.assign`."""
+        self._labels = None
+        for step in self._each():
+            step.begin(centers)
+            step.launch_rows(0)
+        self.exchange()
+        with self._lead.data:
+            return self._lead.assigned(centers, update=update, potential=potential)
+
+    def assign_final(self, centers: np.ndarray) -> None:
+        """Label every sample with the nearest center; see `Step.assign_final`."""
+        self._labels = None
+        for step in self._each():
+            step.assign_final(centers)
+        self.exchange()
+
+    def iterate(
+        self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
+    ) -> IterationResult:
+        """Launch each iteration before reading the outcome of the previous one; see `Step.iterate`."""
+        if self.data.spherical:  # update/centers.cuh does not normalise the means
+            return super().iterate(centers, before, last, tol, report)
+        self._labels = None
+        for step in self._each():
+            step.begin(centers)
+        number, launched, known = last - before, 0, 0
+        try:
+            while True:
+                for count in range(launched, min(known + ITERATIONS_AHEAD, number)):
+                    self._launch(count, tol, is_last=count + 1 == number)
+                launched = min(known + ITERATIONS_AHEAD, number)
+                outcome = self._lead.outcome(known)
+                self._expect(int(outcome["n_reassigned"]))
+                if report is not None:
+                    report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
+                if outcome["stop"] or known + 1 == number:
+                    break
+                known += 1
+        finally:
+            # Iterations in flight still write to the buffers.
+            for step in self._each():
+                step.data.machine.current_stream().synchronize()
+        for step in self._each():
+            step.end_iterations(known, outcome)
+        with self._lead.data:
+            return self._lead.result(known, outcome)
+
+    def _launch(self, count: int, tol: float, *, is_last: bool) -> None:
+        """Launch iteration number `count` of the current `iterate` call, from 0, on all GPUs."""
+        for step in self._each():
+            step.begin_bounds_soon()
+            step.launch_rows(count)
+        self.exchange()
+        for step in self._each():
+            step.launch_centers(count, tol, is_last=is_last)
+
+    def exchange(self) -> None:
+        """Launch the all-reduce of the sums and numbers of reassigned rows, and set the own numbers to zero."""
+        if len(self._steps) == 1:  # the own sums are those of all rows
+            return
+        self._all_reduce([step.buffers.own for step in self._steps], [step.buffers.total for step in self._steps])
+        for step in self._each():
+            step.data.machine.fill(step.buffers.n_reassigned, 0)
+
+    def _expect(self, n_reassigned: int) -> None:
+        for step in self._steps:
+            step.expect(-(-n_reassigned * step.data.n_samples // self.data.n_samples))
+
+    def inertia(self, centers: np.ndarray) -> float:
+        """Return the inertia, from the sums of all rows if they are exact enough; see `Step.inertia`."""
+        with self._lead.data:
+            found = self._lead.inertia_of_sums(centers)
+        return self.data.inertia(centers, self.labels) if found is None else found
+
+    def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
+        """Return the number of samples with each label, from the sums if possible; see `Step.cluster_sizes`."""
+        if labels is not self._labels or self.data.sample_weight is not None:
+            return super().cluster_sizes(labels, k)
+        with self._lead.data:
+            return self._lead.cluster_sizes(self._lead.labels, k)
+
+    def _each(self) -> Iterator[DeviceStep]:
+        """Yield the step of each shard, while its GPU is current."""
+        for step in self._steps:
+            with step.data:
+                yield step

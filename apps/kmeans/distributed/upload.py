@@ -1,0 +1,156 @@
+"""Distribution of X over the memory of several GPUs."""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
+from tsapps.apps.kmeans.data.pinned_rows import is_half
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, in_place
+from tsapps.kernels.devices import NoDeviceError
+from tsapps.kernels.runtime.machine import Machine
+
+__all__ = ["distribute"]
+
+# Maximum size in bytes of a block of rows that is copied at a time.
+_BLOCK_BYTES = 64 << 20
+
+
+def distribute(source: Rows, parts: Sequence[range], machines: Sequence[Machine], dtype: np.dtype) -> list[Any]:
+    """Copy consecutive rows of a matrix to each of several GPUs; rows that are there already are not copied.
+
+    Parameters
+    ----------
+    source : Rows
+    parts : sequence of range
+        The indices of the rows for each GPU: all rows of the matrix, in order.
+    machines : sequence of Machine
+        The GPUs.
+    dtype : {float32, float64}
+        The working dtype.
+
+    Returns
+    -------
+    list of array
+        A row-major array for each GPU, in `dtype`, or in the type of the source if that has 16 bits and kernels read
+        it.
+
+    Raises
+    ------
+    NoDeviceError
+        If a GPU has no memory for its rows.
+    """
+    kept = source.dtype if is_half(source.dtype, dtype) else dtype
+    _check_memory(source, parts, machines, kept)
+    # A file is read, not mapped: if another program shortens it, reading raises an error.
+    is_read = hasattr(source, "read_into")
+    array: Any = None
+    if not is_read:
+        array = source.array if isinstance(source, ArrayRows) else in_place(source)
+    if array is not None and source.device is not None:
+        return _from_gpu(array, parts, machines, kept)
+    if array is None and not is_read:
+        return _from_blocks(source, parts, machines, kept)
+
+    def upload(part: range, machine: Machine) -> Any:
+        rows: Rows = ArrayRows(array[part.start : part.stop], source.name) if not is_read else _FileRows(source, part)
+        with machine.current():
+            copy = machine.xp.empty((len(part), source.shape[1]), kept)
+            for start, block in stream_to_gpu(machine, rows, _block_rows(source)):
+                copy[start : start + len(block)] = block
+            machine.current_stream().synchronize()
+        return copy
+
+    with ThreadPoolExecutor(len(machines)) as threads:
+        return list(threads.map(upload, parts, machines))
+
+
+def _check_memory(source: Rows, parts: Sequence[range], machines: Sequence[Machine], kept: np.dtype) -> None:
+    for part, machine in zip(parts, machines, strict=True):
+        with machine.current():
+            free = machine.free_bytes()
+        needed = len(part) * source.shape[1] * kept.itemsize
+        if machine.index != source.device and needed > free:
+            raise NoDeviceError(
+                f"cuda:{machine.index}: {len(part)} of {source.shape[0]} rows take {needed / 2**30:.2f} GiB, but "
+                f"{free / 2**30:.2f} GiB are free: use more GPUs, or one GPU, which also reads X where it is"
+            )
+
+
+class _FileRows:
+    """Consecutive rows of a file, which are read directly into the caller's arrays; see `readers`."""
+
+    device: int | None = None
+
+    def __init__(self, source: Any, part: range) -> None:
+        self._source, self._first = source, part.start
+        self.name, self.dtype, self.shape = source.name, source.dtype, (len(part), source.shape[1])
+
+    def check_unchanged(self) -> None:
+        """Raise an error if the file has changed since it was opened."""
+        self._source.check_unchanged()
+
+    def read_into(self, start: int, out: np.ndarray) -> None:
+        """Read the rows from `start` on into an array."""
+        self._source.read_into(self._first + start, out)
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first row, block of at most `rows` rows), in row order."""
+        for start in range(0, self.shape[0], rows):
+            block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)
+            self.read_into(start, block)
+            yield start, block
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """Return the rows with these indices, in the order of the indices."""
+        return self._source.rows(np.asarray(indices) + self._first)
+
+
+def _from_gpu(array: Any, parts: Sequence[range], machines: Sequence[Machine], kept: np.dtype) -> list[Any]:
+    """Return the rows of an array on one GPU, for each GPU: a view on the same GPU, else a copy."""
+    found = []
+    with array.device:
+        pieces = [array[part.start : part.stop].astype(kept, order="C", copy=False) for part in parts]
+        array.device.synchronize()
+    for piece, machine in zip(pieces, machines, strict=True):
+        if machine.index == array.device.id:
+            found.append(piece)
+            continue
+        with machine.current():
+            copy = machine.xp.empty(piece.shape, kept)
+            machine.copy(copy, piece)
+            machine.current_stream().synchronize()
+        found.append(copy)
+    return found
+
+
+def _from_blocks(source: Rows, parts: Sequence[range], machines: Sequence[Machine], kept: np.dtype) -> list[Any]:
+    """Return the rows of a matrix that is read only once and in order, for each GPU."""
+    copies = []
+    for part, machine in zip(parts, machines, strict=True):
+        with machine.current():
+            copies.append(machine.xp.empty((len(part), source.shape[1]), kept))
+    for start, block in _plain_blocks(source, kept):
+        for part, machine, copy in zip(parts, machines, copies, strict=True):
+            first, end = max(part.start, start), min(part.stop, start + len(block))
+            if first >= end:
+                continue
+            with machine.current():
+                machine.copy(copy[first - part.start : end - part.start], block[first - start : end - start])
+                machine.current_stream().synchronize()
+    return copies
+
+
+def _plain_blocks(source: Rows, kept: np.dtype) -> Iterator[tuple[int, Any]]:
+    for start, block in source.blocks(_block_rows(source)):
+        plain = block.astype(kept, order="C", copy=False)
+        if source.device is not None:
+            with plain.device as device:
+                device.synchronize()
+        yield start, plain
+
+
+def _block_rows(source: Rows) -> int:
+    return max(1, _BLOCK_BYTES // (source.shape[1] * source.dtype.itemsize))

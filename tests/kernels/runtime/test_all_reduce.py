@@ -1,0 +1,128 @@
+"""`NcclAllReduce` on a stand-in for NCCL, and on GPUs."""
+
+import sys
+from contextlib import nullcontext
+from types import ModuleType, SimpleNamespace
+
+import numpy as np
+import pytest
+
+from tsapps.kernels.devices import NoDeviceError, gpus
+from tsapps.kernels.runtime import all_reduce
+from tsapps.kernels.runtime.all_reduce import NcclAllReduce
+
+
+class NcclError(RuntimeError):
+    pass
+
+
+class Nccl(ModuleType):
+    """NCCL for arrays of NumPy, which adds them up at the end of a group."""
+
+    NcclError = NcclError
+    NCCL_INT64, NCCL_SUM = 4, 0
+
+    def __init__(self, arrays):
+        super().__init__("cupy.cuda.nccl")
+        self.arrays, self.group, self.open, self.destroyed = arrays, [], 0, 0
+        self.NcclCommunicator = SimpleNamespace(initAll=self.init_all)
+
+    def get_version(self):
+        return 22809
+
+    def init_all(self, indices):
+        if len(indices) > 2:
+            raise NcclError("NCCL_ERROR_SYSTEM_ERROR")
+        return [SimpleNamespace(allReduce=self.all_reduce, destroy=self.destroy) for _ in indices]
+
+    def destroy(self):
+        self.destroyed += 1
+
+    def groupStart(self):  # noqa: N802
+        self.open += 1
+
+    def all_reduce(self, own, total, count, kind, operation, stream):
+        assert (self.open, kind, operation) == (1, self.NCCL_INT64, self.NCCL_SUM)
+        self.group.append((self.arrays[own], self.arrays[total], count))
+
+    def groupEnd(self):  # noqa: N802
+        self.open -= 1
+        found = sum(own for own, _, _ in self.group)
+        for _, total, count in self.group:
+            total[:count] = found
+        self.group.clear()
+
+
+@pytest.fixture
+def arrays():
+    return {}
+
+
+@pytest.fixture
+def nccl(arrays, monkeypatch):
+    module = Nccl(arrays)
+    cuda = ModuleType("cupy.cuda")
+    cuda.nccl = module
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    stream = SimpleNamespace(ptr=0)
+    machine = SimpleNamespace(current=nullcontext, current_stream=lambda: stream)
+    monkeypatch.setattr(all_reduce, "cuda_machine", lambda index: machine)
+    monkeypatch.setattr(all_reduce, "address", id)
+    return module
+
+
+def test_every_total_is_the_sum(nccl, arrays):
+    own = [np.array([1, -5, 1 << 60]), np.array([2, 3, 4])]
+    total = [np.zeros(3, np.int64), np.zeros(3, np.int64)]
+    arrays.update((id(array), array) for array in (*own, *total))
+    add_up = NcclAllReduce((0, 1))
+    add_up(own, total)
+    for array in total:
+        assert array.tolist() == [3, -2, (1 << 60) + 4]
+    assert own[0].tolist() == [1, -5, 1 << 60]
+    add_up.close()
+    add_up.close()
+    assert nccl.destroyed == 2
+
+
+def test_a_group_is_ended_after_an_error(nccl):
+    add_up = NcclAllReduce((0, 1))
+    with pytest.raises(KeyError):
+        add_up([np.zeros(1, np.int64)] * 2, [np.zeros(1, np.int64)] * 2)
+    assert nccl.open == 0
+
+
+def test_gpus_that_nccl_cannot_connect(nccl):
+    with pytest.raises(NoDeviceError, match=r"NCCL cannot connect cuda:0, cuda:1, cuda:2: NCCL_ERROR_SYSTEM_ERROR"):
+        NcclAllReduce((0, 1, 2))
+
+
+def test_without_nccl(monkeypatch):
+    cuda = ModuleType("cupy.cuda")
+    monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
+    monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
+    with pytest.raises(NoDeviceError, match=r"several GPUs need NCCL, .*pip install nvidia-nccl-cu13"):
+        NcclAllReduce((0, 1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("size", [1, 1000, 1 << 20])
+def test_on_gpus(size, rng):
+    cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
+    count = len(gpus())
+    numbers = rng.integers(-(1 << 60), 1 << 60, (count, size))
+    own, total = [], []
+    for index in range(count):
+        with cupy.cuda.Device(index):
+            own.append(cupy.asarray(numbers[index]))
+            total.append(cupy.empty(size, np.int64))
+    add_up = NcclAllReduce(range(count))
+    add_up(own, total)
+    for index in range(count):
+        with cupy.cuda.Device(index) as device:
+            device.synchronize()
+            np.testing.assert_array_equal(cupy.asnumpy(total[index]), numbers.sum(axis=0))
+            np.testing.assert_array_equal(cupy.asnumpy(own[index]), numbers[index])
+    add_up.close()

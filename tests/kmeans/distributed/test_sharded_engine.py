@@ -1,0 +1,219 @@
+"""Fits of X on several HostMachines: the bits of one machine, however the rows are distributed."""
+
+import numpy as np
+import pytest
+from host_cuda.machine import HostMachine
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kmeans.engines.test_device_engine import CASES, Case
+
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.data import blocks
+from tsapps.apps.kmeans.data.frame import ScaledRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, UnitRows
+from tsapps.apps.kmeans.distributed.sharded_engine import ShardedEngine
+from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
+from tsapps.apps.kmeans.engines.select_step import Options
+from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep
+from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
+from tsapps.kernels.devices import NoDeviceError
+
+
+def add_up(own, total):
+    """The all-reduce of HostMachines."""
+    found = np.sum(own, axis=0)
+    for array in total:
+        array[...] = found
+
+
+def connect(machines):
+    """Return the all-reduce of as many HostMachines."""
+
+    def all_reduce(own, total):
+        assert len(own) == len(total) == len(machines) > 1
+        add_up(own, total)
+
+    return all_reduce
+
+
+@pytest.fixture(autouse=True)
+def not_small(monkeypatch):
+    """No X is small."""
+    monkeypatch.setattr(blocks, "SMALL", 0)
+
+
+def engines(case, X, weights, shares, source=ArrayRows):
+    """Return the engine of one machine, and that of several."""
+    options, n = Options(always=True, bounds=case.bounds), len(shares)
+
+    def over(rows):
+        return ShardedEngine(rows, case.work, weights, [HostMachine(1 + i) for i in range(n)], options, connect, shares)
+
+    def alone(rows):
+        return DeviceEngine(rows, case.work, weights, HostMachine(), options)
+
+    one, several = alone(on_machine(source(X))), over(source(X))
+    one.over, several.over = alone, over
+    return one, several
+
+
+def on_machine(rows):
+    """Have rows of an array read from the memory of a HostMachine."""
+    base = getattr(rows, "source", rows)
+    base.device = rows.device = HostMachine.index
+    return rows
+
+
+def fitted(engine, case, **options):
+    given = {"n_init": 1, "max_iter": 8, "tol": 0.0, "random_state": np.random.RandomState(0), **options}
+    return lloyd.fit(engine, case.k, **given)
+
+
+def same_bits(found, expected):
+    np.testing.assert_array_equal(found.labels, expected.labels)
+    assert found.labels.dtype == np.int32
+    assert found.centers.dtype == expected.centers.dtype
+    np.testing.assert_array_equal(found.centers, expected.centers)
+    np.testing.assert_array_equal(found.cluster_sizes, expected.cluster_sizes)
+    assert (found.n_iter, found.converged, found.inertia) == (expected.n_iter, expected.converged, expected.inertia)
+    assert (found.step, found.step_reason) == (expected.step, expected.step_reason)
+
+
+SHARES = [(1, 1), (9, 1), (1, 2, 1)]
+# As many samples as several shards need, and no more of the cases that take long on a CPU.
+MANY = [case._replace(n=1300 if case.d > 1000 or case.step is LargeKStep else 4200) for case in CASES]
+MANY = [pytest.param(case, marks=pytest.mark.exhaustive if case.d > 85 else (), id=str(case)) for case in MANY]
+
+
+@pytest.mark.each_choice
+@pytest.mark.parametrize("init", ["k-means++", "random", "array"])
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("case", MANY)
+def test_the_bits_are_those_of_one_machine(case, shares, init, rng):
+    X, weights = case.data(rng)
+    one, several = engines(case, X, weights, shares)
+    assert len(several.data.shards) == len(shares)
+    given = X[:: len(X) // case.k][: case.k].astype(np.float64) if init == "array" else init
+    expected = fitted(one, case, init=given)
+    assert isinstance(one.step_for(case.k), case.step)
+    same_bits(fitted(several, case, init=given), expected)
+    assert several.data.device == ",".join(["cuda:0", *["0"] * (len(shares) - 1)])
+
+
+@pytest.mark.parametrize(
+    "case", [Case(SmallDFmaStep, 4200, 4, 9), Case(LargeKStep, 1300, 20, 70, weighted=True)], ids=str
+)
+@pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+def test_empty_clusters(case, rng):
+    values = rng.standard_normal((case.k + 20, case.d)).astype(np.float32)
+    X = values[rng.integers(0, len(values), case.n)]
+    init = X[rng.integers(0, len(X), case.k)].astype(np.float64)
+    init[1::2] = init[0]
+    weights = rng.random(case.n) + 0.5 if case.weighted else None
+    for shares in SHARES[1:]:
+        one, several = engines(case, X, weights, shares)
+        same_bits(fitted(several, case, init=init, max_iter=3), fitted(one, case, init=init, max_iter=3))
+
+
+@settings(max_examples=6)
+@given(st.lists(st.floats(0.05, 1), min_size=2, max_size=6))
+def test_any_shares(shares):
+    case = Case(SmallKStep, 3000, 20, 9)
+    X, _ = case.data(np.random.default_rng(len(shares)))
+    one, several = engines(case, X, None, shares)
+    same_bits(fitted(several, case), fitted(one, case))
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+def test_several_runs_progress_and_results_in_between(shares, rng):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    one, several = engines(case, X, None, shares)
+    told = [], []
+    expected = fitted(one, case, init="random", n_init=3, max_iter=3, progress=told[0].append)
+    same_bits(fitted(several, case, init="random", n_init=3, max_iter=3, progress=told[1].append), expected)
+    assert told[0] == told[1]
+    assert len(told[0]) == 9
+
+
+def test_the_cosine_metric(rng):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    one, several = engines(case, X, None, (9, 1), lambda X: UnitRows(ArrayRows(X), np.dtype(np.float32)))
+    same_bits(fitted(several, case), fitted(one, case))
+
+
+@pytest.mark.parametrize("scale", [2.0**-80, 2.0**70])
+def test_data_whose_squares_are_out_of_range(scale, rng):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    one, several = engines(case, (X * scale).astype(np.float32), None, (9, 1))
+    expected = fitted(one, case)
+    assert expected.fitted.frame.exponent != 0
+    same_bits(fitted(several, case), expected)
+    assert isinstance(several.over(ScaledRows(several.data.source, 3, case.work)).data.source, ScaledRows)
+
+
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+def test_single_passes(shares, rng):
+    """What predict, transform and score compute."""
+    case = Case(SmallKStep, 2100, 20, 9, weighted=True)
+    X, weights = case.data(rng)
+    centers, mean, found = rng.standard_normal((9, 20)), np.full(20, 2, np.float32), []
+    for engine in engines(case, X, weights, shares):
+        with engine:
+            placed = engine.place(centers, mean)
+            step = engine.step_for(9)
+            step.assign(placed, update=False)
+            sizes, distances = step.cluster_sizes(step.labels, 9), engine.data.distances(placed)
+            found.append((step.labels, distances, sizes, engine.data.inertia(placed, step.labels)))
+    for mine, expected in zip(*found, strict=True):
+        np.testing.assert_array_equal(mine, expected)
+
+
+def test_a_row_that_is_not_finite_is_named_by_its_number_in_x(rng):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    X[2099, 3] = np.nan
+    _, several = engines(case, X, None, (1, 1))
+    with pytest.raises(ValueError, match="X: row 2099, column 3 is nan: K-means needs finite numbers"):
+        fitted(several, case)
+
+
+def test_what_runs_on_one_gpu_only(rng):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    _, several = engines(case, X, None, (1, 1))
+    with pytest.raises(NoDeviceError, match=r"init='k-means\|\|' runs on one GPU or the CPU, got device='cuda:0,0'"):
+        fitted(several, case, init="k-means||")
+    with pytest.raises(ValueError, match="protect=True runs on one GPU or the CPU, got device='cuda:0,0'"):
+        fitted(several, case, protect=True)
+    options = Options(kernels=False)
+    several = ShardedEngine(ArrayRows(X), case.work, None, [HostMachine()] * 2, options, connect)
+    with pytest.raises(NoDeviceError, match="on cuda:0 engine='cublas' was asked for; use one GPU"):
+        fitted(several, case)
+
+
+def test_a_callable_gets_all_centered_rows(rng):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    one, several = engines(case, X, None, (9, 1))
+    given = []
+
+    def init(X, k, random_state):
+        given.append(X)
+        return X[:k]
+
+    expected = fitted(one, case, init=init)
+    same_bits(fitted(several, case, init=init), expected)
+    np.testing.assert_array_equal(given[1], given[0])
+
+
+@pytest.mark.parametrize(("n", "shards"), [(300, 1), (1000, 2), (2000, 4)])
+def test_fewer_chunks_than_machines(n, shards, rng):
+    case = Case(SmallKStep, n, 20, 9)
+    X, _ = case.data(rng)
+    one, several = engines(case, X, None, (1,) * 8)
+    assert len(several.data.shards) == shards
+    same_bits(fitted(several, case), fitted(one, case))
