@@ -19,6 +19,7 @@ from tsapps.bench.kmeans.batched import PEERS as BATCHED_PEERS
 from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
 from tsapps.bench.kmeans.problems import GPU_SHAPES
 from tsapps.bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text
+from tsapps.bench.scale.scale_tables import gpus_table, scale_table
 
 __all__ = [
     "FIGURES",
@@ -27,7 +28,6 @@ __all__ = [
     "fits_table",
     "fits_text",
     "gemm_table",
-    "gpus_table",
     "kinds_table",
     "kinds_text",
     "kmeans_table",
@@ -35,7 +35,6 @@ __all__ = [
     "pages",
     "paper_kmeans_table",
     "paper_table",
-    "scale_table",
     "scikit_learn_text",
     "small_table",
     "with_figures",
@@ -311,35 +310,6 @@ def paper_kmeans_table(records: Sequence[dict[str, Any]]) -> str:
     lines = ["| n | tsapps | its engine on cuBLAS | speed-up |", "|---:|---:|---:|---:|"]
     for one in sorted((one for one in records if one["run"] == "kmeans"), key=lambda one: one["m"]):
         lines.append(f"| {one['m']:,} | {one['ms']:.1f} | {one['baseline_ms']:.1f} | {one['speedup']:.2f} |")
-    return "\n".join(lines)
-
-
-def scale_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of fits of data that the GPU does not hold."""
-    lines = [
-        "| X, float32 | in | k | first iteration, s | later ones, ms each | on the GPU, ms | pass, GB/s | link, GB/s |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
-    ]
-    for one in sorted(records, key=lambda one: (one["n"] * one["d"], -one["k"], one["source"])):
-        held = "–" if one["held_iter_ms"] is None else f"{one['held_iter_ms']:.1f}"
-        numbers = f"{one['first_ms'] / 1e3:.1f} | {one['iter_ms']:.1f} | {held}"
-        rates = f"{one['pass_gbs']:.1f} | {one['link_gbs']:.1f}"
-        size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
-        lines.append(f"| {size} | {one['source']} | {one['k']} | {numbers} | {rates} |")
-    return "\n".join(lines)
-
-
-def gpus_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of iterations and k-means++ on several GPUs."""
-    lines = [
-        "| X, float32 | k | GPUs | iteration on 1, ms | on all | ratio | exchange, µs | k-means++ on 1, ms | on all |",
-        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
-    ]
-    for one in sorted(records, key=lambda one: (one["n"] * one["d"], one["k"], one["d"])):
-        size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
-        times = f"{one['single_ms']:.2f} | {one['iter_ms']:.2f} | {one['single_ms'] / one['iter_ms']:.2f}"
-        seeds = f"{one['single_seed_ms']:.0f} | {one['seed_ms']:.0f}"
-        lines.append(f"| {size} | {one['k']:,} | {one['parts']} | {times} | {1e3 * one['exchange_ms']:.0f} | {seeds} |")
     return "\n".join(lines)
 
 

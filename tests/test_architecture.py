@@ -94,7 +94,7 @@ ARROWS = {
     },
     "bench/abft": {*_CORE, *_ABFT, *_stages("data", "engines"), "tsapps", "bench/common", "bench/gemm", "bench/kmeans"},
     "bench/report": {"kernels/system", "bench/common", "bench/kmeans"},
-    "bench": {"bench/common", "bench/gemm", "bench/kmeans"},
+    "bench": {"bench/common", "bench/gemm", "bench/kmeans", "bench/scale"},
 }
 
 # Words forbidden in identifiers, as whole words between underscores or capitals, and their replacements.

@@ -6,6 +6,7 @@ from tsapps.bench import figures
 from tsapps.bench.common import record
 from tsapps.bench.kmeans.problems import GRIDS
 from tsapps.bench.kmeans.summary import FITS
+from tsapps.bench.scale import scale_tables
 
 
 @pytest.mark.parametrize("page", figures.pages(), ids=lambda page: str(page.relative_to(record.ROOT)))
@@ -160,7 +161,7 @@ def test_table_of_data_that_the_gpu_does_not_hold_by_hand():
         return {**shape, "first_ms": 1540.0, "iter_ms": 20.06, "pass_gbs": 49.0, "link_gbs": 51.55}
 
     records = [one(9_000_000, 64, "memory", None), one(1_000_000, 64, "memory", 2.0), one(1_000_000, 64, "file", 2.0)]
-    assert figures.scale_table(records).splitlines()[2:] == [
+    assert scale_tables.scale_table(records).splitlines()[2:] == [
         "| 1,000,000 × 250, 1 GB | file | 64 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
         "| 1,000,000 × 250, 1 GB | memory | 64 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
         "| 9,000,000 × 250, 9 GB | memory | 64 | 1.5 | 20.1 | – | 49.0 | 51.5 |",
@@ -170,7 +171,7 @@ def test_table_of_data_that_the_gpu_does_not_hold_by_hand():
 def test_table_of_several_gpus_by_hand():
     times = {"iter_ms": 0.5, "single_ms": 0.975, "exchange_ms": 0.0274, "seed_ms": 70.4, "single_seed_ms": 130.6}
     records = [{"n": n, "d": 125, "k": k, "parts": 2, **times} for n, k in ((4_000_000, 64), (2_000_000, 1024))]
-    assert figures.gpus_table(records).splitlines()[2:] == [
+    assert scale_tables.gpus_table(records).splitlines()[2:] == [
         "| 2,000,000 × 125, 1 GB | 1,024 | 2 | 0.97 | 0.50 | 1.95 | 27 | 131 | 70 |",
         "| 4,000,000 × 125, 2 GB | 64 | 2 | 0.97 | 0.50 | 1.95 | 27 | 131 | 70 |",
     ]

@@ -323,6 +323,10 @@ BAD = {
     "tol": (nothing, "iris.npy --k 3 --tol inf", USAGE, ["--tol inf: expected a finite number"]),
     "unknown device": (nothing, "iris.npy --k 3 --device tpu", USAGE, ["--device", "'auto', 'cpu', 'cuda'", "'tpu'"]),
     "no GPU": (nothing, "iris.npy --k 3 --device cuda", NO_DEVICE, ["'cuda' was asked for", "pip install"]),
+    "no GPUs": (nothing, "iris.npy --k 3 --devices all", NO_DEVICE, ["'cuda:all' was asked for", "pip install"]),
+    "no such GPUs": (nothing, "iris.npy --k 3 --devices 0,3", NO_DEVICE, ["'cuda:0,3' was asked for"]),
+    "one GPU twice": (nothing, "iris.npy --k 3 --devices 1,1", USAGE, ["--device must name different GPUs"]),
+    "no device": (nothing, "iris.npy --k 3 --devices 1;2", USAGE, ["--device must be 'auto', 'cpu'", "'cuda:all'"]),
     "no such GPU": (nothing, "iris.npy --k 3 --device cuda:3", NO_DEVICE, ["'cuda:3' was asked for"]),
     "unknown init": (
         nothing,

@@ -92,6 +92,7 @@ def test_rejects_missing_data(refuse, model):
 
 
 def test_rejects_a_missing_gpu(refuse, model):
+    assert "'cuda:all' was asked for" in refuse(ExitCode.NO_DEVICE, "predict", model, "iris.npy", "--devices", "all")
     assert "'cuda' was asked for" in refuse(ExitCode.NO_DEVICE, "predict", model, "iris.npy", "--device", "cuda")
 
 

@@ -172,7 +172,7 @@ def test_verbose_prints_as_scikit_learn_does(X, capsys):
         ({"init": "best"}, "init"),
         ({"n_init": 0}, "n_init"),
         ({"algorithm": "full"}, "algorithm"),
-        ({"device": "tpu"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got 'tpu'"),
+        ({"device": "tpu"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', for several GPUs"),
         ({"precision": "half"}, "precision must be one of 'exact', 'tf32', got 'half'"),
         ({"engine": "cublas"}, "engine='cublas' needs a GPU, but the device is the CPU"),
     ],

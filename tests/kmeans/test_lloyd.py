@@ -366,7 +366,7 @@ def test_wrong_sample_weight(weights, message):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"device": "gpu"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', got 'gpu'"),
+        ({"device": "gpu"}, "device must be 'auto', 'cpu', 'cuda' or 'cuda:<number>', for several GPUs"),
         ({"device": "cuda:x"}, "got 'cuda:x'"),
         ({"device": 0}, "got 0"),
         ({"engine": "magic", "device": "cpu"}, "engine must be one of 'auto', 'fused', 'cublas', got 'magic'"),

@@ -1,0 +1,35 @@
+"""Tables of fits of data that one GPU does not hold, and of fits on several GPUs, from their records."""
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["gpus_table", "scale_table"]
+
+
+def scale_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of fits of data that the GPU does not hold."""
+    lines = [
+        "| X, float32 | in | k | first iteration, s | later ones, ms each | on the GPU, ms | pass, GB/s | link, GB/s |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in sorted(records, key=lambda one: (one["n"] * one["d"], -one["k"], one["source"])):
+        held = "–" if one["held_iter_ms"] is None else f"{one['held_iter_ms']:.1f}"
+        numbers = f"{one['first_ms'] / 1e3:.1f} | {one['iter_ms']:.1f} | {held}"
+        rates = f"{one['pass_gbs']:.1f} | {one['link_gbs']:.1f}"
+        size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
+        lines.append(f"| {size} | {one['source']} | {one['k']} | {numbers} | {rates} |")
+    return "\n".join(lines)
+
+
+def gpus_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of iterations and k-means++ on several GPUs."""
+    lines = [
+        "| X, float32 | k | GPUs | iteration on 1, ms | on all | ratio | exchange, µs | k-means++ on 1, ms | on all |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in sorted(records, key=lambda one: (one["n"] * one["d"], one["k"], one["d"])):
+        size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
+        times = f"{one['single_ms']:.2f} | {one['iter_ms']:.2f} | {one['single_ms'] / one['iter_ms']:.2f}"
+        seeds = f"{one['single_seed_ms']:.0f} | {one['seed_ms']:.0f}"
+        lines.append(f"| {size} | {one['k']:,} | {one['parts']} | {times} | {1e3 * one['exchange_ms']:.0f} | {seeds} |")
+    return "\n".join(lines)
