@@ -5,7 +5,9 @@ NCCL comes with the package nvidia-nccl-cu13 (or -cu12); CuPy's bindings call it
 
 import atexit
 from collections.abc import Sequence
+from contextlib import suppress
 from functools import cache
+from threading import Lock
 from typing import Any
 
 from tsapps.kernels.arrays import address
@@ -18,7 +20,7 @@ __all__ = ["NcclAllReduce", "connect"]
 class NcclAllReduce:
     """An all-reduce over GPUs of this process; each call adds 64-bit integers of all GPUs, element by element.
 
-    Calls must not overlap with NCCL calls of other threads on the same GPUs.
+    Threads may call it at the same time. No other NCCL calls may run on the same GPUs meanwhile.
 
     Parameters
     ----------
@@ -41,6 +43,7 @@ class NcclAllReduce:
                 f"several GPUs need NCCL, which is not installed (pip install nvidia-nccl-cu13): {error}"
             ) from error
         self._nccl, self._machines = nccl, [cuda_machine(index) for index in indices]
+        self._calling = Lock()
         try:
             self._communicators = nccl.NcclCommunicator.initAll(list(indices))
         except nccl.NcclError as error:
@@ -56,26 +59,48 @@ class NcclAllReduce:
             For each GPU, a contiguous array of 64-bit integers; all of the same size. `own` is not written.
         """
         nccl = self._nccl
-        nccl.groupStart()
-        try:
-            for machine, communicator, one, to in zip(self._machines, self._communicators, own, total, strict=True):
-                with machine.current():
-                    stream = machine.current_stream().ptr
-                    arguments = address(one), address(to), one.size, nccl.NCCL_INT64, nccl.NCCL_SUM
-                    communicator.allReduce(*arguments, stream)
-        finally:
+        # Threads must not mix their calls: all GPUs have to run the all-reduces in the same order.
+        with self._calling:
+            try:
+                nccl.groupStart()
+                for machine, communicator, one, to in zip(self._machines, self._communicators, own, total, strict=True):
+                    with machine.current():
+                        stream = machine.current_stream().ptr
+                        arguments = address(one), address(to), one.size, nccl.NCCL_INT64, nccl.NCCL_SUM
+                        communicator.allReduce(*arguments, stream)
+            except BaseException:  # Ctrl-C too: GPUs would wait forever for those that have not been called
+                with suppress(nccl.NcclError):
+                    nccl.groupEnd()
+                self.abort()
+                raise
             nccl.groupEnd()
+
+    @property
+    def is_open(self) -> bool:
+        """False after `close` or `abort`."""
+        return bool(self._communicators)
 
     def close(self) -> None:
         """Release the connections."""
-        for communicator in self._communicators:
+        for communicator in self._taken():
             communicator.destroy()
-        self._communicators = []
+
+    def abort(self) -> None:
+        """Release the connections, and end all-reduces that wait for another GPU; their results are lost."""
+        for communicator in self._taken():
+            communicator.abort()
+
+    def _taken(self) -> list[Any]:
+        taken, self._communicators = self._communicators, []
+        return taken
 
 
 def connect(machines: Sequence[Machine]) -> NcclAllReduce:
     """Return the `NcclAllReduce` of these GPUs, which are connected once and stay so until the process ends."""
-    return _connected(tuple(machine.index for machine in machines))
+    indices = tuple(machine.index for machine in machines)
+    if not _connected(indices).is_open:
+        _connected.cache_clear()
+    return _connected(indices)
 
 
 @cache

@@ -134,7 +134,7 @@ class HostLaunch:
 class _Done:
     """A stream, or an event: whatever it is to wait for is done."""
 
-    ptr = 0
+    ptr, done = 0, True
 
     def record(self, stream=None):
         pass

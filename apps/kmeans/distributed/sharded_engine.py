@@ -13,8 +13,9 @@ from tsapps.apps.kmeans.data.pinned_rows import is_half
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, cut
+from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_until
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData, ShardRows
-from tsapps.apps.kmeans.distributed.sharded_step import AllReduce, ShardedStep
+from tsapps.apps.kmeans.distributed.sharded_step import ShardedStep
 from tsapps.apps.kmeans.distributed.upload import distribute
 from tsapps.apps.kmeans.engines.block_step import BlockStep
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
@@ -24,6 +25,7 @@ from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.inertia.plan import inertia_chunk
 from tsapps.apps.kmeans.init.plan import plusplus_chunk
 from tsapps.apps.kmeans.init.plusplus_shards import draw_plus_plus_of_shards
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.runtime.machine import Machine
 
@@ -154,7 +156,12 @@ class ShardedEngine(Engine):
                 f"device={self.data.device!r}: k-means++ on several GPUs does not support this X of shape "
                 f"{self.data.source.shape} for {len(draws) + 1} clusters; use one GPU or another init"
             )
-        return drawn
+        with self._engines[0].data as lead:
+            launched = lead.machine.event()
+            launched.record()
+            work = 3.0 * draws.size * self.data.n_samples * self.data.n_features
+            wait_until(lambda: launched.done, self._all_reduce, work, f"k-means++ on {self.data.device}")
+            return to_host(drawn)
 
 
 def chunk_of(n: int, d: int, x_dtype: np.dtype, dtype: np.dtype) -> int:

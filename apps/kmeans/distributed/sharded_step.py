@@ -14,16 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_until
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData
 from tsapps.apps.kmeans.engines.device_step import ITERATIONS_AHEAD, DeviceStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 
-__all__ = ["AllReduce", "ShardedStep"]
-
-#: Adds up arrays of 64-bit integers, one on each GPU, in stream order: `own`, which is not written, and `total`, which
-#: becomes the sum on every GPU.
-AllReduce = Callable[[Sequence[Any], Sequence[Any]], None]
+__all__ = ["ShardedStep"]
 
 
 class ShardedStep(Step):
@@ -73,7 +70,10 @@ class ShardedStep(Step):
             step.begin(centers)
             step.launch_rows(0)
         self.exchange()
-        with self._lead.data:
+        with self._lead.data as lead:
+            launched = lead.machine.event()
+            launched.record()
+            self._wait(lambda: launched.done, "an assignment")
             return self._lead.assigned(centers, update=update, potential=potential)
 
     def assign_final(self, centers: np.ndarray) -> None:
@@ -98,7 +98,7 @@ class ShardedStep(Step):
                 for count in range(launched, min(known + ITERATIONS_AHEAD, number)):
                     self._launch(count, tol, is_last=count + 1 == number)
                 launched = min(known + ITERATIONS_AHEAD, number)
-                outcome = self._lead.outcome(known)
+                outcome = self._outcome(known)
                 self._expect(int(outcome["n_reassigned"]))
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
@@ -122,6 +122,15 @@ class ShardedStep(Step):
         self.exchange()
         for step in self._each():
             step.launch_centers(count, tol, is_last=is_last)
+
+    def _outcome(self, count: int) -> Any:
+        """Wait for iteration number `count` of the current `iterate` call on the first GPU; return its `OUTCOME`."""
+        self._wait(lambda: self._lead.has_outcome(count), f"iteration {count + 1} of a run on {self.data.device}")
+        return self._lead.outcome(count)
+
+    def _wait(self, done: Callable[[], bool], what: str) -> None:
+        work = 2.0 * ITERATIONS_AHEAD * self.data.n_samples * self.data.n_features * self._lead.k
+        wait_until(done, self._all_reduce, work, what)
 
     def exchange(self) -> None:
         """Launch the all-reduce of the sums and numbers of reassigned rows, and set the own numbers to zero."""

@@ -221,6 +221,10 @@ class DeviceStep(RunningSumsStep):
         self.end_iterations(known, outcome)
         return self.result(known, outcome, at)
 
+    def has_outcome(self, count: int) -> bool:
+        """Return True if `outcome` need not wait."""
+        return bool(self._events[count % ITERATIONS_AHEAD].done)
+
     def outcome(self, count: int) -> Any:
         """Wait for iteration number `count` of the current `iterate` call, from 0; return its `OUTCOME`."""
         self._events[count % ITERATIONS_AHEAD].synchronize()

@@ -10,7 +10,6 @@ from tsapps.apps.kmeans.data.load import is_vectorizable
 from tsapps.apps.kmeans.init.plan import PlusPlusPlan, PrunedPlan, scale_samples
 from tsapps.apps.kmeans.init.plusplus_launch import GreedyDraw, draw_plus_plus, plan_draw, rows_to_draw
 from tsapps.apps.kmeans.init.pruned_launch import plan_pruning
-from tsapps.kernels.arrays import to_host
 
 __all__ = ["Exchange", "draw_plus_plus_of_shards"]
 
@@ -19,9 +18,7 @@ __all__ = ["Exchange", "draw_plus_plus_of_shards"]
 Exchange = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
-def draw_plus_plus_of_shards(
-    shards: Sequence[DeviceData], exchange: Exchange, first: int, draws: np.ndarray
-) -> np.ndarray | None:
+def draw_plus_plus_of_shards(shards: Sequence[DeviceData], exchange: Exchange, first: int, draws: np.ndarray) -> Any:
     """Draw samples by greedy k-means++ from X of which each GPU has a shard.
 
     Every GPU evaluates the candidates on its chunks. The sums of all chunks are exchanged, and every GPU then finds the
@@ -45,9 +42,9 @@ def draw_plus_plus_of_shards(
 
     Returns
     -------
-    numpy.ndarray of shape (k,) or None
-        Indices of samples in X. None if a shard does not fit its GPU in the working dtype, or the kernels do not
-        support the shape of X.
+    array of shape (k,) or None
+        Indices of samples in X, on the GPU of the first shard or in host memory. None if a shard does not fit its GPU
+        in the working dtype, or the kernels do not support the shape of X.
 
     Raises
     ------
@@ -77,8 +74,7 @@ def draw_plus_plus_of_shards(
         following = (step + 1) % 2
         if step < len(draws):
             exchange([draw.drawn[following] for draw in drawn], [draw.points[following] for draw in drawn])
-    with shards[0]:
-        return to_host(drawn[0].chosen)
+    return drawn[0].chosen
 
 
 def _greedy_draws(shards: Sequence[DeviceData], exchange: Exchange, draws: np.ndarray) -> list[GreedyDraw] | None:

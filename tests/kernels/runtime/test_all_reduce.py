@@ -24,7 +24,7 @@ class Nccl(ModuleType):
 
     def __init__(self, arrays):
         super().__init__("cupy.cuda.nccl")
-        self.arrays, self.group, self.open, self.destroyed = arrays, [], 0, 0
+        self.arrays, self.group, self.open, self.destroyed, self.aborted = arrays, [], 0, 0, 0
         self.NcclCommunicator = SimpleNamespace(initAll=self.init_all)
 
     def get_version(self):
@@ -33,7 +33,12 @@ class Nccl(ModuleType):
     def init_all(self, indices):
         if len(indices) > 2:
             raise NcclError("NCCL_ERROR_SYSTEM_ERROR")
-        return [SimpleNamespace(allReduce=self.all_reduce, destroy=self.destroy) for _ in indices]
+        of = {"allReduce": self.all_reduce, "destroy": self.destroy, "abort": self.abort}
+        return [SimpleNamespace(**of) for _ in indices]
+
+    def abort(self):
+        assert self.open == 0, "a group is open"
+        self.aborted += 1
 
     def destroy(self):
         self.destroyed += 1
@@ -60,6 +65,7 @@ def arrays():
 
 @pytest.fixture
 def nccl(arrays, monkeypatch):
+    all_reduce._connected.cache_clear()
     module = Nccl(arrays)
     cuda = ModuleType("cupy.cuda")
     cuda.nccl = module
@@ -88,9 +94,40 @@ def test_every_total_is_the_sum(nccl, arrays):
 
 def test_a_group_is_ended_after_an_error(nccl):
     add_up = NcclAllReduce((0, 1))
+    assert add_up.is_open
     with pytest.raises(KeyError):
         add_up([np.zeros(1, np.int64)] * 2, [np.zeros(1, np.int64)] * 2)
-    assert nccl.open == 0
+    assert (nccl.open, nccl.aborted, add_up.is_open) == (0, 2, False)
+
+
+def test_ctrl_c_in_the_middle_of_a_call(nccl, arrays, monkeypatch):
+    """The first GPU would wait for the second forever."""
+    own, total = [np.ones(1, np.int64)] * 2, [np.zeros(1, np.int64)] * 2
+    arrays.update((id(array), array) for array in (*own, *total))
+    all_reduce_, calls = nccl.all_reduce, []
+
+    def interrupted(*arguments):
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        all_reduce_(*arguments)
+
+    monkeypatch.setattr(nccl, "all_reduce", interrupted)
+    add_up = NcclAllReduce((0, 1))
+    with pytest.raises(KeyboardInterrupt):
+        add_up(own, total)
+    assert (nccl.open, nccl.aborted) == (0, 2)
+
+
+def test_gpus_are_connected_once_and_again_after_an_abort(nccl):
+    machines = [SimpleNamespace(index=0), SimpleNamespace(index=1)]
+    first = all_reduce.connect(machines)
+    assert all_reduce.connect(machines) is first
+    first.abort()
+    second = all_reduce.connect(machines)
+    assert second is not first
+    assert second.is_open
+    all_reduce._connected.cache_clear()
 
 
 def test_gpus_that_nccl_cannot_connect(nccl):

@@ -1,7 +1,10 @@
 """Fits of X on several HostMachines: the bits of one machine, however the rows are distributed."""
 
+from functools import partial
+
 import numpy as np
 import pytest
+from host_cuda import machine
 from host_cuda.machine import HostMachine
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -11,8 +14,10 @@ from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import ArrayRows, UnitRows
+from tsapps.apps.kmeans.distributed import deadline
 from tsapps.apps.kmeans.distributed.sharded_engine import ShardedEngine
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep
@@ -27,14 +32,18 @@ def add_up(own, total):
         array[...] = found
 
 
-def connect(machines):
-    """Return the all-reduce of as many HostMachines."""
+class AllReduce:
+    """The all-reduce of as many HostMachines."""
 
-    def all_reduce(own, total):
-        assert len(own) == len(total) == len(machines) > 1
+    def __init__(self, machines):
+        self.count, self.aborted = len(machines), False
+
+    def __call__(self, own, total):
+        assert len(own) == len(total) == self.count > 1
         add_up(own, total)
 
-    return all_reduce
+    def abort(self):
+        self.aborted = True
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +57,9 @@ def engines(case, X, weights, shares, source=ArrayRows):
     options, n = Options(always=True, bounds=case.bounds), len(shares)
 
     def over(rows):
-        return ShardedEngine(rows, case.work, weights, [HostMachine(1 + i) for i in range(n)], options, connect, shares)
+        return ShardedEngine(
+            rows, case.work, weights, [HostMachine(1 + i) for i in range(n)], options, AllReduce, shares
+        )
 
     def alone(rows):
         return DeviceEngine(rows, case.work, weights, HostMachine(), options)
@@ -190,7 +201,7 @@ def test_what_runs_on_one_gpu_only(rng):
     with pytest.raises(ValueError, match="protect=True runs on one GPU or the CPU, got device='cuda:0,0'"):
         fitted(several, case, protect=True)
     options = Options(kernels=False)
-    several = ShardedEngine(ArrayRows(X), case.work, None, [HostMachine()] * 2, options, connect)
+    several = ShardedEngine(ArrayRows(X), case.work, None, [HostMachine()] * 2, options, AllReduce)
     with pytest.raises(NoDeviceError, match="on cuda:0 engine='cublas' was asked for; use one GPU"):
         fitted(several, case)
 
@@ -217,3 +228,20 @@ def test_fewer_chunks_than_machines(n, shards, rng):
     one, several = engines(case, X, None, (1,) * 8)
     assert len(several.data.shards) == shards
     same_bits(fitted(several, case), fitted(one, case))
+
+
+@pytest.mark.parametrize("where", ["iteration 1 of a run on cuda:0,0", "k-means\\+\\+ on cuda:0,0", "an assignment"])
+def test_a_gpu_that_does_not_answer(where, rng, monkeypatch):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    _, several = engines(case, X, None, (1, 1))
+    monkeypatch.setattr(deadline, "_SECONDS", 0.0)
+    monkeypatch.setattr(DeviceStep, "has_outcome", lambda step, count: not where.startswith("iteration"))
+    monkeypatch.setattr(machine._Done, "done", where.startswith("iteration"))
+    init = "k-means++" if where.startswith("k") else X[:9].astype(np.float64)
+    call = partial(fitted, several, case, init=init)
+    if where == "an assignment":
+        call = partial(several.step_for(9).assign, X[:9] - 2)
+    with pytest.raises(TimeoutError, match=f"{where} has not ended"):
+        call()
+    assert several._all_reduce.aborted

@@ -1,0 +1,54 @@
+"""Waiting for GPUs that wait for each other: if one fails, the others would wait forever."""
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+__all__ = ["AllReduce", "wait_until"]
+
+# Seconds that a wait may take in addition to a generous estimate of the work; and floating-point operations per second,
+# of which every GPU makes more.
+_SECONDS, _OPERATIONS = 60.0, 1e11
+# The host asks without pause for so many seconds, and then at this interval.
+_SPINS, _INTERVAL = 0.05, 0.001
+
+
+class AllReduce(Protocol):
+    """Adds up arrays of 64-bit integers of several GPUs."""
+
+    def __call__(self, own: Sequence[Any], total: Sequence[Any]) -> None:
+        """Enqueue on each GPU's current stream that its array in `total` becomes the sum of all arrays in `own`."""
+
+    def abort(self) -> None:
+        """End all-reduces that wait for another GPU; later calls fail."""
+
+
+def wait_until(done: Callable[[], bool], all_reduce: AllReduce, work: float, what: str) -> None:
+    """Wait until `done` returns True.
+
+    Parameters
+    ----------
+    done : callable
+    all_reduce : AllReduce
+        Is aborted if the wait ends in vain.
+    work : float
+        Floating-point operations that may take place meanwhile.
+    what : str
+        What does not end, for the message.
+
+    Raises
+    ------
+    TimeoutError
+        If it takes a minute longer than the work should take on the slowest of GPUs.
+    """
+    begun, most = time.monotonic(), _SECONDS + work / _OPERATIONS
+    while not done():
+        waited = time.monotonic() - begun
+        if waited > most:
+            all_reduce.abort()
+            raise TimeoutError(
+                f"{what} has not ended after {waited:.0f} s: a GPU has failed, or does not reach the others; "
+                "the fit is abandoned"
+            )
+        if waited > _SPINS:
+            time.sleep(_INTERVAL)
