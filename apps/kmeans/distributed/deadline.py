@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["AllReduce", "wait_until"]
+__all__ = ["AllReduce", "wait_for"]
 
 # Seconds that a wait may take in addition to a generous estimate of the work; and floating-point operations per second,
 # of which every GPU makes more.
@@ -23,7 +23,7 @@ class AllReduce(Protocol):
         """End all-reduces that wait for another GPU; later calls fail."""
 
 
-def wait_until(done: Callable[[], bool], all_reduce: AllReduce, work: float, what: str) -> None:
+def wait_for(done: Callable[[], bool], all_reduce: AllReduce, work: float, what: str) -> None:
     """Wait until `done` returns True.
 
     Parameters

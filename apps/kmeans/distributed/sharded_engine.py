@@ -13,7 +13,7 @@ from tsapps.apps.kmeans.data.pinned_rows import is_half
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, cut
-from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_until
+from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData, ShardRows
 from tsapps.apps.kmeans.distributed.sharded_step import ShardedStep
 from tsapps.apps.kmeans.distributed.upload import distribute
@@ -71,6 +71,7 @@ class ShardedEngine(Engine):
         n, d = source.shape
         parts = cut(n, chunk_of(n, d, source.dtype, dtype), [1.0] * len(machines) if shares is None else list(shares))
         machines = machines[: len(parts)]
+        _check_alike(machines)
         self._all_reduce = connect(machines)
         base = source.source if isinstance(source, RescaledRows) else source
         self._engines = []
@@ -160,8 +161,18 @@ class ShardedEngine(Engine):
             launched = lead.machine.event()
             launched.record()
             work = 3.0 * draws.size * self.data.n_samples * self.data.n_features
-            wait_until(lambda: launched.done, self._all_reduce, work, f"k-means++ on {self.data.device}")
+            wait_for(lambda: launched.done, self._all_reduce, work, f"k-means++ on {self.data.device}")
             return to_host(drawn)
+
+
+def _check_alike(machines: Sequence[Machine]) -> None:
+    """Raise NoDeviceError if GPUs are of several kinds: their code may round differently."""
+    kinds = {machine.gpu.compute_capability: machine.index for machine in machines}
+    if len(kinds) > 1:
+        found = ", ".join(f"{kind} (cuda:{index})" for kind, index in kinds.items())
+        raise NoDeviceError(
+            f"the GPUs have the compute capabilities {found}; expected GPUs of one kind: name those alike"
+        )
 
 
 def chunk_of(n: int, d: int, x_dtype: np.dtype, dtype: np.dtype) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_until
+from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData
 from tsapps.apps.kmeans.engines.device_step import ITERATIONS_AHEAD, DeviceStep
 from tsapps.apps.kmeans.engines.step import Step
@@ -130,7 +130,7 @@ class ShardedStep(Step):
 
     def _wait(self, done: Callable[[], bool], what: str) -> None:
         work = 2.0 * ITERATIONS_AHEAD * self.data.n_samples * self.data.n_features * self._lead.k
-        wait_until(done, self._all_reduce, work, what)
+        wait_for(done, self._all_reduce, work, what)
 
     def exchange(self) -> None:
         """Launch the all-reduce of the sums and numbers of reassigned rows, and set the own numbers to zero."""

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from tsapps.apps.kmeans.distributed import deadline
-from tsapps.apps.kmeans.distributed.deadline import wait_until
+from tsapps.apps.kmeans.distributed.deadline import wait_for
 
 
 @pytest.fixture
@@ -33,16 +33,16 @@ class Never:
 
 
 def test_what_is_done_is_not_waited_for(clock):
-    wait_until(lambda: True, Never(), 0, "it")
+    wait_for(lambda: True, Never(), 0, "it")
     assert clock[1] == []
 
 
 def test_the_host_sleeps_only_in_long_waits(clock):
     left = iter([False] * 4 + [True])
-    wait_until(lambda: next(left), Never(), 0, "it")
+    wait_for(lambda: next(left), Never(), 0, "it")
     assert clock[1] == []
     left = iter([False] * 9 + [True])
-    wait_until(lambda: next(left), Never(), 0, "it")
+    wait_for(lambda: next(left), Never(), 0, "it")
     assert len(clock[1]) == 4
 
 
@@ -50,6 +50,6 @@ def test_the_host_sleeps_only_in_long_waits(clock):
 def test_a_wait_in_vain_is_ended(work, seconds, clock):
     all_reduce = Never()
     with pytest.raises(TimeoutError, match=rf"iteration 7 has not ended after {seconds} s: a GPU has failed"):
-        wait_until(lambda: False, all_reduce, work, "iteration 7")
+        wait_for(lambda: False, all_reduce, work, "iteration 7")
     assert all_reduce.aborted == 1
     assert seconds < clock[0][0] < seconds + 1

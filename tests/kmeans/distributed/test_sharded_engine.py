@@ -23,6 +23,7 @@ from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.kernels.devices import NoDeviceError
+from tsapps.kernels.gpu_specs import KNOWN
 
 
 def add_up(own, total):
@@ -204,6 +205,13 @@ def test_what_runs_on_one_gpu_only(rng):
     several = ShardedEngine(ArrayRows(X), case.work, None, [HostMachine()] * 2, options, AllReduce)
     with pytest.raises(NoDeviceError, match="on cuda:0 engine='cublas' was asked for; use one GPU"):
         fitted(several, case)
+
+
+def test_gpus_of_several_kinds(rng):
+    X = rng.standard_normal((2100, 20)).astype(np.float32)
+    machines = [HostMachine(), HostMachine(gpu=KNOWN["A100"])]
+    with pytest.raises(NoDeviceError, match=r"9.0 \(cuda:0\), 8.0 \(cuda:0\); expected GPUs of one kind"):
+        ShardedEngine(ArrayRows(X), np.dtype(np.float32), None, machines, Options(), AllReduce)
 
 
 def test_a_callable_gets_all_centered_rows(rng):
