@@ -25,7 +25,7 @@ from tsapps.matrix.layout import Stored
 if TYPE_CHECKING:
     from tsapps.matrix.watch import FileState
 
-__all__ = ["ConvertedMatrix", "Matrix"]
+__all__ = ["ConvertedMatrix", "Matrix", "trimmed"]
 
 T = TypeVar("T")
 
@@ -102,7 +102,28 @@ class Matrix(ABC):
         """
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
-        return self._unchanged(self._complete(self._blocks(rows)))
+        return self._unchanged(self._complete(self._blocks(rows), 0, self.shape[0]))
+
+    def blocks_between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield the rows from row `first` to before row `end`, in blocks; see `blocks`.
+
+        Where the format allows it, only these rows are read: of Parquet files, the row groups that have them.
+
+        Raises
+        ------
+        IndexError
+            Unless 0 ≤ first ≤ end ≤ n.
+        """
+        if not 0 <= first <= end <= self.shape[0]:
+            raise IndexError(f"{self.name}: expected rows between 0 and {self.shape[0]}, got {first} to {end}")
+        if rows < 1:
+            raise ValueError(f"rows must be at least 1, got {rows}")
+        blocks = self._between(first, end, rows) if first < end else iter(())
+        return self._unchanged(self._complete(blocks, first, end))
+
+    def _between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield the blocks of `blocks_between`; formats that are read from any row on override this method."""
+        return trimmed(self._blocks(rows), first, end)
 
     @property
     def files(self) -> list[tuple[str, int]]:
@@ -147,18 +168,17 @@ class Matrix(ABC):
             raise
         self.check_unchanged()
 
-    def _complete(self, blocks: Iterator[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
-        """Yield a reader's blocks; raise `MatrixError` unless they cover all announced rows and columns."""
-        n, d = self.shape
-        done = 0
+    def _complete(self, blocks: Iterator[tuple[int, Any]], first: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Yield a reader's blocks; raise `MatrixError` unless they cover rows `first` … `end` − 1 and all columns."""
+        done = first
         for start, block in blocks:
-            end = start + len(block)
-            if start != done or end > n or block.shape[1:] != (d,) or block.dtype != self.dtype:
-                raise damaged(self.name, self.shape, f"rows {start} to {end - 1} of shape {block.shape} {block.dtype}")
-            done = end
+            last = start + len(block)
+            if start != done or last > end or block.shape[1:] != self.shape[1:] or block.dtype != self.dtype:
+                raise damaged(self.name, self.shape, f"rows {start} to {last - 1} of shape {block.shape} {block.dtype}")
+            done = last
             yield start, block
             del block  # free the memory for the next block
-        if done != n:
+        if done != end:
             raise damaged(self.name, self.shape, f"{done} rows")
 
     @abstractmethod
@@ -275,6 +295,16 @@ class Matrix(ABC):
         return f"<Matrix {self.name}: {self.shape[0]} × {self.shape[1]} {self.dtype}{where}>"
 
 
+def trimmed(blocks: Iterator[tuple[int, Any]], first: int, end: int) -> Iterator[tuple[int, Any]]:
+    """Yield the rows from `first` to before `end` of blocks that ascend; read no block after those."""
+    for start, block in blocks:
+        here, there = max(first, start), min(end, start + len(block))
+        if here < there:
+            yield here, block[here - start : there - start]
+        if there == end:
+            return
+
+
 class ConvertedMatrix(Matrix):
     """The elements of another matrix, converted to `dtype`.
 
@@ -309,6 +339,10 @@ class ConvertedMatrix(Matrix):
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         for start, block in self._source.blocks(rows):
+            yield start, self._convert(block, range(start, start + len(block)))
+
+    def _between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, Any]]:
+        for start, block in self._source.blocks_between(first, end, rows):
             yield start, self._convert(block, range(start, start + len(block)))
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:

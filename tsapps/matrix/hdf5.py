@@ -11,7 +11,7 @@ import numpy as np
 
 from tsapps.errors import MatrixError
 from tsapps.kernels.system.printable import shown
-from tsapps.matrix.base import Matrix
+from tsapps.matrix.base import Matrix, trimmed
 from tsapps.matrix.checks import changed, check_memory, readable
 from tsapps.matrix.containers import choose_array
 from tsapps.matrix.optional import optional_module
@@ -225,6 +225,9 @@ class Hdf5Matrix(Matrix):
 
     def _blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
         return self._pieces(rows, range(0, self.shape[0], rows))
+
+    def _between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        return trimmed(self._pieces(rows, range(first, end, rows)), first, end)
 
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         with self._opened() as dataset:

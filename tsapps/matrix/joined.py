@@ -195,6 +195,13 @@ class JoinedMatrix(Matrix):
         for start in range(0, n, rows):
             yield start, pending.take(min(rows, n - start))
 
+    def _between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        for begin, part in self._with_starts():
+            here, there = max(first - begin, 0), min(end - begin, part.shape[0])
+            if here < there:
+                for start, block in part.blocks_between(here, there, rows):
+                    yield begin + start, block
+
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         out = np.empty((len(numbers), self.shape[1]), self.dtype)
         owners = np.searchsorted(self.starts, numbers, side="right") - 1

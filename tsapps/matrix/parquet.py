@@ -10,7 +10,7 @@ import numpy as np
 from tsapps.errors import MatrixError
 from tsapps.kernels.system.printable import shown
 from tsapps.kernels.system.strict_json import JsonError, parse_json
-from tsapps.matrix.base import Matrix
+from tsapps.matrix.base import Matrix, trimmed
 from tsapps.matrix.checks import changed, damaged, readable
 from tsapps.matrix.optional import optional_module
 
@@ -62,13 +62,23 @@ class ParquetMatrix(Matrix):
         with self._opened() as file:
             yield from self._read_batches(file, 0, min(rows, self.shape[0]), None)
 
+    def _between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        with self._opened() as file:
+            starts = self._starts(file)
+            groups = np.flatnonzero((starts[1:] > first) & (starts[:-1] < end)).tolist()
+            yield from trimmed(self._read_batches(file, int(starts[groups[0]]), rows, groups), first, end)
+
+    def _starts(self, file: Any) -> np.ndarray:
+        """Return the first row of each row group, and the number of all rows."""
+        sizes = (file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups))
+        return np.cumsum([0, *sizes])
+
     def _rows(self, numbers: np.ndarray) -> np.ndarray:
         # Only the row groups of these rows are read, unless those are most of the file.
         with self._opened() as file:
-            sizes = [file.metadata.row_group(group).num_rows for group in range(file.metadata.num_row_groups)]
-            starts = np.cumsum([0, *sizes])
+            starts = self._starts(file)
             groups = np.unique(np.searchsorted(starts, numbers, side="right") - 1).tolist()
-            if 2 * len(groups) > len(sizes):
+            if 2 * len(groups) > len(starts) - 1:
                 return super()._rows(numbers)
             batches = (self._read_batches(file, int(starts[one]), self._default_rows(), [one]) for one in groups)
             return self._gather(chain.from_iterable(batches), numbers)

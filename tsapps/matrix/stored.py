@@ -52,6 +52,11 @@ class StoredMatrix(Matrix):
                 blocks = read_ahead(blocks)
             yield from zip(range(0, n, rows), blocks, strict=True)
 
+    def _between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        with self._opened() as file:
+            for start in range(first, end, rows):
+                yield start, self._block(file, start, min(rows, end - start))
+
     def _block(self, file: int, start: int, rows: int) -> np.ndarray:
         """Return the block of at most `rows` rows that begins at row `start`."""
         block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)

@@ -44,18 +44,17 @@ def distribute(source: Rows, parts: Sequence[range], machines: Sequence[Machine]
     """
     kept = source.dtype if is_half(source.dtype, dtype) else dtype
     _check_memory(source, parts, machines, kept)
-    # A file is read, not mapped: if another program shortens it, reading raises an error.
-    is_read = hasattr(source, "read_into")
+    # A matrix of a file is read, not mapped: if another program shortens the file, reading raises an error.
     array: Any = None
-    if not is_read:
+    if source.device is not None or not hasattr(source, "blocks_between"):
         array = source.array if isinstance(source, ArrayRows) else in_place(source)
+        if array is None:
+            return _from_blocks(source, parts, machines, kept)
     if array is not None and source.device is not None:
         return _from_gpu(array, parts, machines, kept)
-    if array is None and not is_read:
-        return _from_blocks(source, parts, machines, kept)
 
     def upload(part: range, machine: Machine) -> Any:
-        rows: Rows = ArrayRows(array[part.start : part.stop], source.name) if not is_read else _FileRows(source, part)
+        rows = _part_of(source, part) if array is None else ArrayRows(array[part.start : part.stop], source.name)
         with machine.current():
             copy = machine.xp.empty((len(part), source.shape[1]), kept)
             for start, block in stream_to_gpu(machine, rows, _block_rows(source)):
@@ -79,14 +78,27 @@ def _check_memory(source: Rows, parts: Sequence[range], machines: Sequence[Machi
             )
 
 
-class _FileRows:
-    """Consecutive rows of a file, which are read directly into the caller's arrays; see `readers`."""
+class _Part:
+    """Consecutive rows of a matrix of `tsapps.open_matrix`."""
 
     device: int | None = None
 
     def __init__(self, source: Any, part: range) -> None:
-        self._source, self._first = source, part.start
+        self._source, self._part = source, part
         self.name, self.dtype, self.shape = source.name, source.dtype, (len(part), source.shape[1])
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield (first row, block of at most `rows` rows), in row order."""
+        for start, block in self._source.blocks_between(self._part.start, self._part.stop, rows):
+            yield start - self._part.start, block
+
+    def rows(self, indices: np.ndarray) -> Any:
+        """Return the rows with these indices, in the order of the indices."""
+        return self._source.rows(np.asarray(indices) + self._part.start)
+
+
+class _FilePart(_Part):
+    """Consecutive rows of a file that several threads read directly into the caller's arrays; see `readers`."""
 
     def check_unchanged(self) -> None:
         """Raise an error if the file has changed since it was opened."""
@@ -94,18 +106,11 @@ class _FileRows:
 
     def read_into(self, start: int, out: np.ndarray) -> None:
         """Read the rows from `start` on into an array."""
-        self._source.read_into(self._first + start, out)
+        self._source.read_into(self._part.start + start, out)
 
-    def blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, block of at most `rows` rows), in row order."""
-        for start in range(0, self.shape[0], rows):
-            block = np.empty((min(rows, self.shape[0] - start), self.shape[1]), self.dtype)
-            self.read_into(start, block)
-            yield start, block
 
-    def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, in the order of the indices."""
-        return self._source.rows(np.asarray(indices) + self._first)
+def _part_of(source: Rows, part: range) -> Rows:
+    return (_FilePart if hasattr(source, "read_into") else _Part)(source, part)
 
 
 def _from_gpu(array: Any, parts: Sequence[range], machines: Sequence[Machine], kept: np.dtype) -> list[Any]:
