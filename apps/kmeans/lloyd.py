@@ -69,7 +69,7 @@ class Clustering:
     Attributes
     ----------
     labels : array of shape (n,), int32
-        A NumPy array; from a GPU engine, a CuPy array.
+        A NumPy array; from an engine of one GPU, a CuPy array.
     centers : numpy.ndarray of shape (k, d)
     inertia : float
         Σ w·‖x − c‖² over samples x of weight w and their centers c; half of that for the cosine metric.

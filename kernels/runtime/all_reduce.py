@@ -6,7 +6,6 @@ NCCL comes with the package nvidia-nccl-cu13 (or -cu12); CuPy's bindings call it
 import atexit
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cache
 from threading import Lock
 from typing import Any
 
@@ -15,6 +14,11 @@ from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
 __all__ = ["NcclAllReduce", "connect"]
+
+
+# Held during a call, and while GPUs are connected. All GPUs have to run the all-reduces in the same order, so threads
+# must not mix their calls.
+_calling, _connecting = Lock(), Lock()
 
 
 class NcclAllReduce:
@@ -43,7 +47,6 @@ class NcclAllReduce:
                 f"several GPUs need NCCL, which is not installed (pip install nvidia-nccl-cu13): {error}"
             ) from error
         self._nccl, self._machines = nccl, [cuda_machine(index) for index in indices]
-        self._calling = Lock()
         try:
             self._communicators = nccl.NcclCommunicator.initAll(list(indices))
         except nccl.NcclError as error:
@@ -59,8 +62,7 @@ class NcclAllReduce:
             For each GPU, a contiguous array of 64-bit integers; all of the same size. `own` is not written.
         """
         nccl = self._nccl
-        # Threads must not mix their calls: all GPUs have to run the all-reduces in the same order.
-        with self._calling:
+        with _calling:
             try:
                 nccl.groupStart()
                 for machine, communicator, one, to in zip(self._machines, self._communicators, own, total, strict=True):
@@ -68,12 +70,12 @@ class NcclAllReduce:
                         stream = machine.current_stream().ptr
                         arguments = address(one), address(to), one.size, nccl.NCCL_INT64, nccl.NCCL_SUM
                         communicator.allReduce(*arguments, stream)
+                nccl.groupEnd()
             except BaseException:  # Ctrl-C too: GPUs would wait forever for those that have not been called
                 with suppress(nccl.NcclError):
                     nccl.groupEnd()
                 self.abort()
                 raise
-            nccl.groupEnd()
 
     @property
     def is_open(self) -> bool:
@@ -88,23 +90,24 @@ class NcclAllReduce:
     def abort(self) -> None:
         """Release the connections, and end all-reduces that wait for another GPU; their results are lost."""
         for communicator in self._taken():
-            communicator.abort()
+            with suppress(self._nccl.NcclError):  # that of a failed GPU; the others must not wait for it
+                communicator.abort()
 
     def _taken(self) -> list[Any]:
         taken, self._communicators = self._communicators, []
         return taken
 
 
+# By the indices of the GPUs.
+_connected: dict[tuple[int, ...], NcclAllReduce] = {}
+
+
 def connect(machines: Sequence[Machine]) -> NcclAllReduce:
     """Return the `NcclAllReduce` of these GPUs, which are connected once and stay so until the process ends."""
     indices = tuple(machine.index for machine in machines)
-    if not _connected(indices).is_open:
-        _connected.cache_clear()
-    return _connected(indices)
-
-
-@cache
-def _connected(indices: tuple[int, ...]) -> NcclAllReduce:
-    made = NcclAllReduce(indices)
-    atexit.register(made.close)
+    with _connecting:
+        made = _connected.get(indices)
+        if made is None or not made.is_open:
+            made = _connected[indices] = NcclAllReduce(indices)
+            atexit.register(made.close)
     return made

@@ -11,6 +11,8 @@ __all__ = ["MappedFile", "mapped_files"]
 _MAPPING = re.compile(
     r"(?P<first>[0-9a-f]+)-(?P<end>[0-9a-f]+) .(?P<write>.).(?P<share>.) \S+ \S+ (?P<inode>\d+) *(?P<path>.*)"
 )
+# Memory without a file in huge pages.
+_HUGE_PAGES = "/anon_hugepage"
 # Shared memory of processes: files that are nowhere but in memory.
 _SHARED_MEMORY = ("/dev/shm/", "/memfd:", "/SYSV", "/dev/zero")
 
@@ -52,7 +54,7 @@ def mapped_files(first: int, end: int, root: str | os.PathLike[str] = "/") -> li
     found = []
     for line in table.read_text(errors="replace").splitlines():
         mapping = _MAPPING.match(line)
-        if mapping is None or mapping["inode"] == "0":
+        if mapping is None or mapping["inode"] == "0" or mapping["path"].startswith(_HUGE_PAGES):
             continue
         if int(mapping["first"], 16) < end and first < int(mapping["end"], 16):
             found.append(MappedFile(mapping["path"], mapping["write"] == "w", mapping["share"] == "s"))

@@ -58,6 +58,8 @@ class Matrix(ABC):
     stored: Stored | None = None
     file_state: "FileState | None" = None
     column_names: tuple[str, ...] | None = None
+    #: Whether `blocks_between` reads only these rows, not those before them.
+    begins_anywhere = False
 
     def __init__(self, name: str, shape: Sequence[int], dtype: np.dtype, device: int | None = None) -> None:
         check_dtype(dtype, name)
@@ -322,6 +324,7 @@ class ConvertedMatrix(Matrix):
             )
         super().__init__(source.name, source.shape, dtype, source.device)
         self.file_state, self.column_names = source.file_state, source.column_names
+        self.begins_anywhere = source.begins_anywhere
         self._source = source
 
     @property

@@ -217,6 +217,8 @@ def _check_chunks(dataset: Any, name: str) -> None:
 class Hdf5Matrix(Matrix):
     """A dataset of an HDF5 file; each pass opens the file and closes it."""
 
+    begins_anywhere = True
+
     def __init__(self, path: str, member: str, shape: Sequence[int], dtype: np.dtype, *, allow_external: bool) -> None:
         super().__init__(f"{path}:/{shown(member)}", shape, dtype)
         self._path = path

@@ -156,6 +156,7 @@ class JoinedMatrix(Matrix):
     def __init__(self, parts: Sequence[Matrix], name: str) -> None:
         self.parts = tuple(parts)
         self.starts = np.cumsum([0, *(part.shape[0] for part in parts)])
+        self.begins_anywhere = all(part.begins_anywhere for part in parts)
         super().__init__(name, (int(self.starts[-1]), parts[0].shape[1]), parts[0].dtype)
 
     @property

@@ -35,6 +35,8 @@ def open_array(array: Any) -> Matrix:
 class HostMatrix(Matrix):
     """A NumPy array with any strides and byte order."""
 
+    begins_anywhere = True
+
     def __init__(self, array: np.ndarray, name: str) -> None:
         super().__init__(name, array.shape, array.dtype)
         self._array = np.asarray(array)  # slices of np.matrix or np.memmap would have these classes

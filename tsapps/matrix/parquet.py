@@ -27,6 +27,7 @@ class ParquetMatrix(Matrix):
     """
 
     column_names: tuple[str, ...]
+    begins_anywhere = True
 
     def __init__(self, path: str) -> None:
         parquet = optional_module("pyarrow.parquet", path)

@@ -39,6 +39,7 @@ class StoredMatrix(Matrix):
     """
 
     stored: Stored
+    begins_anywhere = True
 
     def __init__(self, stored: Stored, name: str) -> None:
         super().__init__(name, stored.shape, stored.dtype)

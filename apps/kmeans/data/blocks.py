@@ -41,7 +41,7 @@ class Data(ABC):
 
     #: The array library, `numpy` or `cupy`.
     xp: Any
-    #: The device that computes: "cpu" or "cuda:i".
+    #: The device that computes: "cpu", "cuda:i" or "cuda:i,j,…".
     device: str
     #: Whether the device is a GPU, or several.
     on_gpu = False

@@ -47,9 +47,9 @@ def pin(array: np.ndarray, machine: Machine) -> Any:
         If the pages cannot be pinned, if they are those of a file that is mapped privately or for writing, or if those
         of a file would take most of the host memory.
     """
-    files = mapped_files(address(array), address(array) + array.nbytes)
+    files = [file for file in mapped_files(address(array), address(array) + array.nbytes) if not file.is_shared_memory]
     for file in files:
-        if not file.is_shared_memory and (file.writable or not file.shared):
+        if file.writable or not file.shared:
             how = "for writing" if file.writable else "privately"
             raise OSError(f"its file {shown(file.path)} is mapped {how}: map it for reading, as open_matrix does")
     available = available_host_memory() if files else 0

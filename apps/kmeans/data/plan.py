@@ -46,6 +46,8 @@ _MOMENT_BLOCKS, _THREAD_ROWS = 4096, 16
 # Maximum size in bytes of a chunk of moments, so that a buffer of host_stream.py holds one; and approximate maximum
 # number of chunks, which takes precedence: a grid has at most 65,535 in y.
 _CHUNK_BYTES, _MOST_CHUNKS = 64 << 20, 1 << 14
+# Approximate maximum size in bytes of the moments of all chunks, three doubles per column and chunk.
+_PARTS_BYTES = 1 << 30
 # Minimum number of vectors in a row that is long: two for each thread of a block.
 _LONG_ROW = 512
 # Root mean square of the scaled data, up to a factor √2: about 1/4096 of float16's largest number.
@@ -113,7 +115,7 @@ def moment_chunk(n_total: int, d: int, itemsize: int) -> int:
     columns, rows = moment_threads(d, itemsize)
     column_blocks = -(-d // (columns * _moment_vector(d, itemsize)))
     chunk = min(n_total * column_blocks // _MOMENT_BLOCKS, _CHUNK_BYTES // (d * itemsize))
-    chunk = max(chunk, _THREAD_ROWS * rows, n_total // _MOST_CHUNKS)
+    chunk = max(chunk, _THREAD_ROWS * rows, n_total // _MOST_CHUNKS, 24 * d * n_total // _PARTS_BYTES)
     return 1 << (chunk.bit_length() - 1)
 
 

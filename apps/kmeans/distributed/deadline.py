@@ -30,7 +30,7 @@ def wait_for(done: Callable[[], bool], all_reduce: AllReduce, work: float, what:
     ----------
     done : callable
     all_reduce : AllReduce
-        Is aborted if the wait ends in vain.
+        Is aborted if the wait ends in vain, or by Ctrl-C.
     work : float
         Floating-point operations that may take place meanwhile.
     what : str
@@ -42,13 +42,16 @@ def wait_for(done: Callable[[], bool], all_reduce: AllReduce, work: float, what:
         If it takes a minute longer than the work should take on the slowest of GPUs.
     """
     begun, most = time.monotonic(), _SECONDS + work / _OPERATIONS
-    while not done():
-        waited = time.monotonic() - begun
-        if waited > most:
-            all_reduce.abort()
-            raise TimeoutError(
-                f"{what} has not ended after {waited:.0f} s: a GPU has failed, or does not reach the others; "
-                "the fit is abandoned"
-            )
-        if waited > _SPINS:
-            time.sleep(_INTERVAL)
+    try:
+        while not done():
+            waited = time.monotonic() - begun
+            if waited > most:
+                raise TimeoutError(
+                    f"{what} has not ended after {waited:.0f} s: a GPU has failed, or does not reach the others; "
+                    "the fit is abandoned"
+                )
+            if waited > _SPINS:
+                time.sleep(_INTERVAL)
+    except BaseException:  # Ctrl-C too
+        all_reduce.abort()
+        raise

@@ -63,13 +63,13 @@ class ShardedData(Data):
         """Return False: the shards hold the rows."""
         return False
 
-    def fits(self, size: int) -> bool:
-        """Return True if each GPU has memory for a part of `size` bytes; see `Data.fits`."""
-        return all(shard.fits(size // len(self.shards)) for shard in self.shards)
+    def fits(self, size: int) -> bool:  # noqa: ARG002 (nobody asks)
+        """Return False: nothing is copied."""
+        return False
 
     def block_rows(self, n_columns: int) -> int:
-        """Return the number of rows per block of a shard; see `Data.block_rows`."""
-        return min(shard.block_rows(n_columns) for shard in self.shards)
+        """Return the number of rows per block of the first shard; see `Data.block_rows`."""
+        return self.shards[0].block_rows(n_columns)
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block in row order, while the GPU of the block is current."""
@@ -118,8 +118,10 @@ class ShardedData(Data):
     def moments(self) -> tuple[np.ndarray, float]:
         """Return the mean of X and the mean variance of its features; see `Data.moments`. The shards adopt them."""
         mean, variance = super().moments()
-        sampled = np.array(sampled_rows(self.n_samples))
-        typical = typical_rows(self._gathered(sampled, _uncentered), variance, self._largest)
+        typical = None
+        if all(shard.rows_on_gpu is not None for shard in self.shards):
+            sampled = self._gathered(np.array(sampled_rows(self.n_samples)), _uncentered)
+            typical = typical_rows(sampled, variance, self._largest)
         weights, alike, most = self.sample_weight, True, None
         if weights is not None:
             most, alike = float(weights.max()), are_alike(weights)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from math import lcm
+from typing import Any
 
 import numpy as np
 
@@ -21,7 +22,7 @@ from tsapps.apps.kmeans.engines.block_step import BlockStep
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.engines.select_step import Options
+from tsapps.apps.kmeans.engines.select_step import MOST_SAMPLES, Options
 from tsapps.apps.kmeans.inertia.plan import inertia_chunk
 from tsapps.apps.kmeans.init.plan import plusplus_chunk
 from tsapps.apps.kmeans.init.plusplus_shards import draw_plus_plus_of_shards
@@ -69,10 +70,12 @@ class ShardedEngine(Engine):
         shares: Sequence[float] | None = None,
     ) -> None:
         n, d = source.shape
+        if n >= MOST_SAMPLES:
+            raise NoDeviceError(f"{source.name} has {n} rows; expected less than {MOST_SAMPLES} on several GPUs")
         parts = cut(n, chunk_of(n, d, source.dtype, dtype), [1.0] * len(machines) if shares is None else list(shares))
         machines = machines[: len(parts)]
         _check_alike(machines)
-        self._all_reduce = connect(machines)
+        self._all_reduce = connect(machines) if len(machines) > 1 else _OneGpu()
         base = source.source if isinstance(source, RescaledRows) else source
         self._engines = []
         for part, machine, array in zip(parts, machines, distribute(base, parts, machines, dtype), strict=True):
@@ -151,18 +154,32 @@ class ShardedEngine(Engine):
         NoDeviceError
             If the kernels do not support the shape of X.
         """
-        drawn = draw_plus_plus_of_shards(self.data.shards, self._all_reduce, first, draws)
+        drawn = draw_plus_plus_of_shards(self.data.shards, self._all_reduce, first, draws, self._wait_for_draws)
         if drawn is None:
             raise NoDeviceError(
                 f"device={self.data.device!r}: k-means++ on several GPUs does not support this X of shape "
                 f"{self.data.source.shape} for {len(draws) + 1} clusters; use one GPU or another init"
             )
+        self._wait_for_draws()
+        with self._engines[0]:
+            return to_host(drawn)
+
+    def _wait_for_draws(self) -> None:
         with self._engines[0].data as lead:
             launched = lead.machine.event()
             launched.record()
-            work = 3.0 * draws.size * self.data.n_samples * self.data.n_features
+            work = 1e4 * self.data.n_samples * self.data.n_features  # more than of the steps that are launched together
             wait_for(lambda: launched.done, self._all_reduce, work, f"k-means++ on {self.data.device}")
-            return to_host(drawn)
+
+
+class _OneGpu:
+    """The all-reduce of a single GPU, which nothing calls."""
+
+    def __call__(self, own: Sequence[Any], total: Sequence[Any]) -> None:
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Do nothing."""
 
 
 def _check_alike(machines: Sequence[Machine]) -> None:

@@ -10,6 +10,7 @@ alone, and the host waits only for outcomes of the first GPU, one iteration behi
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,9 @@ class ShardedStep(Step):
             launched = lead.machine.event()
             launched.record()
             self._wait(lambda: launched.done, "an assignment")
-            return self._lead.assigned(centers, update=update, potential=potential)
+            found = self._lead.assigned(centers, update=update, potential=potential)
+        self._expect(found.n_reassigned)
+        return found
 
     def assign_final(self, centers: np.ndarray) -> None:
         """Label every sample with the nearest center; see `Step.assign_final`."""
@@ -105,14 +108,21 @@ class ShardedStep(Step):
                 if outcome["stop"] or known + 1 == number:
                     break
                 known += 1
-        finally:
-            # Iterations in flight still write to the buffers.
-            for step in self._each():
-                step.data.machine.current_stream().synchronize()
+        except BaseException:
+            self._all_reduce.abort()  # GPUs may wait for one that has failed
+            with suppress(Exception):  # of which the error is known
+                self._synchronize()
+            raise
+        self._synchronize()
         for step in self._each():
             step.end_iterations(known, outcome)
         with self._lead.data:
             return self._lead.result(known, outcome)
+
+    def _synchronize(self) -> None:
+        """Wait for the iterations in flight, which still write to the buffers."""
+        for step in self._each():
+            step.data.machine.current_stream().synchronize()
 
     def _launch(self, count: int, tol: float, *, is_last: bool) -> None:
         """Launch iteration number `count` of the current `iterate` call, from 0, on all GPUs."""

@@ -44,13 +44,13 @@ def distribute(source: Rows, parts: Sequence[range], machines: Sequence[Machine]
     """
     kept = source.dtype if is_half(source.dtype, dtype) else dtype
     _check_memory(source, parts, machines, kept)
-    # A matrix of a file is read, not mapped: if another program shortens the file, reading raises an error.
+    # A file is read, not mapped: if another program shortens it, reading raises an error.
     array: Any = None
-    if source.device is not None or not hasattr(source, "blocks_between"):
+    if source.device is not None or not getattr(source, "begins_anywhere", False):
         array = source.array if isinstance(source, ArrayRows) else in_place(source)
         if array is None:
             return _from_blocks(source, parts, machines, kept)
-    if array is not None and source.device is not None:
+    if source.device is not None:
         return _from_gpu(array, parts, machines, kept)
 
     def upload(part: range, machine: Machine) -> Any:
@@ -71,7 +71,8 @@ def _check_memory(source: Rows, parts: Sequence[range], machines: Sequence[Machi
         with machine.current():
             free = machine.free_bytes()
         needed = len(part) * source.shape[1] * kept.itemsize
-        if machine.index != source.device and needed > free:
+        in_place_already = machine.index == source.device and source.dtype == kept
+        if not in_place_already and needed > free:
             raise NoDeviceError(
                 f"cuda:{machine.index}: {len(part)} of {source.shape[0]} rows take {needed / 2**30:.2f} GiB, but "
                 f"{free / 2**30:.2f} GiB are free: use more GPUs, or one GPU, which also reads X where it is"
@@ -116,18 +117,17 @@ def _part_of(source: Rows, part: range) -> Rows:
 def _from_gpu(array: Any, parts: Sequence[range], machines: Sequence[Machine], kept: np.dtype) -> list[Any]:
     """Return the rows of an array on one GPU, for each GPU: a view on the same GPU, else a copy."""
     found = []
-    with array.device:
-        pieces = [array[part.start : part.stop].astype(kept, order="C", copy=False) for part in parts]
-        array.device.synchronize()
-    for piece, machine in zip(pieces, machines, strict=True):
-        if machine.index == array.device.id:
-            found.append(piece)
-            continue
-        with machine.current():
-            copy = machine.xp.empty(piece.shape, kept)
-            machine.copy(copy, piece)
-            machine.current_stream().synchronize()
-        found.append(copy)
+    for part, machine in zip(parts, machines, strict=True):
+        with array.device as device:
+            piece = array[part.start : part.stop].astype(kept, order="C", copy=False)
+            device.synchronize()
+        if machine.index != array.device.id:
+            with machine.current():
+                copy = machine.xp.empty(piece.shape, kept)
+                machine.copy(copy, piece)
+                machine.current_stream().synchronize()
+            piece = copy
+        found.append(piece)
     return found
 
 

@@ -18,11 +18,12 @@ from tsapps.apps.kmeans.update.fixed_point import NARROW
 from tsapps.apps.kmeans.update.plan import PLACE_BYTES
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["Facts", "Norms", "Options", "StepPlan", "iteration_bytes", "select_step", "why_cublas"]
+__all__ = ["MOST_SAMPLES", "Facts", "Norms", "Options", "StepPlan", "iteration_bytes", "select_step", "why_cublas"]
 
-# Exclusive upper limit of the number of samples: row indices have 32 bits, and the last tiles are padded. Maximum
-# number of features for which float32 sums give accurate row norms (half_copy.cuh).
-_MOST_SAMPLES, _MOST_FEATURES = 2**32 - 128, 2**18
+#: Exclusive upper limit of the number of samples: row indices have 32 bits, and the last tiles are padded.
+MOST_SAMPLES = 2**32 - 128
+# Maximum number of features for which float32 sums give accurate row norms (half_copy.cuh).
+_MOST_FEATURES = 2**18
 _LEAST_CAPABILITY = 8.0
 # By default, Hamerly bounds are used if X has at most _MOST_BOUNDED features and at least _LEAST_BOUNDED elements. For
 # a smaller X, the kernel launches for bounds take as long as the time that bounds save.
@@ -155,7 +156,7 @@ def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
         return f"compute capability {gpu.compute_capability} is below {_LEAST_CAPABILITY}, which the kernels require"
     if facts.x_dtype is None:
         return facts.why_streamed or "X is not stored row-major in GPU memory"
-    if facts.n >= _MOST_SAMPLES:
+    if facts.n >= MOST_SAMPLES:
         return f"{facts.n} samples exceed 32-bit row indices"
     if facts.d > _MOST_FEATURES:
         return f"{facts.d} features exceed {_MOST_FEATURES}"

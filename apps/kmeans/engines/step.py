@@ -36,7 +36,7 @@ class Step(ABC):
     @property
     @abstractmethod
     def labels(self) -> Any:
-        """Label of each sample, (n,), int32, on the device of the data; −1 before the first assignment."""
+        """Label of each sample, (n,), int32, as an array of `data.xp`; −1 before the first assignment."""
 
     @abstractmethod
     def reset(self) -> None:

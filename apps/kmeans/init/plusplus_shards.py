@@ -13,12 +13,21 @@ from tsapps.apps.kmeans.init.pruned_launch import plan_pruning
 
 __all__ = ["Exchange", "draw_plus_plus_of_shards"]
 
+# Number of steps that are launched before the host waits for them; a step has up to eight launches.
+_STEPS_AHEAD = 64
+
 #: Adds int64 arrays of all GPUs, element by element, without host synchronization. Parameters: an array of each GPU,
 #: and an array of each GPU of the same shape, to which the sum is written, on the GPU's current stream.
 Exchange = Callable[[Sequence[Any], Sequence[Any]], None]
 
 
-def draw_plus_plus_of_shards(shards: Sequence[DeviceData], exchange: Exchange, first: int, draws: np.ndarray) -> Any:
+def draw_plus_plus_of_shards(
+    shards: Sequence[DeviceData],
+    exchange: Exchange,
+    first: int,
+    draws: np.ndarray,
+    wait: Callable[[], None] = lambda: None,
+) -> Any:
     """Draw samples by greedy k-means++ from X of which each GPU has a shard.
 
     Every GPU evaluates the candidates on its chunks. The sums of all chunks are exchanged, and every GPU then finds the
@@ -39,6 +48,9 @@ def draw_plus_plus_of_shards(shards: Sequence[DeviceData], exchange: Exchange, f
         Index in X of the first sample.
     draws : numpy.ndarray of shape (k − 1, trials)
         Uniform random numbers in [0, 1).
+    wait : callable, optional
+        Is called from time to time, to wait for the launches so far: CUDA's queue has room for some 1,000 launches, and
+        a host that waits for room waits forever if a GPU has failed.
 
     Returns
     -------
@@ -71,6 +83,8 @@ def draw_plus_plus_of_shards(shards: Sequence[DeviceData], exchange: Exchange, f
         for data, draw in zip(shards, drawn, strict=True):
             with data:
                 draw.sample(step)
+        if step % _STEPS_AHEAD == _STEPS_AHEAD - 1:
+            wait()
         following = (step + 1) % 2
         if step < len(draws):
             exchange([draw.drawn[following] for draw in drawn], [draw.points[following] for draw in drawn])

@@ -65,7 +65,7 @@ def arrays():
 
 @pytest.fixture
 def nccl(arrays, monkeypatch):
-    all_reduce._connected.cache_clear()
+    monkeypatch.setattr(all_reduce, "_connected", {})
     module = Nccl(arrays)
     cuda = ModuleType("cupy.cuda")
     cuda.nccl = module
@@ -119,6 +119,38 @@ def test_ctrl_c_in_the_middle_of_a_call(nccl, arrays, monkeypatch):
     assert (nccl.open, nccl.aborted) == (0, 2)
 
 
+@pytest.mark.parametrize("error", [NcclError("remote error"), KeyboardInterrupt()])
+def test_an_error_at_the_end_of_a_call(error, nccl, arrays, monkeypatch):
+    """The GPUs that have begun would wait for the others forever."""
+    own, total = [np.ones(1, np.int64)] * 2, [np.zeros(1, np.int64)] * 2
+    arrays.update((id(array), array) for array in (*own, *total))
+    ends = []
+
+    def failing():
+        nccl.open = 0
+        ends.append(1)
+        if len(ends) == 1:
+            raise error
+
+    monkeypatch.setattr(nccl, "groupEnd", failing)
+    add_up = NcclAllReduce((0, 1))
+    with pytest.raises(type(error)):
+        add_up(own, total)
+    assert (nccl.open, nccl.aborted, add_up.is_open) == (0, 2, False)
+
+
+def test_a_gpu_that_does_not_even_abort(nccl, monkeypatch):
+    add_up = NcclAllReduce((0, 1))
+    first, _ = add_up._communicators
+
+    def failing():
+        raise NcclError("unhandled CUDA error")
+
+    first.abort = failing
+    add_up.abort()
+    assert (nccl.aborted, add_up.is_open) == (1, False)
+
+
 def test_gpus_are_connected_once_and_again_after_an_abort(nccl):
     machines = [SimpleNamespace(index=0), SimpleNamespace(index=1)]
     first = all_reduce.connect(machines)
@@ -127,7 +159,6 @@ def test_gpus_are_connected_once_and_again_after_an_abort(nccl):
     second = all_reduce.connect(machines)
     assert second is not first
     assert second.is_open
-    all_reduce._connected.cache_clear()
 
 
 def test_gpus_that_nccl_cannot_connect(nccl):

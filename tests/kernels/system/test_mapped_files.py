@@ -15,6 +15,7 @@ TABLE = """\
 5000-6000 rw-p 00000000 00:00 0                          [heap]
 6000-7000 rw-s 00000000 00:1a 5                          /dev/shm/a name
 7000-8000 r--p 00000000 08:01 78                         /lib/libc.so
+9000-a000 rw-p 00000000 00:0f 91                         /anon_hugepage (deleted)
 not a mapping
 """
 
@@ -41,8 +42,9 @@ def table(tmp_path):
         ),
         (0x4000, 0x6000, []),
         (0x6000, 0x6001, [MappedFile("/dev/shm/a name", writable=True, shared=True)]),
-        (0x7FFF, 0x9000, [MappedFile("/lib/libc.so", writable=False, shared=False)]),
+        (0x7FFF, 0xA000, [MappedFile("/lib/libc.so", writable=False, shared=False)]),
         (0x8000, 0x9000, []),
+        (0x9000, 0xA000, []),
     ],
 )
 def test_a_table_by_hand(first, end, expected, table):
@@ -50,7 +52,7 @@ def test_a_table_by_hand(first, end, expected, table):
 
 
 def test_shared_memory(table):
-    assert [file.is_shared_memory for file in mapped_files(0x1000, 0x8000, table)] == [False, False, True, False]
+    assert [file.is_shared_memory for file in mapped_files(0x1000, 0xA000, table)] == [False, False, True, False]
 
 
 def test_without_a_table(tmp_path):

@@ -53,3 +53,15 @@ def test_a_wait_in_vain_is_ended(work, seconds, clock):
         wait_for(lambda: False, all_reduce, work, "iteration 7")
     assert all_reduce.aborted == 1
     assert seconds < clock[0][0] < seconds + 1
+
+
+def test_ctrl_c_during_a_wait(clock):
+    """Others may wait for a GPU that has failed."""
+    all_reduce = Never()
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        wait_for(interrupted, all_reduce, 0, "it")
+    assert all_reduce.aborted == 1

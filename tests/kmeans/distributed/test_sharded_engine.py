@@ -13,6 +13,7 @@ from kmeans.engines.test_device_engine import CASES, Case
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.data.frame import ScaledRows
+from tsapps.apps.kmeans.data.gpu_rows import GpuRows
 from tsapps.apps.kmeans.data.rows import ArrayRows, UnitRows
 from tsapps.apps.kmeans.distributed import deadline
 from tsapps.apps.kmeans.distributed.sharded_engine import ShardedEngine
@@ -253,3 +254,42 @@ def test_a_gpu_that_does_not_answer(where, rng, monkeypatch):
     with pytest.raises(TimeoutError, match=f"{where} has not ended"):
         call()
     assert several._all_reduce.aborted
+
+
+def test_an_error_during_iterations_aborts_the_all_reduce(rng, monkeypatch):
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    _, several = engines(case, X, None, (1, 1))
+    failed, synchronized = [], []
+
+    def failing(step, count):
+        failed.append(1)
+        raise RuntimeError("a GPU failed")
+
+    def synchronize(self):
+        if failed:
+            synchronized.append(1)
+            raise RuntimeError("and says so again")
+
+    monkeypatch.setattr(DeviceStep, "outcome", failing)
+    monkeypatch.setattr(machine._Done, "synchronize", synchronize)
+    with pytest.raises(RuntimeError, match=r"^a GPU failed$"):
+        fitted(several, case, init=X[:9].astype(np.float64))
+    assert several._all_reduce.aborted
+    assert synchronized
+
+
+def test_rows_that_kernels_cannot_read(rng, monkeypatch):
+    """A GPU without memory for the scaled rows: an error that says so."""
+    case = Case(SmallKStep, 2100, 20, 9)
+    X, _ = case.data(rng)
+    monkeypatch.setattr(GpuRows, "fits", lambda data, size: False)
+    _, several = engines(case, X, None, (1, 1), lambda X: UnitRows(ArrayRows(X), np.dtype(np.float32)))
+    with pytest.raises(NoDeviceError, match="several GPUs need the kernels of this package, but on cuda:0 X is not"):
+        fitted(several, case, init=X[:9].astype(np.float64))
+
+
+def test_more_rows_than_indices_have_bits():
+    X = np.broadcast_to(np.float32(0), (1 << 32, 1))
+    with pytest.raises(NoDeviceError, match="X has 4294967296 rows; expected less than 4294967168 on several GPUs"):
+        ShardedEngine(ArrayRows(X), np.dtype(np.float32), None, [HostMachine()] * 2, Options(), AllReduce)

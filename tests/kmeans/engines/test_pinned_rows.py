@@ -1,6 +1,7 @@
 """Fits of X in host memory or in a file, which kernels read in place: the same bits as of X on the GPU."""
 
 import mmap
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import pytest
@@ -194,6 +195,25 @@ def test_a_file_that_is_mapped_privately_or_for_writing_is_streamed(mode, reason
     assert found.step == "cublas"
     assert found.step_reason.endswith(f"X.npy is mapped {reason}: map it for reading, as open_matrix does")
     assert engine.data.machine.pinned_arrays == []
+
+
+def test_shared_memory_is_not_limited_as_files_are(rng, full, monkeypatch):
+    """Its pages are in memory already."""
+    case = Case(SmallKStep, 300, 100, 9)
+    X, _ = case.data(rng)
+    held = SharedMemory(create=True, size=X.nbytes)
+    try:
+        shared = np.ndarray(X.shape, X.dtype, held.buf)
+        shared[...] = X
+        monkeypatch.setattr(pinned_rows, "available_host_memory", lambda: 1)
+        engine = engine_over(ArrayRows(shared), case)
+        found = fitted(engine, case, init=X[:9].astype(np.float64))
+        assert found.step == "small_k"
+        engine.data.machine.pinned_arrays.clear()
+        del shared, engine
+    finally:
+        held.close()
+        held.unlink()
 
 
 def test_rows_that_fit_beside_their_copy_are_held(rng):
