@@ -35,14 +35,15 @@ def on(numpy_for_cupy, monkeypatch):
     monkeypatch.setattr(gpus, "GpuClock", CpuClock)
     monkeypatch.setattr(gpus, "free_memory", lambda _: None)
     monkeypatch.setattr(gpus, "gpus", lambda: ("an H200", "another"))
-    monkeypatch.setattr(gpus, "_REPEATS", 1)
+    for name, value in (("_REPEATS", 1), ("_SHORT", 2), ("_LONG", 5), ("_FIT", 3)):
+        monkeypatch.setattr(gpus, name, value)
     monkeypatch.setattr(gpus, "_EXCHANGES", 2)
     return gpus.OnGpus(2, 3)
 
 
 def test_a_case(on):
-    found = on.measured(Case(2500, 20, 9))
-    assert (found["mode"], found["parts"], found["n"], found["k"]) == ("gpus", 2, 2500, 9)
+    found = on.measured(Case(1100, 20, 5))
+    assert (found["mode"], found["parts"], found["n"], found["k"]) == ("gpus", 2, 1100, 5)
     assert all(found[name] > 0 for name in ("iter_ms", "single_ms", "exchange_ms", "seed_ms", "single_seed_ms"))
 
 
@@ -56,13 +57,13 @@ def test_another_digest_is_wrong(on, monkeypatch):
 
     monkeypatch.setattr(gpus.OnGpus, "_fit", differing)
     with pytest.raises(NotRightError, match="the digests are"):
-        on.measured(Case(2500, 20, 9))
+        on.measured(Case(1100, 20, 5))
 
 
 def test_a_run_that_converges_is_not_timed(on, monkeypatch):
     monkeypatch.setattr(gpus, "_SPREAD", np.float32(100))
-    with pytest.raises(NotRightError, match="the run converged after 2 iterations; expected more than 5"):
-        on.measured(Case(2500, 20, 2))
+    with pytest.raises(NotRightError, match="the run converged after 2 iterations; expected more than 2"):
+        on.measured(Case(1100, 20, 2))
 
 
 def test_the_command_line(on, monkeypatch, capsys, tmp_path):
