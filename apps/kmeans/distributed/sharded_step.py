@@ -110,19 +110,15 @@ class ShardedStep(Step):
                 known += 1
         except BaseException:
             self._all_reduce.abort()  # GPUs may wait for one that has failed
-            with suppress(Exception):  # of which the error is known
-                self._synchronize()
+            for step in self._each():
+                with suppress(Exception):  # of the GPU whose error is known
+                    step.data.machine.current_stream().synchronize()
             raise
-        self._synchronize()
         for step in self._each():
+            step.data.machine.current_stream().synchronize()  # iterations in flight still write to the buffers
             step.end_iterations(known, outcome)
         with self._lead.data:
             return self._lead.result(known, outcome)
-
-    def _synchronize(self) -> None:
-        """Wait for the iterations in flight, which still write to the buffers."""
-        for step in self._each():
-            step.data.machine.current_stream().synchronize()
 
     def _launch(self, count: int, tol: float, *, is_last: bool) -> None:
         """Launch iteration number `count` of the current `iterate` call, from 0, on all GPUs."""
