@@ -104,7 +104,7 @@ class Matrix(ABC):
         """
         if rows < 1:
             raise ValueError(f"rows must be at least 1, got {rows}")
-        return self._unchanged(self._complete(self._blocks(rows), 0, self.shape[0]))
+        return self._unchanged(self._complete(self._blocks(rows)))
 
     def blocks_between(self, first: int, end: int, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield the rows from row `first` to before row `end`, in blocks; see `blocks`.
@@ -170,9 +170,14 @@ class Matrix(ABC):
             raise
         self.check_unchanged()
 
-    def _complete(self, blocks: Iterator[tuple[int, Any]], first: int, end: int) -> Iterator[tuple[int, Any]]:
-        """Yield a reader's blocks; raise `MatrixError` unless they cover rows `first` … `end` − 1 and all columns."""
-        done = first
+    def _complete(
+        self, blocks: Iterator[tuple[int, Any]], first: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, Any]]:
+        """Yield a reader's blocks; raise `MatrixError` unless they cover rows `first` to before `end`, and all columns.
+
+        By default, all announced rows.
+        """
+        done, end = first, self.shape[0] if end is None else end
         for start, block in blocks:
             last = start + len(block)
             if start != done or last > end or block.shape[1:] != self.shape[1:] or block.dtype != self.dtype:
