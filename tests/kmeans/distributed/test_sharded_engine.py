@@ -115,7 +115,12 @@ def test_the_bits_are_those_of_one_machine(case, shares, init, rng):
 
 
 @pytest.mark.parametrize(
-    "case", [Case(SmallDFmaStep, 4200, 4, 9), Case(LargeKStep, 1300, 20, 70, weighted=True)], ids=str
+    "case",
+    [
+        Case(SmallDFmaStep, 4200, 4, 9),
+        pytest.param(Case(LargeKStep, 1300, 20, 70, weighted=True), marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
 )
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 def test_empty_clusters(case, rng):
