@@ -1,5 +1,7 @@
 """Distribution of a matrix over the memory of several HostMachines."""
 
+import os
+
 import ml_dtypes
 import numpy as np
 import pytest
@@ -94,8 +96,10 @@ def test_a_file_that_changes_meanwhile(rng, tmp_path, monkeypatch):
     source, stream = tsapps.open_matrix(path), upload.stream_to_gpu
 
     def writing(*arguments):
-        yield from stream(*arguments)
-        np.save(path, X[:999])
+        for number, block in enumerate(stream(*arguments)):
+            yield block
+            if number == 0:
+                os.utime(path, (0, 0))  # as if another program had written the file
 
     monkeypatch.setattr(upload, "stream_to_gpu", writing)
     with pytest.raises(MatrixError, match="has changed since it was opened"):
