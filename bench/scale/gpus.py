@@ -18,16 +18,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from secrets import randbelow
 from typing import Any
 
 import numpy as np
 
 from tsapps.bench.common import record
-from tsapps.bench.common.outcome import LeftOutError, NotRightError, missing
+from tsapps.bench.common.outcome import NotRightError
 from tsapps.bench.common.timing import Clock, GpuClock, median
 from tsapps.bench.kmeans.run import free_memory
 from tsapps.bench.paper.run import check_labels
+from tsapps.bench.scale.command import chosen_cases, measure_cases
 from tsapps.bench.scale.run import digest_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
@@ -198,32 +198,13 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tsapps.bench.scale.gpus", description=(__doc__ or "").partition("\n")[0]
     )
-    names = {case.name: case for case in CASES}
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(names)}; default: all")
-    record.add_options(parser, "scale-gpus")
     parser.add_argument("--gpus", type=int, default=len(gpus()), help="number of GPUs (default: all)")
-    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
-    options = parser.parse_args(arguments)
-    for unknown in set(options.cases) - set(names):
-        parser.error(f"case {unknown!r}: expected {', '.join(names)}")
+    options, cases = chosen_cases(parser, CASES, "scale-gpus", arguments)
     if len(gpus()) < max(2, options.gpus):
         reason = why_no_gpu() or f"this machine has {len(gpus())}"
         print(f"no {max(2, options.gpus)} GPUs to time: {reason}", file=sys.stderr)
         return 1
-    on, failed = OnGpus(options.gpus, options.seed), 0
-    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}) | record.cuda_versions()
-    common = {**record.of_run("scale", on.device, versions, options.commit), "seed": on.seed}
-    path = options.out or record.results_path(on.device, "scale-gpus")
-    for case in (names[name] for name in options.cases or names):
-        try:
-            one = {**common, **on.measured(case)}
-        except (LeftOutError, MemoryError, NotRightError) as error:
-            failed += isinstance(error, NotRightError)
-            print(missing(case.name, error), flush=True)
-            continue
-        record.store(path, one, KEY, FIELDS)
-        print(line(one), flush=True)
-    return 1 if failed else 0
+    return measure_cases(OnGpus(options.gpus, options.seed), cases, options, "scale-gpus", KEY, FIELDS, line)
 
 
 if __name__ == "__main__":

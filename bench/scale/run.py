@@ -22,17 +22,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from secrets import randbelow
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
 from tsapps.bench.common import record
-from tsapps.bench.common.outcome import LeftOutError, NotRightError, check_memory, missing
+from tsapps.bench.common.outcome import NotRightError, check_memory
 from tsapps.bench.common.timing import Clock, GpuClock, median
 from tsapps.bench.kmeans.run import free_memory
 from tsapps.bench.paper.run import check_labels
+from tsapps.bench.scale.command import chosen_cases, measure_cases
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import available_cores, gpus, why_no_gpu
 from tsapps.kernels.system.host_memory import available_host_memory
@@ -237,27 +237,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tsapps.bench.scale", description=(__doc__ or "").partition("\n")[0]
     )
-    names = {case.name: case for case in CASES}
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(names)}; default: all")
-    record.add_options(parser, "scale")
-    parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
-    options = parser.parse_args(arguments)
-    for unknown in set(options.cases) - set(names):
-        parser.error(f"case {unknown!r}: expected {', '.join(names)}")
+    options, cases = chosen_cases(parser, CASES, "scale", arguments)
     if not gpus():
         print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)
         return 1
-    on, failed = OnGpu(options.seed), 0
-    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}) | record.cuda_versions()
-    common = {**record.of_run("scale", on.device, versions, options.commit), "seed": on.seed}
-    path = options.out or record.results_path(on.device, "scale")
-    for case in (names[name] for name in options.cases or names):
-        try:
-            one = {**common, **on.measured(case)}
-        except (LeftOutError, MemoryError, NotRightError) as error:
-            failed += isinstance(error, NotRightError)
-            print(missing(case.name, error), flush=True)
-            continue
-        record.store(path, one, KEY, FIELDS)
-        print(line(one), flush=True)
-    return 1 if failed else 0
+    return measure_cases(OnGpu(options.seed), cases, options, "scale", KEY, FIELDS, line)

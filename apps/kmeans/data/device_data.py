@@ -90,7 +90,7 @@ class DeviceData(GpuRows):
     @property
     def chunk(self) -> int:
         """Number of rows per chunk of the moments, a multiple of `inertia_chunk`: blocks and shards begin at chunks."""
-        return moment_chunk(self.shard.n_total, self.n_features, self.dtype.itemsize)
+        return moment_chunk(self.n_total, self.n_features, self.dtype.itemsize)
 
     def prepared(self, block: Any) -> Any:
         """Return a block that `blocks` yielded, in `dtype`; kernels subtract `shift` from it. See `Data.prepared`."""
@@ -333,7 +333,7 @@ class DeviceData(GpuRows):
         def work(start: int, block: Any) -> Any:
             own, weights = labels[start : start + len(block)], self.weights_of(start, block)
             given = self.machine, block, self.shift, on_gpu, own, weights
-            return partial_inertia(*given, n_total=self.shard.n_total, kept=kept, total=total)
+            return partial_inertia(*given, n_total=self.n_total, kept=kept, total=total)
 
         return self.each_block(work, self.temporary_columns)
 

@@ -4,7 +4,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["AllReduce", "wait_for"]
+from tsapps.kernels.runtime.machine import Machine
+
+__all__ = ["AllReduce", "wait_for", "wait_for_launches"]
 
 # Seconds that a wait may take in addition to a generous estimate of the work; and floating-point operations per second,
 # of which every GPU makes more.
@@ -55,3 +57,10 @@ def wait_for(done: Callable[[], bool], all_reduce: AllReduce, work: float, what:
     except BaseException:  # Ctrl-C too
         all_reduce.abort()
         raise
+
+
+def wait_for_launches(machine: Machine, all_reduce: AllReduce, work: float, what: str) -> None:
+    """Wait until the launches so far on the current stream of a GPU, which is current, have ended; see `wait_for`."""
+    launched = machine.event()
+    launched.record()
+    wait_for(lambda: launched.done, all_reduce, work, what)

@@ -14,7 +14,7 @@ from tsapps.apps.kmeans.data.pinned_rows import is_half
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, cut
-from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for
+from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for_launches
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData, ShardRows
 from tsapps.apps.kmeans.distributed.sharded_step import ShardedStep
 from tsapps.apps.kmeans.distributed.upload import distribute
@@ -166,10 +166,8 @@ class ShardedEngine(Engine):
 
     def _wait_for_draws(self) -> None:
         with self._engines[0].data as lead:
-            launched = lead.machine.event()
-            launched.record()
             work = 1e4 * self.data.n_samples * self.data.n_features  # more than of the steps that are launched together
-            wait_for(lambda: launched.done, self._all_reduce, work, f"k-means++ on {self.data.device}")
+            wait_for_launches(lead.machine, self._all_reduce, work, f"k-means++ on {self.data.device}")
 
 
 class _OneGpu:

@@ -9,13 +9,13 @@ the order of additions, so the centers have the bits of one GPU, however X is di
 alone, and the host waits only for outcomes of the first GPU, one iteration behind.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for
+from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for, wait_for_launches
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData
 from tsapps.apps.kmeans.engines.device_step import ITERATIONS_AHEAD, DeviceStep
 from tsapps.apps.kmeans.engines.step import Step
@@ -72,9 +72,7 @@ class ShardedStep(Step):
             step.launch_rows(0)
         self.exchange()
         with self._lead.data as lead:
-            launched = lead.machine.event()
-            launched.record()
-            self._wait(lambda: launched.done, "an assignment")
+            wait_for_launches(lead.machine, self._all_reduce, self._work, "an assignment")
             found = self._lead.assigned(centers, update=update, potential=potential)
         self._expect(found.n_reassigned)
         return found
@@ -131,12 +129,14 @@ class ShardedStep(Step):
 
     def _outcome(self, count: int) -> Any:
         """Wait for iteration number `count` of the current `iterate` call on the first GPU; return its `OUTCOME`."""
-        self._wait(lambda: self._lead.has_outcome(count), f"iteration {count + 1} of a run on {self.data.device}")
+        what = f"iteration {count + 1} of a run on {self.data.device}"
+        wait_for(lambda: self._lead.has_outcome(count), self._all_reduce, self._work, what)
         return self._lead.outcome(count)
 
-    def _wait(self, done: Callable[[], bool], what: str) -> None:
-        work = 2.0 * ITERATIONS_AHEAD * self.data.n_samples * self.data.n_features * self._lead.k
-        wait_for(done, self._all_reduce, work, what)
+    @property
+    def _work(self) -> float:
+        """Floating-point operations of the iterations in flight."""
+        return 2.0 * ITERATIONS_AHEAD * self.data.n_samples * self.data.n_features * self._lead.k
 
     def exchange(self) -> None:
         """Launch the all-reduce of the sums and numbers of reassigned rows, and set the own numbers to zero."""
