@@ -81,9 +81,10 @@ def _rounded(values: np.ndarray, units: np.ndarray) -> np.ndarray:
 def _farthest_samples(data: Data, labels: Any, centers: np.ndarray, count: int) -> np.ndarray | None:
     """Return the indices of the `count` samples farthest from their centers; None if all distances are zero.
 
-    On a GPU and beyond `MOST_ORDERED` samples, they come in the order of their distances, otherwise in scikit-learn's.
+    Beyond `MOST_ORDERED` samples, steps with fixed-point sums take them in the order of their distances; otherwise they
+    come in scikit-learn's order.
     """
-    if data.on_gpu and len(labels) > relocation.MOST_ORDERED:
+    if data.as_kernels and len(labels) > relocation.MOST_ORDERED:
         return _by_distance(data, labels, centers, count)
     distances = data.own_distances(centers, labels)
     return None if distances.max() == 0 else np.argpartition(distances, -count)[: -count - 1 : -1]

@@ -79,7 +79,7 @@ class TSKMeans(KMeans):
     engine : {"auto", "fused", "cublas"}, default="auto"
         The kernels of a GPU fit. "fused" selects our own kernels, and "cublas" Lloyd's algorithm by cuBLAS products,
         for comparison. "auto" selects our own kernels, except for small data. Shapes that our kernels do not support
-        use cuBLAS.
+        use cuBLAS. On the CPU, "fused" selects the arithmetic of our kernels, with the bits of a GPU; see Notes.
     metric : {"euclidean", "cosine"}, default="euclidean"
         "cosine" is spherical K-means [2]_: samples and centers are scaled to norm 1, and a sample belongs to the center
         with the largest cosine. X is neither written nor centered.
@@ -222,7 +222,7 @@ class TSKMeans(KMeans):
         check_precision(self.precision)
         choice = choose(X, self.device, self.engine)
         # scikit-learn has no spherical K-means, its iterations cannot be checked, and its OpenMP may hang after a fork.
-        simple = self.metric == "euclidean" and not self.protect and not is_forked()
+        simple = self.metric == "euclidean" and self.engine == "auto" and not self.protect and not is_forked()
         simple = simple and not choice.is_gpu and not isinstance(X, Rows)
         self.faults_, self.device_ = 0, choice.device
         fitted = scikit_learn.fit(self, X, sample_weight) if simple else None

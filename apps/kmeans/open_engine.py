@@ -50,16 +50,16 @@ def choose(X: Any, device: str, engine: str) -> Choice:
     Raises
     ------
     ValueError
-        If `device` or `engine` is invalid, or a GPU engine is requested and the device is the CPU.
+        If `device` or `engine` is invalid, or cuBLAS is requested and the device is the CPU.
     NoDeviceError
         If the requested GPU is not present.
     """
     if engine not in ENGINES:
         raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
     choice = choose_device(device, resident=resident(X), several=True)
-    if engine != "auto" and not choice.is_gpu:
+    if engine == "cublas" and not choice.is_gpu:
         raise ValueError(
-            f"engine={engine!r} needs a GPU, but the device is the CPU ({choice.reason}); use engine='auto' or a GPU"
+            f"engine='cublas' needs a GPU, but the device is the CPU ({choice.reason}); use engine='auto' or a GPU"
         )
     return choice
 
@@ -129,8 +129,8 @@ def check_weights(sample_weight: Any) -> None:
 def compute_dtype(dtype: np.dtype, *, on_gpu: bool) -> np.dtype:
     """Return the working type of K-means for data of `dtype`: float32 or float64.
 
-    As in scikit-learn, float32 for float32 data and float64 for all other types. On a GPU, float32 also for float16 and
-    bfloat16 data, whose values float32 represents exactly.
+    As in scikit-learn, float32 for float32 data and float64 for all other types. On a GPU, or with the arithmetic of
+    one, float32 also for float16 and bfloat16 data, whose values float32 represents exactly.
     """
     narrow = dtype == np.float32 or (on_gpu and dtype.name in ("float16", "bfloat16"))
     return np.dtype(np.float32 if narrow else np.float64)
@@ -187,7 +187,8 @@ def open_engine(
     rows = as_rows(X)
     choice = choose(rows, device, engine)
     weights = check_sample_weight(sample_weight, rows.shape[0])
-    dtype = np.dtype(dtype) if dtype is not None else compute_dtype(rows.dtype, on_gpu=choice.is_gpu)
+    as_kernels = choice.is_gpu or engine == "fused"
+    dtype = np.dtype(dtype) if dtype is not None else compute_dtype(rows.dtype, on_gpu=as_kernels)
     if dtype not in (np.float32, np.float64):
         raise ValueError(f"dtype must be float32 or float64, got {dtype}")
     if metric == "cosine":
@@ -196,7 +197,7 @@ def open_engine(
     def over(rows: Rows) -> Engine:
         made: Engine
         if not choice.is_gpu:
-            made = HostEngine(rows, dtype, weights)
+            made = HostEngine(rows, dtype, weights, as_kernels=as_kernels)
         else:
             from tsapps.apps.kmeans.engines.select_step import Options
 

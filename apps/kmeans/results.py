@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from tsapps.apps.kmeans.data.kernel_order import block_sum
+
 __all__ = ["Assignment", "IterationResult", "Report", "square_shift"]
 
 
@@ -84,8 +86,12 @@ class IterationResult:
 
 
 def square_shift(centers: np.ndarray, following: np.ndarray) -> float:
-    """Return the squared center shift Σ ‖new c − c‖² from `centers` to `following`, both of shape (k, d)."""
-    return float(((following - centers) ** 2).sum())
+    """Return the squared center shift Σ ‖new c − c‖² from `centers` to `following`, both of shape (k, d).
+
+    It is computed in float64, with the bits of update/centers.cuh.
+    """
+    with np.errstate(over="ignore"):
+        return float(block_sum(block_sum((following.astype(np.float64) - centers) ** 2)))
 
 
 #: Callback after each iteration. Arguments: iteration number in the run, from 1; number of reassigned samples;

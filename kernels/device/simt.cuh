@@ -8,6 +8,7 @@
 //   simt::sync_warp()               orders a warp's accesses to shared memory
 //   simt::warp_sum(x)               the sum over the warp, the same bits in every lane
 //   simt::warp_running_sum(x)       the sum over this lane and all lower ones
+//   simt::rounded_product(a, b)     a · b, rounded before anything is added to it: no fused multiply-add
 //   simt::Vector<T, N>              N elements; one instruction moves 4, 8 or 16 bytes
 //   simt::load_streaming            loads a Vector that is read once, with a hint to evict it from the caches first
 //   simt::store_streaming           stores a Vector that is not read again soon, with the same hint
@@ -112,6 +113,9 @@ __device__ __forceinline__ T warp_sum(T value) {
   for (int bits = warp_size / 2; bits > 0; bits /= 2) value += shuffle_xor(value, bits);
   return value;
 }
+
+__device__ __forceinline__ float rounded_product(float a, float b) { return __fmul_rn(a, b); }
+__device__ __forceinline__ double rounded_product(double a, double b) { return __dmul_rn(a, b); }
 
 template <typename T>
 __device__ __forceinline__ T warp_running_sum(T value) {

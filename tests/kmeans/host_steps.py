@@ -10,8 +10,8 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.engines.running_sums_step import integers_of
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
+from tsapps.apps.kmeans.update.fixed_point import integers_of
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 #: Type of X, digits of sums, whether samples have weights.
@@ -201,3 +201,6 @@ def float16_scores(step, centers):
     x, c = (float(step.layout.placement.scale) * one.astype(np.float64) for one in some)
     x_half, c_half = (one.astype(np.float16).astype(np.float64) for one in (x, c))
     return x_half @ c_half.T - (c * c).sum(axis=1) / 2
+
+
+# TODO

@@ -45,6 +45,9 @@ class Data(ABC):
     device: str
     #: Whether the device is a GPU, or several.
     on_gpu = False
+    #: Whether sums over a row, and the order of equally distant samples, are those of the kernels of a GPU on every
+    #: device; otherwise, on the CPU, they are scikit-learn's.
+    as_kernels = False
     #: Maximum number of samples of a small X, and maximum product of samples and clusters for draws with scikit-learn's
     #: rounding.
     most_small: float = np.inf

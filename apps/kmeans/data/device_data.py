@@ -4,7 +4,6 @@ Reductions have a fixed order, and no floating-point sum uses atomics, so result
 """
 
 from collections.abc import Callable, Iterator
-from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
@@ -15,11 +14,9 @@ from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.labels import launch_over_labels
 from tsapps.apps.kmeans.data.load import pass_kernel
 from tsapps.apps.kmeans.data.moments import partial_moments, rounded_moments, total_moments
-from tsapps.apps.kmeans.data.outliers import sampled_rows, typical_rows
 from tsapps.apps.kmeans.data.own_distances import bind_distances
-from tsapps.apps.kmeans.data.plan import PASS_THREADS, moment_chunk, row_groups
+from tsapps.apps.kmeans.data.plan import PASS_THREADS, row_groups
 from tsapps.apps.kmeans.data.rows import Rows
-from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.inertia.launch import partial_inertia, total_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
@@ -27,16 +24,12 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["DeviceData", "are_alike"]
+__all__ = ["DeviceData"]
 
 T = TypeVar("T")
 
 # Number of points per launch of point_distances (POINTS in passes.cuh).
 _POINTS = 8
-# 16-bit X is not centered if ‖mean‖² is at most this fraction of the total variance of the features.
-_NEARLY_CENTERED = 0.25
-# Smallest ratio of two weights that the 46-bit fixed-point sums support (update/fixed_point.cuh).
-_LEAST_WEIGHT = 2.0**-16
 
 
 class DeviceData(GpuRows):
@@ -44,10 +37,8 @@ class DeviceData(GpuRows):
 
     Parameters
     ----------
-    source, dtype, sample_weight, machine, takes_16_bit
+    source, dtype, sample_weight, machine, **options
         As for `GpuRows`.
-    shard : Shard, optional
-        Which rows of a larger matrix `source` has; by default, it has all rows.
 
     Attributes
     ----------
@@ -59,38 +50,16 @@ class DeviceData(GpuRows):
 
     most_small, most_drawn = 1 << 19, 1 << 25  # 10 ns per sample, and 7 ns per sample and cluster
 
-    def __init__(
-        self,
-        source: Rows,
-        dtype: np.dtype,
-        sample_weight: Any,
-        machine: Machine,
-        *,
-        takes_16_bit: bool = False,
-        shard: Shard | None = None,
-    ) -> None:
-        self.shard = Shard(0, source.shape[0]) if shard is None else shard
+    def __init__(self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, **options: Any) -> None:
         self.on_read = self._centered = False
-        # `cached_moments`, once they are known.
-        self.known_moments: tuple[np.ndarray, float, np.ndarray] | None = None
-        #: The last result of `integers_of` in engines/running_sums_step.py, after the `spread` that it is for.
-        self.integers: tuple[tuple[np.ndarray, float], Any] | None = None
-        # The argument of the last `spread`, the same rounded as `shift`, and the result.
-        self._last_spread: tuple[np.ndarray, np.ndarray, tuple[np.ndarray, float]] | None = None
-        self._subtracted = np.zeros(source.shape[1])  # `shift` in float64, on the host
         self._half_copy: HalfCopy | None = None
         self._split_operand: SplitOperand | None = None
-        super().__init__(source, dtype, sample_weight, machine, takes_16_bit=takes_16_bit)
+        super().__init__(source, dtype, sample_weight, machine, **options)
 
     @property
     def temporary_columns(self) -> int:
         """0: the kernels of `moments` and `block_distances` need no temporary arrays."""
         return 0
-
-    @property
-    def chunk(self) -> int:
-        """Number of rows per chunk of the moments, a multiple of `inertia_chunk`: blocks and shards begin at chunks."""
-        return moment_chunk(self.n_total, self.n_features, self.dtype.itemsize)
 
     def prepared(self, block: Any) -> Any:
         """Return a block that `blocks` yielded, in `dtype`; kernels subtract `shift` from it. See `Data.prepared`."""
@@ -114,12 +83,6 @@ class DeviceData(GpuRows):
                 )
             yield work(start, self.prepared(block))
 
-    def moments(self) -> tuple[np.ndarray, float]:
-        """Return the mean of X and the mean variance of its features; see `Data.moments`."""
-        mean, variance = super().moments()
-        self.known_moments, self._last_spread = (mean, variance, self._largest), None
-        return mean, variance
-
     def host_mean(self) -> np.ndarray:
         """Return a copy in host memory of the mean, (d,), that is subtracted from X; see `Data.host_mean`."""
         return self._subtracted.astype(self.dtype) if self.on_read else super().host_mean()
@@ -130,16 +93,12 @@ class DeviceData(GpuRows):
         first: np.ndarray = super().first_row() if X is None else to_host(X[0]).astype(self.dtype)
         return first
 
-    def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        # Sums, sums of squares, and the largest |x − origin| of each feature.
-        total, square, self._largest = to_host(total_moments(self.machine, self.partial_moments(origin)))
-        return total, square
+    def total_moments(self, parts: Any) -> np.ndarray:
+        """Return the moments of X, (3, d), from those of all chunks of X; see `FixedPointData.total_moments`."""
+        return to_host(total_moments(self.machine, parts))
 
     def partial_moments(self, origin: np.ndarray) -> Any:
-        """Return Σ(x − origin), Σ(x − origin)² and max ``|x − origin|`` of each chunk, shape (3, chunks, d), float64.
-
-        Those of all shards, joined along the second axis, are an argument of `total_moments`.
-        """
+        """Return the moments of each chunk, shape (3, chunks, d), float64; see `FixedPointData.partial_moments`."""
         chunk, about = self.chunk, self.machine.on_gpu(origin)
         parts = self.xp.empty((3, -(-self.n_samples // chunk), self.n_features))
 
@@ -151,20 +110,6 @@ class DeviceData(GpuRows):
         for _ in self.each_block(work, 0):
             pass
         return parts
-
-    def subtracted(self, mean: np.ndarray) -> np.ndarray:
-        """Return the point, (d,), that kernels should subtract from the rows that they read: as a rule, the mean.
-
-        It is the median if outliers dominate the mean; see `typical_rows`. It is zero for nearly centered 16-bit X,
-        because the half-precision copy of X is then exact.
-        """
-        if self.known_moments is None:
-            return mean
-        if self._typical_rows is not None:
-            return self._typical_rows[0]
-        rows, spread = self.rows_on_gpu, self.n_features * self.known_moments[1]
-        is_half = rows is not None and rows.itemsize == 2
-        return np.zeros_like(mean) if is_half and float(mean @ mean) <= _NEARLY_CENTERED * spread else mean
 
     def center(self, mean: np.ndarray, *, on_read: bool = False) -> None:
         """Subtract `mean` from all rows that are read from now on; see `Data.center`.
@@ -206,62 +151,6 @@ class DeviceData(GpuRows):
             return ((rows * rows).sum(axis=1) * self.weights_of(start, block)).sum(dtype=np.float64)
 
         return float(sum(self.each_block(work, self.n_features)))
-
-    def spread(self, subtracted: np.ndarray | None = None) -> tuple[np.ndarray, float]:
-        """Return upper bounds of ``|x − s|`` per feature, (d,), and the root mean square of x − s over all elements.
-
-        s is `subtracted`, (d,), or by default `shift`, the point that kernels subtract.
-        """
-        mean, variance, largest = self.cached_moments
-        point, last = self._subtracted if subtracted is None else subtracted, self._last_spread
-        if last is not None and point is last[0]:
-            return last[2]
-        about = point.astype(self.dtype).astype(np.float64)
-        if last is not None and np.array_equal(about, last[1]):
-            found = last[2]
-        else:
-            with np.errstate(over="ignore"):  # an infinite bound is valid, but certifies no label
-                square = variance + float(np.mean((mean - about) ** 2))
-            found = largest + np.abs(self.origin - about), square**0.5
-        self._last_spread = point, about, found
-        return found
-
-    def adopt(self, statistics: Statistics) -> None:
-        """Take the statistics of all rows of X for those of these rows, which are a shard of X."""
-        self.origin, self.known_moments, self._last_spread = statistics.origin, statistics.moments, None
-        self._typical_rows = statistics.typical_rows
-        self.most_weight, self.weights_alike = statistics.most_weight, statistics.weights_alike
-
-    @property
-    def cached_moments(self) -> tuple[np.ndarray, float, np.ndarray]:
-        """Mean of X, mean variance of its features, and largest ``|x − origin|`` of each feature."""
-        if self.known_moments is None:
-            self.moments()
-        assert self.known_moments is not None
-        return self.known_moments
-
-    @property
-    def n_total(self) -> int:
-        """Number of samples of X, of which this may be a shard."""
-        return self.shard.n_total
-
-    @cached_property
-    def most_weight(self) -> float | None:
-        """The largest weight; None if all weights are 1."""
-        return None if self.sample_weight is None else float(abs(self.sample_weight).max())
-
-    @cached_property
-    def weights_alike(self) -> bool:
-        """True if the smallest nonzero weight is large enough that one fixed-point scale represents all weights."""
-        with self._context:
-            return self.sample_weight is None or are_alike(self.sample_weight)
-
-    @cached_property
-    def _typical_rows(self) -> tuple[np.ndarray, float] | None:
-        rows, sampled = self.rows_on_gpu, sampled_rows(self.n_samples)
-        if rows is None:
-            return None
-        return typical_rows(rows[sampled.start : sampled.stop : sampled.step], *self.cached_moments[1:])
 
     def half_copy(self, panels: int, *, certifies: bool, split: bool = False) -> HalfCopy:
         """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters."""
@@ -359,9 +248,3 @@ class DeviceData(GpuRows):
         for _ in self.each_block(work, self.n_features):
             pass
         return out
-
-
-def are_alike(weights: Any) -> bool:
-    """Return True if one fixed-point scale represents all nonzero weights, (n,), in host memory or on a GPU."""
-    weights = abs(weights[weights != 0])
-    return not weights.size or float(weights.min()) >= _LEAST_WEIGHT * float(weights.max())

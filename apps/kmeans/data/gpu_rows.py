@@ -5,11 +5,12 @@ from typing import Any, Self
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
 from tsapps.apps.kmeans.data.host_stream import buffer_rows, stream_to_gpu
 from tsapps.apps.kmeans.data.pinned_rows import is_half, pin, pinnable
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
+from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
 
@@ -28,7 +29,7 @@ _LEAST_IN_PLACE = 65
 _MOST_ROWS = 1 << 24
 
 
-class GpuRows(Data):
+class GpuRows(FixedPointData):
     """X for the kernels of a GPU; see `Data`.
 
     The GPU holds a copy of X in `dtype`, or of 16-bit X in its own type, if the copy fits in memory. Otherwise every
@@ -38,8 +39,8 @@ class GpuRows(Data):
 
     Parameters
     ----------
-    source, dtype, sample_weight
-        As for `Data`.
+    source, dtype, sample_weight, shard
+        As for `FixedPointData`.
     machine : Machine
         The GPU.
     takes_16_bit : bool
@@ -53,11 +54,18 @@ class GpuRows(Data):
         Why a fit cannot read X in place, although the GPU holds no copy.
     """
 
-    on_gpu = True
+    on_gpu = as_kernels = True
     why_streamed: str | None = None
 
     def __init__(
-        self, source: Rows, dtype: np.dtype, sample_weight: Any, machine: Machine, *, takes_16_bit: bool
+        self,
+        source: Rows,
+        dtype: np.dtype,
+        sample_weight: Any,
+        machine: Machine,
+        *,
+        takes_16_bit: bool = False,
+        shard: Shard | None = None,
     ) -> None:
         self.machine, self.xp, self.gpu, self.device = machine, machine.xp, machine.gpu, f"cuda:{machine.index}"
         self._context = machine.current()
@@ -67,7 +75,7 @@ class GpuRows(Data):
         with self._context:
             # 16-bit X in GPU memory, in its own type: the source's array, or a copy.
             self._half_rows = self._half_array(source, np.dtype(dtype))
-            super().__init__(source, dtype, sample_weight)
+            super().__init__(source, dtype, sample_weight, shard)
             self.shift = self.xp.zeros(self.n_features, self.dtype)
 
     def __enter__(self) -> Self:
@@ -197,9 +205,13 @@ class GpuRows(Data):
         return structure(ROWS, X=self.rows_on_gpu[rows], leading=d, d=d, mean=self.shift, weights=some)
 
     @property
-    def chunk(self) -> int:
-        """Number of rows of which the blocks of a pass without temporary arrays have a multiple."""
-        return 1
+    def itemsize(self) -> int | None:
+        """Size of an element of X as kernels read it, in bytes; None if they cannot read X. See `FixedPointData`."""
+        return None if self.rows_on_gpu is None else self.rows_on_gpu.itemsize
+
+    def rows_as_read(self, indices: range) -> Any:
+        """Return rows as kernels read them, before they subtract `shift`; see `FixedPointData.rows_as_read`."""
+        return self.rows_on_gpu[indices.start : indices.stop : indices.step]
 
     def block_rows(self, n_columns: int) -> int:
         """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""

@@ -7,10 +7,17 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.blocks import Data
-from tsapps.apps.kmeans.data.distances import distances_of, square_distances
+from tsapps.apps.kmeans.data.distances import distances_of, square_distances, square_norms
+from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
 from tsapps.apps.kmeans.data.frame import frobenius_norm, subtract_mean
+from tsapps.apps.kmeans.data.host_moments import partial_moments, total_moments
+from tsapps.apps.kmeans.data.pinned_rows import is_half
+from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.data.shard import Shard
+from tsapps.apps.kmeans.inertia.host_inertia import partial_inertia, total_inertia
+from tsapps.apps.kmeans.inertia.plan import inertia_chunk
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.blas.threads import one_blas_thread
 from tsapps.kernels.devices import available_cores
 from tsapps.kernels.system.host_memory import available_host_memory
@@ -34,7 +41,7 @@ _SAMPLE_BYTES, _LABEL_BYTES = 40, 4
 _MOST_CONVERTED = 256 << 20
 
 
-class HostData(Data):
+class HostData(FixedPointData):
     """X in host memory; see `Data`.
 
     X is copied to memory if the copy and the other memory of a fit take at most half of the available memory. Otherwise
@@ -44,8 +51,8 @@ class HostData(Data):
 
     Parameters
     ----------
-    source, dtype, sample_weight
-        See `Data`.
+    source, dtype, sample_weight, shard
+        See `FixedPointData`.
 
     Raises
     ------
@@ -58,16 +65,19 @@ class HostData(Data):
     #: True if rows were not part of the fit, so that they may be so far from the mean that scores overflow.
     may_be_far = False
 
-    def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
+    def __init__(
+        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, shard: Shard | None = None
+    ) -> None:
         n, d = source.shape
-        of_thread = _THREAD_BLOCKS * 8 * min(max(_TASK_ELEMENTS, _LEAST_ROWS * d), n * (d + 4))
+        chunk = moment_chunk(n if shard is None else shard.n_total, d, np.dtype(dtype).itemsize)
+        of_thread = _THREAD_BLOCKS * 8 * min(max(_TASK_ELEMENTS, _LEAST_ROWS * d, chunk * d), n * (d + 4))
         available = available_host_memory()
         self.threads = max(1, min(available_cores(), available // 4 // of_thread))
         #: Bytes that a fit may use in addition to X.
         self.working_bytes = self.threads * of_thread + _SAMPLE_BYTES * n
         check_memory(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
         self.pool = ThreadPoolExecutor(self.threads)
-        super().__init__(source, dtype, sample_weight)
+        super().__init__(source, dtype, sample_weight, shard)
 
     def fits(self, size: int) -> bool:
         """Return True if `size` bytes and the other memory of a fit take at most half of the available memory."""
@@ -91,8 +101,22 @@ class HostData(Data):
         elif not isinstance(self.source, ArrayRows):
             self.reader = ArrayRows(self._copied(self.source.dtype), self.source.name)
 
+    @property
+    def itemsize(self) -> int:
+        """Size of an element of X in bytes, as a kernel would read it; see `FixedPointData`."""
+        return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
+
+    def rows_as_read(self, indices: range) -> np.ndarray:
+        """Return rows as a kernel would read them, not centered; see `FixedPointData.rows_as_read`."""
+        return to_host(self.reader.rows(np.array(indices))).astype(self.dtype)
+
     def block_rows(self, n_columns: int) -> int:
-        """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""
+        """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns.
+
+        With `n_columns` = 0, each block begins at a multiple of `chunk`.
+        """
+        if n_columns == 0:
+            return max(1, _TASK_ELEMENTS // (self.n_features * self.chunk)) * self.chunk
         return max(_LEAST_ROWS, _TASK_ELEMENTS // max(n_columns, self.n_features))
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
@@ -118,6 +142,11 @@ class HostData(Data):
         """Return True if the Frobenius norm of a block is finite, which proves that all of its elements are finite."""
         return block.flags.c_contiguous and bool(np.isfinite(frobenius_norm(block)))
 
+    def center(self, mean: np.ndarray) -> None:
+        """Subtract `mean`, (d,), from all rows that passes read from now on; see `Data.center`."""
+        self._subtracted = mean.astype(self.dtype).astype(np.float64)
+        super().center(mean)
+
     def center_once(self, mean: np.ndarray) -> None:
         """Check that X is finite, and subtract `mean` from each block on read, without copying the caller's array."""
         self.refuse_non_finite()
@@ -125,6 +154,40 @@ class HostData(Data):
         if self.held is self._borrowed:
             self.held = None
         self.center(mean)
+
+    def partial_moments(self, origin: np.ndarray) -> np.ndarray:
+        """Return the moments of each chunk, shape (3, chunks, d), float64; see `FixedPointData.partial_moments`."""
+        blocks = self.each_block(lambda _, block: partial_moments(block, origin, self.chunk), 0)
+        return np.concatenate(list(blocks), axis=1)
+
+    def total_moments(self, parts: np.ndarray) -> np.ndarray:
+        """Return the moments of X, (3, d), from those of all chunks of X; see `FixedPointData.total_moments`."""
+        return total_moments(parts)
+
+    def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
+        """Return ‖x − c‖² of each row x of a block and the center c of its label, (rows,), in `dtype`."""
+        if not self.as_kernels:
+            return super().block_distances(block, centers, labels)
+        return square_norms(block.astype(np.float64) - centers[labels]).astype(self.dtype)
+
+    def inertia(self, centers: np.ndarray, labels: np.ndarray) -> float:
+        """Return Σ w·‖x − c‖²; see `Data.inertia`."""
+        return total_inertia(self.partial_inertia(centers, labels)) / (2 if self.spherical else 1)
+
+    def partial_inertia(self, centers: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Return Σ w·‖x − c‖² of each chunk, shape (chunks,), float64.
+
+        Those of all shards, joined, are the argument of `total_inertia`.
+        """
+        chunk = inertia_chunk(self.n_total, self.n_features, self.itemsize)
+
+        def work(start: int, block: Any) -> np.ndarray:
+            own = labels[start : start + len(block)]
+            return partial_inertia(
+                block, centers, own, self.weights_of(start, block), chunk=chunk, itemsize=self.itemsize
+            )
+
+        return np.concatenate(list(self.each_block(work, 0)))
 
     def square_distances(self, points: np.ndarray) -> np.ndarray:
         """Return ‖x − p‖² for every point p and sample x, shape (len(points), n), in `dtype`."""

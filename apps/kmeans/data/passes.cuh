@@ -152,8 +152,10 @@ __global__ void __launch_bounds__(256, 3) column_moments(const T* X, const Work*
         for (int i = 0; i < kWide; ++i) {
           const Work element = (Work)tsm2::Element<T>::value(elements.at[i]);
           const Work delta = present ? element - about[i] : Work(0), size = delta < 0 ? -delta : delta;
-          sum[i] += (double)delta;
-          square[i] += (double)delta * (double)delta;
+          // The square of a float32 number is exact in double, so fusing it with the addition changes nothing.
+          const double wide = (double)delta;
+          sum[i] += wide;
+          square[i] += sizeof(Work) < sizeof(double) ? wide * wide : simt::rounded_product(wide, wide);
           most[i] = size > most[i] ? size : most[i];
         }
         now[r] = next[r];
@@ -211,9 +213,6 @@ __global__ void __launch_bounds__(FOLD_COLUMNS* FOLD_ROWS)
   totals[(long long)blockIdx.y * d + column] = mine;
 }
 
-__device__ __forceinline__ float rounded_square(float x) { return __fmul_rn(x, x); }
-__device__ __forceinline__ double rounded_square(double x) { return __dmul_rn(x, x); }
-
 // Sums of the columns in the input type, one row after the other: Σ x, or with kSquares Σ (x − about)². One thread sums
 // a column.
 //
@@ -226,7 +225,7 @@ __global__ void __launch_bounds__(32)
   const int column = blockIdx.x * 32 + threadIdx.x;
   if (column >= d) return;
   const Work middle = kSquares ? about[column] : Work(0);
-  const auto term = [&](Work x) { return kSquares ? rounded_square(x - middle) : x; };
+  const auto term = [&](Work x) { return kSquares ? simt::rounded_product(x - middle, x - middle) : x; };
   const Work* x = X + column;
   Work sum = term(*x), now[kAhead], next[kAhead];
   const auto load = [&](Work(&to)[kAhead], long long row) {

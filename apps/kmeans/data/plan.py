@@ -43,9 +43,9 @@ PASS_THREADS, CENTER_THREADS = 256, 256
 # column_moments: minimum number of thread blocks for large X; minimum number of rows per thread. There are many blocks,
 # so that a partial last wave costs little, unless their threads would have too little work.
 _MOMENT_BLOCKS, _THREAD_ROWS = 4096, 16
-# Maximum size in bytes of a chunk of moments, so that a buffer of host_stream.py holds one; and approximate maximum
-# number of chunks, which takes precedence: a grid has at most 65,535 in y.
-_CHUNK_BYTES, _MOST_CHUNKS = 64 << 20, 1 << 14
+# Maximum size in bytes of a chunk of moments, so that a buffer of host_stream.py, or of a thread on the CPU, holds one;
+# and approximate maximum number of chunks, which takes precedence: a grid has at most 65,535 in y.
+_CHUNK_BYTES, _MOST_CHUNKS = 8 << 20, 1 << 14
 # Approximate maximum size in bytes of the moments of all chunks, three doubles per column and chunk.
 _PARTS_BYTES = 1 << 30
 # Minimum number of vectors in a row that is long: two for each thread of a block.

@@ -6,7 +6,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
-from tsapps.apps.kmeans.data.device_data import DeviceData, are_alike
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.fixed_point_data import are_alike
 from tsapps.apps.kmeans.data.moments import total_moments
 from tsapps.apps.kmeans.data.outliers import sampled_rows, typical_rows
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, row_name
@@ -46,7 +47,7 @@ class ShardedData(Data):
     """
 
     xp = np
-    on_gpu = True
+    on_gpu = as_kernels = True
     is_small = False  # small X is on one GPU
 
     def __init__(

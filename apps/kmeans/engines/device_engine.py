@@ -16,13 +16,13 @@ from tsapps.apps.kmeans.engines.cublas_step import CublasStep
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
-from tsapps.apps.kmeans.engines.running_sums_step import integers_of
 from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, StepPlan, select_step, why_cublas
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep, norms_of
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
+from tsapps.apps.kmeans.update.fixed_point import integers_of
 from tsapps.kernels.arrays import address
 from tsapps.kernels.runtime.machine import CudaMachine, Machine
 

@@ -27,10 +27,11 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.data.plan import CENTER_THREADS
 from tsapps.apps.kmeans.engines.bound_launches import BoundLaunches
-from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep, integers_of
+from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep
 from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
+from tsapps.apps.kmeans.update.fixed_point import integers_of
 from tsapps.apps.kmeans.update.launch import update_args
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, MOST_RELOCATED, OUTCOME, UPDATE_CENTERS
 from tsapps.apps.kmeans.update.relocation import Relocation

@@ -10,9 +10,12 @@ from typing import Self
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.fixed_point_data import WEIGHTS_DIFFER
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.engines.block_step import BlockStep
+from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
 from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init import plusplus_host
@@ -115,7 +118,7 @@ class Engine(ABC):
 
 
 class HostEngine(Engine):
-    """CPU engine: X in host memory or read from its source in every pass, and the Lloyd step by NumPy and BLAS.
+    """CPU engine: X in host memory or read from its source in every pass, and a Lloyd step by NumPy and BLAS.
 
     Parameters
     ----------
@@ -124,25 +127,52 @@ class HostEngine(Engine):
     dtype : {float32, float64}
         Working dtype.
     sample_weight : numpy.ndarray of shape (n,), optional
+    as_kernels : bool
+        Whether small X, too, is processed with the arithmetic of the kernels of a GPU, not with scikit-learn's.
+    shard : Shard, optional
+        Which rows of a larger matrix `source` has; by default, it has all rows.
     """
 
     data: HostData
 
-    def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None) -> None:
-        self.data = HostData(source, dtype, sample_weight)
+    def __init__(
+        self,
+        source: Rows,
+        dtype: np.dtype,
+        sample_weight: np.ndarray | None,
+        *,
+        as_kernels: bool = False,
+        shard: Shard | None = None,
+    ) -> None:
+        self.data = HostData(source, dtype, sample_weight, shard)
         self.blocks = HostStep(self.data)
+        self.data.as_kernels = (as_kernels or not self.data.is_small) and self.data.weights_alike
+        self._step: ExactHostStep | None = None
 
     def center(self, mean: np.ndarray, k: int) -> None:  # noqa: ARG002 (k selects the step on a GPU)
-        """Center X about `mean` (d,); see `Engine.center`."""
-        self.data.center(mean)
+        """Center X about `mean` (d,), or about the point that a GPU would subtract; see `Engine.center`."""
+        self._step = None
+        self.data.center(self.data.subtracted(mean) if self.data.as_kernels else mean)
 
-    def step_for(self, k: int) -> Step:  # noqa: ARG002 (one step serves any k)
-        """Return the blockwise step; see `Engine.step_for`."""
-        return self.blocks
+    def _center_once(self, mean: np.ndarray, k: int) -> None:
+        self._step = None
+        super()._center_once(mean, k)
 
-    def selection(self, k: int) -> tuple[str, str]:  # noqa: ARG002 (one step serves any k)
+    def step_for(self, k: int) -> Step:
+        """Return the step for k clusters; see `Engine.step_for`."""
+        if not self.data.as_kernels:
+            return self.blocks
+        if self._step is None or self._step.k != k:
+            self._step = ExactHostStep(self.data, k)
+        return self._step
+
+    def selection(self, k: int) -> tuple[str, str]:  # noqa: ARG002 (the step does not depend on k)
         """Return the name of the step, and why it was selected; see `Engine.selection`."""
-        return "host", "the device is the CPU"
+        if self.data.as_kernels:
+            return "exact_host", "the device is the CPU"
+        if self.data.weights_alike:
+            return "host", "small data follows scikit-learn's rounding"
+        return "host", WEIGHTS_DIFFER
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ in O(n) memory; see `plusplus_host.draw_plus_plus`."""

@@ -9,30 +9,15 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.inertia.from_sums import INERTIA_ERROR, inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.launch import sum_terms
-from tsapps.apps.kmeans.inertia.plan import inertia_from_terms
 from tsapps.apps.kmeans.protect.launch import StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
-from tsapps.apps.kmeans.update.fixed_point import Integers, integers
+from tsapps.apps.kmeans.update.fixed_point import Integers
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["RunningSumsStep", "integers_of"]
-
-# The inertia is computed from the running cluster sums, instead of by a pass over X, under two conditions: X has at
-# least `_ROWS_OVER_SUMS` times as many bytes as the sums, and the relative error of the inertia is at most
-# `_INERTIA_ERROR`, about the error of float32 differences. `_SQUARES_ERROR` is the relative error of a float64 sum of
-# squares.
-_ROWS_OVER_SUMS, _INERTIA_ERROR, _SQUARES_ERROR = 8, 2.0**-20, 2.0**-40
-
-
-def integers_of(data: DeviceData, subtracted: np.ndarray | None = None) -> Integers:
-    """Return the fixed-point format of the cluster sums of X − `subtracted`, (d,); by default of X − `data.shift`."""
-    spread = data.spread(subtracted)
-    if data.integers is None or data.integers[0] is not spread:
-        data.integers = spread, integers(data.n_total, data.dtype, *spread, data.most_weight)
-    found: Integers = data.integers[1]
-    return found
+__all__ = ["RunningSumsStep"]
 
 
 class RunningSumsStep(Step):
@@ -104,28 +89,20 @@ class RunningSumsStep(Step):
 
     def inertia_of_sums(self, centers: np.ndarray) -> float | None:
         """Return the inertia from the running sums; None if a pass over X is faster or more exact."""
-        data, of, n_total = self.data, self.buffers, self.data.n_total
-        if data.dtype != np.float32 or data.sample_weight is not None:
+        data, of = self.data, self.buffers
+        if not may_use_sums(data, self.k):
             return None
-        if n_total * data.n_features * data.rows_on_gpu.itemsize < _ROWS_OVER_SUMS * of.sums.nbytes:
-            return None
-        squares = n_total * data.n_features * data.spread()[1] ** 2
         on_gpu = data.on_device(centers) if self._prepared is None else of.centers[self._prepared]
         terms = self._terms(on_gpu)
         self._final_weights = terms[:, 0]
-        inertia, error = inertia_from_terms(squares, terms)
-        # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
-        # relative to the sum about the origin, which can be larger.
-        about_origin = squares + n_total * float(np.square(data.cached_moments[0] - data.origin).sum())
-        exact = error + _SQUARES_ERROR * about_origin <= _INERTIA_ERROR * inertia
-        return inertia / (2 if data.spherical else 1) if exact else None
+        return inertia_of_sums(data, terms)
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""
         check = SumsCheck(self.data.xp, self.buffers, self.integers)
         of_rows, fault = self.data.inertia(centers, self.labels, check.kept), check.fault()
         of_sums = self.inertia_of_sums(centers)
-        if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * _INERTIA_ERROR * of_rows:
+        if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * INERTIA_ERROR * of_rows:
             fault = "the inertia of the cluster sums was not that of the samples"
         return of_rows if of_sums is None else of_sums, fault
 

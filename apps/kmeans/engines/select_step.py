@@ -12,6 +12,7 @@ from tsapps.apps.kmeans.assign.plan import (
     REASSIGNMENT_BYTES,
     assign_plan,
 )
+from tsapps.apps.kmeans.data.fixed_point_data import WEIGHTS_DIFFER
 from tsapps.apps.kmeans.data.plan import padded
 from tsapps.apps.kmeans.small_d.plan import ALIGNMENT, fma_plan
 from tsapps.apps.kmeans.update.fixed_point import NARROW
@@ -161,7 +162,7 @@ def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
     if facts.d > _MOST_FEATURES:
         return f"{facts.d} features exceed {_MOST_FEATURES}"
     if not facts.weights_alike:
-        return "weights differ by more orders of magnitude than fixed-point sums represent"
+        return WEIGHTS_DIFFER
     return None
 
 

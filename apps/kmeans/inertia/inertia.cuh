@@ -16,13 +16,14 @@
 // The chunks are distributed over the warps in turn. The last block to arrive adds up the sums of the chunks in order.
 // The rows of a chunk do not depend on the grid, so the total has the same bits for any grid and on every GPU. If X is
 // distributed over several launches or GPUs at multiples of a chunk, add_chunks adds up the sums of all chunks in the
-// same order. So the total has the same bits then too.
+// same order. So the total has the same bits then too. No product is fused with an addition, so that the CPU computes
+// the same bits (host_inertia.py).
 //
 // Why it is fast: a warp loads the data of its next step before it adds up those of the current step. A step
 // (InertiaStep) is 64 bytes of X per lane, and labels. So the 20 warps of a multiprocessor keep 40 KB in flight. Lanes
 // do not communicate within a chunk. Centers are in shared memory if L1 remains large enough (kShared). A row of 128
-// float32 takes about 60 warp instructions, and one conversion to double per four squares. A multiprocessor makes only
-// 16 such conversions per clock. The Freivalds check of the running sums (protect/freivalds.cuh) raises the 60
+// float32 takes about 64 warp instructions, and one conversion to double per four squares. A multiprocessor makes only
+// 16 such conversions per clock. The Freivalds check of the running sums (protect/freivalds.cuh) raises the 64
 // instructions to about 100, about as many as fit the time of reading X. Variants that need more registers per thread
 // than a block of 640 threads allows have fewer threads.
 #pragma once
@@ -91,12 +92,12 @@ struct InertiaStep {
         for (int i = 0; i < kVector; ++i) {
           const Work value = (Work)tsm2::Element<T>::value(elements.at[part + i]) - middle.at[i];
           const Work delta = value - center.at[i];
-          squares += delta * delta;
+          squares += simt::rounded_product(delta, delta);
           some.add(kWeighted ? weight[r] * value : value, columns, i);
         }
         difference.add(some, weight_of_row[r]);
         if (row + r * groups >= n) squares = 0;
-        partial += kWeighted ? weight[r] * squares : squares;
+        partial += kWeighted ? simt::rounded_product(weight[r], squares) : squares;
         // With single elements (kVector = 1), the squares of all rows are added up before the conversion.
         if (kVector > 1 || r == kInertiaRows - 1) {
           found += (double)partial;

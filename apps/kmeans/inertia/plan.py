@@ -1,4 +1,4 @@
-"""Plan of the inertia kernel (inertia/inertia.cuh) from sizes; and the inertia from terms of cluster sums (pure)."""
+"""Plan of the inertia kernel (inertia/inertia.cuh) from sizes (pure)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,13 +13,15 @@ from tsapps.kernels.gpu_specs import GpuSpec
 __all__ = [
     "LAST_BITS",
     "MOST_WEIGHT",
+    "ROWS_TOGETHER",
     "RUNNING_SUMS",
+    "THREADS",
     "InertiaPlan",
     "RunningSums",
     "difference_of",
     "inertia_chunk",
-    "inertia_from_terms",
     "inertia_plan",
+    "lanes_of_inertia",
 ]
 
 #: Number of threads per block (kInertiaThreads); number of rows that a lane processes together (kInertiaRows).
@@ -107,11 +109,12 @@ def inertia_chunk(n_total: int, d: int, itemsize: int) -> int:
     itemsize : int
         Size of an element of X in bytes, as kernels read it.
     """
-    tile = ROWS_TOGETHER * (32 >> _lanes(d, itemsize, aligned=True)[1])  # more than of rows that are not aligned
+    # Tiles of rows that are not aligned have fewer rows.
+    tile = ROWS_TOGETHER * (32 >> lanes_of_inertia(d, itemsize, aligned=True)[1])
     return max(tile, 1 << (-(-n_total // _MOST_CHUNKS) - 1).bit_length())
 
 
-def _lanes(d: int, itemsize: int, *, aligned: bool) -> tuple[bool, int]:
+def lanes_of_inertia(d: int, itemsize: int, *, aligned: bool) -> tuple[bool, int]:
     """Return whether lanes load vectors, and log2 of the number of lanes among which a row is split."""
     vectors = aligned and d * itemsize % _VECTOR_BYTES == 0
     return vectors, log2_lanes(d * itemsize // _VECTOR_BYTES if vectors else d)
@@ -155,7 +158,7 @@ def inertia_plan(
     The order of additions depends on `n_total`, `d`, `itemsize` and `aligned` only. So the inertia has the same bits on
     all GPUs, with and without the Freivalds check.
     """
-    vectors, lanes = _lanes(d, itemsize, aligned=aligned)
+    vectors, lanes = lanes_of_inertia(d, itemsize, aligned=aligned)
     chunk = inertia_chunk(n if n_total is None else n_total, d, itemsize)
     shared = (k + 1) * d * work
     # Shared memory reduces the L1 cache, through which the loads in flight pass. So the mean and the centers take at
@@ -163,32 +166,6 @@ def inertia_plan(
     fits = shared <= min(device.shared_memory // 2, device.shared_memory_per_block - 1024)
     threads = THREADS if digits is None else _COMPARING[digits, itemsize]
     return InertiaPlan(vectors, lanes, chunk, -(-n // chunk), shared if fits else 0, threads, digits)
-
-
-def inertia_from_terms(squares: float, terms: np.ndarray) -> tuple[float, float]:
-    """Compute the inertia of float32 rows x from terms of their cluster sums (inertia/sum_terms.cuh), in float64.
-
-    Parameters
-    ----------
-    squares : float
-        Σ‖x‖² over the rows.
-    terms : numpy.ndarray of shape (k, 4)
-        For the center c of each cluster of m rows with the sum s: m, c·s, ‖c‖² and ``Σ |c_i|·u_i``. u_i is the value of
-        the last fixed-point bit of column i of the sums.
-
-    Returns
-    -------
-    inertia : float
-        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ m·‖c‖².
-    error : float
-        Bound of the error of `inertia` from rounding the elements of x. The error of rounding to float32 is at most
-        half an ulp of ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. The error of rounding to fixed point is at most half a unit per
-        element.
-    """
-    counts, dots, norms, roundings = terms.T
-    of_centers = float(counts @ norms)
-    inertia = squares - 2 * float(dots.sum()) + of_centers
-    return inertia, float(np.finfo(np.float32).eps) / 2 * (squares + of_centers) + float(counts @ roundings)
 
 
 def difference_of(words: Sequence[int]) -> int:

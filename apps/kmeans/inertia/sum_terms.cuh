@@ -4,7 +4,8 @@
 //
 //   sums (k × (d + 1), fixed_point.cuh), units (d + 1), centers (k × d)   →   terms (k × 4): m, c·s, ‖c‖², Σ |c_i|·u_i
 //
-// The last term bounds how much the rounding of rows to units u changes c·x. All is in double.
+// The last term bounds how much the rounding of rows to units u changes c·x. All is in double, without fused
+// multiply-adds, so that the CPU computes the same bits (host_inertia.py).
 //
 // Why it is fast: one block per cluster reads its sums once. Only 32 bytes per cluster go to the host, not the sums.
 #pragma once
@@ -21,9 +22,9 @@ __global__ void __launch_bounds__(kCenterThreads)
 #pragma unroll 4
   for (int i = threadIdx.x; i < d; i += kCenterThreads) {
     const double c = (double)center[i], unit = units[i];
-    mine.at[0] += c * ((double)of_cluster[i] * unit);
-    mine.at[1] += c * c;
-    mine.at[2] += (c < 0 ? -c : c) * unit;
+    mine.at[0] += simt::rounded_product(c, (double)of_cluster[i] * unit);
+    mine.at[1] += simt::rounded_product(c, c);
+    mine.at[2] += simt::rounded_product(c < 0 ? -c : c, unit);
   }
   mine = over_block(mine, [](int, double a, double b) { return a + b; });
   if (threadIdx.x != 0) return;

@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
         const Work mean = weight != 0 ? (Work)(sum * inverse) : before[r];
         of.next[(long long)j * d + i] = mean;
         c = (double)mean;
-        mine.shift += (c - old) * (c - old);
+        mine.shift += simt::rounded_product(c - old, c - old);
         mine.potential += old * (weight * old - 2 * sum);
       }
       of.centers_half.place(c, of.scale, to, i, mine);

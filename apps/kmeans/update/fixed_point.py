@@ -5,9 +5,10 @@ from math import ceil, log2
 
 import numpy as np
 
+from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
 from tsapps.apps.kmeans.data.plan import MOST_EXPONENT
 
-__all__ = ["NARROW", "WIDE", "Integers", "columns_of_block", "integers"]
+__all__ = ["NARROW", "WIDE", "Integers", "columns_of_block", "integers", "integers_of"]
 
 # The largest |e| of a scale 2^e in float64. For float32, the limit is `MOST_EXPONENT`.
 _MOST_EXPONENT_64 = 900
@@ -80,6 +81,18 @@ def integers(n: int, dtype: np.dtype, largest: np.ndarray, middle: float, most_w
     scales = np.exp2(np.append(bits - exponents, of_weight))
     scales.flags.writeable = False
     return Integers(digits, scales)
+
+
+def integers_of(data: FixedPointData, subtracted: np.ndarray | None = None) -> Integers:
+    """Return the fixed-point format of the cluster sums of X − `subtracted`, (d,).
+
+    By default, it is that of X minus the point that passes over `data` subtract.
+    """
+    spread = data.spread(subtracted)
+    if data.integers is None or data.integers[0] is not spread:
+        data.integers = spread, integers(data.n_total, data.dtype, *spread, data.most_weight)
+    found: Integers = data.integers[1]
+    return found
 
 
 def columns_of_block(d: int, k: int, digits: int) -> tuple[int, int]:

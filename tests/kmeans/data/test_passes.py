@@ -171,7 +171,7 @@ def test_chunks_of_moments():
         assert 24 * d * (n / chunk) < 2**31
     # Some 4096 to 8192 blocks, each of whose threads has 16 rows or more.
     assert [moment_chunk(n, 128, 4) for n in (10**5, 10**6, 10**7, 10**8)] == [128, 128, 2048, 16384]
-    assert [moment_chunk(10**7, d, 4) for d in (1, 4, 16, 1024)] == [4096, 4096, 2048, 16384]
+    assert [moment_chunk(10**7, d, 4) for d in (1, 4, 16, 1024)] == [4096, 4096, 2048, 2048]
 
 
 def test_blocks_begin_at_chunks(rng):

@@ -21,6 +21,7 @@ from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.inertia import plan as inertia_plan
+from tsapps.apps.kmeans.inertia.from_sums import inertia_from_terms
 from tsapps.apps.kmeans.inertia.launch import partial_inertia, sum_terms, total_inertia
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
@@ -358,7 +359,7 @@ def inertia_of_sums(squares, sums, counts, units, centers):
     integers = np.column_stack([sums / units, counts * 16]).astype(np.int64)
     assert (integers[:, :-1] * units == sums).all()
     terms = sum_terms(HostMachine(), integers, np.append(units, 1 / 16), centers.astype(np.float32))
-    return inertia_plan.inertia_from_terms(squares, terms)
+    return inertia_from_terms(squares, terms)
 
 
 def test_inertia_from_sums_by_hand():

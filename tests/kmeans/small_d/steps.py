@@ -8,7 +8,6 @@ from kmeans.bounded_steps import RecordedBounds
 from kmeans.host_steps import assert_right, data_on_host
 
 from tsapps.apps.kmeans.engines import small_d_step
-from tsapps.apps.kmeans.engines.running_sums_step import integers_of
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep, norms_of
 from tsapps.apps.kmeans.small_d.plan import (
     BoundedPlan,
@@ -18,7 +17,7 @@ from tsapps.apps.kmeans.small_d.plan import (
     multiply_adds_plan,
     products_plan,
 )
-from tsapps.apps.kmeans.update.fixed_point import NARROW
+from tsapps.apps.kmeans.update.fixed_point import NARROW, integers_of
 from tsapps.kernels.gpu_specs import KNOWN
 
 ROOM = KNOWN["H200"].shared_memory_per_block

@@ -1,0 +1,178 @@
+"""Certified labels on the CPU: scores by BLAS, and float64 distances where scores do not decide.
+
+The center c nearest to a row x has the lowest score ‖c‖² − 2·x·c. A score that BLAS computes in the working type, in
+whatever order, differs from the exact score by at most E = γ·(2·‖x‖·‖c‖ + ‖c‖²). Here γ = (d + 8)·u/(1 − (d + 8)·u),
+and u is half the machine epsilon: d products and additions, the squared norm, and a few operations more. So the nearest
+center is among the *candidates* of the row, whose scores are at most 2·E above the lowest. A row with one candidate has
+its label. An *ambiguous* row, with several, gets the candidate with the smallest float64 distance, and of equally near
+candidates the one with the lowest index. So labels depend neither on BLAS nor on which rows are multiplied together,
+and are those of the kernels of a GPU. (Two float64 distances that differ by less than their rounding errors, 2⁻⁵⁰ of
+either, may be ordered in another way on a GPU.)
+
+E takes the largest norm of the centers that can be the nearest of any row of the block. A center c is farther than the
+center of the smallest norm c₀ if ‖c‖ > 2·‖x‖ + c₀; as in error_bound.cuh, a few percent cover the errors of the scores.
+So a few distant centers do not widen the bounds.
+
+References
+----------
+Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed. (2002), section 3.1.
+"""
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.distances import square_norms
+
+__all__ = ["HostCenters"]
+
+# Maximum number of scores per GEMM: 0.5 MiB of float32 or 1 MiB of float64, so that they stay in the L2 cache. Minimum
+# number of rows per GEMM.
+_SCORE_ELEMENTS, _LEAST_ROWS = 1 << 17, 256
+# Maximum number of features, and of bytes of the scores of a row (256 scores at most), for which the scores of a center
+# are contiguous: 1.1 to 2.1 times as fast as contiguous scores of a row there; beyond, the product is slower.
+_MOST_FEATURES, _MOST_SCORE_BYTES = 16, 128
+# Maximum number of elements of float64 differences at a time.
+_DIFFERENCES = 1 << 17
+# If (d + 8)·u is larger, error bounds are not valid: every center is a candidate.
+_MOST_RELATIVE_ERROR = 2.0**-5
+
+
+class HostCenters:
+    """Centers with which rows in host memory are labeled.
+
+    Parameters
+    ----------
+    centers : numpy.ndarray of shape (k, d), float32 or float64
+        The same point is subtracted from centers and rows.
+
+    Attributes
+    ----------
+    centers : numpy.ndarray of shape (k, d)
+    piece : int
+        Number of rows that are multiplied at a time.
+    """
+
+    def __init__(self, centers: np.ndarray) -> None:
+        self.centers = centers
+        self._minus_2_centers = np.ascontiguousarray(-2 * centers.T)
+        self._norms = square_norms(centers)
+        self._lengths = np.sort(np.sqrt(square_norms(centers.astype(np.float64))))
+        k, d = centers.shape
+        self._relative_error = (d + 8) * float(np.finfo(centers.dtype).eps) / 2
+        self._repeated = _repeated(centers, self._norms)
+        self._norms[self._repeated] = np.inf
+        self._by_center = d <= _MOST_FEATURES and self._norms.nbytes <= _MOST_SCORE_BYTES
+        self.piece = max(_LEAST_ROWS, _SCORE_ELEMENTS // k)
+
+    def is_equal(self, other: "HostCenters") -> bool:
+        """Return True if everything that determines labels has the same bits in both."""
+        return all(
+            one.tobytes() == another.tobytes()
+            for one, another in (
+                (self.centers, other.centers),
+                (self._minus_2_centers, other._minus_2_centers),
+                (self._norms, other._norms),
+                (self._lengths, other._lengths),
+            )
+        )
+
+    def largest_norms(self, rows: np.ndarray) -> np.ndarray:
+        """Return an upper bound of the norms of each `piece` of rows, float64: the argument of `labels`."""
+        squares = square_norms(rows)
+        most = np.maximum.reduceat(squares, np.arange(0, len(rows), self.piece)).astype(np.float64)
+        return np.sqrt(most * (1 + 2 * self._relative_error) + float(np.finfo(rows.dtype).tiny))
+
+    def labels(self, rows: np.ndarray, largest_norms: np.ndarray) -> np.ndarray:
+        """Return the index of the center nearest to each row, the lowest index on a tie; (m,), int32.
+
+        Parameters
+        ----------
+        rows : numpy.ndarray of shape (m, d)
+            In the type of the centers; scores must not overflow.
+        largest_norms : numpy.ndarray
+            See the method of this name.
+        """
+        labels = np.empty(len(rows), np.int32)
+        bounds = self._bounds(largest_norms, rows.dtype)
+        with np.errstate(over="ignore", invalid="ignore"):  # rows whose scores overflow have no candidates
+            for start, bound in zip(range(0, len(rows), self.piece), bounds, strict=True):
+                some = slice(start, start + self.piece)
+                labels[some] = self._labels_of_piece(rows[some], bound)
+        return labels
+
+    def _labels_of_piece(self, rows: np.ndarray, bound: np.floating) -> np.ndarray:
+        """Return the labels of rows whose scores have errors of at most `bound`/2."""
+        if self._by_center:
+            labels, scores, ambiguous = self._scores_by_center(rows, bound)
+        else:
+            labels, scores, ambiguous = self._scores_by_row(rows, bound)
+        if not bound < np.inf:  # scores may not be numbers
+            ambiguous = np.arange(len(rows))
+        if ambiguous.size:
+            self._rescore(rows, scores, ambiguous, labels)
+        return labels
+
+    def _scores_by_row(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return the labels of rows, their scores (m, k), and the indices of ambiguous rows."""
+        scores = rows @ self._minus_2_centers
+        scores += self._norms
+        labels = scores.argmin(axis=1)
+        places = np.arange(0, scores.size, scores.shape[1]) + labels
+        near = (scores <= (scores.ravel().take(places) + bound)[:, np.newaxis]).ravel()
+        near[places] = False
+        ambiguous = np.unique(np.flatnonzero(near) // scores.shape[1]) if near.any() else places[:0]
+        return labels.astype(np.int32), scores, ambiguous
+
+    def _scores_by_center(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return what `_scores_by_row` does; the scores of a center are contiguous."""
+        scores = np.ascontiguousarray(self._minus_2_centers.T) @ rows.T
+        scores += self._norms[:, np.newaxis]
+        near = (scores <= scores.min(axis=0) + bound).view(np.uint8)
+        ambiguous = np.flatnonzero(near.sum(axis=0, dtype=np.uint8) != 1)
+        # The first candidate is the one of most centers that follow it.
+        near *= np.arange(len(near) - 1, -1, -1, dtype=np.uint8)[:, np.newaxis]
+        return len(near) - 1 - near.max(axis=0).astype(np.int32), scores.T, ambiguous
+
+    def _bounds(self, norms: np.ndarray, dtype: np.dtype) -> np.ndarray:
+        """Return 2·E for rows of these norms, in the type of the scores; infinite if it is unknown."""
+        relative, least = self._relative_error, self._lengths[0]
+        nearest = np.searchsorted(self._lengths, 2.2 * norms + 1.1 * least + float(np.finfo(dtype).tiny), side="right")
+        lengths = self._lengths[nearest - 1]
+        with np.errstate(over="ignore", invalid="ignore"):
+            errors = relative / (1 - relative) * (2 * norms * lengths + lengths * lengths)
+            # Products may underflow, and the sum of the lowest score and the bound is rounded.
+            bounds = 2.04 * errors + 4.0 * self.centers.shape[1] * float(np.finfo(dtype).smallest_subnormal)
+            bounds[~(norms < np.inf)] = np.inf
+            if not relative <= _MOST_RELATIVE_ERROR:
+                bounds[...] = np.inf
+            return np.nextafter(bounds.astype(dtype), dtype.type(np.inf))
+
+    def _rescore(self, rows: np.ndarray, scores: np.ndarray, ambiguous: np.ndarray, labels: np.ndarray) -> None:
+        """Replace the labels of ambiguous rows, whose indices are given; `scores` (m, k) are those of all rows."""
+        wide, some = rows[ambiguous].astype(np.float64), scores[ambiguous]
+        # The bound for the norm of the row itself is often smaller.
+        bounds = self._bounds(np.sqrt(square_norms(wide)) * (1 + 2.0**-20), rows.dtype)
+        candidates = some <= (some.min(axis=1) + bounds)[:, np.newaxis]
+        candidates[~candidates.any(axis=1)] = True  # scores that are not numbers
+        candidates[:, self._repeated] = False
+        each = max(1, _DIFFERENCES // (rows.shape[1] * int(np.count_nonzero(candidates, axis=1).max())))
+        for start in range(0, len(ambiguous), each):
+            part = slice(start, start + each)
+            labels[ambiguous[part]] = self._nearest(wide[part], candidates[part])
+
+    def _nearest(self, rows: np.ndarray, candidates: np.ndarray) -> np.ndarray:
+        """Return the nearest candidate of each float64 row, by float64 distances; the lowest index on a tie."""
+        row, center = np.nonzero(candidates)
+        with np.errstate(over="ignore"):
+            distances = square_norms(rows[row] - self.centers[center])
+        starts = np.flatnonzero(np.diff(row, prepend=-1))
+        least = np.repeat(np.minimum.reduceat(distances, starts), np.diff(starts, append=len(row)))
+        nearest = np.flatnonzero(distances <= least)
+        return center[nearest[np.flatnonzero(np.diff(row[nearest], prepend=-1))]]
+
+
+def _repeated(centers: np.ndarray, norms: np.ndarray) -> np.ndarray:
+    """Return the indices of centers that equal an earlier one, which is then the label of the rows of both."""
+    if len(np.unique(norms)) == len(norms):
+        return np.zeros(0, np.intp)
+    first = np.unique(centers + 0.0, axis=0, return_index=True)[1]  # −0.0 equals 0.0
+    return np.setdiff1d(np.arange(len(centers)), first)

@@ -1,0 +1,162 @@
+"""Lloyd step on the CPU with certified labels and fixed-point running sums: the arithmetic of the kernels of a GPU.
+
+A result depends neither on the number of threads nor on how rows are cut into blocks, files or shards, and has the bits
+of a GPU's: labels (assign/host_labels.py), cluster sums (update/host_sums.py), center shift and inertia.
+"""
+
+from functools import partial
+
+import numpy as np
+
+from tsapps.apps.kmeans.assign.host_labels import HostCenters
+from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
+from tsapps.apps.kmeans.data.host_data import HostData
+from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
+from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
+from tsapps.apps.kmeans.protect.checks import same_bits
+from tsapps.apps.kmeans.results import Assignment
+from tsapps.apps.kmeans.update.fixed_point import Integers, integers_of
+from tsapps.apps.kmeans.update.host_sums import sums_of_reassigned
+
+__all__ = ["ExactHostStep"]
+
+
+class ExactHostStep(Step):
+    """Lloyd step for k clusters over `HostData`, whose point to subtract is final.
+
+    Attributes
+    ----------
+    sums : numpy.ndarray of shape (k, d + 1), int64
+        Running fixed-point sums of the samples of each cluster; see update/fixed_point.cuh.
+    """
+
+    data: HostData
+    keeps_sums = True
+
+    def __init__(self, data: HostData, k: int) -> None:
+        super().__init__(data)
+        self.k = k
+        self._labels = np.empty(data.n_samples, np.int32)
+        self.sums = np.zeros((k, data.n_features + 1), np.int64)
+        # In a protected fit, the same sums, computed a second time.
+        self._again = np.zeros_like(self.sums)
+        # Upper bounds of the norms of the rows of each block, by its first row.
+        self._largest_norms: dict[int, np.ndarray] = {}
+        self.reset()
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Label of each sample, (n,), int32."""
+        return self._labels
+
+    @property
+    def integers(self) -> Integers:
+        """Format of the sums."""
+        return integers_of(self.data)
+
+    @property
+    def sums_units(self) -> np.ndarray:  # type: ignore[override]
+        """Fixed-point unit of each column of the sums, (d + 1,)."""
+        return 1 / self.integers.scales
+
+    def reset(self) -> None:
+        """Set every label to −1 and the sums to zero; see `Step.reset`."""
+        self._labels.fill(-1)
+        self.sums.fill(0)
+        self._again.fill(0)
+        self._are_sums_current = True
+
+    def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:
+        """Label every sample with its nearest center; see `Step.assign`."""
+        update = update or potential
+        if update and not self._are_sums_current:
+            self.reset()
+        nearest = HostCenters(centers)
+        n_reassigned = self._relabel(nearest, update=update)
+        self._are_sums_current &= update or n_reassigned == 0
+        if not update:
+            return Assignment(n_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
+        found = self._assignment(self.sums, n_reassigned)
+        wide = centers.astype(np.float64)
+        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        if self.protection is not None:
+            found.again = self._assignment(self._again, n_reassigned)
+            found.changed = not nearest.is_equal(HostCenters(centers))
+        return found
+
+    def assign_final(self, centers: np.ndarray) -> None:
+        """Label every sample with the nearest center, and update the sums, from which the inertia may follow."""
+        self.assign(centers)
+
+    def _assignment(self, sums: np.ndarray, n_reassigned: int) -> Assignment:
+        values = sums / self.integers.scales
+        return Assignment(n_reassigned, values[:, :-1], values[:, -1], float("nan"))
+
+    def _relabel(self, nearest: HostCenters, *, update: bool) -> int:
+        """Label every sample, add to the sums if `update`, and return the number of labels that changed."""
+        data = self.data
+        add = partial(sums_of_reassigned, integers=self.integers, k=self.k) if update else None
+        number_of_sums = 1 + (self.protection is not None)
+
+        def work(start: int, block: np.ndarray) -> tuple[int, list[np.ndarray]]:
+            own = self._labels[start : start + len(block)]
+            labels = self._labels_of(start, block, nearest)
+            reassigned = np.flatnonzero(own != labels)
+            # Labels are −1 before the first assignment: of all rows or of none.
+            old = own[reassigned] if reassigned.size and own[reassigned[0]] >= 0 else None
+            rows = block, data.weights_of(start, block), reassigned, old, labels[reassigned]
+            sums = [add(*rows) for _ in range(number_of_sums)] if add is not None and reassigned.size else []
+            own[:] = labels
+            return len(reassigned), sums
+
+        count = 0
+        for of_block, sums in data.each_block(work, data.n_features):
+            count += of_block
+            for total, of_rows in zip((self.sums, self._again), sums, strict=False):
+                total += of_rows
+        return count
+
+    def _labels_of(self, start: int, block: np.ndarray, nearest: HostCenters) -> np.ndarray:
+        """Return the labels of a block of rows."""
+        if self.data.may_be_far:
+            # Rows that were not part of a fit may be so far from the mean that scores overflow.
+            exponent = overflow_exponent(block, nearest.centers)
+            if exponent:
+                block, nearest = ldexp(block, -exponent), HostCenters(ldexp(nearest.centers, -exponent))
+            return nearest.labels(block, nearest.largest_norms(block))
+        norms = self._largest_norms.get(start)
+        if norms is None:
+            norms = self._largest_norms[start] = nearest.largest_norms(block)
+        return nearest.labels(block, norms)
+
+    def inertia(self, centers: np.ndarray) -> float:
+        """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
+        found = self._inertia_of_sums(centers)
+        return self.data.inertia(centers, self._labels) if found is None else found
+
+    def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
+        if not (self._are_sums_current and may_use_sums(self.data, self.k)):
+            return None
+        return inertia_of_sums(self.data, sum_terms(self.sums, self.sums_units, centers))
+
+    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
+        """Return the inertia, and a description of a fault in it or in the sums; see `Step.checked_inertia`."""
+        inertia = self.inertia(centers)
+        if not np.array_equal(inertia, self.inertia(centers), equal_nan=True):
+            return inertia, "the inertia differed when it was computed twice"
+        if self._are_sums_current and not same_bits(self.sums, self._sums_of_labels()):
+            return inertia, "the running sums were not those of the samples"
+        return inertia, None
+
+    def _sums_of_labels(self) -> np.ndarray:
+        """Return the cluster sums, (k, d + 1), computed from all samples and their labels."""
+        data, total = self.data, np.zeros_like(self.sums)
+
+        def work(start: int, block: np.ndarray) -> np.ndarray:
+            own, every = self._labels[start : start + len(block)], np.arange(len(block))
+            return sums_of_reassigned(block, data.weights_of(start, block), every, None, own, self.integers, self.k)
+
+        for sums in data.each_block(work, data.n_features):
+            total += sums
+        return total

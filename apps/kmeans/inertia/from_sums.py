@@ -1,0 +1,59 @@
+"""Inertia from fixed-point cluster sums, without a pass over X, where they are exact enough (pure)."""
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
+from tsapps.apps.kmeans.data.kernel_order import block_sum
+
+__all__ = ["INERTIA_ERROR", "inertia_from_terms", "inertia_of_sums", "may_use_sums"]
+
+#: Maximum relative error of an inertia from cluster sums: about the error of float32 differences.
+INERTIA_ERROR = 2.0**-20
+# Sums are used if X has at least `_ROWS_OVER_SUMS` times as many bytes as they. `_SQUARES_ERROR` is the relative error
+# of a float64 sum of squares.
+_ROWS_OVER_SUMS, _SQUARES_ERROR = 8, 2.0**-40
+
+
+def may_use_sums(data: FixedPointData, k: int) -> bool:
+    """Return True if cluster sums may be exact enough for the inertia, and a pass over X would take longer."""
+    if data.dtype != np.float32 or data.sample_weight is not None or data.itemsize is None:
+        return False
+    sums_bytes = k * (data.n_features + 1) * np.dtype(np.int64).itemsize
+    return data.n_total * data.n_features * data.itemsize >= _ROWS_OVER_SUMS * sums_bytes
+
+
+def inertia_of_sums(data: FixedPointData, terms: np.ndarray) -> float | None:
+    """Return the inertia of X from terms of its cluster sums, (k, 4); None if it would not be exact enough."""
+    squares = data.n_total * data.n_features * data.spread()[1] ** 2
+    inertia, error = inertia_from_terms(squares, terms)
+    # `squares` was computed as the sum of squares about `data.origin` minus a correction. The error of `squares` is
+    # relative to the sum about the origin, which can be larger.
+    about_origin = squares + data.n_total * float(np.square(data.cached_moments[0] - data.origin).sum())
+    exact = error + _SQUARES_ERROR * about_origin <= INERTIA_ERROR * inertia
+    return inertia / (2 if data.spherical else 1) if exact else None
+
+
+def inertia_from_terms(squares: float, terms: np.ndarray) -> tuple[float, float]:
+    """Compute the inertia of float32 rows x from terms of their cluster sums (inertia/sum_terms.cuh), in float64.
+
+    Parameters
+    ----------
+    squares : float
+        Σ‖x‖² over the rows.
+    terms : numpy.ndarray of shape (k, 4)
+        For the center c of each cluster of m rows with the sum s: m, c·s, ‖c‖² and ``Σ |c_i|·u_i``. u_i is the value of
+        the last fixed-point bit of column i of the sums.
+
+    Returns
+    -------
+    inertia : float
+        Σ‖x − c‖² = Σ‖x‖² − 2·Σ c·s + Σ m·‖c‖².
+    error : float
+        Bound of the error of `inertia` from rounding the elements of x. The error of rounding to float32 is at most
+        half an ulp of ``2·|c·x| ≤ ‖c‖² + ‖x‖²``. The error of rounding to fixed point is at most half a unit per
+        element.
+    """
+    counts, dots, norms, roundings = terms.T
+    of_centers = float(block_sum(counts * norms))
+    inertia = squares - 2 * float(block_sum(dots)) + of_centers
+    return inertia, float(np.finfo(np.float32).eps) / 2 * (squares + of_centers) + float(block_sum(counts * roundings))
