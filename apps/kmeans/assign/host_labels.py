@@ -93,22 +93,30 @@ class HostCenters:
         """
         labels = np.empty(len(rows), np.int32)
         bounds = self._bounds(largest_norms, rows.dtype)
+        ambiguous: list[np.ndarray] = []
+        their_scores: list[np.ndarray] = []
+
+        def rescore() -> None:
+            if ambiguous:
+                some = np.concatenate(ambiguous)
+                labels[some] = self._rescored(rows[some], np.concatenate(their_scores))
+                ambiguous.clear()
+                their_scores.clear()
+
         with np.errstate(over="ignore", invalid="ignore"):  # rows whose scores overflow have no candidates
             for start, bound in zip(range(0, len(rows), self.piece), bounds, strict=True):
-                some = slice(start, start + self.piece)
-                labels[some] = self._labels_of_piece(rows[some], bound)
-        return labels
-
-    def _labels_of_piece(self, rows: np.ndarray, bound: np.floating) -> np.ndarray:
-        """Return the labels of rows whose scores have errors of at most `bound`/2."""
-        if self._by_center:
-            labels, scores, ambiguous = self._scores_by_center(rows, bound)
-        else:
-            labels, scores, ambiguous = self._scores_by_row(rows, bound)
-        if not bound < np.inf:  # scores may not be numbers
-            ambiguous = np.arange(len(rows))
-        if ambiguous.size:
-            self._rescore(rows, scores, ambiguous, labels)
+                part = slice(start, start + self.piece)
+                scored = self._scores_by_center if self._by_center else self._scores_by_row
+                labels[part], scores, some = scored(rows[part], bound)
+                if not bound < np.inf:  # scores may not be numbers
+                    some = np.arange(len(scores))
+                if some.size:
+                    ambiguous.append(start + some)
+                    their_scores.append(scores[some])
+                # A few rows at a time take long, because NumPy does; many take much memory.
+                if sum(one.size for one in their_scores) > _SCORE_ELEMENTS:
+                    rescore()
+            rescore()
         return labels
 
     def _scores_by_row(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -146,18 +154,20 @@ class HostCenters:
                 bounds[...] = np.inf
             return np.nextafter(bounds.astype(dtype), dtype.type(np.inf))
 
-    def _rescore(self, rows: np.ndarray, scores: np.ndarray, ambiguous: np.ndarray, labels: np.ndarray) -> None:
-        """Replace the labels of ambiguous rows, whose indices are given; `scores` (m, k) are those of all rows."""
-        wide, some = rows[ambiguous].astype(np.float64), scores[ambiguous]
-        # The bound for the norm of the row itself is often smaller.
+    def _rescored(self, rows: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        """Return the labels of ambiguous rows, whose scores (m, k) are given."""
+        wide = rows.astype(np.float64)
+        # The bound for the norm of the row itself is often smaller than that for the norms of all rows.
         bounds = self._bounds(np.sqrt(square_norms(wide)) * (1 + 2.0**-20), rows.dtype)
-        candidates = some <= (some.min(axis=1) + bounds)[:, np.newaxis]
+        candidates = scores <= (scores.min(axis=1) + bounds)[:, np.newaxis]
         candidates[~candidates.any(axis=1)] = True  # scores that are not numbers
         candidates[:, self._repeated] = False
+        labels = np.empty(len(rows), np.int32)
         each = max(1, _DIFFERENCES // (rows.shape[1] * int(np.count_nonzero(candidates, axis=1).max())))
-        for start in range(0, len(ambiguous), each):
+        for start in range(0, len(rows), each):
             part = slice(start, start + each)
-            labels[ambiguous[part]] = self._nearest(wide[part], candidates[part])
+            labels[part] = self._nearest(wide[part], candidates[part])
+        return labels
 
     def _nearest(self, rows: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """Return the nearest candidate of each float64 row, by float64 distances; the lowest index on a tie."""

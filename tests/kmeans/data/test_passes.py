@@ -167,7 +167,7 @@ def test_chunks_of_moments():
         assert n / chunk < 65_535
         for of_x in (2, itemsize):  # 16-bit X has the working type float32
             assert chunk % inertia_chunk(n, d, of_x) == 0
-        assert chunk <= max((64 << 20) // (d * itemsize), 128, 2**-14 * n, 24 * d * n / 2**30)
+        assert chunk <= max((8 << 20) // (d * itemsize), 128, 2**-14 * n, 24 * d * n / 2**30)
         assert 24 * d * (n / chunk) < 2**31
     # Some 4096 to 8192 blocks, each of whose threads has 16 rows or more.
     assert [moment_chunk(n, 128, 4) for n in (10**5, 10**6, 10**7, 10**8)] == [128, 128, 2048, 16384]
