@@ -28,12 +28,8 @@ from tsapps.apps.kmeans.initial_centers import Init, initial_centers
 from tsapps.apps.kmeans.protect.checks import Protection
 from tsapps.apps.kmeans.result_check import checked_result, relocation_repeats
 from tsapps.apps.kmeans.results import IterationResult, Report, square_shift
-from tsapps.kernels.arrays import to_host
 
 __all__ = ["Clustering", "Progress", "fit"]
-
-# Maximum number of labels compared at a time: NumPy converts labels that are used as indices to 8 bytes each.
-_LABELS_AT_ONCE = 1 << 21
 
 
 @dataclass(frozen=True)
@@ -171,7 +167,7 @@ def fit(
                 found = _single_run(step, centers, max_iter, variance * tol, report)
                 clock.lap("iterate")
                 if best is None or (
-                    found.inertia < best.inertia and not _same_clustering(found.labels, best.labels, n_clusters)
+                    found.inertia < best.inertia and not step.same_clustering(found.labels, best.labels, n_clusters)
                 ):
                     best, kept = found, None if protection is None else protection.kept
                     if runs > 1:
@@ -377,16 +373,3 @@ def _iterate_run(
             found = replace(found, strict=found.strict and shift == 0)
         converged = converged or shift <= tol
     return found, centers, done, converged
-
-
-def _same_clustering(labels: Any, others: Any, n_clusters: int) -> bool:
-    """Return True if samples with equal labels in `labels`, (n,), also have equal labels in `others`, (n,).
-
-    As in scikit-learn, the two labelings then count as the same clustering up to renumbering.
-    """
-    labels, others = to_host(labels), to_host(others)
-    partner = np.full(n_clusters, -1, np.int32)
-    parts = [slice(start, start + _LABELS_AT_ONCE) for start in range(0, len(labels), _LABELS_AT_ONCE)]
-    for part in parts:
-        partner[labels[part]] = others[part]
-    return all((partner[labels[part]] == others[part]).all() for part in parts)

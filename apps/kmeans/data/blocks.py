@@ -137,7 +137,10 @@ class Data(ABC):
 
         `n_columns` is the width of the widest temporary array of the pass; it determines the number of rows per block.
         """
-        rows = self.block_rows(n_columns)
+        return self.blocks_of(self.block_rows(n_columns))
+
+    def blocks_of(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield what `blocks` does, in blocks of at most `rows` rows."""
         if self.held is None:
             yield from self.source_blocks(rows)
             return

@@ -1,7 +1,7 @@
 """`HostData`: X in host memory, or streamed from its source; passes by NumPy on one thread per core."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
@@ -53,6 +53,8 @@ class HostData(FixedPointData):
     ----------
     source, dtype, sample_weight, shard
         See `FixedPointData`.
+    threads : int, optional
+        Maximum number of threads; by default, one per core.
 
     Raises
     ------
@@ -66,13 +68,19 @@ class HostData(FixedPointData):
     may_be_far = False
 
     def __init__(
-        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, shard: Shard | None = None
+        self,
+        source: Rows,
+        dtype: np.dtype,
+        sample_weight: np.ndarray | None,
+        shard: Shard | None = None,
+        threads: int | None = None,
     ) -> None:
         n, d = source.shape
         chunk = moment_chunk(n if shard is None else shard.n_total, d, np.dtype(dtype).itemsize)
         of_thread = _THREAD_BLOCKS * 8 * min(max(_TASK_ELEMENTS, _LEAST_ROWS * d, chunk * d), n * (d + 4))
         available = available_host_memory()
-        self.threads = max(1, min(available_cores(), available // 4 // of_thread))
+        cores = available_cores() if threads is None else threads
+        self.threads = max(1, min(cores, available // 4 // of_thread))
         #: Bytes that a fit may use in addition to X.
         self.working_bytes = self.threads * of_thread + _SAMPLE_BYTES * n
         check_memory(source.name, self.threads * of_thread + _LABEL_BYTES * n, available)
@@ -121,10 +129,23 @@ class HostData(FixedPointData):
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order."""
+        return self._each(self.blocks(n_columns), work)
+
+    def each_chunk(self, work: Callable[[int, Any], T], chunk: int) -> Iterator[T]:
+        """Yield ``work(number of the chunk, rows)`` for every chunk of `chunk` centered rows, in row order."""
+
+        def each(start: int, block: Any) -> list[T]:
+            return [work((start + at) // chunk, block[at : at + chunk]) for at in range(0, len(block), chunk)]
+
+        rows = max(1, _TASK_ELEMENTS // (self.n_features * chunk)) * chunk
+        for found in self._each(self.blocks_of(rows), each):
+            yield from found
+
+    def _each(self, blocks: Iterable[tuple[int, Any]], work: Callable[[int, Any], T]) -> Iterator[T]:
         waiting: deque[Future[T]] = deque()
         # BLAS runs on one thread per call, because the threads of the pool already occupy all cores.
         with one_blas_thread():
-            for start, block in self.blocks(n_columns):
+            for start, block in blocks:
                 waiting.append(self.pool.submit(lambda start, block: work(start, self.prepared(block)), start, block))
                 if len(waiting) > 2 * self.threads:
                     yield waiting.popleft().result()

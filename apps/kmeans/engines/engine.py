@@ -131,6 +131,8 @@ class HostEngine(Engine):
         Whether small X, too, is processed with the arithmetic of the kernels of a GPU, not with scikit-learn's.
     shard : Shard, optional
         Which rows of a larger matrix `source` has; by default, it has all rows.
+    threads : int, optional
+        Maximum number of threads; by default, one per core.
     """
 
     data: HostData
@@ -143,8 +145,9 @@ class HostEngine(Engine):
         *,
         as_kernels: bool = False,
         shard: Shard | None = None,
+        threads: int | None = None,
     ) -> None:
-        self.data = HostData(source, dtype, sample_weight, shard)
+        self.data = HostData(source, dtype, sample_weight, shard, threads)
         self.blocks = HostStep(self.data)
         self.data.as_kernels = (as_kernels or not self.data.is_small) and self.data.weights_alike
         self._step: ExactHostStep | None = None

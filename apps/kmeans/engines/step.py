@@ -11,8 +11,12 @@ from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.protect.checks import Protection
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report, square_shift
 from tsapps.apps.kmeans.update.means import next_centers
+from tsapps.kernels.arrays import to_host
 
 __all__ = ["Step"]
+
+# Maximum number of labels compared at a time: NumPy converts labels that are used as indices to 8 bytes each.
+_LABELS_AT_ONCE = 1 << 21
 
 
 class Step(ABC):
@@ -147,3 +151,15 @@ class Step(ABC):
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each label, (k,), int64, for current or earlier `labels` (n,)."""
         return self.data.count_labels(labels, k)
+
+    def same_clustering(self, labels: Any, others: Any, k: int) -> bool:
+        """Return True if samples with equal labels in `labels`, (n,), also have equal labels in `others`, (n,).
+
+        As in scikit-learn, the two labelings then count as the same clustering up to renumbering.
+        """
+        labels, others = to_host(labels), to_host(others)
+        partner = np.full(k, -1, np.int32)
+        parts = [slice(start, start + _LABELS_AT_ONCE) for start in range(0, len(labels), _LABELS_AT_ONCE)]
+        for part in parts:
+            partner[labels[part]] = others[part]
+        return all((partner[labels[part]] == others[part]).all() for part in parts)

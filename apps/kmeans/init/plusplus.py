@@ -57,8 +57,27 @@ def random_samples(data: Data, n_clusters: int, random_state: np.random.RandomSt
     numpy.ndarray of shape (n_clusters, d)
         The samples, centered as `data` is.
     """
-    samples = random_state.choice(data.n_samples, size=n_clusters, replace=False, p=_probabilities(data))
+    if data.is_small or data.sample_weight is not None:
+        samples = random_state.choice(data.n_samples, size=n_clusters, replace=False, p=_probabilities(data))
+    else:
+        samples = equally_likely_samples(data.n_samples, n_clusters, random_state)
     return data.rows(samples)
+
+
+def equally_likely_samples(n: int, count: int, random_state: np.random.RandomState) -> np.ndarray:
+    """Draw `count` different numbers below n, as ``choice(n, count, replace=False, p=[1/n, …])`` does, in O(count).
+
+    `choice` adds up n probabilities. Rounding of this sum changes a draw once in some 10¹⁰ / n.
+    """
+    found = np.zeros(0, np.int64)
+    while len(found) < count:
+        drawn = random_state.random_sample(count - len(found))
+        left = np.minimum((drawn * (n - len(found))).astype(np.int64), n - len(found) - 1)
+        # The numbers that are left, in order: each found number below or at a place moves the place up by one.
+        ordered = np.sort(found)
+        new = left + np.searchsorted(ordered - np.arange(len(ordered)), left, side="right")
+        found = np.concatenate([found, new[np.sort(np.unique(new, return_index=True)[1])]])
+    return found
 
 
 def _rows_on_host(data: Data) -> Callable[[np.ndarray], np.ndarray]:

@@ -1,32 +1,70 @@
-"""Greedy k-means++ on the CPU in O(n) memory, for n too large to store the distances to all candidates."""
+"""Greedy k-means++ on the CPU in O(n) memory, by chunks of rows.
 
-from collections.abc import Iterator
-from typing import Any
+Potentials are summed by chunks of consecutive rows, whose size is a function of the shape of X. Each chunk has products
+of its own, because BLAS rounds them differently if the shape differs. So samples do not depend on how rows are cut into
+blocks or shards: a shard consists of whole chunks.
+"""
+
+from typing import Any, Protocol
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.distances import square_distances
 from tsapps.apps.kmeans.data.host_data import HostData, check_memory
+from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["draw_plus_plus"]
+__all__ = ["ChunkedDraw", "ChunkedDraws", "draw_plus_plus", "draw_samples", "plusplus_host_chunk"]
 
-# Number of samples for which the running sum is computed at a time; few enough for the L2 cache.
-_PIECE = 1 << 16
-# If the distances of all samples to all candidates take at most this many bytes, or at most a fourth of the bytes of X,
-# `plusplus.kmeans_plusplus` stores them instead.
+# Approximate number of elements of a chunk, so that products of a chunk take longer than their calls.
+_CHUNK_ELEMENTS = 1 << 18
+# Distances of samples to all candidates are kept for the next step if they take at most this many bytes, or at most a
+# fourth of the bytes of X.
 _MOST_DISTANCES = 64 << 20
 
 
-def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:
-    """Draw samples by greedy k-means++, storing one distance per sample; implements `plusplus.Draw`.
-
-    Each step reads X twice: for the potential of every candidate, then for the distances to the best candidate. Running
-    sums are bit-identical to `numpy.cumsum`. Potentials are summed block by block.
+def plusplus_host_chunk(n_total: int, d: int, itemsize: int) -> int:
+    """Return the number of rows per chunk of k-means++ on the CPU, a multiple of `moment_chunk`; both powers of two.
 
     Parameters
     ----------
-    data : HostData
+    n_total : int
+        Number of rows of X, of which a shard has some.
+    d : int
+    itemsize : int
+        Size of a number of the working type in bytes.
+    """
+    return max(moment_chunk(n_total, d, itemsize), 1 << (max(1, _CHUNK_ELEMENTS // d).bit_length() - 1))
+
+
+class ChunkedDraws(Protocol):
+    """X, from which samples are drawn chunk by chunk."""
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the samples with these indices, centered; shape (len(indices), d)."""
+
+    def add(self, point: np.ndarray) -> None:
+        """Take a point, (d,), as a center: D² is the squared distance to the nearest center."""
+
+    def potentials(self, points: np.ndarray) -> np.ndarray:
+        """Return Σ w·min(D², ‖x − p‖²) over each chunk for each point p of `points` (m, d), (m, chunks), float64."""
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk, (chunks,), float64."""
+
+    def find(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the index of the first sample of each of these chunks at which its running sum of w·D² is a target.
+
+        If rounding puts a target past the end, it is the last sample with a positive w·D².
+        """
+
+
+def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarray:
+    """Draw samples by greedy k-means++; implements `plusplus.Draw`.
+
+    Parameters
+    ----------
+    data : ChunkedDraws
     first : int
         Index of the first sample.
     draws : numpy.ndarray of shape (k − 1, trials)
@@ -34,70 +72,116 @@ def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray 
 
     Returns
     -------
-    numpy.ndarray of shape (k,) or None
-        Sample indices. None if distances to all candidates fit in memory: `plusplus.kmeans_plusplus` is then faster.
+    numpy.ndarray of shape (k,)
+        Sample indices.
+    """
+    samples = np.empty(len(draws) + 1, np.int64)
+    samples[0] = first
+    data.add(data.rows(samples[:1])[0])
+    running = np.cumsum(data.sums())
+    for step, drawn in enumerate(draws, start=1):
+        targets = drawn * running[-1]
+        chunks = np.minimum(np.searchsorted(running, targets), len(running) - 1)
+        before = np.where(chunks > 0, running[chunks - 1], 0.0)
+        candidates = data.find(chunks, targets - before)
+        points = data.rows(candidates)
+        of_points = np.cumsum(data.potentials(points), axis=1)
+        best = int(of_points[:, -1].argmin())
+        samples[step], running = candidates[best], of_points[best]
+        data.add(points[best])
+    return samples
+
+
+class ChunkedDraw:
+    """Samples of one process, or of a shard; see `ChunkedDraws`. Numbers of chunks and samples count from the shard's.
 
     Raises
     ------
     MemoryError
         If the host has no memory for one distance per sample.
     """
-    n, d = data.source.shape
-    distances = draws.shape[1] * n * data.dtype.itemsize
-    if distances <= max(_MOST_DISTANCES, n * d * data.source.dtype.itemsize // 4):
-        return None
-    check_memory(data.source.name, n * data.dtype.itemsize, available_host_memory())
-    samples = np.empty(len(draws) + 1, np.int64)
-    samples[0] = first
-    closest = data.square_distances(data.rows(samples[:1]))[0]
-    potential = sum(float(part.sum(dtype=np.float64)) for part in _weighted(data, closest))
-    for step, drawn in enumerate(draws, start=1):
-        candidates = _search(data, closest, drawn * potential)
-        points = data.rows(candidates)
-        best = int(_potentials(data, closest, points).argmin())
-        samples[step] = candidates[best]
-        potential = float(_potentials(data, closest, points[best : best + 1], update=True)[0])
-    return samples
+
+    def __init__(self, data: HostData) -> None:
+        n, d = data.source.shape
+        check_memory(data.source.name, n * data.dtype.itemsize, available_host_memory())
+        self._data, self.chunk = data, plusplus_host_chunk(data.n_total, d, data.dtype.itemsize)
+        self._closest = np.full(n, np.inf, data.dtype)  # D² of each sample
+        self._most_kept = max(_MOST_DISTANCES, n * d * data.source.dtype.itemsize // 4)
+        # The points of the last call of `potentials`, and the squared distance of each sample to each of them.
+        self._kept: tuple[np.ndarray, np.ndarray] | None = None
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples; see `ChunkedDraws.rows`."""
+        return self._data.rows(indices)
+
+    def add(self, point: np.ndarray) -> None:
+        """Take a point as a center; see `ChunkedDraws.add`."""
+        if self._kept is not None:
+            points, distances = self._kept
+            same = np.flatnonzero((points == point).all(axis=1))
+            if same.size:
+                np.minimum(self._closest, distances[same[0]], out=self._closest)
+                return
+
+        def work(number: int, rows: Any) -> None:
+            own = self._of_chunk(self._closest, number)
+            np.minimum(own, square_distances(point[np.newaxis], rows)[0], out=own)
+
+        for _ in self._data.each_chunk(work, self.chunk):
+            pass
+
+    def potentials(self, points: np.ndarray) -> np.ndarray:
+        """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
+        data, self._kept = self._data, None
+        kept = None
+        if len(points) * self._closest.nbytes <= self._most_kept:
+            kept = np.empty((len(points), len(self._closest)), data.dtype)
+
+        def work(number: int, rows: Any) -> np.ndarray:
+            distances = square_distances(points, rows)
+            np.minimum(distances, self._of_chunk(self._closest, number), out=distances)
+            if kept is not None:
+                self._of_chunk(kept, number)[:] = distances
+            weights = data.weights_of(number * self.chunk, rows)
+            return (distances if weights is None else distances * weights).sum(axis=1, dtype=np.float64)
+
+        found = np.column_stack(list(data.each_chunk(work, self.chunk)))
+        self._kept = None if kept is None else (points, kept)
+        return found
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
+        chunks = range(0, len(self._closest), self.chunk)
+        return np.array([self._weighted(start // self.chunk).sum(dtype=np.float64) for start in chunks])
+
+    def find(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the indices of samples; see `ChunkedDraws.find`."""
+        return np.array([self._found(*one) for one in zip(chunks.tolist(), targets.tolist(), strict=True)])
+
+    def _found(self, chunk: int, target: float) -> int:
+        weighted = self._weighted(chunk).astype(np.float64)
+        found = int(np.searchsorted(np.cumsum(weighted), target))
+        if found == len(weighted):
+            positive = np.flatnonzero(weighted)
+            found = int(positive[-1]) if positive.size else found - 1
+        return chunk * self.chunk + found
+
+    def _weighted(self, chunk: int) -> np.ndarray:
+        """Return w·D² of each sample of a chunk."""
+        own = self._of_chunk(self._closest, chunk)
+        weights = self._data.weights_of(chunk * self.chunk, own)
+        return own if weights is None else own * weights
+
+    def _of_chunk(self, array: np.ndarray, chunk: int) -> np.ndarray:
+        return array[..., chunk * self.chunk : (chunk + 1) * self.chunk]
 
 
-def _potentials(data: HostData, closest: np.ndarray, points: np.ndarray, *, update: bool = False) -> np.ndarray:
-    """Return the potential Σ w·min(D², ‖x − p‖²) over the samples x for each point p of `points` (m, d): (m,), float64.
+def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:
+    """Draw samples by greedy k-means++; implements `plusplus.Draw`.
 
-    `closest` (n,) is D², the squared distance of each sample to the nearest center. If `update`, it is replaced by
-    min(D², ‖x − p‖²) for the first point p.
+    Returns
+    -------
+    numpy.ndarray of shape (k,) or None
+        Sample indices. None for small X, of which `plusplus.kmeans_plusplus` draws samples with scikit-learn's sums.
     """
-
-    def work(start: int, block: Any) -> np.ndarray:
-        own = closest[start : start + len(block)]
-        distances = square_distances(points, block)
-        np.minimum(distances, own, out=distances)
-        if update:
-            own[:] = distances[0]
-        weights = data.weights_of(start, block)
-        return (distances if weights is None else distances * weights).sum(axis=1, dtype=np.float64)
-
-    return sum(data.each_block(work, len(points)), start=np.zeros(len(points)))
-
-
-def _search(data: HostData, closest: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """Return the index of the first sample at which the running sum of w·D² reaches each threshold, (trials,)."""
-    found = np.zeros(len(thresholds), np.int64)
-    total = 0.0
-    for part in _weighted(data, closest):
-        running = part.astype(np.float64)
-        running[0] += total
-        np.cumsum(running, out=running)
-        found += np.searchsorted(running, thresholds)
-        total = running[-1]
-        if (thresholds <= total).all():
-            break
-    # Rounding can put a draw past the end of the running sum.
-    return np.minimum(found, data.n_samples - 1)
-
-
-def _weighted(data: HostData, closest: np.ndarray) -> Iterator[np.ndarray]:
-    """Yield w·D² of each sample, `_PIECE` samples at a time; `closest` (n,) is D²."""
-    for start in range(0, len(closest), _PIECE):
-        part = closest[start : start + _PIECE]
-        weights = data.weights_of(start, part)
-        yield part if weights is None else part * weights
+    return None if data.is_small else draw_samples(ChunkedDraw(data), first, draws)

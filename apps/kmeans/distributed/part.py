@@ -1,0 +1,270 @@
+"""`Part`: consecutive rows of X in one process, and the passes of a fit over them.
+
+A fit over several parts asks all of them the same, and adds up what they answer (partitioned_engine.py). Sums are whole
+numbers, or belong to chunks of rows that are added in order, so the result has the same bits however X is cut.
+
+Every question comes with the `PartState`: all that earlier questions have told the part. A part that is in another
+state, because it was made again after its process was lost, brings itself to this state first. So each answer is a
+function of the rows, the state and the question, and may be asked for any number of times.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.frame import ScaledRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.shard import Shard, Statistics
+from tsapps.apps.kmeans.engines.engine import HostEngine
+from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw
+
+__all__ = ["Part", "PartSpec", "PartState"]
+
+
+@dataclass(frozen=True)
+class PartSpec:
+    """Which rows of X a part has, and how they are processed.
+
+    Attributes
+    ----------
+    first : int
+        Index of the first row; a multiple of `plusplus_host_chunk`.
+    n_total : int
+        Number of rows of X.
+    dtype : str
+        Working type.
+    spherical : bool
+        Whether rows are scaled to norm 1.
+    name : str
+        Name of X in messages.
+    """
+
+    first: int
+    n_total: int
+    dtype: str
+    spherical: bool
+    name: str
+
+
+@dataclass(frozen=True)
+class PartState:
+    """What a part has been told by earlier questions.
+
+    Attributes
+    ----------
+    exponent : int
+        Rows are multiplied by 2^−exponent; see `Frame`.
+    statistics : Statistics or None
+        Statistics of all rows of X; None before they are known.
+    point : numpy.ndarray of shape (d,) or None
+        The point that is subtracted from rows; None before it is known.
+    k : int
+        Number of clusters; 0 before it is known.
+    seeds : tuple of numpy.ndarray of shape (d,)
+        Points that k-means++ has chosen.
+    centers : numpy.ndarray of shape (k, d) or None
+        The centers that samples were last assigned to; None if they have no labels.
+    """
+
+    exponent: int = 0
+    statistics: Statistics | None = None
+    point: np.ndarray | None = None
+    k: int = 0
+    seeds: tuple[np.ndarray, ...] = ()
+    centers: np.ndarray | None = None
+
+
+class PartRows(ArrayRows):
+    """Rows of X from `first` on; messages name them by their numbers in X."""
+
+    def __init__(self, array: np.ndarray, name: str, first: int) -> None:
+        super().__init__(array, name)
+        self._first = first
+
+    def row_name(self, row: int) -> str:
+        """Return what messages call a row; see `data.rows.row_name`."""
+        return f"row {self._first + row}"
+
+
+class Part:
+    """Rows of X in host memory, and the answers to the questions of a fit.
+
+    Parameters
+    ----------
+    rows : numpy.ndarray of shape (n, d)
+    weights : numpy.ndarray of shape (n,), optional
+    spec : PartSpec
+    """
+
+    def __init__(self, rows: np.ndarray, weights: np.ndarray | None, spec: PartSpec) -> None:
+        self._rows, self._weights, self._spec = rows, weights, spec
+        self._step: ExactHostStep | None = None
+        self._draw: ChunkedDraw | None = None
+        self._open(0)
+
+    def _open(self, exponent: int) -> None:
+        """Begin again, with rows that are multiplied by 2^−exponent and not centered."""
+        spec = self._spec
+        rows: Rows = PartRows(self._rows, spec.name, spec.first)
+        dtype = np.dtype(spec.dtype)
+        if exponent:
+            rows = ScaledRows(rows, exponent, dtype)
+        elif spec.spherical:
+            rows = UnitRows(rows, dtype)
+        shard = Shard(spec.first, spec.n_total)
+        self._engine = HostEngine(rows, dtype, self._weights, as_kernels=True, shard=shard, threads=1)
+        self._state = PartState(exponent)
+
+    def ask(self, question: str, state: PartState, *arguments: Any) -> Any:
+        """Bring the part to a state, and return the answer of the method `question`."""
+        self._bring_to(state)
+        return getattr(self, question)(*arguments)
+
+    def _bring_to(self, state: PartState) -> None:
+        own, data = self._state, self._engine.data
+        if own.exponent != state.exponent or (own.point is not None and not _same(own.point, state.point)):
+            self._open(state.exponent)
+            own, data = self._state, self._engine.data
+        if own.point is None and state.point is not None:
+            assert state.statistics is not None  # the point follows from them
+            data.adopt(state.statistics)
+            data.center(state.point)
+            self._step = self._draw = None
+        self._bring_seeds_to(state.seeds)
+        self._bring_labels_to(state)
+        self._state = state
+
+    def _bring_seeds_to(self, seeds: tuple[np.ndarray, ...]) -> None:
+        own = self._state.seeds
+        if self._draw is None or len(own) > len(seeds) or not all(map(_same, own, seeds)):
+            self._draw, own = ChunkedDraw(self._engine.data) if seeds else None, ()
+        for seed in seeds[len(own) :]:
+            self._draw.add(seed)  # type: ignore[union-attr] (there are seeds)
+
+    def _bring_labels_to(self, state: PartState) -> None:
+        if state.k == 0:
+            self._step = None
+            return
+        own = self._state.centers
+        if self._step is None or self._step.k != state.k:
+            self._step, own = ExactHostStep(self._engine.data, state.k), None
+        if not _same(own, state.centers):
+            self._step.reset()
+            if state.centers is not None:
+                self._step.assign(state.centers)
+
+    @property
+    def _labeled(self) -> ExactHostStep:
+        assert self._step is not None  # k is known
+        return self._step
+
+    # Questions about X
+
+    def first_row(self) -> np.ndarray:
+        """Return the first row, (d,), in the working type."""
+        return self._engine.data.first_row()
+
+    def partial_moments(self, origin: np.ndarray) -> np.ndarray:
+        """Return the moments of each chunk; see `FixedPointData.partial_moments`."""
+        return self._engine.data.partial_moments(origin)
+
+    def non_finite(self) -> str | None:
+        """Return the message of the first element that is not a finite number, or None."""
+        try:
+            self._engine.data.refuse_non_finite()
+        except ValueError as error:
+            return str(error)
+        return None
+
+    def extents(self, first: np.ndarray) -> tuple[float, float]:
+        """Return the extents of the rows; see `Data.extents`."""
+        return self._engine.data.extents(first)
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows with these indices of X, centered; shape (len(indices), d)."""
+        return self._engine.data.rows(indices - self._spec.first)
+
+    def rows_as_read(self, indices: np.ndarray) -> np.ndarray:
+        """Return the rows with these indices of X in the working type, not centered."""
+        return self._engine.data.rows_as_read(indices - self._spec.first)
+
+    def square_norm(self) -> float:
+        """Return Σ w·‖x‖² over the rows."""
+        return self._engine.data.square_norm()
+
+    # Questions of k-means++
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
+        assert self._draw is not None  # there are seeds
+        return self._draw.sums()
+
+    def potentials(self, points: np.ndarray) -> np.ndarray:
+        """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
+        assert self._draw is not None
+        return self._draw.potentials(points)
+
+    def found(self, searches: np.ndarray) -> np.ndarray:
+        """Return the index in X of the sample of each search, a chunk of X and a target; see `ChunkedDraws.find`."""
+        assert self._draw is not None
+        chunks = searches[:, 0].astype(np.int64) - self._spec.first // self._draw.chunk
+        return self._spec.first + self._draw.find(chunks, searches[:, 1])
+
+    # Questions of an iteration
+
+    def assign(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
+        """Label every row with its nearest center.
+
+        Returns
+        -------
+        n_reassigned : int
+        sums : numpy.ndarray of shape (k, d + 1), int64
+            Fixed-point sums of the rows of each cluster.
+        """
+        n_reassigned = self._labeled.assign(centers).n_reassigned
+        self._state = replace(self._state, centers=centers)
+        return n_reassigned, self._labeled.sums.copy()
+
+    def partial_inertia(self, centers: np.ndarray) -> np.ndarray:
+        """Return Σ w·‖x − c‖² of each chunk, for the current labels; see `HostData.partial_inertia`."""
+        return self._engine.data.partial_inertia(centers, self._labeled.labels)
+
+    def own_distances(self, centers: np.ndarray) -> np.ndarray:
+        """Return ‖x − c‖² of each row and the center of its label."""
+        return self._engine.data.own_distances(centers, self._labeled.labels)
+
+    def labels(self) -> np.ndarray:
+        """Return a copy of the labels of all rows, int32."""
+        return self._labeled.labels.copy()
+
+    def labels_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the labels of the rows with these indices of X."""
+        return self._labeled.labels[indices - self._spec.first]
+
+    def cluster_sizes(self) -> np.ndarray:
+        """Return the number of rows with each label, (k,), int64."""
+        return self._engine.data.count_labels(self._labeled.labels, self._labeled.k)
+
+    def partners(self, others: np.ndarray) -> np.ndarray | None:
+        """Return for each label that of the rows with it if they are assigned to other centers, (k,), int32.
+
+        −1 stands for a label without rows. None if rows with one label would have several.
+        """
+        labels = self.labels()
+        self._labeled.assign(others)
+        other_labels = self._labeled.labels
+        self._state = replace(self._state, centers=others)
+        partner = np.full(self._labeled.k, -1, np.int32)
+        partner[labels] = other_labels
+        return partner if np.array_equal(partner[labels], other_labels) else None
+
+
+def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:
+    """Return True if two arrays have the same bits, or if both are None."""
+    if one is None or other is None:
+        return one is other
+    return one is other or (one.dtype == other.dtype and one.tobytes() == other.tobytes())

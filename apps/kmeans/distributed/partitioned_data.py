@@ -1,0 +1,213 @@
+"""`PartitionedData`: X as parts that a crew holds; no array of as many elements as X has rows is made here."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
+from tsapps.apps.kmeans.data.host_moments import total_moments
+from tsapps.apps.kmeans.data.pinned_rows import is_half
+from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.data.shard import Statistics
+from tsapps.apps.kmeans.distributed.crew import Crew
+from tsapps.apps.kmeans.distributed.part import PartState
+from tsapps.apps.kmeans.inertia.host_inertia import total_inertia
+
+__all__ = ["HeldRows", "PartitionedData"]
+
+T = TypeVar("T")
+
+
+class HeldRows:
+    """Shape, type and name of rows that a crew holds; they cannot be read here."""
+
+    device = None
+
+    def __init__(self, shape: tuple[int, int], dtype: np.dtype, name: str = "X") -> None:
+        self.shape, self.dtype, self.name = shape, dtype, name
+
+    def blocks(self, rows: int) -> Iterator[tuple[int, Any]]:  # noqa: ARG002 (see `Rows`)
+        """Raise ValueError: the rows are in other processes."""
+        raise ValueError(f"{self.name} is distributed over several processes, and is not read as a whole")
+
+    def rows(self, indices: np.ndarray) -> Any:  # noqa: ARG002 (see `Rows`)
+        """Raise ValueError: the rows are in other processes."""
+        raise ValueError(f"{self.name} is distributed over several processes, and is not read by itself")
+
+
+class PartitionedData(FixedPointData):
+    """X as parts of a crew; see `Data`.
+
+    Parameters
+    ----------
+    source : Rows
+        `HeldRows`, or these rescaled.
+    dtype : {float32, float64}
+        Working type.
+    sample_weight : numpy.ndarray of shape (n,), optional
+    crew : Crew
+    exponent : int
+        Rows are multiplied by 2^−exponent.
+
+    Attributes
+    ----------
+    state : PartState
+        What the parts have been told.
+    """
+
+    xp = np
+    as_kernels = True
+    is_small = False  # small X is in one process
+
+    def __init__(
+        self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, crew: Crew, exponent: int = 0
+    ) -> None:
+        self.crew, self.device, self.state = crew, crew.device, PartState(exponent)
+        self._first_rows = np.array([part.start for part in crew.parts])
+        super().__init__(source, dtype, sample_weight)
+
+    def _borrow(self) -> None:
+        return None
+
+    def copies(self) -> bool:
+        """Return False: the parts hold the rows."""
+        return False
+
+    def fits(self, size: int) -> bool:  # noqa: ARG002 (see `Data`)
+        """Return False: nothing is copied."""
+        return False
+
+    def ask(self, question: str, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
+        """Ask parts for the answer of a method of `Part`, in the current state; see `Crew.ask`."""
+        return self.crew.ask(question, self.state, *arguments, parts=parts)
+
+    def tell(self, **changes: Any) -> None:
+        """Change the state that parts are in when they are asked next."""
+        self.state = replace(self.state, **changes)
+
+    @property
+    def itemsize(self) -> int:
+        """Size of an element of X in bytes, as a kernel would read it; see `FixedPointData`."""
+        return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
+
+    def parts_of(self, indices: np.ndarray) -> np.ndarray:
+        """Return the number of the part that has each of these rows of X."""
+        return np.searchsorted(self._first_rows, indices, side="right") - 1
+
+    def gathered(self, question: str, indices: np.ndarray) -> np.ndarray:
+        """Return the answers about some rows, each from the part that has it, in the order of the indices."""
+        indices = np.asarray(indices)
+        of = self.parts_of(indices)
+        asked = [int(part) for part in np.unique(of)]
+        if len(asked) == 1:
+            found: np.ndarray = self.ask(question, indices, parts=asked)[0]
+            return found
+        places = [np.flatnonzero(of == part) for part in asked]
+        answers = [self.ask(question, indices[some], parts=[part])[0] for part, some in zip(asked, places, strict=True)]
+        joined = np.concatenate(answers)
+        found = np.empty_like(joined)
+        found[np.concatenate(places)] = joined
+        return found
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return the samples with these indices, centered, in host memory; shape (len(indices), d)."""
+        return self.gathered("rows", indices)
+
+    def rows_as_read(self, indices: range) -> np.ndarray:
+        """Return rows as a kernel would read them, not centered; see `FixedPointData.rows_as_read`."""
+        return self.gathered("rows_as_read", np.array(indices))
+
+    def first_row(self) -> np.ndarray:
+        """Return a sample; see `Data.first_row`."""
+        found: np.ndarray = self.ask("first_row", parts=[0])[0]
+        return found
+
+    def partial_moments(self, origin: np.ndarray) -> np.ndarray:
+        """Return the moments of each chunk, shape (3, chunks, d), float64; see `FixedPointData.partial_moments`."""
+        return np.concatenate(self.ask("partial_moments", origin), axis=1)
+
+    def total_moments(self, parts: np.ndarray) -> np.ndarray:
+        """Return the moments of X, (3, d), from those of all chunks of X; see `FixedPointData.total_moments`."""
+        return total_moments(parts)
+
+    def center(self, mean: np.ndarray) -> None:
+        """Subtract `mean`, (d,), from all rows that passes read from now on; see `Data.center`."""
+        self._subtracted = mean.astype(self.dtype).astype(np.float64)
+        self.mean = mean.astype(self.dtype)
+        statistics = Statistics(
+            self.origin, self.cached_moments, self._typical_rows, self.most_weight, self.weights_alike
+        )
+        self.tell(statistics=statistics, point=mean)
+
+    def refuse_non_finite(self) -> None:
+        """Raise ValueError if X has a NaN or an infinity; see `Data.refuse_non_finite`."""
+        for message in self.ask("non_finite"):
+            if message is not None:
+                raise ValueError(message)
+
+    def extents(self, first: np.ndarray) -> tuple[float, float]:
+        """Return the extents of X; see `Data.extents`."""
+        found = self.ask("extents", first)
+        return max(one for one, _ in found), max(other for _, other in found)
+
+    def square_norm(self) -> float:
+        """Return Σ w·‖x‖² over the centered samples, in float64."""
+        return float(sum(self.ask("square_norm")))
+
+    def inertia(self, centers: np.ndarray, labels: Any) -> float:  # noqa: ARG002 (those of the parts)
+        """Return Σ w·‖x − c‖² for the current labels; see `Data.inertia`."""
+        total = total_inertia(np.concatenate(self.ask("partial_inertia", centers)))
+        return total / (2 if self.spherical else 1)
+
+    def each_own_distance(self, centers: np.ndarray, labels: Any, *, weighted: bool = False) -> Iterator[Any]:  # noqa: ARG002
+        """Yield the distances of one part after another, for the current labels; see `Data.each_own_distance`."""
+        for part in range(len(self.crew.parts)):
+            yield self.ask("own_distances", centers, parts=[part])[0]
+
+    def block_rows(self, n_columns: int) -> int:  # noqa: ARG002 (see `Data`)
+        """Return the number of rows of X: there are no blocks."""
+        return self.n_samples
+
+    def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:  # noqa: ARG002
+        """Raise ValueError: the rows are in other processes."""
+        raise ValueError(
+            f"{self.source.name} is distributed over several processes: init must be 'k-means++', 'random' or an array"
+        )
+
+    def square_distances(self, points: np.ndarray) -> np.ndarray:  # noqa: ARG002
+        """Raise ValueError: there would be a number for each row."""
+        raise ValueError(f"{self.source.name} is distributed over several processes, which find their own distances")
+
+
+class PartitionedDraws:
+    """Samples that k-means++ draws from the parts of X; see `ChunkedDraws`."""
+
+    def __init__(self, data: PartitionedData, chunk: int) -> None:
+        self._data, self._chunk = data, chunk
+
+    def rows(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples; see `ChunkedDraws.rows`."""
+        return self._data.rows(indices)
+
+    def add(self, point: np.ndarray) -> None:
+        """Take a point as a center; see `ChunkedDraws.add`. The parts are told with the next question."""
+        self._data.tell(seeds=(*self._data.state.seeds, point))
+
+    def potentials(self, points: np.ndarray) -> np.ndarray:
+        """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
+        return np.concatenate(self._data.ask("potentials", points), axis=1)
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
+        return np.concatenate(self._data.ask("sums"))
+
+    def find(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the indices of samples; see `ChunkedDraws.find`."""
+        searches = np.stack([chunks, targets], axis=1)
+        of, found = self._data.parts_of(chunks * self._chunk), np.empty(len(chunks), np.int64)
+        for part in np.unique(of):
+            some = of == part
+            found[some] = self._data.ask("found", searches[some], parts=[int(part)])[0]
+        return found

@@ -1,0 +1,170 @@
+"""Engine for X as parts of a crew: asks all parts the same, and adds up whole numbers and sums of chunks."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.frame import ScaledRows
+from tsapps.apps.kmeans.data.rows import Rows, UnitRows
+from tsapps.apps.kmeans.distributed.crew import Crew
+from tsapps.apps.kmeans.distributed.partitioned_data import HeldRows, PartitionedData, PartitionedDraws
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
+from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
+from tsapps.apps.kmeans.init.plusplus_host import draw_samples, plusplus_host_chunk
+from tsapps.apps.kmeans.results import Assignment
+from tsapps.apps.kmeans.update.fixed_point import Integers, integers_of
+
+__all__ = ["PartLabels", "PartitionedEngine", "PartitionedStep"]
+
+
+class PartLabels:
+    """The labels of all samples: those of the centers that the samples were assigned to. The parts hold them."""
+
+    def __init__(self, data: PartitionedData) -> None:
+        self._data, self.state = data, data.state
+
+    def __len__(self) -> int:
+        """Return the number of samples."""
+        return self._data.n_samples
+
+    def __getitem__(self, indices: np.ndarray) -> np.ndarray:
+        """Return the labels of the samples with these indices."""
+        return self._data.gathered("labels_of", indices)
+
+    def copy(self) -> "PartLabels":
+        """Return these labels, which never change."""
+        return self
+
+    def gathered(self) -> np.ndarray:
+        """Return the labels of all samples, (n,), int32."""
+        return np.concatenate(self._data.crew.ask("labels", self.state))
+
+
+class PartitionedStep(Step):
+    """Lloyd step for k clusters over `PartitionedData`."""
+
+    data: PartitionedData
+    keeps_sums = True
+
+    def __init__(self, data: PartitionedData, k: int) -> None:
+        super().__init__(data)
+        self.k = k
+        self._sums = np.zeros((k, data.n_features + 1), np.int64)
+        self.reset()
+
+    @property
+    def labels(self) -> PartLabels:
+        """Labels of the samples, which the parts hold."""
+        return PartLabels(self.data)
+
+    @property
+    def integers(self) -> Integers:
+        """Format of the sums."""
+        return integers_of(self.data)
+
+    @property
+    def sums_units(self) -> np.ndarray:  # type: ignore[override]
+        """Fixed-point unit of each column of the sums, (d + 1,)."""
+        return 1 / self.integers.scales
+
+    def reset(self) -> None:
+        """Set every label to −1; see `Step.reset`."""
+        self.data.tell(k=self.k, centers=None, seeds=())
+
+    def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:  # noqa: ARG002
+        """Label every sample with its nearest center; see `Step.assign`."""
+        centers = centers.copy()
+        answers = self.data.ask("assign", centers)
+        self.data.tell(centers=centers)
+        self._sums = sum(sums for _, sums in answers)
+        n_reassigned = sum(count for count, _ in answers)
+        values, wide = self._sums / self.integers.scales, centers.astype(np.float64)
+        found = Assignment(n_reassigned, values[:, :-1], values[:, -1], float("nan"))
+        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        return found
+
+    def inertia(self, centers: np.ndarray) -> float:
+        """Return the inertia, from the sums if they are exact enough; see `Step.inertia`."""
+        found = None
+        if may_use_sums(self.data, self.k):
+            found = inertia_of_sums(self.data, sum_terms(self._sums, self.sums_units, centers))
+        return self.data.inertia(centers, None) if found is None else found
+
+    def cluster_sizes(self, labels: PartLabels, k: int) -> np.ndarray:  # noqa: ARG002 (k is that of the step)
+        """Return the number of samples with each label, (k,), int64; see `Step.cluster_sizes`."""
+        sizes: np.ndarray = sum(self.data.crew.ask("cluster_sizes", labels.state))
+        return sizes
+
+    def same_clustering(self, labels: PartLabels, others: PartLabels, k: int) -> bool:
+        """Return True if samples with equal labels in `labels` also have equal labels in `others`."""
+        partner = np.full(k, -1, np.int32)
+        for of_part in self.data.crew.ask("partners", labels.state, others.state.centers):
+            if of_part is None or ((partner >= 0) & (of_part >= 0) & (partner != of_part)).any():
+                return False
+            partner = np.maximum(partner, of_part)
+        return True
+
+
+class PartitionedEngine(Engine):
+    """X as parts of a crew, and the Lloyd step over them.
+
+    Parameters
+    ----------
+    source : Rows
+        `HeldRows`, or these rescaled by a `ScaledRows` or `UnitRows`.
+    dtype : {float32, float64}
+        Working type.
+    sample_weight : numpy.ndarray of shape (n,), optional
+    crew : Crew
+        Has the rows and the weights.
+    """
+
+    data: PartitionedData
+    protects = False
+
+    def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, crew: Crew) -> None:
+        exponent = source.exponent if isinstance(source, ScaledRows) else 0
+        self.data = PartitionedData(source, dtype, sample_weight, crew, exponent)
+        if not self.data.weights_alike:
+            raise ValueError("weights of distributed data must not differ by a factor of more than 65,536")
+        self.over = lambda rows: PartitionedEngine(rows, dtype, sample_weight, crew)
+        self._step: PartitionedStep | None = None
+
+    def center(self, mean: np.ndarray, k: int) -> None:  # noqa: ARG002 (k selects the step on a GPU)
+        """Center X about `mean` (d,), or about the point that a GPU would subtract; see `Engine.center`."""
+        self._step = None
+        self.data.center(self.data.subtracted(mean))
+
+    def step_for(self, k: int) -> PartitionedStep:
+        """Return the step for k clusters; see `Engine.step_for`."""
+        if self._step is None or self._step.k != k:
+            self._step = PartitionedStep(self.data, k)
+        return self._step
+
+    def selection(self, k: int) -> tuple[str, str]:  # noqa: ARG002 (the step does not depend on k)
+        """Return the name of the step, and why it was selected; see `Engine.selection`."""
+        return "partitioned", f"X has {len(self.data.crew.parts)} parts"
+
+    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray:
+        """Draw samples by greedy k-means++; see `Engine.draw_plus_plus`."""
+        data = self.data
+        data.tell(seeds=(), k=0, centers=None)
+        chunk = plusplus_host_chunk(data.n_total, data.n_features, data.dtype.itemsize)
+        found = draw_samples(PartitionedDraws(data, chunk), first, draws)
+        data.tell(seeds=())
+        return found
+
+
+def source_of(shape: tuple[int, int], x_dtype: np.dtype, dtype: np.dtype, *, spherical: bool, name: str = "X") -> Rows:
+    """Return the source of a `PartitionedEngine` for rows of this shape and type."""
+    held = HeldRows(shape, x_dtype, name)
+    return UnitRows(held, dtype) if spherical else held
+
+
+def ranges_of(sizes: Sequence[Any]) -> list[range]:
+    """Return consecutive ranges of these sizes."""
+    ends = np.cumsum([int(size) for size in sizes]).tolist()
+    return [range(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]
