@@ -33,6 +33,17 @@ def square_distances(X, centers):
     )
 
 
+def whole_numbers(*arrays):
+    """Return arrays of finite floats times 2^exponent, as Python's integers, whose sums are exact; and the exponent."""
+    parts = [np.frexp(np.asarray(array, np.float64)) for array in arrays]
+    exponent = 53 - min(int(powers[mantissas != 0].min(initial=0)) for mantissas, powers in parts)
+    shift = np.frompyfunc(lambda number, power: int(number) << int(power), 2, 1)
+    shifts = (np.where(mantissas == 0, 0, exponent - 53 + powers) for mantissas, powers in parts)
+    return *(
+        shift(np.ldexp(mantissas, 53), power) for (mantissas, _), power in zip(parts, shifts, strict=True)
+    ), exponent
+
+
 def lloyd_step(X, centers, weights=None):
     """Return (labels, new centers) of one Lloyd iteration in float64; an empty cluster keeps its center."""
     labels = square_distances(X, centers).argmin(axis=1)

@@ -20,6 +20,7 @@ from sklearn.utils.validation import check_is_fitted, validate_data
 from tsapps.apps.kmeans import lloyd, scikit_learn
 from tsapps.apps.kmeans.data.frame import FittedCenters, frame_about, ldexp
 from tsapps.apps.kmeans.data.rows import Rows, is_plain
+from tsapps.apps.kmeans.distributed.collections import for_collections
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.open_engine import (
     check_metric,
@@ -191,6 +192,7 @@ class TSKMeans(KMeans):
     def _get_param_names(cls) -> list[str]:
         return list(super()._get_param_names())  # which takes as long as an iteration
 
+    @for_collections
     def fit(self, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:  # noqa: ARG002 (scikit-learn's API)
         """Cluster the samples of X.
 
@@ -246,7 +248,12 @@ class TSKMeans(KMeans):
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         scikit_learn.check_parameters(self)
         validated = self._validated(X, reset=True)
-        engine = self._open(validated, sample_weight)
+        best = self._fit_with(self._open(validated, sample_weight), center=not is_sparse(validated))
+        # `_fitted_centers` has the array itself, which the caller must not write to.
+        self.cluster_centers_ = best.centers.copy() if gpu_index(X) is None else best.centers
+
+    def _fit_with(self, engine: Engine, *, center: bool = True) -> lloyd.Clustering:
+        """Fit by an engine, set the attributes of the result but for the centers, and return the result."""
         if self.verbose:
             print("Initialization complete")
         best = lloyd.fit(
@@ -257,17 +264,17 @@ class TSKMeans(KMeans):
             max_iter=self.max_iter,
             tol=self.tol,
             random_state=scikit_learn.random_state_of(self),
-            center=not is_sparse(validated),
+            center=center,
             progress=print if self.verbose else None,
             protect=self.protect,
         )
-        # `_fitted_centers` has the array itself, which the caller must not write to.
-        self.cluster_centers_ = best.centers.copy() if gpu_index(X) is None else best.centers
         self._fitted_centers = best.fitted
         self.labels_, self.inertia_ = best.labels, best.inertia
         self.n_iter_, self.faults_ = best.n_iter, best.faults
         self._n_features_out, self.device_ = self.n_clusters, engine.data.device
+        return best
 
+    @for_collections
     def predict(self, X: Any) -> Any:
         """Return the index of the nearest center for every sample.
 
@@ -294,6 +301,7 @@ class TSKMeans(KMeans):
         """Cluster the samples of X, and return their distances to the centers; see `fit` and `transform`."""
         return self.fit(X, y, sample_weight).transform(X)
 
+    @for_collections
     def transform(self, X: Any) -> Any:
         """Return the distance of every sample to every center.
 
@@ -320,6 +328,7 @@ class TSKMeans(KMeans):
         # scikit-learn builds the frames of `set_output` from host memory.
         return to_host(distances) if self._gives_frames() else like(distances, X)
 
+    @for_collections
     def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG002
         """Return the negative inertia of X about the centers.
 

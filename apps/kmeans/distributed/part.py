@@ -11,6 +11,7 @@ function of the rows, the state and the question, and may be asked for any numbe
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from threading import Lock
 from typing import Any
 
 import numpy as np
@@ -102,6 +103,7 @@ class Part:
 
     def __init__(self, rows: np.ndarray, weights: np.ndarray | None, spec: PartSpec) -> None:
         self._rows, self._weights, self._spec = rows, weights, spec
+        self._asked = Lock()
         self._step: ExactHostStep | None = None
         self._draw: ChunkedDraw | None = None
         self._open(0)
@@ -121,8 +123,17 @@ class Part:
 
     def ask(self, question: str, state: PartState, *arguments: Any) -> Any:
         """Bring the part to a state, and return the answer of the method `question`."""
-        self._bring_to(state)
-        return getattr(self, question)(*arguments)
+        with self._asked:
+            self._bring_to(state)
+            return getattr(self, question)(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how another process makes this part: from its rows, in the first state."""
+        return Part, (self._rows, self._weights, self._spec)
+
+    def __sizeof__(self) -> int:
+        """Return the size in bytes of the rows, and of a centered copy."""
+        return int(self._rows.nbytes) + self._rows.size * np.dtype(self._spec.dtype).itemsize
 
     def _bring_to(self, state: PartState) -> None:
         own, data = self._state, self._engine.data
@@ -162,6 +173,11 @@ class Part:
         assert self._step is not None  # k is known
         return self._step
 
+    def _own(self, indices: np.ndarray) -> np.ndarray:
+        """Return a mask of the rows with these indices of X that the part has."""
+        own: np.ndarray = (indices >= self._spec.first) & (indices < self._spec.first + len(self._rows))
+        return own
+
     # Questions about X
 
     def first_row(self) -> np.ndarray:
@@ -185,12 +201,12 @@ class Part:
         return self._engine.data.extents(first)
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return the rows with these indices of X, centered; shape (len(indices), d)."""
-        return self._engine.data.rows(indices - self._spec.first)
+        """Return those of the rows with these indices of X that the part has, centered."""
+        return self._engine.data.rows(indices[self._own(indices)] - self._spec.first)
 
     def rows_as_read(self, indices: np.ndarray) -> np.ndarray:
-        """Return the rows with these indices of X in the working type, not centered."""
-        return self._engine.data.rows_as_read(indices - self._spec.first)
+        """Return those of the rows with these indices of X that the part has, in the working type, not centered."""
+        return self._engine.data.rows_as_read(indices[self._own(indices)] - self._spec.first)
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the rows."""
@@ -208,11 +224,13 @@ class Part:
         assert self._draw is not None
         return self._draw.potentials(points)
 
-    def found(self, searches: np.ndarray) -> np.ndarray:
-        """Return the index in X of the sample of each search, a chunk of X and a target; see `ChunkedDraws.find`."""
+    def found(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find samples in those of these chunks of X that the part has; see `ChunkedDraws.find`."""
         assert self._draw is not None
-        chunks = searches[:, 0].astype(np.int64) - self._spec.first // self._draw.chunk
-        return self._spec.first + self._draw.find(chunks, searches[:, 1])
+        own = self._own(chunks * self._draw.chunk)
+        before = self._spec.first // self._draw.chunk
+        indices, points = self._draw.find(chunks[own] - before, targets[own])
+        return indices + self._spec.first, points
 
     # Questions of an iteration
 
@@ -242,8 +260,8 @@ class Part:
         return self._labeled.labels.copy()
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return the labels of the rows with these indices of X."""
-        return self._labeled.labels[indices - self._spec.first]
+        """Return the labels of those of the rows with these indices of X that the part has."""
+        return self._labeled.labels[indices[self._own(indices)] - self._spec.first]
 
     def cluster_sizes(self) -> np.ndarray:
         """Return the number of rows with each label, (k,), int64."""

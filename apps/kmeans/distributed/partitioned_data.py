@@ -15,7 +15,7 @@ from tsapps.apps.kmeans.distributed.crew import Crew
 from tsapps.apps.kmeans.distributed.part import PartState
 from tsapps.apps.kmeans.inertia.host_inertia import total_inertia
 
-__all__ = ["HeldRows", "PartitionedData"]
+__all__ = ["HeldRows", "PartitionedData", "PartitionedDraws"]
 
 T = TypeVar("T")
 
@@ -92,23 +92,20 @@ class PartitionedData(FixedPointData):
         """Size of an element of X in bytes, as a kernel would read it; see `FixedPointData`."""
         return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
 
-    def parts_of(self, indices: np.ndarray) -> np.ndarray:
-        """Return the number of the part that has each of these rows of X."""
-        return np.searchsorted(self._first_rows, indices, side="right") - 1
-
     def gathered(self, question: str, indices: np.ndarray) -> np.ndarray:
-        """Return the answers about some rows, each from the part that has it, in the order of the indices."""
+        """Return the answers about some rows, in the order of the indices; each part answers for its own rows."""
         indices = np.asarray(indices)
-        of = self.parts_of(indices)
-        asked = [int(part) for part in np.unique(of)]
-        if len(asked) == 1:
-            found: np.ndarray = self.ask(question, indices, parts=asked)[0]
-            return found
-        places = [np.flatnonzero(of == part) for part in asked]
-        answers = [self.ask(question, indices[some], parts=[part])[0] for part, some in zip(asked, places, strict=True)]
-        joined = np.concatenate(answers)
+        return self.in_order(indices, lambda parts: self.ask(question, indices, parts=parts))
+
+    def in_order(self, rows: np.ndarray, ask: Callable[[list[int]], list[np.ndarray]]) -> np.ndarray:
+        """Return answers about rows of X in the order of the rows.
+
+        `ask` takes the parts that have some of the rows, and returns from each the answers for its own.
+        """
+        of = np.searchsorted(self._first_rows, rows, side="right") - 1
+        joined = np.concatenate(ask(np.unique(of).tolist()))
         found = np.empty_like(joined)
-        found[np.concatenate(places)] = joined
+        found[np.argsort(of, kind="stable")] = joined
         return found
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
@@ -203,11 +200,14 @@ class PartitionedDraws:
         """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
         return np.concatenate(self._data.ask("sums"))
 
-    def find(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the indices of samples; see `ChunkedDraws.find`."""
-        searches = np.stack([chunks, targets], axis=1)
-        of, found = self._data.parts_of(chunks * self._chunk), np.empty(len(chunks), np.int64)
-        for part in np.unique(of):
-            some = of == part
-            found[some] = self._data.ask("found", searches[some], parts=[int(part)])[0]
-        return found
+    def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find samples; see `ChunkedDraws.find`."""
+        points: list[np.ndarray] = []
+
+        def ask(parts: list[int]) -> list[np.ndarray]:
+            answers = self._data.ask("found", chunks, targets, parts=parts)
+            points.extend(of_part for _, of_part in answers)
+            return [indices for indices, _ in answers]
+
+        indices = self._data.in_order(chunks * self._chunk, ask)
+        return indices, self._data.in_order(chunks * self._chunk, lambda _: points)

@@ -52,10 +52,17 @@ class ChunkedDraws(Protocol):
     def sums(self) -> np.ndarray:
         """Return Σ w·D² over each chunk, (chunks,), float64."""
 
-    def find(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the index of the first sample of each of these chunks at which its running sum of w·D² is a target.
+    def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find in each of these chunks the first sample at which the running sum of w·D² reaches a target.
 
         If rounding puts a target past the end, it is the last sample with a positive w·D².
+
+        Returns
+        -------
+        indices : numpy.ndarray of shape (m,)
+            Of the samples in X.
+        points : numpy.ndarray of shape (m, d)
+            The samples, centered.
         """
 
 
@@ -83,8 +90,7 @@ def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarra
         targets = drawn * running[-1]
         chunks = np.minimum(np.searchsorted(running, targets), len(running) - 1)
         before = np.where(chunks > 0, running[chunks - 1], 0.0)
-        candidates = data.find(chunks, targets - before)
-        points = data.rows(candidates)
+        candidates, points = data.find(chunks, targets - before)
         of_points = np.cumsum(data.potentials(points), axis=1)
         best = int(of_points[:, -1].argmin())
         samples[step], running = candidates[best], of_points[best]
@@ -154,9 +160,10 @@ class ChunkedDraw:
         chunks = range(0, len(self._closest), self.chunk)
         return np.array([self._weighted(start // self.chunk).sum(dtype=np.float64) for start in chunks])
 
-    def find(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the indices of samples; see `ChunkedDraws.find`."""
-        return np.array([self._found(*one) for one in zip(chunks.tolist(), targets.tolist(), strict=True)])
+    def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find samples; see `ChunkedDraws.find`."""
+        found = np.array([self._found(*one) for one in zip(chunks.tolist(), targets.tolist(), strict=True)])
+        return found, self.rows(found)
 
     def _found(self, chunk: int, target: float) -> int:
         weighted = self._weighted(chunk).astype(np.float64)

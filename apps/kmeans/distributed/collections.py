@@ -1,0 +1,185 @@
+"""Dask arrays and data frames as X of `TSKMeans`: the fit on the workers of a cluster, and results as Dask has them.
+
+Dask is imported only if X is one of its collections.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from sklearn.utils.validation import check_is_fitted
+
+from tsapps.apps.kmeans import scikit_learn
+from tsapps.apps.kmeans.data.blocks import SMALL
+from tsapps.apps.kmeans.open_engine import check_sample_weight, compute_dtype
+from tsapps.kernels.arrays import to_host
+
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans.estimator import TSKMeans
+
+__all__ = ["fit", "for_collections", "is_dask", "predict", "score", "transform"]
+
+
+def is_dask(X: Any) -> bool:
+    """Return True if X is a Dask array or data frame."""
+    return type(X).__module__.partition(".")[0] in ("dask", "dask_expr") and hasattr(X, "dask")
+
+
+def for_collections(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a method of `TSKMeans`: for a Dask collection X, call the function of this module of the same name."""
+
+    @wraps(method)
+    def chosen(self: TSKMeans, X: Any, *arguments: Any, **options: Any) -> Any:
+        return (globals()[method.__name__] if is_dask(X) else method)(self, X, *arguments, **options)
+
+    return chosen
+
+
+def fit(estimator: TSKMeans, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:  # noqa: ARG001
+    """Fit an estimator to a Dask collection X on the workers of the current client.
+
+    `labels_` becomes a Dask array with the row chunks of X; the workers hold it. An X of at most 8 MiB is fitted in
+    this process.
+
+    Raises
+    ------
+    ValueError
+        If there is no client, X has several chunks of columns, or a parameter is not supported for Dask collections.
+    RuntimeError
+        If rows are lost again and again, or the scheduler or a worker is silent for a minute.
+    """
+    import dask.array as da
+
+    from tsapps.apps.kmeans.distributed.crew import cut_rows, specs_of
+    from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, current_client, threads_of
+    from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
+
+    scikit_learn.check_parameters(estimator)
+    _check_options(estimator)
+    array = _array_of(X)
+    _set_features(estimator, X, array.shape[1])
+    dtype = compute_dtype(array.dtype, on_gpu=True)
+    n, d = array.shape
+    weights = sample_weight.compute() if is_dask(sample_weight) else sample_weight
+    estimator.faults_, estimator._by_scikit_learn = 0, False
+    if n * d * dtype.itemsize <= SMALL:
+        estimator.fit(array.compute(), sample_weight=weights)
+        estimator.labels_ = da.from_array(estimator.labels_, chunks=(array.chunks[0],))
+        return estimator
+    client = current_client()
+    checked = check_sample_weight(weights, n)
+    weights = None if checked is None else to_host(checked).astype(dtype)
+    spherical = estimator.metric == "cosine"
+    parts = cut_rows(n, d, dtype, [1.0] * threads_of(client))
+    rows = client.compute(array.rechunk((tuple(map(len, parts)), (d,))).to_delayed().ravel().tolist())
+    crew = DaskCrew(client, rows, parts, specs_of(parts, dtype, spherical=spherical), weights)
+    source = source_of((n, d), array.dtype, dtype, spherical=spherical)
+    best = estimator._fit_with(PartitionedEngine(source, dtype, weights, crew))
+    estimator.cluster_centers_ = best.centers.copy()
+    labels = crew.futures("labels", best.labels.state)
+    pieces = [da.from_delayed(one, (len(part),), np.int32) for one, part in zip(labels, parts, strict=True)]
+    estimator.labels_ = da.concatenate(pieces).rechunk((array.chunks[0],))
+    return estimator
+
+
+def _set_features(estimator: TSKMeans, X: Any, d: int) -> None:
+    """Set the number of features, and their names if X is a data frame with names that are strings."""
+    estimator.n_features_in_ = d
+    vars(estimator).pop("feature_names_in_", None)
+    names = list(getattr(X, "columns", ()))
+    if names and all(isinstance(name, str) for name in names):
+        estimator.feature_names_in_ = np.asarray(names, object)
+
+
+def _check_options(estimator: TSKMeans) -> None:
+    """Raise ValueError for parameters that fits of Dask collections do not support."""
+    if estimator.protect:
+        raise ValueError("protect=True runs in one process, got a Dask collection: use an array")
+    if callable(estimator.init) or (isinstance(estimator.init, str) and estimator.init == "k-means||"):
+        raise ValueError(
+            f"init={estimator.init!r} runs in one process, got a Dask collection: use 'k-means++', 'random' or an array"
+        )
+    if estimator.device not in ("auto", "cpu"):
+        raise ValueError(f"device={estimator.device!r}: workers of Dask compute on CPUs; use device='cpu' or 'auto'")
+    if estimator.engine == "cublas":
+        raise ValueError("engine='cublas' needs a GPU, but workers of Dask compute on CPUs; use engine='auto'")
+
+
+def _array_of(X: Any) -> Any:
+    """Return a Dask collection as a Dask array of shape (n, d) with known chunks, which are not cut between columns.
+
+    Unknown numbers of rows are computed, in a pass over X.
+    """
+    array = X.to_dask_array(lengths=True) if hasattr(X, "to_dask_array") else X
+    if array.ndim != 2:
+        raise ValueError(f"X has shape {array.shape}; expected a matrix of shape (n_samples, n_features)")
+    if np.isnan(array.shape[0]):
+        array = array.compute_chunk_sizes()
+    if array.numblocks[1] != 1:
+        raise ValueError(
+            f"X has {array.numblocks[1]} chunks of columns; expected one: rechunk it, for example by "
+            "X.rechunk({0: 'auto', 1: -1})"
+        )
+    return array
+
+
+def _light(estimator: TSKMeans) -> TSKMeans:
+    """Return a copy of an estimator without its labels, which tasks that predict do not need."""
+    light = copy.copy(estimator)
+    light.labels_ = np.zeros(0, np.int32)
+    return light
+
+
+def _rows_of(X: Any) -> tuple[Any, tuple[Sequence[int], ...]]:
+    array = _array_of(X)
+    return array, array.chunks
+
+
+def predict(estimator: TSKMeans, X: Any) -> Any:
+    """Return the labels of the rows of X, a lazy Dask array with its row chunks."""
+    check_is_fitted(estimator)
+    array, _ = _rows_of(X)
+    return array.map_blocks(_predicted, _light(estimator), dtype=np.int32, drop_axis=1, meta=np.zeros(0, np.int32))
+
+
+def _predicted(block: Any, estimator: TSKMeans) -> Any:
+    return estimator.predict(block) if len(block) else np.zeros(0, np.int32)
+
+
+def transform(estimator: TSKMeans, X: Any) -> Any:
+    """Return the distances of the rows of X to the centers, a lazy Dask array with its row chunks."""
+    check_is_fitted(estimator)
+    array, chunks = _rows_of(X)
+    dtype = np.result_type(array.dtype, np.float32) if array.dtype.kind == "f" else np.dtype(np.float64)
+    k = estimator.n_clusters
+    given = {"dtype": dtype, "chunks": (chunks[0], (k,)), "meta": np.zeros((0, 0), dtype)}
+    return array.map_blocks(_transformed, _light(estimator), dtype, **given)
+
+
+def _transformed(block: Any, estimator: TSKMeans, dtype: np.dtype) -> Any:
+    if not len(block):
+        return np.zeros((0, estimator.n_clusters), dtype)
+    return estimator.transform(block).astype(dtype, copy=False)
+
+
+def score(estimator: TSKMeans, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG001
+    """Return the negative inertia of X about the centers, computed chunk by chunk."""
+    import dask
+
+    check_is_fitted(estimator)
+    array, chunks = _rows_of(X)
+    ends, light = np.cumsum(chunks[0]), _light(estimator)
+    weights = sample_weight.compute() if is_dask(sample_weight) else sample_weight
+    scores = [
+        dask.delayed(_score)(block, light, None if weights is None else weights[end - size : end])
+        for block, size, end in zip(array.to_delayed().ravel(), chunks[0], ends, strict=True)
+    ]
+    return float(sum(dask.compute(*scores)))
+
+
+def _score(block: Any, estimator: TSKMeans, weights: Any) -> float:
+    return estimator.score(block, sample_weight=weights) if len(block) else 0.0

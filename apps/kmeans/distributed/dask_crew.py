@@ -1,0 +1,238 @@
+"""Parts of X on the workers of a Dask cluster, asked by tasks.
+
+A `Part` is the result of a task, so it lives as long as its future. If its worker is lost, Dask reads its rows again
+and makes the part anew on another worker, which brings itself to the state that comes with every question. So a fit
+goes on with the same bits.
+
+Every wait has a deadline: while answers are outstanding, a thread asks the scheduler which workers it hears of.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from threading import Event, Thread
+from typing import Any, TypeVar
+from uuid import uuid4
+
+import numpy as np
+from distributed import Client, Future, KilledWorker, get_client
+
+from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
+from tsapps.kernels.arrays import as_array, to_host
+
+__all__ = ["DaskCrew", "current_client", "threads_of", "watched"]
+
+T = TypeVar("T")
+
+# Seconds without a word of the scheduler, of any worker, or of one worker, after which a fit is abandoned; and seconds
+# between two questions to the scheduler.
+_SECONDS, _INTERVAL = 60.0, 2.0
+
+
+class DaskCrew:
+    """Parts of X on the workers of a Dask cluster; see `Crew`.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    rows : sequence of distributed.Future
+        The rows of each part, a NumPy or CuPy array.
+    parts : sequence of range
+        See `crew.cut_rows`.
+    specs : sequence of PartSpec
+        See `crew.specs_of`.
+    weights : numpy.ndarray of shape (n,), optional
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        rows: Sequence[Future],
+        parts: Sequence[range],
+        specs: Sequence[PartSpec],
+        weights: np.ndarray | None,
+    ) -> None:
+        self.parts, self._client = parts, client
+        self.device = f"dask: {len(parts)} × cpu"
+        slices = [None if weights is None else weights[part.start : part.stop] for part in parts]
+        self._parts = [
+            client.submit(_part, *one, key=f"tsapps-part-{uuid4().hex}", pure=False)
+            for one in zip(rows, slices, specs, strict=True)
+        ]
+
+    def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
+        """Ask parts in parallel; see `Crew.ask`.
+
+        Raises
+        ------
+        RuntimeError
+            If a part's workers were lost again and again, or if the scheduler or the workers are silent for a minute.
+        """
+        futures = self.futures(question, state, *arguments, parts=parts)
+        try:
+            return watched(self._client, lambda: self._client.gather(futures), question)
+        except KilledWorker as error:
+            lost = next(i for i, future in enumerate(futures) if future.status == "error")
+            part = self.parts[lost if parts is None else parts[lost]]
+            raise RuntimeError(
+                f"rows {part.start} to {part.stop - 1} of X were lost with their workers again and again ({error}): "
+                "look for the cause in the logs of the workers, such as too little memory"
+            ) from error
+
+    def futures(
+        self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None
+    ) -> list[Future]:
+        """Return the answers as futures; parameters as for `ask`."""
+        asked = self._parts if parts is None else [self._parts[i] for i in parts]
+        number = uuid4().hex
+        return [
+            self._client.submit(
+                _answer, part, question, state, arguments, key=f"tsapps-{question}-{number}-{i}", pure=False
+            )
+            for i, part in enumerate(asked)
+        ]
+
+
+def _part(rows: Any, weights: np.ndarray | None, spec: PartSpec) -> Part:
+    """Return a part of these rows; runs on a worker."""
+    return Part(np.ascontiguousarray(to_host(as_array(rows))), weights, spec)
+
+
+def _answer(part: Part, question: str, state: PartState, arguments: Sequence[Any]) -> Any:
+    """Return the answer of a part; runs on a worker."""
+    return part.ask(question, state, *arguments)
+
+
+def watched(client: Client, call: Callable[[], T], what: str) -> T:
+    """Return the result of a call that waits for workers.
+
+    Parameters
+    ----------
+    client : distributed.Client
+    call : callable
+        Is called in another thread.
+    what : str
+        What is waited for, for messages.
+
+    Raises
+    ------
+    RuntimeError
+        If the scheduler, all workers or one worker are silent for a minute.
+    """
+    done, outcome = Event(), []
+
+    def work() -> None:
+        try:
+            outcome.append((call(), None))
+        except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
+            outcome.append((None, error))
+        done.set()
+
+    Thread(target=work, daemon=True, name="tsapps-wait").start()
+    if not done.wait(_INTERVAL):
+        _wait_for(done, _Pulse(client), what)
+    found, error = outcome[0]
+    if error is not None:
+        raise error
+    return found
+
+
+def _wait_for(done: Event, pulse: "_Pulse", what: str) -> None:
+    try:
+        while not done.wait(_INTERVAL):
+            silent = pulse.silent()
+            if silent is not None:
+                raise RuntimeError(f"{silent} for {_SECONDS:.0f} s, while parts of X were asked for {what!r}")
+    finally:
+        pulse.end()
+
+
+class _Pulse:
+    """Asks the scheduler from time to time when it heard of its workers."""
+
+    def __init__(self, client: Client) -> None:
+        now = time.monotonic()
+        self._client, self._ended = client, Event()
+        self._scheduler = self._any_worker = now
+        # What the scheduler says of each worker, and when that changed.
+        self._workers: dict[str, tuple[float, float]] = {}
+        Thread(target=self._ask, daemon=True, name="tsapps-pulse").start()
+
+    def _ask(self) -> None:
+        while not self._ended.is_set():
+            try:
+                workers = self._client.scheduler_info(n_workers=-1)["workers"]
+            except (OSError, RuntimeError, ValueError, TypeError, KeyError):  # the scheduler is gone, or being replaced
+                workers = None
+            now = time.monotonic()
+            if workers is not None:
+                self._scheduler = now
+                self._any_worker = now if workers else self._any_worker
+                heard = {name: float(info["last_seen"]) for name, info in workers.items()}
+                before = self._workers
+                self._workers = {
+                    name: before[name] if name in before and before[name][0] == seen else (seen, now)
+                    for name, seen in heard.items()
+                }
+            self._ended.wait(_INTERVAL)
+
+    def silent(self) -> str | None:
+        """Return who has been silent too long, or None."""
+        since = time.monotonic() - _SECONDS
+        if self._scheduler < since:
+            return f"the scheduler at {self._client.scheduler.address} has not answered"
+        if self._any_worker < since:
+            return "there has been no worker"
+        for name, (_, changed) in self._workers.items():
+            if changed < since:
+                return f"the worker {name} has not been heard of"
+        return None
+
+    def end(self) -> None:
+        """Stop asking."""
+        self._ended.set()
+
+
+def current_client() -> Client:
+    """Return the client of the current process.
+
+    Raises
+    ------
+    ValueError
+        If there is none.
+    RuntimeError
+        If there is no worker, or a worker has another version of this package or of NumPy.
+    """
+    try:
+        client = get_client()
+    except ValueError:
+        raise ValueError(
+            "X is a Dask collection, but there is no client: make one first, for example by "
+            "distributed.Client(), which starts workers on this machine"
+        ) from None
+    _check_versions(client)
+    return client
+
+
+def threads_of(client: Client) -> int:
+    """Return the number of threads of all workers."""
+    return sum(client.nthreads().values())
+
+
+def _versions() -> dict[str, str]:
+    """Return what must be the same in all processes."""
+    return {"tsapps": version("tsapps"), "numpy": np.__version__}
+
+
+def _check_versions(client: Client) -> None:
+    """Ask each worker for its versions, with a deadline."""
+    workers = list(client.nthreads())
+    if not workers:
+        raise RuntimeError(f"the scheduler at {client.scheduler.address} has no workers: start one first")
+    asked = [
+        client.submit(_versions, workers=[one], key=f"tsapps-versions-{uuid4().hex}", pure=False) for one in workers
+    ]
+    own = _versions()
+    for worker, found in zip(workers, watched(client, lambda: client.gather(asked), "versions"), strict=True):
+        if found != own:
+            raise RuntimeError(f"the worker {worker} has {found}, this process {own}: install the same versions")
