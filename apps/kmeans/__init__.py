@@ -9,18 +9,29 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.batched.api import BatchedClustering, kmeans_batched
+    from tsapps.apps.kmeans.distributed.rank import RankClustering, fit_rank
     from tsapps.apps.kmeans.engines.compile_kernels import compile_kernels
     from tsapps.apps.kmeans.estimator import TSKMeans
     from tsapps.apps.kmeans.protect.checks import FaultError
 
-__all__ = ["BatchedClustering", "FaultError", "TSKMeans", "compile_kernels", "kmeans_batched"]
+__all__ = [
+    "BatchedClustering",
+    "FaultError",
+    "RankClustering",
+    "TSKMeans",
+    "compile_kernels",
+    "fit_rank",
+    "kmeans_batched",
+]
 
 # The module that defines each public name.
 _MODULES = {
     "BatchedClustering": "tsapps.apps.kmeans.batched.api",
     "FaultError": "tsapps.apps.kmeans.protect.checks",
+    "RankClustering": "tsapps.apps.kmeans.distributed.rank",
     "TSKMeans": "tsapps.apps.kmeans.estimator",
     "compile_kernels": "tsapps.apps.kmeans.engines.compile_kernels",
+    "fit_rank": "tsapps.apps.kmeans.distributed.rank",
     "kmeans_batched": "tsapps.apps.kmeans.batched.api",
 }
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
 from tsapps.apps.kmeans.data.host_moments import total_moments
+from tsapps.apps.kmeans.data.outliers import sampled_rows, typical_rows
 from tsapps.apps.kmeans.data.pinned_rows import is_half
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Statistics
@@ -124,6 +125,13 @@ class PartitionedData(FixedPointData):
     def partial_moments(self, origin: np.ndarray) -> np.ndarray:
         """Return the moments of each chunk, shape (3, chunks, d), float64; see `FixedPointData.partial_moments`."""
         return np.concatenate(self.ask("partial_moments", origin), axis=1)
+
+    def moments(self) -> tuple[np.ndarray, float]:
+        """Return the mean of X and the mean variance of its features; see `Data.moments`."""
+        found = super().moments()
+        # Not on first use: until Python 3.12, threads that are ranks would wait for each other in `cached_property`.
+        self._typical_rows = typical_rows(self.rows_as_read(sampled_rows(self.n_samples)), *self.cached_moments[1:])
+        return found
 
     def total_moments(self, parts: np.ndarray) -> np.ndarray:
         """Return the moments of X, (3, d), from those of all chunks of X; see `FixedPointData.total_moments`."""

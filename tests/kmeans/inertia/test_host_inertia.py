@@ -264,12 +264,16 @@ def test_inertia_of_sums_is_exact_enough_or_none(n, d, k, apart, scale, away, se
     found = inertia_of_sums(data, terms)
     inertia, error = inertia_from_terms(data.n_total * d * data.spread()[1] ** 2, terms)
     exact = exact_inertia(X, data.host_mean(), centers, labels)
-    # The bounds count the errors of rounding rows; errors of float64 are at most 2⁻⁴⁰ of Σ‖x‖² about any row.
-    float64 = Fraction(float((np.square(X.astype(np.float64) - X[0]).sum() + terms[:, 0] @ terms[:, 2]) * 2.0**-40))
-    assert abs(Fraction(inertia) - exact) <= Fraction(error) + float64
+    # The bound is of rounded rows. Σ‖x‖² has errors of float64, at most 2⁻⁴⁰ of the terms, and those of rounding the
+    # differences from the first row, once each.
+    wide = X.astype(np.float64)
+    about = float(np.square(wide - wide[0]).sum())
+    moments = 2.0**-23 * (about * float(np.square(wide - wide.mean(axis=0)).sum())) ** 0.5
+    moments += 2.0**-40 * (about + float(terms[:, 0] @ terms[:, 2]))
+    assert abs(Fraction(inertia) - exact) <= Fraction(error + moments)
     if found is not None:
         assert found == inertia
-        assert abs(Fraction(found) - exact) <= Fraction(INERTIA_ERROR) * Fraction(found)
+        assert abs(Fraction(found) - exact) <= Fraction(INERTIA_ERROR * found + moments)
 
 
 def test_inertia_of_the_cosine_metric_is_half(rng):

@@ -1,0 +1,243 @@
+"""`fit_rank`: K-means over rows that several processes hold, by any launcher: MPI, torchrun, Ray, or threads.
+
+Every process, a *rank*, has some rows of X and a `Communicator`. All ranks run the same loop, ask their own part, and
+gather the answers of all, so that they decide alike. Answers are whole numbers, or sums of chunks that are added in
+order: every rank has the bits that one process finds for all rows.
+
+    rank 0   rows of chunks 0, 1, 2a   ─┐                          chunks 0, 1, 2   ─┐
+    rank 1   rows of chunks 2b, 3, 4    ├─ parts are whole chunks: chunks 3, 4       ├─ the same loop, k × (d + 1)
+    rank 2   rows of chunks 5, 6       ─┘                          chunks 5, 6      ─┘  whole numbers an iteration
+
+A chunk that begins on one rank and ends on others is moved to the first: at most one chunk a rank.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.data.rows import as_numbers
+from tsapps.apps.kmeans.distributed.crew import specs_of
+from tsapps.apps.kmeans.distributed.part import Part, PartState
+from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
+from tsapps.apps.kmeans.init.plusplus_host import plusplus_host_chunk
+from tsapps.apps.kmeans.initial_centers import Init
+from tsapps.apps.kmeans.open_engine import check_metric, check_sample_weight, compute_dtype
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["Communicator", "RankClustering", "fit_rank"]
+
+
+class Communicator(Protocol):
+    """Exchange between the processes of a fit.
+
+    Attributes
+    ----------
+    rank : int
+        Number of this process, from 0.
+    size : int
+        Number of processes.
+    """
+
+    rank: int
+    size: int
+
+    def all_gather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, in their order; every rank calls it equally often.
+
+        A value is a number, a string, None, a NumPy array, or a list or tuple of these.
+        """
+
+
+@dataclass(frozen=True)
+class RankClustering:
+    """The clustering of the rows of all ranks.
+
+    Attributes
+    ----------
+    labels : numpy.ndarray of shape (n,), int32
+        Those of this rank's rows.
+    cluster_centers : numpy.ndarray of shape (k, d)
+    inertia : float
+    n_iter : int
+        These are the same on every rank.
+    """
+
+    labels: np.ndarray
+    cluster_centers: np.ndarray
+    inertia: float
+    n_iter: int
+
+
+def fit_rank(
+    rows: Any,
+    communicator: Communicator,
+    n_clusters: int,
+    *,
+    sample_weight: Any = None,
+    init: Init = "k-means++",
+    n_init: int | str = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    random_state: int = 0,
+    metric: str = "euclidean",
+) -> RankClustering:
+    """Cluster rows that several processes hold; each calls this function with its own.
+
+    Parameters
+    ----------
+    rows : array of shape (n, d)
+        This rank's rows of X, which consists of the rows of rank 0, rank 1, and so on. Numbers of rows may differ, and
+        be zero.
+    communicator : Communicator
+    n_clusters : int
+    sample_weight : array of shape (n,), optional
+        Weights of this rank's rows; on all ranks or on none.
+    init : {"k-means++", "random"} or array of shape (k, d)
+    n_init, max_iter, tol
+        As for `TSKMeans`.
+    random_state : int
+        The same on all ranks, as all other parameters.
+    metric : {"euclidean", "cosine"}
+
+    Returns
+    -------
+    RankClustering
+        With the bits of ``TSKMeans(..., device="cpu", engine="fused")`` for X larger than 8 MiB, on every rank.
+
+    Raises
+    ------
+    ValueError
+        On all ranks, if a parameter or X is not valid on one of them.
+    """
+    check_metric(metric)
+    if callable(init) or (isinstance(init, str) and init not in ("k-means++", "random")):
+        raise ValueError(f"init={init!r}: several processes draw centers by 'k-means++' or 'random', or take an array")
+    array = to_host(as_numbers(rows, "rows"))
+    if array.ndim != 2:
+        raise ValueError(f"rows have shape {array.shape}; expected a matrix of shape (n_samples, n_features)")
+    weights = None if sample_weight is None else to_host(as_numbers(sample_weight, "sample_weight"))
+    facts = communicator.all_gather((*array.shape, array.dtype.name, weights is not None))
+    if len({fact[1:] for fact in facts}) != 1:
+        raise ValueError(f"ranks differ in (features, dtype, has weights): {[fact[1:] for fact in facts]}")
+    sizes, d = [fact[0] for fact in facts], array.shape[1]
+    n, dtype = sum(sizes), compute_dtype(array.dtype, on_gpu=True)
+    if n == 0:
+        raise ValueError("X has no rows on any rank; expected at least n_clusters")
+    every_weight = None
+    if weights is not None:
+        checked = check_sample_weight(np.concatenate(communicator.all_gather(weights)), n)
+        every_weight = to_host(checked).astype(dtype)
+    cut = _Cut(sizes, plusplus_host_chunk(n, d, dtype.itemsize))
+    own = cut.moved_in(array, communicator)
+    crew = _RankCrew(own, every_weight, dtype, cut.parts, communicator, spherical=metric == "cosine")
+    source = source_of((n, d), array.dtype, dtype, spherical=metric == "cosine")
+    found = lloyd.fit(
+        PartitionedEngine(source, dtype, every_weight, crew),
+        n_clusters,
+        init=init,
+        n_init=n_init,
+        max_iter=max_iter,
+        tol=tol,
+        random_state=np.random.RandomState(random_state),
+    )
+    labels = cut.moved_back(crew.own_labels(found.labels.state), communicator)
+    return RankClustering(labels, found.centers, found.inertia, found.n_iter)
+
+
+class _Cut:
+    """Which rows of X a rank is given, and which whole chunks it has in a fit.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Number of rows that each rank is given.
+    chunk : int
+        Number of rows per chunk.
+    """
+
+    def __init__(self, sizes: Sequence[int], chunk: int) -> None:
+        self._ends = np.cumsum(sizes)
+        self._starts = self._ends - sizes
+        n = int(self._ends[-1])
+        # A rank has the chunks that begin in its rows.
+        first, last = (np.minimum(-(-ends // chunk) * chunk, n) for ends in (self._starts, self._ends))
+        #: The rows of each rank in the fit; empty for some.
+        self.parts = [range(start, end) for start, end in zip(first.tolist(), last.tolist(), strict=True)]
+
+    def moved_in(self, rows: np.ndarray, communicator: Communicator) -> np.ndarray:
+        """Return the rows of this rank in the fit, from those that ranks are given."""
+        rank = communicator.rank
+        head = max(0, min(self.parts[rank].start, int(self._ends[rank])) - int(self._starts[rank]))
+        heads = communicator.all_gather(rows[:head])
+        own = [rows[head:]]
+        missing = len(self.parts[rank]) - (len(rows) - head)
+        for of_other in heads[rank + 1 :]:
+            if missing <= 0:
+                break
+            own.append(of_other[:missing])
+            missing -= len(own[-1])
+        return np.ascontiguousarray(np.concatenate(own)[: len(self.parts[rank])])
+
+    def moved_back(self, labels: np.ndarray, communicator: Communicator) -> np.ndarray:
+        """Return the labels of the rows that this rank is given, from those of its rows in the fit."""
+        rank = communicator.rank
+        start, end = int(self._starts[rank]), int(self._ends[rank])
+        own_end = max(0, end - self.parts[rank].start)
+        found = np.empty(end - start, np.int32)
+        tails = communicator.all_gather(labels[own_end:])
+        for other, of_other in enumerate(tails):
+            first = max(int(self._ends[other]), self.parts[other].start)  # of the tail
+            low, high = max(first, start), min(first + len(of_other), end)
+            if low < high:
+                found[low - start : high - start] = of_other[low - first : high - first]
+        kept = labels[:own_end]
+        found[self.parts[rank].start - start :][: len(kept)] = kept
+        return found
+
+
+class _RankCrew:
+    """The parts of all ranks, each asked by its own process; see `Crew`."""
+
+    device = "cpu"
+
+    def __init__(
+        self,
+        rows: np.ndarray,
+        weights: np.ndarray | None,
+        dtype: np.dtype,
+        parts: Sequence[range],
+        communicator: Communicator,
+        *,
+        spherical: bool,
+    ) -> None:
+        self._communicator = communicator
+        self._ranks = [rank for rank, part in enumerate(parts) if len(part)]
+        self.parts = [parts[rank] for rank in self._ranks]
+        self._part: Part | None = None
+        if communicator.rank in self._ranks:
+            number = self._ranks.index(communicator.rank)
+            own = self.parts[number]
+            spec = specs_of(self.parts, dtype, spherical=spherical)[number]
+            self._part = Part(rows, None if weights is None else weights[own.start : own.stop], spec)
+
+    def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
+        """Ask the own part, and gather the answers of all; an error on one rank is raised on all."""
+        ranks = self._ranks if parts is None else [self._ranks[i] for i in parts]
+        answer, error = None, None
+        if self._communicator.rank in ranks and self._part is not None:
+            try:
+                answer = self._part.ask(question, state, *arguments)
+            except (ValueError, MemoryError) as found:
+                error = f"{type(found).__name__}: {found}"
+        answers = self._communicator.all_gather((answer, error))
+        for rank in ranks:
+            if answers[rank][1] is not None:
+                raise ValueError(f"rank {rank}: {answers[rank][1]}")
+        return [answers[rank][0] for rank in ranks]
+
+    def own_labels(self, state: PartState) -> np.ndarray:
+        """Return the labels of the own part, (n,), int32; they are those of a state."""
+        return np.zeros(0, np.int32) if self._part is None else self._part.ask("labels", state)
