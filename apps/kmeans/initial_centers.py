@@ -7,7 +7,8 @@ import numpy as np
 from tsapps.apps.kmeans.data.frame import Frame
 from tsapps.apps.kmeans.data.rows import as_numbers, unit
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.init.plusplus import kmeans_parallel, kmeans_plusplus, random_samples
+from tsapps.apps.kmeans.init.oversampling import kmeans_parallel
+from tsapps.apps.kmeans.init.plusplus import kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Init", "draw_centers", "initial_centers"]
@@ -24,7 +25,7 @@ def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.ra
     if name == "k-means++":
         return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus)
     if name == "k-means||":
-        return kmeans_parallel(engine.data, n_clusters, random_state, engine.blocks.nearest)
+        return kmeans_parallel(engine.data, n_clusters, random_state, engine.oversampling())
     return random_samples(engine.data, n_clusters, random_state)
 
 

@@ -118,7 +118,7 @@ def fit(
     n_clusters : int
         The number of clusters k, with 1 ≤ k ≤ n.
     init : {"k-means++", "k-means||", "random"}, array of shape (k, d), or callable
-        As in scikit-learn; "k-means||" is `init.plusplus.kmeans_parallel`. A callable receives the centered X as a
+        As in scikit-learn; "k-means||" is `init.oversampling.kmeans_parallel`. A callable receives the centered X as a
         NumPy or CuPy array.
     n_init, max_iter, tol, random_state
         As in scikit-learn; `tol` is relative to the mean variance of the features.

@@ -99,9 +99,9 @@ def _check_options(estimator: TSKMeans) -> None:
     """Raise ValueError for parameters that fits of Dask collections do not support."""
     if estimator.protect:
         raise ValueError("protect=True runs in one process, got a Dask collection: use an array")
-    if callable(estimator.init) or (isinstance(estimator.init, str) and estimator.init == "k-means||"):
+    if callable(estimator.init):
         raise ValueError(
-            f"init={estimator.init!r} runs in one process, got a Dask collection: use 'k-means++', 'random' or an array"
+            "a callable init needs the whole of X, got a Dask collection: use a name such as 'k-means++', or an array"
         )
     if estimator.device not in ("auto", "cpu"):
         raise ValueError(f"device={estimator.device!r}: workers of Dask compute on CPUs; use device='cpu' or 'auto'")

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from threading import Lock
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,9 +21,13 @@ from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
-from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw
+from tsapps.apps.kmeans.init.oversampling_host import ChunkedOversampling
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDistances, ChunkedDraw
 
 __all__ = ["Part", "PartSpec", "PartState"]
+
+Told = TypeVar("Told", ChunkedDraw, ChunkedOversampling)
+Points = tuple[np.ndarray, ...]
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,8 @@ class PartState:
         Number of clusters; 0 before it is known.
     seeds : tuple of numpy.ndarray of shape (d,)
         Points that k-means++ has chosen.
+    drawn : tuple of numpy.ndarray of shape (m, d)
+        Samples that k-means‖ has drawn, in each round.
     centers : numpy.ndarray of shape (k, d) or None
         The centers that samples were last assigned to; None if they have no labels.
     """
@@ -76,6 +82,7 @@ class PartState:
     point: np.ndarray | None = None
     k: int = 0
     seeds: tuple[np.ndarray, ...] = ()
+    drawn: tuple[np.ndarray, ...] = ()
     centers: np.ndarray | None = None
 
 
@@ -106,6 +113,7 @@ class Part:
         self._asked = Lock()
         self._step: ExactHostStep | None = None
         self._draw: ChunkedDraw | None = None
+        self._oversampling: ChunkedOversampling | None = None
         self._open(0)
 
     def _open(self, exponent: int) -> None:
@@ -144,17 +152,21 @@ class Part:
             assert state.statistics is not None  # the point follows from them
             data.adopt(state.statistics)
             data.center(state.point)
-            self._step = self._draw = None
-        self._bring_seeds_to(state.seeds)
+            self._step = self._draw = self._oversampling = None
+        self._draw = self._told(ChunkedDraw, self._draw, own.seeds, state.seeds)
+        self._oversampling = self._told(ChunkedOversampling, self._oversampling, own.drawn, state.drawn)
         self._bring_labels_to(state)
         self._state = state
 
-    def _bring_seeds_to(self, seeds: tuple[np.ndarray, ...]) -> None:
-        own = self._state.seeds
-        if self._draw is None or len(own) > len(seeds) or not all(map(_same, own, seeds)):
-            self._draw, own = ChunkedDraw(self._engine.data) if seeds else None, ()
-        for seed in seeds[len(own) :]:
-            self._draw.add(seed)  # type: ignore[union-attr] (there are seeds)
+    def _told(self, kind: type[Told], made: Told | None, own: Points, points: Points) -> Told | None:
+        """Return an object that has been told `points`: `made`, which has been told `own`, or a new one."""
+        if not points:
+            return None
+        if made is None or len(own) > len(points) or not all(map(_same, own, points)):
+            made, own = kind(self._engine.data), ()
+        for some in points[len(own) :]:
+            made.add(some)
+        return made
 
     def _bring_labels_to(self, state: PartState) -> None:
         if state.k == 0:
@@ -212,12 +224,17 @@ class Part:
         """Return Σ w·‖x‖² over the rows."""
         return self._engine.data.square_norm()
 
+    @property
+    def _distances(self) -> ChunkedDistances:
+        found = self._draw or self._oversampling
+        assert found is not None  # there are points
+        return found
+
     # Questions of k-means++
 
     def sums(self) -> np.ndarray:
         """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
-        assert self._draw is not None  # there are seeds
-        return self._draw.sums()
+        return self._distances.sums()
 
     def potentials(self, points: np.ndarray) -> np.ndarray:
         """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
@@ -231,6 +248,20 @@ class Part:
         before = self._spec.first // self._draw.chunk
         indices, points = self._draw.find(chunks[own] - before, targets[own])
         return indices + self._spec.first, points
+
+    # Questions of k-means‖
+
+    def drawn_at(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return indices in X of samples in those of these chunks that the part has; see `ChunkedOversamplings`."""
+        distances = self._distances
+        own = self._own(chunks * distances.chunk)
+        found = distances.found(chunks[own] - self._spec.first // distances.chunk, targets[own])
+        return found + self._spec.first
+
+    def weights_of_drawn(self) -> np.ndarray:
+        """Return the total weight of the rows nearest to each drawn sample; see `ChunkedOversamplings.weights`."""
+        assert self._oversampling is not None  # samples have been drawn
+        return self._oversampling.weights()
 
     # Questions of an iteration
 

@@ -16,7 +16,7 @@ from tsapps.apps.kmeans.distributed.crew import Crew
 from tsapps.apps.kmeans.distributed.part import PartState
 from tsapps.apps.kmeans.inertia.host_inertia import total_inertia
 
-__all__ = ["HeldRows", "PartitionedData", "PartitionedDraws"]
+__all__ = ["HeldRows", "PartitionedData", "PartitionedDraws", "PartitionedOversampling"]
 
 T = TypeVar("T")
 
@@ -177,9 +177,7 @@ class PartitionedData(FixedPointData):
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:  # noqa: ARG002
         """Raise ValueError: the rows are in other processes."""
-        raise ValueError(
-            f"{self.source.name} is distributed over several processes: init must be 'k-means++', 'random' or an array"
-        )
+        raise ValueError(f"{self.source.name} is distributed over several processes: init must not be a callable")
 
     def square_distances(self, points: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Raise ValueError: there would be a number for each row."""
@@ -219,3 +217,28 @@ class PartitionedDraws:
 
         indices = self._data.in_order(chunks * self._chunk, ask)
         return indices, self._data.in_order(chunks * self._chunk, lambda _: points)
+
+
+class PartitionedOversampling:
+    """Samples that k-means‖ draws from the parts of X; see `ChunkedOversamplings`."""
+
+    def __init__(self, data: PartitionedData, chunk: int) -> None:
+        self._data, self._chunk = data, chunk
+
+    def add(self, points: np.ndarray) -> None:
+        """Add newly drawn samples; see `Oversampling.add`. The parts are told with the next question."""
+        self._data.tell(drawn=(*self._data.state.drawn, points))
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedOversamplings.sums`."""
+        return np.concatenate(self._data.ask("sums"))
+
+    def found(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return indices of samples; see `ChunkedOversamplings.found`."""
+        ask = self._data.ask
+        return self._data.in_order(chunks * self._chunk, lambda parts: ask("drawn_at", chunks, targets, parts=parts))
+
+    def weights(self) -> np.ndarray:
+        """Return the total weight of each drawn sample; see `Oversampling.weights`."""
+        weights: np.ndarray = sum(self._data.ask("weights_of_drawn"))
+        return weights

@@ -8,11 +8,18 @@ import numpy as np
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import Rows, UnitRows
 from tsapps.apps.kmeans.distributed.crew import Crew
-from tsapps.apps.kmeans.distributed.partitioned_data import HeldRows, PartitionedData, PartitionedDraws
+from tsapps.apps.kmeans.distributed.partitioned_data import (
+    HeldRows,
+    PartitionedData,
+    PartitionedDraws,
+    PartitionedOversampling,
+)
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
+from tsapps.apps.kmeans.init.oversampling import Oversampling
+from tsapps.apps.kmeans.init.oversampling_host import OversamplingByChunks
 from tsapps.apps.kmeans.init.plusplus_host import draw_samples, plusplus_host_chunk
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers_of
@@ -72,7 +79,7 @@ class PartitionedStep(Step):
 
     def reset(self) -> None:
         """Set every label to −1; see `Step.reset`."""
-        self.data.tell(k=self.k, centers=None, seeds=())
+        self.data.tell(k=self.k, centers=None, seeds=(), drawn=())
 
     def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:  # noqa: ARG002
         """Label every sample with its nearest center; see `Step.assign`."""
@@ -150,12 +157,17 @@ class PartitionedEngine(Engine):
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray:
         """Draw samples by greedy k-means++; see `Engine.draw_plus_plus`."""
+        return draw_samples(PartitionedDraws(*self._without_labels()), first, draws)
+
+    def oversampling(self) -> Oversampling:
+        """Return an `Oversampling` of X; see `Engine.oversampling`."""
+        return OversamplingByChunks(PartitionedOversampling(*self._without_labels()))
+
+    def _without_labels(self) -> tuple[PartitionedData, int]:
+        """Return the data, whose parts forget labels and draws, and the number of rows per chunk of draws."""
         data = self.data
-        data.tell(seeds=(), k=0, centers=None)
-        chunk = plusplus_host_chunk(data.n_total, data.n_features, data.dtype.itemsize)
-        found = draw_samples(PartitionedDraws(data, chunk), first, draws)
-        data.tell(seeds=())
-        return found
+        data.tell(seeds=(), drawn=(), k=0, centers=None)
+        return data, plusplus_host_chunk(data.n_total, data.n_features, data.dtype.itemsize)
 
 
 def source_of(shape: tuple[int, int], x_dtype: np.dtype, dtype: np.dtype, *, spherical: bool, name: str = "X") -> Rows:

@@ -95,7 +95,7 @@ def fit_rank(
     n_clusters : int
     sample_weight : array of shape (n,), optional
         Weights of this rank's rows; on all ranks or on none.
-    init : {"k-means++", "random"} or array of shape (k, d)
+    init : {"k-means++", "k-means||", "random"} or array of shape (k, d)
     n_init, max_iter, tol
         As for `TSKMeans`.
     random_state : int
@@ -113,8 +113,8 @@ def fit_rank(
         On all ranks, if a parameter or X is not valid on one of them.
     """
     check_metric(metric)
-    if callable(init) or (isinstance(init, str) and init not in ("k-means++", "random")):
-        raise ValueError(f"init={init!r}: several processes draw centers by 'k-means++' or 'random', or take an array")
+    if callable(init) or (isinstance(init, str) and init not in ("k-means++", "k-means||", "random")):
+        raise ValueError(f"init={init!r}; expected 'k-means++', 'k-means||', 'random' or an array of centers")
     array = to_host(as_numbers(rows, "rows"))
     if array.ndim != 2:
         raise ValueError(f"rows have shape {array.shape}; expected a matrix of shape (n_samples, n_features)")

@@ -19,6 +19,8 @@ from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
 from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init import plusplus_host
+from tsapps.apps.kmeans.init.oversampling import BlockOversampling, Oversampling
+from tsapps.apps.kmeans.init.oversampling_host import ChunkedOversampling, OversamplingByChunks
 
 __all__ = ["Engine", "HostEngine"]
 
@@ -85,6 +87,10 @@ class Engine(ABC):
         numpy.ndarray of shape (k,) or None
             Indices of the drawn samples. None if the engine cannot draw; `plusplus.kmeans_plusplus` then does.
         """
+
+    def oversampling(self) -> Oversampling:
+        """Return an `Oversampling` of X, of which k-means‖ draws samples."""
+        return BlockOversampling(self.data, self.blocks.nearest)
 
     def place(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
         """Check that X is finite, center X for a single pass, and shift the centers by the same point.
@@ -180,3 +186,7 @@ class HostEngine(Engine):
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ in O(n) memory; see `plusplus_host.draw_plus_plus`."""
         return plusplus_host.draw_plus_plus(self.data, first, draws)
+
+    def oversampling(self) -> Oversampling:
+        """Return an `Oversampling` of X; see `Engine.oversampling`."""
+        return OversamplingByChunks(ChunkedOversampling(self.data)) if self.data.as_kernels else super().oversampling()

@@ -14,7 +14,15 @@ from tsapps.apps.kmeans.data.host_data import HostData, check_memory
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["ChunkedDraw", "ChunkedDraws", "draw_plus_plus", "draw_samples", "plusplus_host_chunk"]
+__all__ = [
+    "ChunkedDistances",
+    "ChunkedDraw",
+    "ChunkedDraws",
+    "chunk_and_rest",
+    "draw_plus_plus",
+    "draw_samples",
+    "plusplus_host_chunk",
+]
 
 # Approximate number of elements of a chunk, so that products of a chunk take longer than their calls.
 _CHUNK_ELEMENTS = 1 << 18
@@ -87,10 +95,7 @@ def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarra
     data.add(data.rows(samples[:1])[0])
     running = np.cumsum(data.sums())
     for step, drawn in enumerate(draws, start=1):
-        targets = drawn * running[-1]
-        chunks = np.minimum(np.searchsorted(running, targets), len(running) - 1)
-        before = np.where(chunks > 0, running[chunks - 1], 0.0)
-        candidates, points = data.find(chunks, targets - before)
+        candidates, points = data.find(*chunk_and_rest(running, drawn * running[-1]))
         of_points = np.cumsum(data.potentials(points), axis=1)
         best = int(of_points[:, -1].argmin())
         samples[step], running = candidates[best], of_points[best]
@@ -98,8 +103,20 @@ def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarra
     return samples
 
 
-class ChunkedDraw:
-    """Samples of one process, or of a shard; see `ChunkedDraws`. Numbers of chunks and samples count from the shard's.
+def chunk_and_rest(running: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the first chunk at whose end a running sum reaches each target, and the target minus the sum before it.
+
+    `running` (chunks,) are the running sums at the ends of chunks. If rounding puts a target past the end, it is in the
+    last chunk.
+    """
+    chunks = np.minimum(np.searchsorted(running, targets), len(running) - 1)
+    return chunks, targets - np.where(chunks > 0, running[chunks - 1], 0.0)
+
+
+class ChunkedDistances:
+    """D² of the samples of one process, or of a shard: squared distances to the nearest of some points.
+
+    Numbers of chunks and samples count from the shard's first.
 
     Raises
     ------
@@ -111,7 +128,41 @@ class ChunkedDraw:
         n, d = data.source.shape
         check_memory(data.source.name, n * data.dtype.itemsize, available_host_memory())
         self._data, self.chunk = data, plusplus_host_chunk(data.n_total, d, data.dtype.itemsize)
-        self._closest = np.full(n, np.inf, data.dtype)  # D² of each sample
+        self._closest = np.full(n, np.inf, data.dtype)
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
+        chunks = range(0, len(self._closest), self.chunk)
+        return np.array([self._weighted(start // self.chunk).sum(dtype=np.float64) for start in chunks])
+
+    def found(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
+        """Return the indices of samples; see `ChunkedDraws.find`."""
+        return np.array([self._found(*one) for one in zip(chunks.tolist(), targets.tolist(), strict=True)], np.int64)
+
+    def _found(self, chunk: int, target: float) -> int:
+        weighted = self._weighted(chunk).astype(np.float64)
+        found = int(np.searchsorted(np.cumsum(weighted), target))
+        if found == len(weighted):
+            positive = np.flatnonzero(weighted)
+            found = int(positive[-1]) if positive.size else found - 1
+        return chunk * self.chunk + found
+
+    def _weighted(self, chunk: int) -> np.ndarray:
+        """Return w·D² of each sample of a chunk."""
+        own = self._of_chunk(self._closest, chunk)
+        weights = self._data.weights_of(chunk * self.chunk, own)
+        return own if weights is None else own * weights
+
+    def _of_chunk(self, array: np.ndarray, chunk: int) -> np.ndarray:
+        return array[..., chunk * self.chunk : (chunk + 1) * self.chunk]
+
+
+class ChunkedDraw(ChunkedDistances):
+    """Samples of one process, or of a shard, from which k-means++ draws; see `ChunkedDraws`."""
+
+    def __init__(self, data: HostData) -> None:
+        super().__init__(data)
+        n, d = data.source.shape
         self._most_kept = max(_MOST_DISTANCES, n * d * data.source.dtype.itemsize // 4)
         # The points of the last call of `potentials`, and the squared distance of each sample to each of them.
         self._kept: tuple[np.ndarray, np.ndarray] | None = None
@@ -155,32 +206,10 @@ class ChunkedDraw:
         self._kept = None if kept is None else (points, kept)
         return found
 
-    def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
-        chunks = range(0, len(self._closest), self.chunk)
-        return np.array([self._weighted(start // self.chunk).sum(dtype=np.float64) for start in chunks])
-
     def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find samples; see `ChunkedDraws.find`."""
-        found = np.array([self._found(*one) for one in zip(chunks.tolist(), targets.tolist(), strict=True)])
+        found = self.found(chunks, targets)
         return found, self.rows(found)
-
-    def _found(self, chunk: int, target: float) -> int:
-        weighted = self._weighted(chunk).astype(np.float64)
-        found = int(np.searchsorted(np.cumsum(weighted), target))
-        if found == len(weighted):
-            positive = np.flatnonzero(weighted)
-            found = int(positive[-1]) if positive.size else found - 1
-        return chunk * self.chunk + found
-
-    def _weighted(self, chunk: int) -> np.ndarray:
-        """Return w·D² of each sample of a chunk."""
-        own = self._of_chunk(self._closest, chunk)
-        weights = self._data.weights_of(chunk * self.chunk, own)
-        return own if weights is None else own * weights
-
-    def _of_chunk(self, array: np.ndarray, chunk: int) -> np.ndarray:
-        return array[..., chunk * self.chunk : (chunk + 1) * self.chunk]
 
 
 def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:

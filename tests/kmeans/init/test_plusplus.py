@@ -12,7 +12,7 @@ from sklearn.datasets import make_blobs
 from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.init import plusplus
+from tsapps.apps.kmeans.init import oversampling, plusplus
 from tsapps.apps.kmeans.open_engine import open_engine
 
 
@@ -74,7 +74,7 @@ def drawn_in_parallel(X, k, seed, weights=None, block_rows=None):
     engine = open_engine(X, device="cpu", sample_weight=weights)
     if block_rows is not None:
         engine.data.block_rows = lambda n_columns: block_rows
-    return plusplus.kmeans_parallel(engine.data, k, np.random.RandomState(seed), engine.blocks.nearest)
+    return oversampling.kmeans_parallel(engine.data, k, np.random.RandomState(seed), engine.oversampling())
 
 
 def reference_in_parallel(X, k, seed, weights=None):
@@ -126,7 +126,7 @@ def test_further_rounds_where_five_find_too_few():
     # Nearly all of Σ D² is in the farthest samples: a round finds but a few of them.
     X = 4.0 ** np.arange(40)[:, np.newaxis]
     expected, rounds = reference_in_parallel(X, 20, 0)
-    assert rounds > plusplus.ROUNDS
+    assert rounds > oversampling.ROUNDS
     found = drawn_in_parallel(X, 20, 0)
     np.testing.assert_array_equal(found, expected)
     assert len(set(found.ravel().tolist())) == 20
