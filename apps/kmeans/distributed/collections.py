@@ -1,6 +1,6 @@
 """Dask arrays and data frames as X of `TSKMeans`: the fit on the workers of a cluster, and results as Dask has them.
 
-Dask is imported only if X is one of its collections.
+Dask is imported only if X is one of its collections. An `estimator` is a `TSKMeans`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
@@ -17,9 +17,6 @@ from tsapps.apps.kmeans import scikit_learn
 from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.open_engine import check_sample_weight, compute_dtype
 from tsapps.kernels.arrays import to_host
-
-if TYPE_CHECKING:
-    from tsapps.apps.kmeans.estimator import TSKMeans
 
 __all__ = ["fit", "for_collections", "is_dask", "predict", "score", "transform"]
 
@@ -33,13 +30,13 @@ def for_collections(method: Callable[..., Any]) -> Callable[..., Any]:
     """Decorate a method of `TSKMeans`: for a Dask collection X, call the function of this module of the same name."""
 
     @wraps(method)
-    def chosen(self: TSKMeans, X: Any, *arguments: Any, **options: Any) -> Any:
+    def chosen(self: Any, X: Any, *arguments: Any, **options: Any) -> Any:
         return (globals()[method.__name__] if is_dask(X) else method)(self, X, *arguments, **options)
 
     return chosen
 
 
-def fit(estimator: TSKMeans, X: Any, y: Any = None, sample_weight: Any = None) -> TSKMeans:  # noqa: ARG001
+def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any:  # noqa: ARG001
     """Fit an estimator to a Dask collection X on the workers of the current client.
 
     `labels_` becomes a Dask array with the row chunks of X; the workers hold it. An X of at most 8 MiB is fitted in
@@ -86,7 +83,7 @@ def fit(estimator: TSKMeans, X: Any, y: Any = None, sample_weight: Any = None) -
     return estimator
 
 
-def _set_features(estimator: TSKMeans, X: Any, d: int) -> None:
+def _set_features(estimator: Any, X: Any, d: int) -> None:
     """Set the number of features, and their names if X is a data frame with names that are strings."""
     estimator.n_features_in_ = d
     vars(estimator).pop("feature_names_in_", None)
@@ -95,7 +92,7 @@ def _set_features(estimator: TSKMeans, X: Any, d: int) -> None:
         estimator.feature_names_in_ = np.asarray(names, object)
 
 
-def _check_options(estimator: TSKMeans) -> None:
+def _check_options(estimator: Any) -> None:
     """Raise ValueError for parameters that fits of Dask collections do not support."""
     if estimator.protect:
         raise ValueError("protect=True runs in one process, got a Dask collection: use an array")
@@ -127,7 +124,7 @@ def _array_of(X: Any) -> Any:
     return array
 
 
-def _light(estimator: TSKMeans) -> TSKMeans:
+def _light(estimator: Any) -> Any:
     """Return a copy of an estimator without its labels, which tasks that predict do not need."""
     light = copy.copy(estimator)
     light.labels_ = np.zeros(0, np.int32)
@@ -139,18 +136,18 @@ def _rows_of(X: Any) -> tuple[Any, tuple[Sequence[int], ...]]:
     return array, array.chunks
 
 
-def predict(estimator: TSKMeans, X: Any) -> Any:
+def predict(estimator: Any, X: Any) -> Any:
     """Return the labels of the rows of X, a lazy Dask array with its row chunks."""
     check_is_fitted(estimator)
     array, _ = _rows_of(X)
     return array.map_blocks(_predicted, _light(estimator), dtype=np.int32, drop_axis=1, meta=np.zeros(0, np.int32))
 
 
-def _predicted(block: Any, estimator: TSKMeans) -> Any:
+def _predicted(block: Any, estimator: Any) -> Any:
     return estimator.predict(block) if len(block) else np.zeros(0, np.int32)
 
 
-def transform(estimator: TSKMeans, X: Any) -> Any:
+def transform(estimator: Any, X: Any) -> Any:
     """Return the distances of the rows of X to the centers, a lazy Dask array with its row chunks."""
     check_is_fitted(estimator)
     array, chunks = _rows_of(X)
@@ -160,13 +157,13 @@ def transform(estimator: TSKMeans, X: Any) -> Any:
     return array.map_blocks(_transformed, _light(estimator), dtype, **given)
 
 
-def _transformed(block: Any, estimator: TSKMeans, dtype: np.dtype) -> Any:
+def _transformed(block: Any, estimator: Any, dtype: np.dtype) -> Any:
     if not len(block):
         return np.zeros((0, estimator.n_clusters), dtype)
     return estimator.transform(block).astype(dtype, copy=False)
 
 
-def score(estimator: TSKMeans, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG001
+def score(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG001
     """Return the negative inertia of X about the centers, computed chunk by chunk."""
     import dask
 
@@ -181,5 +178,5 @@ def score(estimator: TSKMeans, X: Any, y: Any = None, sample_weight: Any = None)
     return float(sum(dask.compute(*scores)))
 
 
-def _score(block: Any, estimator: TSKMeans, weights: Any) -> float:
+def _score(block: Any, estimator: Any, weights: Any) -> float:
     return estimator.score(block, sample_weight=weights) if len(block) else 0.0

@@ -9,6 +9,7 @@ Every wait has a deadline: while answers are outstanding, a thread asks the sche
 
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future as Outcome
 from importlib.metadata import version
 from threading import Event, Thread
 from typing import Any, TypeVar
@@ -119,22 +120,19 @@ def watched(client: Client, call: Callable[[], T], what: str) -> T:
     RuntimeError
         If the scheduler, all workers or one worker are silent for a minute.
     """
-    done, outcome = Event(), []
+    done, outcome = Event(), Outcome[T]()
 
     def work() -> None:
         try:
-            outcome.append((call(), None))
+            outcome.set_result(call())
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
-            outcome.append((None, error))
+            outcome.set_exception(error)
         done.set()
 
     Thread(target=work, daemon=True, name="tsapps-wait").start()
     if not done.wait(_INTERVAL):
         _wait_for(done, _Pulse(client), what)
-    found, error = outcome[0]
-    if error is not None:
-        raise error
-    return found
+    return outcome.result()
 
 
 def _wait_for(done: Event, pulse: "_Pulse", what: str) -> None:
@@ -180,7 +178,7 @@ class _Pulse:
         """Return who has been silent too long, or None."""
         since = time.monotonic() - _SECONDS
         if self._scheduler < since:
-            return f"the scheduler at {self._client.scheduler.address} has not answered"
+            return f"the scheduler at {_address(self._client)} has not answered"
         if self._any_worker < since:
             return "there has been no worker"
         for name, (_, changed) in self._workers.items():
@@ -219,6 +217,10 @@ def threads_of(client: Client) -> int:
     return sum(client.nthreads().values())
 
 
+def _address(client: Client) -> str:
+    return "an unknown address" if client.scheduler is None else str(client.scheduler.address)
+
+
 def _versions() -> dict[str, str]:
     """Return what must be the same in all processes."""
     return {"tsapps": version("tsapps"), "numpy": np.__version__}
@@ -228,10 +230,8 @@ def _check_versions(client: Client) -> None:
     """Ask each worker for its versions, with a deadline."""
     workers = list(client.nthreads())
     if not workers:
-        raise RuntimeError(f"the scheduler at {client.scheduler.address} has no workers: start one first")
-    asked = [
-        client.submit(_versions, workers=[one], key=f"tsapps-versions-{uuid4().hex}", pure=False) for one in workers
-    ]
+        raise RuntimeError(f"the scheduler at {_address(client)} has no workers: start one first")
+    asked = [client.submit(_versions, workers=[one], key=f"tsapps-versions-{uuid4().hex}") for one in workers]
     own = _versions()
     for worker, found in zip(workers, watched(client, lambda: client.gather(asked), "versions"), strict=True):
         if found != own:

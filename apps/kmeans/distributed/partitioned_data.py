@@ -24,7 +24,7 @@ T = TypeVar("T")
 class HeldRows:
     """Shape, type and name of rows that a crew holds; they cannot be read here."""
 
-    device = None
+    device: int | None = None
 
     def __init__(self, shape: tuple[int, int], dtype: np.dtype, name: str = "X") -> None:
         self.shape, self.dtype, self.name = shape, dtype, name
@@ -166,7 +166,13 @@ class PartitionedData(FixedPointData):
         total = total_inertia(np.concatenate(self.ask("partial_inertia", centers)))
         return total / (2 if self.spherical else 1)
 
-    def each_own_distance(self, centers: np.ndarray, labels: Any, *, weighted: bool = False) -> Iterator[Any]:  # noqa: ARG002
+    def each_own_distance(
+        self,
+        centers: np.ndarray,
+        labels: Any,  # noqa: ARG002 (those of the parts)
+        *,
+        weighted: bool = False,  # noqa: ARG002 (for the inertia, which the parts compute)
+    ) -> Iterator[Any]:
         """Yield the distances of one part after another, for the current labels; see `Data.each_own_distance`."""
         for part in range(len(self.crew.parts)):
             yield self.ask("own_distances", centers, parts=[part])[0]

@@ -1,8 +1,5 @@
 """Engine for X as parts of a crew: asks all parts the same, and adds up whole numbers and sums of chunks."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
@@ -24,7 +21,7 @@ from tsapps.apps.kmeans.init.plusplus_host import draw_samples, plusplus_host_ch
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.fixed_point import Integers, integers_of
 
-__all__ = ["PartLabels", "PartitionedEngine", "PartitionedStep"]
+__all__ = ["PartLabels", "PartitionedEngine", "PartitionedStep", "source_of"]
 
 
 class PartLabels:
@@ -81,7 +78,13 @@ class PartitionedStep(Step):
         """Set every label to −1; see `Step.reset`."""
         self.data.tell(k=self.k, centers=None, seeds=(), drawn=())
 
-    def assign(self, centers: np.ndarray, *, update: bool = True, potential: bool = False) -> Assignment:  # noqa: ARG002
+    def assign(
+        self,
+        centers: np.ndarray,
+        *,
+        update: bool = True,  # noqa: ARG002 (the sums are at hand)
+        potential: bool = False,  # noqa: ARG002 (it follows from the sums)
+    ) -> Assignment:
         """Label every sample with its nearest center; see `Step.assign`."""
         centers = centers.copy()
         answers = self.data.ask("assign", centers)
@@ -172,11 +175,5 @@ class PartitionedEngine(Engine):
 
 def source_of(shape: tuple[int, int], x_dtype: np.dtype, dtype: np.dtype, *, spherical: bool, name: str = "X") -> Rows:
     """Return the source of a `PartitionedEngine` for rows of this shape and type."""
-    held = HeldRows(shape, x_dtype, name)
+    held: Rows = HeldRows(shape, x_dtype, name)
     return UnitRows(held, dtype) if spherical else held
-
-
-def ranges_of(sizes: Sequence[Any]) -> list[range]:
-    """Return consecutive ranges of these sizes."""
-    ends = np.cumsum([int(size) for size in sizes]).tolist()
-    return [range(start, end) for start, end in zip([0, *ends[:-1]], ends, strict=True)]

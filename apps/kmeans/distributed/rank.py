@@ -8,7 +8,7 @@ order: every rank has the bits that one process finds for all rows.
     rank 1   rows of chunks 2b, 3, 4    ├─ parts are whole chunks: chunks 3, 4       ├─ the same loop, k × (d + 1)
     rank 2   rows of chunks 5, 6       ─┘                          chunks 5, 6      ─┘  whole numbers an iteration
 
-A chunk that begins on one rank and ends on others is moved to the first: at most one chunk a rank.
+A chunk that begins on one rank and ends on others goes to the first: at most one chunk a rank.
 """
 
 from collections.abc import Sequence
@@ -131,7 +131,7 @@ def fit_rank(
         checked = check_sample_weight(np.concatenate(communicator.all_gather(weights)), n)
         every_weight = to_host(checked).astype(dtype)
     cut = _Cut(sizes, plusplus_host_chunk(n, d, dtype.itemsize))
-    own = cut.moved_in(array, communicator)
+    own = cut.rows_of_fit(array, communicator)
     crew = _RankCrew(own, every_weight, dtype, cut.parts, communicator, spherical=metric == "cosine")
     source = source_of((n, d), array.dtype, dtype, spherical=metric == "cosine")
     found = lloyd.fit(
@@ -143,7 +143,7 @@ def fit_rank(
         tol=tol,
         random_state=np.random.RandomState(random_state),
     )
-    labels = cut.moved_back(crew.own_labels(found.labels.state), communicator)
+    labels = cut.labels_as_given(crew.own_labels(found.labels.state), communicator)
     return RankClustering(labels, found.centers, found.inertia, found.n_iter)
 
 
@@ -167,7 +167,7 @@ class _Cut:
         #: The rows of each rank in the fit; empty for some.
         self.parts = [range(start, end) for start, end in zip(first.tolist(), last.tolist(), strict=True)]
 
-    def moved_in(self, rows: np.ndarray, communicator: Communicator) -> np.ndarray:
+    def rows_of_fit(self, rows: np.ndarray, communicator: Communicator) -> np.ndarray:
         """Return the rows of this rank in the fit, from those that ranks are given."""
         rank = communicator.rank
         head = max(0, min(self.parts[rank].start, int(self._ends[rank])) - int(self._starts[rank]))
@@ -181,7 +181,7 @@ class _Cut:
             missing -= len(own[-1])
         return np.ascontiguousarray(np.concatenate(own)[: len(self.parts[rank])])
 
-    def moved_back(self, labels: np.ndarray, communicator: Communicator) -> np.ndarray:
+    def labels_as_given(self, labels: np.ndarray, communicator: Communicator) -> np.ndarray:
         """Return the labels of the rows that this rank is given, from those of its rows in the fit."""
         rank = communicator.rank
         start, end = int(self._starts[rank]), int(self._ends[rank])
@@ -215,7 +215,7 @@ class _RankCrew:
     ) -> None:
         self._communicator = communicator
         self._ranks = [rank for rank, part in enumerate(parts) if len(part)]
-        self.parts = [parts[rank] for rank in self._ranks]
+        self.parts: Sequence[range] = [parts[rank] for rank in self._ranks]
         self._part: Part | None = None
         if communicator.rank in self._ranks:
             number = self._ranks.index(communicator.rank)

@@ -1,7 +1,5 @@
 """Whole fits of the step with certified labels on the CPU: the bits of the kernels, which run on a HostMachine."""
 
-from typing import ClassVar
-
 import numpy as np
 import oracle
 import pytest
@@ -12,7 +10,6 @@ from kmeans.engines.test_device_engine import CASES, Case
 from kmeans.host_steps import DTYPES, RowsOnMachine, fixed_point_sums, iterate_once, work_of
 
 import tsapps
-from tsapps import TSKMeans
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data import host_data
 from tsapps.apps.kmeans.data.host_data import HostData
@@ -26,7 +23,6 @@ from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.apps.kmeans.results import square_shift
 from tsapps.apps.kmeans.update import relocation
-from tsapps.errors import FaultError
 
 FOUR = np.array([[0.0], [1.0], [10.0], [11.0]])
 #: One of each step.
@@ -34,7 +30,7 @@ STEPS = [
     Case(SmallDFmaStep, 400, 3, 5),
     Case(SmallKStep, 300, 20, 33, weighted=True),
     Case(SmallKStep, 300, 70, 6, "float64"),
-    Case(LargeKStep, 400, 20, 70),
+    Case(LargeKStep, 200, 20, 70),
 ]
 
 
@@ -108,8 +104,18 @@ def test_fits_have_the_bits_of_the_kernels(case, rng):
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize("init", ["random", "k-means++"])
-@pytest.mark.parametrize("case", STEPS, ids=str)
+@pytest.mark.parametrize(
+    ("case", "init"),
+    [
+        (Case(SmallDFmaStep, 400, 3, 5), "random"),
+        (Case(SmallDFmaStep, 400, 3, 5), "k-means++"),
+        (Case(SmallKStep, 300, 20, 9, weighted=True), "random"),
+        (Case(SmallKStep, 300, 100, 9), "k-means++"),
+        (Case(SmallKStep, 300, 70, 6, "float64"), "k-means++"),
+        (Case(LargeKStep, 200, 20, 70), "random"),
+    ],
+    ids=str,
+)
 def test_runs_from_drawn_centers_have_the_bits_of_the_kernels(case, init, rng):
     """Several, some of which `tol` or `max_iter` ends."""
     X, weights = case.data(rng)
@@ -182,19 +188,19 @@ def test_protection_changes_no_bit(case, rng):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @property_test(
-    25,
+    12,
     600,
-    case=st.sampled_from(STEPS),
-    n=st.integers(71, 500),
+    case=st.sampled_from(STEPS[:3]),
+    n=st.integers(33, 300),
     kind=st.sampled_from(["blobs", "duplicates", "away", "whole numbers", "wide range", "an outlier"]),
     init=st.sampled_from(["rows", "a far center", "random"]),
-    weights=st.sampled_from(["none", "some", "some zero"]),
-    options=st.sampled_from([{}, {"protect": True}, {"tol": 1e-3}, {"max_iter": 1}]),
+    some_zero=st.booleans(),
+    options=st.sampled_from([{"max_iter": 4}, {"protect": True, "max_iter": 3}, {"tol": 1e-3}, {"max_iter": 1}]),
     seed=st.integers(0, 2**16),
 )
-def test_any_fits_have_the_bits_of_the_kernels(case, n, kind, init, weights, options, seed):
+def test_any_fits_have_the_bits_of_the_kernels(case, n, kind, init, some_zero, options, seed):
     rng = np.random.default_rng(seed)
-    X, _ = case._replace(n=n).data(rng)
+    X, weights = case._replace(n=n).data(rng)
     if kind == "duplicates":
         X = X[rng.integers(0, max(2, case.k // 2), n)]
     elif kind == "away":
@@ -206,20 +212,15 @@ def test_any_fits_have_the_bits_of_the_kernels(case, n, kind, init, weights, opt
     elif kind == "an outlier":
         X[0] *= 1e4
     X = X.astype(DTYPES[case.dtype])
-    one = None
-    if weights != "none":
-        one = (rng.random(n) + 0.5) * (1 if weights == "some" else rng.random(n) < 0.8)
-    distinct = len(np.unique(X, axis=0))
-    if init == "random":
-        first = "random" if one is None or np.count_nonzero(one) >= case.k else X[-case.k :]
-    else:
-        first = X[: case.k] if init == "rows" else with_far_center(X, case.k)
+    if weights is not None and some_zero:
+        weights *= rng.random(n) < 0.8
+    first = X[: case.k] if init == "rows" else with_far_center(X, case.k) if init == "a far center" else init
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lloyd, "_warn_of_duplicates", lambda *_: None)
-        found, expected = (fit(make(X, one), case.k, first, **options) for make in (host_engine, device_engine))
+        found, expected = (fit(make(X, weights), case.k, first, **options) for make in (host_engine, device_engine))
     assert (found.faults, expected.faults) == (0, 0)
     assert_same(found, expected)
-    assert np.count_nonzero(found.cluster_sizes) <= distinct
+    assert np.count_nonzero(found.cluster_sizes) <= len(np.unique(X, axis=0))
 
 
 @pytest.mark.parametrize("case", STEPS, ids=str)
@@ -258,7 +259,11 @@ def test_fits_depend_neither_on_threads_nor_on_blocks_nor_on_memory(case, rng, m
 
 @pytest.mark.parametrize("form", ["npy", "h5", "parquet", "several npy"])
 def test_fits_of_files_have_the_bits_of_arrays(form, tmp_path, rng, monkeypatch):
-    """Also if every pass reads the file, in blocks that begin where its parts do not."""
+    """Also if every pass reads the file, in blocks that begin where its parts do not.
+
+    The mean of a small array has NumPy's rounding, and that of a small file has not.
+    """
+    monkeypatch.setattr(HostData, "is_small", False)
     case = Case(SmallDFmaStep, 3000, 3, 5)
     X, _ = case.data(rng)
     expected = fit(host_engine(X), case.k, X[: case.k])
@@ -311,11 +316,16 @@ def test_sums_are_those_of_the_labels_after_any_assignments(case, protect, rng):
     assert engine.step_for(case.k) is step
     data.rows_on_gpu, data.shift = X, data.host_mean()  # names of `fixed_point_sums`
     rows, before = X.astype(case.work) - data.host_mean(), np.full(case.n, -1)
+    were_summed = True
     for update in (True, True, False, True, False, False, True):
         centers = rows[rng.choice(case.n, case.k, replace=False)]
         found = step.assign(centers, update=update)
         labels = oracle.square_distances(rows, centers).argmin(axis=1)
         np.testing.assert_array_equal(step.labels, labels)
+        # The labels of an assignment without sums are forgotten before the next sums.
+        assert found.n_reassigned == np.count_nonzero(labels != before) if were_summed or not update else case.n
+        assert step.inertia(centers) == pytest.approx(data.inertia(centers, step.labels), rel=2.0**-19)
+        before, were_summed = labels, update
         if update:
             sums = fixed_point_sums(data, step.integers.scales, labels, case.k)
             np.testing.assert_array_equal(step.sums, sums)
@@ -324,16 +334,6 @@ def test_sums_are_those_of_the_labels_after_any_assignments(case, protect, rng):
             assert (found.again is not None) == protect
             assert not protect or found.again.sums.tobytes() == found.sums.tobytes()
             assert not found.changed
-        # Labels without sums are forgotten before the next sums.
-        assert found.n_reassigned == np.count_nonzero(labels != before)
-        assert step.inertia(centers) == pytest.approx(data.inertia(centers, step.labels), rel=2.0**-19)
-        before = labels
-        if not update:
-            before = np.full(case.n, -1) if _next_updates(step) else labels
-
-
-def _next_updates(step):
-    return False
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
