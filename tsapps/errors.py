@@ -1,15 +1,17 @@
 """Error classes of tsapps, and the exit codes of its commands."""
 
 from enum import IntEnum
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.system.printable import OneLineError, one_line
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans import FaultError
+    from tsapps.apps.kmeans import ClusterError, FaultError
 
 __all__ = [
+    "ClusterError",
     "CorruptionError",
     "EmptyMatrixError",
     "ExitCode",
@@ -53,8 +55,6 @@ class MatrixUsageError(MatrixError, UsageError):
 
 
 def __getattr__(name: str) -> Any:
-    if name == "FaultError":  # imported on first use, because its module imports NumPy
-        from tsapps.apps.kmeans import FaultError
-
-        return FaultError
+    if name in ("ClusterError", "FaultError"):  # imported on first use, because their modules import NumPy
+        return getattr(import_module("tsapps.apps.kmeans"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.batched.api import BatchedClustering, kmeans_batched
+    from tsapps.apps.kmeans.distributed.crew import ClusterError
     from tsapps.apps.kmeans.distributed.rank import RankClustering, fit_rank
     from tsapps.apps.kmeans.engines.compile_kernels import compile_kernels
     from tsapps.apps.kmeans.estimator import TSKMeans
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BatchedClustering",
+    "ClusterError",
     "FaultError",
     "RankClustering",
     "TSKMeans",
@@ -27,6 +29,7 @@ __all__ = [
 # The module that defines each public name.
 _MODULES = {
     "BatchedClustering": "tsapps.apps.kmeans.batched.api",
+    "ClusterError": "tsapps.apps.kmeans.distributed.crew",
     "FaultError": "tsapps.apps.kmeans.protect.checks",
     "RankClustering": "tsapps.apps.kmeans.distributed.rank",
     "TSKMeans": "tsapps.apps.kmeans.estimator",

@@ -1,4 +1,4 @@
-"""The command line of both benchmarks: which cases, and their records one after the other."""
+"""The command line of all three benchmarks: which cases, and their records one after the other."""
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ __all__ = ["chosen_cases", "measure_cases"]
 def chosen_cases(
     parser: argparse.ArgumentParser, cases: Sequence[Any], what: str, arguments: list[str] | None
 ) -> tuple[argparse.Namespace, list[Any]]:
-    """Add the options that both benchmarks have; return the parsed options, and the cases that they name or all.
+    """Add the options that all benchmarks have; return the parsed options, and the cases that they name or all.
 
     Parameters
     ----------
@@ -50,7 +50,7 @@ def measure_cases(
 
     Parameters
     ----------
-    on : OnGpu or OnGpus
+    on : OnGpu, OnGpus or OnWorkers
     cases, options, what
         See `chosen_cases`.
     key, fields
@@ -58,7 +58,8 @@ def measure_cases(
     line : callable
         Returns what is printed of a record.
     """
-    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}) | record.cuda_versions()
+    modules = {name: name for name in ("tsapps", "numpy", *on.modules)}
+    versions = record.module_versions(modules) | (record.cuda_versions() if "cupy" in modules else {})
     common = {**record.of_run("scale", on.device, versions, options.commit), "seed": on.seed}
     path, failed = options.out or record.results_path(on.device, what), 0
     for case in cases:

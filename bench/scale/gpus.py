@@ -85,6 +85,9 @@ class OnGpus:
         Seed of the data.
     """
 
+    #: Modules whose versions belong to a record.
+    modules = ("cupy",)
+
     def __init__(self, parts: int, seed: int) -> None:
         import cupy
 

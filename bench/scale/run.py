@@ -91,6 +91,9 @@ class OnGpu:
         Seed of the data.
     """
 
+    #: Modules whose versions belong to a record.
+    modules = ("cupy",)
+
     def __init__(self, seed: int) -> None:
         import cupy
 

@@ -46,7 +46,7 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     ------
     ValueError
         If there is no client, X has several chunks of columns, or a parameter is not supported for Dask collections.
-    RuntimeError
+    ClusterError
         If rows are lost again and again, or the scheduler or a worker is silent for a minute.
     """
     import dask.array as da
@@ -72,8 +72,8 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     weights = None if checked is None else to_host(checked).astype(dtype)
     spherical = estimator.metric == "cosine"
     parts = cut_rows(n, d, dtype, [1.0] * threads_of(client))
-    rows = client.compute(array.rechunk((tuple(map(len, parts)), (d,))).to_delayed().ravel().tolist())
-    crew = DaskCrew(client, rows, parts, specs_of(parts, dtype, spherical=spherical), weights)
+    blocks = client.compute(array.to_delayed().ravel().tolist())
+    crew = DaskCrew(client, blocks, array.chunks[0], parts, specs_of(parts, dtype, spherical=spherical), weights)
     source = source_of((n, d), array.dtype, dtype, spherical=spherical)
     best = estimator._fit_with(PartitionedEngine(source, dtype, weights, crew))
     estimator.cluster_centers_ = best.centers.copy()

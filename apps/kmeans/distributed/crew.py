@@ -10,7 +10,11 @@ from tsapps.apps.kmeans.data.shard import cut
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.apps.kmeans.init.plusplus_host import plusplus_host_chunk
 
-__all__ = ["Crew", "LocalCrew", "cut_rows", "specs_of"]
+__all__ = ["ClusterError", "Crew", "LocalCrew", "cut_rows", "specs_of"]
+
+
+class ClusterError(RuntimeError):
+    """Workers of a cluster are missing, silent, of another version, or were lost again and again with their rows."""
 
 
 class Crew(Protocol):

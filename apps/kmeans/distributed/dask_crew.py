@@ -18,6 +18,7 @@ from uuid import uuid4
 import numpy as np
 from distributed import Client, Future, KilledWorker, get_client
 
+from tsapps.apps.kmeans.distributed.crew import ClusterError
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.kernels.arrays import as_array, to_host
 
@@ -36,8 +37,10 @@ class DaskCrew:
     Parameters
     ----------
     client : distributed.Client
-    rows : sequence of distributed.Future
-        The rows of each part, a NumPy or CuPy array.
+    blocks : sequence of distributed.Future
+        The rows of X in blocks of any size, NumPy or CuPy arrays.
+    sizes : sequence of int
+        Number of rows of each block.
     parts : sequence of range
         See `crew.cut_rows`.
     specs : sequence of PartSpec
@@ -48,18 +51,26 @@ class DaskCrew:
     def __init__(
         self,
         client: Client,
-        rows: Sequence[Future],
+        blocks: Sequence[Future],
+        sizes: Sequence[int],
         parts: Sequence[range],
         specs: Sequence[PartSpec],
         weights: np.ndarray | None,
     ) -> None:
         self.parts, self._client = parts, client
         self.device = f"dask: {len(parts)} × cpu"
-        slices = [None if weights is None else weights[part.start : part.stop] for part in parts]
-        self._parts = [
-            client.submit(_part, *one, key=f"tsapps-part-{uuid4().hex}", pure=False)
-            for one in zip(rows, slices, specs, strict=True)
-        ]
+        ends = np.cumsum(sizes)
+        self._parts = []
+        for part, spec in zip(parts, specs, strict=True):
+            first, last = np.searchsorted(ends, [part.start, part.stop - 1], side="right").tolist()
+            some = range(first, last + 1)
+            # The rows of the part in each of these blocks.
+            slices = [
+                slice(max(part.start - int(ends[i] - sizes[i]), 0), part.stop - int(ends[i] - sizes[i])) for i in some
+            ]
+            own = None if weights is None else weights[part.start : part.stop]
+            given = [blocks[i] for i in some], slices, own, spec
+            self._parts.append(client.submit(_part, *given, key=f"tsapps-part-{uuid4().hex}", pure=False))
 
     def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
         """Ask parts in parallel; see `Crew.ask`.
@@ -75,7 +86,7 @@ class DaskCrew:
         except KilledWorker as error:
             lost = next(i for i, future in enumerate(futures) if future.status == "error")
             part = self.parts[lost if parts is None else parts[lost]]
-            raise RuntimeError(
+            raise ClusterError(
                 f"rows {part.start} to {part.stop - 1} of X were lost with their workers again and again ({error}): "
                 "look for the cause in the logs of the workers, such as too little memory"
             ) from error
@@ -94,9 +105,10 @@ class DaskCrew:
         ]
 
 
-def _part(rows: Any, weights: np.ndarray | None, spec: PartSpec) -> Part:
-    """Return a part of these rows; runs on a worker."""
-    return Part(np.ascontiguousarray(to_host(as_array(rows))), weights, spec)
+def _part(blocks: Sequence[Any], slices: Sequence[slice], weights: np.ndarray | None, spec: PartSpec) -> Part:
+    """Return the part of these rows of blocks; runs on a worker."""
+    rows = [to_host(as_array(block))[some] for block, some in zip(blocks, slices, strict=True)]
+    return Part(np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows)), weights, spec)
 
 
 def _answer(part: Part, question: str, state: PartState, arguments: Sequence[Any]) -> Any:
@@ -117,7 +129,7 @@ def watched(client: Client, call: Callable[[], T], what: str) -> T:
 
     Raises
     ------
-    RuntimeError
+    ClusterError
         If the scheduler, all workers or one worker are silent for a minute.
     """
     done, outcome = Event(), Outcome[T]()
@@ -140,7 +152,7 @@ def _wait_for(done: Event, pulse: "_Pulse", what: str) -> None:
         while not done.wait(_INTERVAL):
             silent = pulse.silent()
             if silent is not None:
-                raise RuntimeError(f"{silent} for {_SECONDS:.0f} s, while parts of X were asked for {what!r}")
+                raise ClusterError(f"{silent} for {_SECONDS:.0f} s, while parts of X were asked for {what!r}")
     finally:
         pulse.end()
 
@@ -198,7 +210,7 @@ def current_client() -> Client:
     ------
     ValueError
         If there is none.
-    RuntimeError
+    ClusterError
         If there is no worker, or a worker has another version of this package or of NumPy.
     """
     try:
@@ -230,9 +242,9 @@ def _check_versions(client: Client) -> None:
     """Ask each worker for its versions, with a deadline."""
     workers = list(client.nthreads())
     if not workers:
-        raise RuntimeError(f"the scheduler at {_address(client)} has no workers: start one first")
+        raise ClusterError(f"the scheduler at {_address(client)} has no workers: start one first")
     asked = [client.submit(_versions, workers=[one], key=f"tsapps-versions-{uuid4().hex}") for one in workers]
     own = _versions()
     for worker, found in zip(workers, watched(client, lambda: client.gather(asked), "versions"), strict=True):
         if found != own:
-            raise RuntimeError(f"the worker {worker} has {found}, this process {own}: install the same versions")
+            raise ClusterError(f"the worker {worker} has {found}, this process {own}: install the same versions")
