@@ -49,14 +49,14 @@ def drawn(n, d, dtype, rng, weighted=False):
 @pytest.mark.parametrize("digits", [NARROW, WIDE])
 def test_by_hand(digits):
     rows = np.array([[0.5, 1.5], [2.5, -1], [-0.5, 7], [1, 1]], np.float32)
-    of = Integers(digits, np.array([1.0, 2, 1]))
-    # Halves go to even numbers: (0, 3), (2, −2), (0, 14), (1, 2).
+    of = Integers(digits, np.array([1.0, 2, 4]))
+    # Halves go to even numbers: (0, 3), (2, −2), (0, 14), (1, 2). A row without a weight counts as 4.
     sums = sums_of_reassigned(rows, None, np.array([0, 1, 2]), None, np.array([1, 0, 1]), of, 3)
     assert sums.dtype == np.int64
-    assert sums.tolist() == [[2, -2, 1], [0, 17, 2], [0, 0, 0]]
+    assert sums.tolist() == [[2, -2, 4], [0, 17, 8], [0, 0, 0]]
     # Row 2 goes from 1 to 2, and row 1 from 0 to 1.
     sums = sums_of_reassigned(rows, None, np.array([1, 2]), np.array([0, 1]), np.array([1, 2]), of, 3)
-    assert sums.tolist() == [[-2, 2, -1], [2, -16, 0], [0, 14, 1]]
+    assert sums.tolist() == [[-2, 2, -4], [2, -16, 0], [0, 14, 4]]
     assert not sums_of_reassigned(rows, None, np.array([], int), None, np.array([], int), of, 3).any()
 
 
@@ -75,7 +75,8 @@ def test_weights_by_hand():
 
 
 # Numbers of the most bits that an element uses, all odd: float64 sums of 46 bits are exact for 128 rows only.
-@pytest.mark.parametrize(("digits", "most"), [(NARROW, 2**30 - 1), (WIDE, 2**46 - 1)])
+# The third number has as large a part of any number of low bits.
+@pytest.mark.parametrize(("digits", "most"), [(NARROW, 2**30 - 1), (WIDE, 2**46 - 1), (WIDE, 0x2A5555555555)])
 @pytest.mark.parametrize("n", [500, 5000])
 def test_sums_of_the_largest_numbers_are_exact(n, digits, most, rng):
     signs = np.where(np.arange(n) % 7 == 0, -1.0, 1.0)
