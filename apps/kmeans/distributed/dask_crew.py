@@ -10,7 +10,7 @@ Every wait has a deadline: while answers are outstanding, a thread asks the sche
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Outcome
-from importlib.metadata import version
+from importlib import import_module
 from threading import Event, Thread
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -235,7 +235,7 @@ def _address(client: Client) -> str:
 
 def _versions() -> dict[str, str]:
     """Return what must be the same in all processes."""
-    return {"tsapps": version("tsapps"), "numpy": np.__version__}
+    return {"tsapps": import_module("tsapps").__version__, "numpy": np.__version__}
 
 
 def _check_versions(client: Client) -> None:

@@ -232,7 +232,7 @@ def test_center_shift_has_the_bits_of_the_kernel(case, rng):
     step = engine.step_for(case.k)
     centers = (X[: case.k] - engine.data.host_mean()).astype(case.work)
     step.begin(centers)
-    for count in range(3):
+    for count in range(2):
         now, outcome, following = iterate_once(step, count)
         assert outcome["shift"] == square_shift(now, following) > 0
 
