@@ -22,7 +22,7 @@ from tsapps.apps.kmeans.distributed.crew import ClusterError
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.kernels.arrays import as_array, to_host
 
-__all__ = ["DaskCrew", "current_client", "threads_of", "watched"]
+__all__ = ["DaskCrew", "check_versions", "current_client", "threads_of", "watched"]
 
 T = TypeVar("T")
 
@@ -220,7 +220,7 @@ def current_client() -> Client:
             "X is a Dask collection, but there is no client: make one first, for example by "
             "distributed.Client(), which starts workers on this machine"
         ) from None
-    _check_versions(client)
+    check_versions(client)
     return client
 
 
@@ -238,7 +238,7 @@ def _versions() -> dict[str, str]:
     return {"tsapps": import_module("tsapps").__version__, "numpy": np.__version__}
 
 
-def _check_versions(client: Client) -> None:
+def check_versions(client: Client) -> None:
     """Ask each worker for its versions, with a deadline."""
     workers = list(client.nthreads())
     if not workers:
