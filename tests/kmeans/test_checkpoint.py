@@ -42,14 +42,14 @@ class Killed(BaseException):
 
 
 class Killing(Checkpoint):
-    """A checkpoint that ends the fit after a number of writes."""
+    """A checkpoint that ends an unfinished fit after a number of writes."""
 
     left = 1
 
     def _write(self, *, finished=False):
         super()._write(finished=finished)
         self.left -= 1
-        if self.left == 0:
+        if self.left == 0 and not finished:
             raise Killed
 
 
