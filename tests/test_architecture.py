@@ -54,6 +54,7 @@ ARROWS = {
         "kernels",
         "kernels/blas",
         "kernels/runtime",
+        "kernels/system",
         *_stages("batched", "data", "distributed", "engines", "init", "protect", "update"),
     },
     # Stages, each of which may use those before it; assign has the plans of data, and inertia a pass over it.

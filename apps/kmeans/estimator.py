@@ -7,6 +7,7 @@ names the device that `fit` used.
 
 from __future__ import annotations
 
+import os
 import warnings
 from functools import cache
 from typing import Any, ClassVar
@@ -15,22 +16,17 @@ import numpy as np
 from sklearn import get_config
 from sklearn.cluster import KMeans
 from sklearn.utils._param_validation import StrOptions
-from sklearn.utils.validation import check_is_fitted, validate_data
+from sklearn.utils.validation import check_is_fitted
 
 from tsapps.apps.kmeans import lloyd, scikit_learn
+from tsapps.apps.kmeans.checkpoint import Checkpoint, checkpoint_of
 from tsapps.apps.kmeans.data.frame import FittedCenters, frame_about, ldexp
-from tsapps.apps.kmeans.data.rows import Rows, is_plain
+from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.distributed.collections import for_collections
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.open_engine import (
-    check_metric,
-    check_precision,
-    check_sample_weight,
-    choose,
-    open_engine,
-    resident,
-)
-from tsapps.apps.kmeans.scikit_learn import Passes, as_host, narrow_indices
+from tsapps.apps.kmeans.open_engine import check_metric, check_precision, check_sample_weight, choose, open_engine
+from tsapps.apps.kmeans.scikit_learn import Passes, as_host
+from tsapps.apps.kmeans.validation import validated, validated_on_host
 from tsapps.kernels.arrays import as_array, gpu_index, is_sparse, like, to_host
 from tsapps.kernels.blas.threads import is_forked
 
@@ -95,6 +91,10 @@ class TSKMeans(KMeans):
         centers. Labels and centers of a run are computed twice. Without errors, the checks change no bit of the result.
         On the CPU, however, the NumPy engine replaces scikit-learn's `fit` for arrays; see the exceptions above. Not
         available with ``precision="tf32"`` for float32 data on a GPU.
+    checkpoint : str or path-like, default=None
+        Directory in which `fit` saves its state about once a minute, so that a fit that was killed continues to the
+        same bits: `fit` with the directory of an unfinished fit continues it. Parameters and data must then be the
+        same. The directory must be new or empty otherwise. On the CPU, the NumPy engine replaces scikit-learn's `fit`.
 
     Attributes
     ----------
@@ -150,6 +150,7 @@ class TSKMeans(KMeans):
         **KMeans._parameter_constraints,
         "init": [StrOptions({"k-means++", "k-means||", "random"}), callable, "array-like"],
         "protect": ["boolean"],
+        "checkpoint": [str, os.PathLike, None],
     }
 
     def __init__(
@@ -169,6 +170,7 @@ class TSKMeans(KMeans):
         metric: str = "euclidean",
         precision: str = "exact",
         protect: bool = False,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__(
             n_clusters,
@@ -186,6 +188,7 @@ class TSKMeans(KMeans):
         self.metric = metric
         self.precision = precision
         self.protect = protect
+        self.checkpoint = checkpoint
 
     @classmethod
     @cache
@@ -212,7 +215,7 @@ class TSKMeans(KMeans):
         ------
         ValueError
             If a parameter is out of its range, X has a NaN or an infinity or fewer samples than clusters, or, for
-            "cosine", X has a row of zeros.
+            "cosine", X has a row of zeros; or if `checkpoint` is finished, damaged, of another fit or program.
         NoDeviceError
             If a requested GPU is not present, or several GPUs cannot fit this X together.
         MemoryError
@@ -225,7 +228,7 @@ class TSKMeans(KMeans):
         choice = choose(X, self.device, self.engine)
         # scikit-learn has no spherical K-means, its iterations cannot be checked, and its OpenMP may hang after a fork.
         simple = self.metric == "euclidean" and self.engine == "auto" and not self.protect and not is_forked()
-        simple = simple and not choice.is_gpu and not isinstance(X, Rows)
+        simple = simple and not choice.is_gpu and not isinstance(X, Rows) and self.checkpoint is None
         self.faults_, self.device_ = 0, choice.device
         fitted = scikit_learn.fit(self, X, sample_weight) if simple else None
         self._by_scikit_learn = fitted is not None
@@ -234,7 +237,7 @@ class TSKMeans(KMeans):
         else:
             self._fitted_centers: FittedCenters | None = fitted
             if self.algorithm == "elkan":  # on a tie, scikit-learn's bounds keep the earlier label, unlike `predict`
-                self.labels_ = Passes(self, fitted.frame, fitted.centered).labels(self._validated_on_host(X))
+                self.labels_ = Passes(self, fitted.frame, fitted.centered).labels(validated_on_host(self, X))
         self.labels_ = like(self.labels_, X)
         self.cluster_centers_: Any = like(self.cluster_centers_, X)
         if not np.isfinite(self.inertia_):
@@ -247,12 +250,13 @@ class TSKMeans(KMeans):
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
         scikit_learn.check_parameters(self)
-        validated = self._validated(X, reset=True)
-        best = self._fit_with(self._open(validated, sample_weight), center=not is_sparse(validated))
+        checkpoint = checkpoint_of(self)
+        given = validated(self, X, reset=True)
+        best = self._fit_with(self._open(given, sample_weight), checkpoint, center=not is_sparse(given))
         # `_fitted_centers` has the array itself, which the caller must not write to.
         self.cluster_centers_ = best.centers.copy() if gpu_index(X) is None else best.centers
 
-    def _fit_with(self, engine: Engine, *, center: bool = True) -> lloyd.Clustering:
+    def _fit_with(self, engine: Engine, checkpoint: Checkpoint | None, *, center: bool = True) -> lloyd.Clustering:
         """Fit by an engine, set the attributes of the result but for the centers, and return the result."""
         if self.verbose:
             print("Initialization complete")
@@ -267,11 +271,14 @@ class TSKMeans(KMeans):
             center=center,
             progress=print if self.verbose else None,
             protect=self.protect,
+            checkpoint=checkpoint,
         )
         self._fitted_centers = best.fitted
         self.labels_, self.inertia_ = best.labels, best.inertia
         self.n_iter_, self.faults_ = best.n_iter, best.faults
         self._n_features_out, self.device_ = self.n_clusters, engine.data.device
+        if checkpoint is not None:
+            checkpoint.finish()
         return best
 
     @for_collections
@@ -290,8 +297,8 @@ class TSKMeans(KMeans):
         check_is_fitted(self)
         fitted = self._current_centers()
         if self._runs_scikit_learn(X):
-            return like(Passes(self, fitted.frame, fitted.centered).labels(self._validated_on_host(X)), X)
-        with self._open(self._validated(X, reset=False), exponent=fitted.frame.exponent) as engine:
+            return like(Passes(self, fitted.frame, fitted.centered).labels(validated_on_host(self, X)), X)
+        with self._open(validated(self, X, reset=False), exponent=fitted.frame.exponent) as engine:
             centers = engine.place(fitted.centered, fitted.frame.mean)
             step = engine.step_for(len(centers))
             step.assign(centers, update=False)
@@ -320,9 +327,9 @@ class TSKMeans(KMeans):
         frame, exponent = fitted.frame, fitted.frame.exponent
         centers = frame.centered(fitted.restored)
         if self._runs_scikit_learn(X):
-            distances = Passes(self, frame, centers).distances(self._validated_on_host(X))
+            distances = Passes(self, frame, centers).distances(validated_on_host(self, X))
         else:
-            with self._open(self._validated(X, reset=False), exponent=exponent) as engine:
+            with self._open(validated(self, X, reset=False), exponent=exponent) as engine:
                 distances = engine.data.distances(engine.place(centers, frame.mean))
         distances = ldexp(distances, exponent)
         # scikit-learn builds the frames of `set_output` from host memory.
@@ -346,11 +353,11 @@ class TSKMeans(KMeans):
         check_is_fitted(self)
         fitted = self._current_centers()
         if self._runs_scikit_learn(X):
-            X = self._validated_on_host(X)
+            X = validated_on_host(self, X)
             weights = check_sample_weight(as_host(sample_weight, "sample_weight"), X.shape[0])
             inertia = Passes(self, fitted.frame, fitted.centered).inertia(X, weights)
         else:
-            X = self._validated(X, reset=False)
+            X = validated(self, X, reset=False)
             with self._open(X, sample_weight, exponent=fitted.frame.exponent) as engine:
                 centers = engine.place(fitted.centered, fitted.frame.mean)
                 step = engine.step_for(len(centers))
@@ -385,24 +392,6 @@ class TSKMeans(KMeans):
             bounds=True if self.algorithm == "elkan" else None,
             exponent=exponent,
         )
-
-    def _validated_on_host(self, X: Any) -> Any:
-        """Validate X as scikit-learn's `predict` does; return a NumPy array or a CSR matrix."""
-        checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
-        # For arrays, `Passes` checks that the values are finite.
-        X = narrow_indices(as_host(X))
-        return validate_data(self, X, reset=False, ensure_all_finite=is_sparse(X), **checks)
-
-    def _validated(self, X: Any, *, reset: bool) -> Any:
-        """Validate the features of X as scikit-learn does; convert lists and frames to arrays."""
-        ready = isinstance(X, Rows) or is_plain(X) or (is_sparse(X) and resident(X) is not None)
-        ready = ready and not isinstance(X, np.matrix)  # scikit-learn rejects matrices
-        if reset and ready and scikit_learn.set_n_features(self, X):
-            return X
-        checks: dict[str, Any] = {"skip_check_array": True}
-        if not ready:
-            checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
-        return validate_data(self, X, reset=reset, **checks)
 
     def _gives_frames(self) -> bool:
         chosen = getattr(self, "_sklearn_output_config", {})

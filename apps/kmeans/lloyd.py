@@ -12,25 +12,24 @@ Lloyd, "Least squares quantization in PCM", IEEE Trans. Inf. Theory 28 (1982).
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.checkpoint import Checkpoint
+from tsapps.apps.kmeans.checkpoint_files import Start, State
 from tsapps.apps.kmeans.data.blocks import Data
-from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, ScaledRows, exponent_of, is_in_range, ldexp
-from tsapps.apps.kmeans.data.rows import ArrayRows
-from tsapps.apps.kmeans.empty_clusters import next_centers_after_relocation
+from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, ldexp
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.initial_centers import Init, initial_centers
-from tsapps.apps.kmeans.protect.checks import Protection
-from tsapps.apps.kmeans.result_check import checked_result, relocation_repeats
-from tsapps.apps.kmeans.results import IterationResult, Report, square_shift
+from tsapps.apps.kmeans.prepare import facts_of, scaled_into_range
+from tsapps.apps.kmeans.protect.checks import Kept, Protection
+from tsapps.apps.kmeans.results import Run
+from tsapps.apps.kmeans.run import labels_of, single_run
 
 __all__ = ["Clustering", "Progress", "fit"]
-
 
 @dataclass(frozen=True)
 class Progress:
@@ -109,6 +108,7 @@ def fit(
     center: bool = True,
     progress: Callable[[Progress], None] | None = None,
     protect: bool = False,
+    checkpoint: Checkpoint | None = None,
 ) -> Clustering:
     """Cluster the samples of an engine by Lloyd's algorithm; return the best of `n_init` runs.
 
@@ -129,6 +129,8 @@ def fit(
         Called with a `Progress` after every iteration. Each pass then also sums the lowest scores, for the inertia.
     protect : bool
         Whether to check every iteration and the result, and recompute them after a fault; see `protect/checks.py`.
+    checkpoint : Checkpoint, optional
+        Where to write the state of the fit, and to continue from. The caller calls `Checkpoint.finish` afterwards.
 
     Returns
     -------
@@ -137,8 +139,8 @@ def fit(
     Raises
     ------
     ValueError
-        If X has a NaN or an infinity, there are fewer samples than clusters, `init` gives invalid centers, or `protect`
-        is set and the engine cannot protect fits.
+        If X has a NaN or an infinity, there are fewer samples than clusters, `init` gives invalid centers, `protect`
+        is set and the engine cannot protect fits, or the checkpoint is damaged or of another fit.
     FaultError
         If a protected fit finds the same step wrong again after every recomputation.
     """
@@ -149,45 +151,90 @@ def fit(
     runs = _number_of_runs(init, n_init)
     clock = _Clock()
     with engine.fitting(n_clusters, draws=isinstance(init, str) and init == "k-means++"):
-        engine, mean, variance, exponent = _scaled_into_range(engine)
-        best: Clustering | None = None
-        protection = Protection() if protect else None
+        engine, moments, exponent = scaled_into_range(engine)
         with engine:
             data = engine.data
-            engine.center(mean if center and not data.spherical else np.zeros_like(mean), n_clusters)
-            frame = Frame(data.host_mean(), exponent)
+            engine.center(moments.mean if center and not data.spherical else np.zeros_like(moments.mean), n_clusters)
+            frame, state = Frame(data.host_mean(), exponent), State()
             listener = None if progress is None else _Listener(progress, data, exponent)
+            if checkpoint is not None:
+                facts = facts_of(engine, n_clusters, frame, moments)
+                state, random_state = checkpoint.begin(facts, random_state)
             clock.lap("prepare")
-            for run in range(runs):
-                centers = initial_centers(engine, n_clusters, init, random_state, frame)
-                clock.lap("seed")
-                step = engine.step_for(n_clusters)
-                step.protection = protection
-                report = None if listener is None else partial(listener.report, run)
-                found = _single_run(step, centers, max_iter, variance * tol, report)
-                clock.lap("iterate")
-                if best is None or (
-                    found.inertia < best.inertia and not step.same_clustering(found.labels, best.labels, n_clusters)
-                ):
-                    best, kept = found, None if protection is None else protection.kept
-                    if runs > 1:
-                        best.labels = found.labels.copy()
-            assert best is not None  # there is at least one run
-            best.cluster_sizes = step.cluster_sizes(best.labels, n_clusters)
-            best.step, best.step_reason = engine.selection(n_clusters)
-            if protection is not None and kept is not None:
+            draw = partial(initial_centers, engine, n_clusters, init, random_state, frame)
+            protection = Protection() if protect else None
+            loop = _Loop(engine, n_clusters, draw, max_iter, moments.variance * tol, listener, protection, checkpoint)
+            best, kept = loop.best_of(runs, state, clock)
+            cluster_sizes = engine.step_for(n_clusters).cluster_sizes(best.labels, n_clusters)
+            step, step_reason = engine.selection(n_clusters)
+            if protection is not None and kept is not None and kept.differs(best.centers):
                 # The centers were checked when their run ended, but memory errors may have changed them since.
-                changed = kept.differs(best.centers)
-                best.faults = protection.faults + changed
-                best.centers = kept.intact(best.centers) if changed else best.centers
+                protection.faults += 1
+                best.centers = kept.intact(best.centers)
     given = frame.restored(best.centers)
-    best.fitted, best.centers = FittedCenters(frame, best.centers, given), given
-    best.inertia = float(ldexp(best.inertia, 2 * exponent))
-    best.seconds = clock.seconds
-    distinct = int(np.count_nonzero(best.cluster_sizes))
+    found = Clustering(best.labels, given, float(ldexp(best.inertia, 2 * exponent)), best.n_iter, best.converged)
+    found.cluster_sizes, found.seconds = cluster_sizes, clock.seconds
+    found.faults = 0 if protection is None else protection.faults
+    found.fitted, found.step, found.step_reason = FittedCenters(frame, best.centers, given), step, step_reason
+    distinct = int(np.count_nonzero(cluster_sizes))
     if distinct < n_clusters:
         _warn_of_duplicates(distinct, n_clusters)
-    return best
+    return found
+
+
+@dataclass(frozen=True)
+class _Loop:
+    """The runs of a fit, from initial centers that `draw` returns; for the others, see `fit`. `tol` is absolute."""
+
+    engine: Engine
+    n_clusters: int
+    draw: Callable[[], np.ndarray]
+    max_iter: int
+    tol: float
+    listener: "_Listener | None"
+    protection: Protection | None
+    checkpoint: Checkpoint | None
+
+    def best_of(self, runs: int, state: State, clock: "_Clock") -> tuple[Run, Kept | None]:
+        """Return the best of all runs, of which those before `state` have ended, and a copy of its centers."""
+        protection, checkpoint, best, kept = self.protection, self.checkpoint, state.best, None
+        if protection is not None:
+            protection.faults = state.faults
+        if best is not None:
+            best.labels = self._labels_of(best.centers, keep=state.run < runs)
+            kept = None if protection is None else protection.kept
+        for run in range(state.run, runs):
+            start = state.start if run == state.run else None
+            if start is None:
+                start = Start(self.draw())
+                clock.lap("seed")
+            step = self.engine.step_for(self.n_clusters)
+            step.protection = protection
+            if checkpoint is not None:
+                checkpoint.begin_run(run, start, 0 if protection is None else protection.faults)
+            report = None if self.listener is None else partial(self.listener.report, run)
+            found = single_run(step, start, self.max_iter, self.tol, report, checkpoint)
+            clock.lap("iterate")
+            if best is None or (
+                found.inertia < best.inertia and not step.same_clustering(found.labels, best.labels, self.n_clusters)
+            ):
+                best, kept = found, None if protection is None else protection.kept
+                if runs > 1:
+                    best.labels = found.labels.copy()
+            if checkpoint is not None:
+                checkpoint.end_run(best, 0 if protection is None else protection.faults)
+        assert best is not None  # there is at least one run
+        return best, kept
+
+    def _labels_of(self, centers: np.ndarray, *, keep: bool) -> Any:
+        """Return the labels for the centers (k, d) of an earlier run; a copy if later runs must `keep` them."""
+        step = self.engine.step_for(self.n_clusters)
+        step.protection = self.protection
+        if self.protection is not None:
+            self.protection.begin_run()
+            self.protection.keep(centers)
+        labels = labels_of(step, centers)
+        return labels.copy() if keep else labels
 
 
 def _check_protectable(engine: Engine) -> None:
@@ -208,30 +255,6 @@ def _warn_of_duplicates(distinct: int, n_clusters: int) -> None:
     )
 
 
-def _scaled_into_range(engine: Engine) -> tuple[Engine, np.ndarray, float, int]:
-    """Scale X by a power of two if squared distances would overflow or underflow; see `Frame`.
-
-    Returns
-    -------
-    engine : Engine
-        The given engine, or an engine over the scaled rows x · 2^−exponent.
-    mean : numpy.ndarray of shape (d,)
-        The mean of the returned engine's rows.
-    variance : float
-        The mean variance of the returned engine's features.
-    exponent : int
-        0 if the rows are not scaled.
-    """
-    with engine:
-        mean, variance = _moments(engine.data)
-        exponent = 0 if engine.data.spherical else _exponent(engine.data, variance)
-    if exponent:
-        engine = engine.over(ScaledRows(engine.data.source, exponent, engine.data.dtype))
-        with engine:
-            mean, variance = _moments(engine.data)
-    return engine, mean, variance, exponent
-
-
 class _Listener:
     """Calls the caller's `progress` function after every iteration, with the inertia in the units of X."""
 
@@ -242,20 +265,6 @@ class _Listener:
     def report(self, run: int, iteration: int, n_reassigned: int, potential: float) -> None:
         inertia = (self._square_norm + potential) / (2 if self._spherical else 1)
         self._progress(Progress(run, iteration, float(ldexp(inertia, 2 * self._exponent)), n_reassigned))
-
-
-def _exponent(data: Data, variance: float) -> int:
-    """Return an exponent for which squared distances of x · 2^−exponent neither overflow nor underflow; 0 for most X.
-
-    `variance` is infinite if it has overflowed.
-    """
-    square = data.n_features * variance
-    if is_in_range(data.dtype, square, data.n_samples * square):
-        return 0
-    extent, size = data.extents(data.rows(np.array([0]))[0])
-    # Scaling up must not overflow values that are far from zero compared with their spread.
-    most = np.finfo(data.dtype).maxexp - 2 - int(np.frexp(size)[1])
-    return max(exponent_of(extent), -most)
 
 
 def _number_of_runs(init: Init, n_init: int | str) -> int:
@@ -284,92 +293,3 @@ class _Clock:
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now
-
-
-def _moments(data: Data) -> tuple[np.ndarray, float]:
-    """Return the mean of X (d,) and the mean variance of its features."""
-    found, source = data.moments(), data.source
-    if not isinstance(source, ArrayRows) or not data.is_small:
-        return found
-    # For small arrays, use scikit-learn's rounding; see `SMALL` in data/blocks.py.
-    rounded = data.rounded_moments()
-    if rounded is not None:
-        return rounded
-    X = source.on_host.astype(data.dtype, order="C", copy=False)
-    with np.errstate(over="ignore", invalid="ignore"):
-        mean = X.mean(axis=0, keepdims=True)
-        return mean[0], float(np.mean(np.var(X, axis=0, mean=mean)))
-
-
-def _single_run(step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None) -> Clustering:
-    """Iterate from the centers `first`, (k, d), until convergence or `max_iter`, and assign the final labels.
-
-    The run converges if no label changes, or if the squared center shift is at most `tol`. If a check finds a fault in
-    an iteration of a protected run, that iteration is repeated. At the end, the result of a protected run is
-    recomputed. If the two results differ, the whole run is repeated.
-    """
-    protection = step.protection
-    if protection is not None:
-        protection.begin_run()
-    while True:
-        ended = _iterate_run(step, first, max_iter, tol, report)
-        if ended is None:
-            continue
-        found, centers, done, converged = ended
-        if not found.strict:
-            step.assign_final(centers)  # the last iteration changed labels and centers
-        if protection is None:
-            inertia = step.inertia(centers)
-            break
-        inertia, fault = checked_result(step, protection, found, centers)
-        if fault is None:
-            break
-        protection.found(fault, "the result of a run")
-    return Clustering(step.labels, centers, inertia, done, converged)
-
-
-def _iterate_run(
-    step: Step, first: np.ndarray, max_iter: int, tol: float, report: Report | None
-) -> tuple[IterationResult, np.ndarray, int, bool] | None:
-    """Iterate from the centers `first`, (k, d), which are not modified, until convergence or `max_iter`.
-
-    Returns
-    -------
-    found : IterationResult
-        Outcome of the last call of `Step.iterate`.
-    centers : numpy.ndarray of shape (k, d)
-        The final centers.
-    done : int
-        Number of iterations.
-    converged : bool
-
-    Returns None instead if a fault corrupted the centers of a protected run; the caller must then repeat the run.
-    """
-    protection = step.protection
-    step.reset()
-    centers, done, converged = first, 0, False
-    if protection is not None:
-        centers = first.copy()  # if they change, the run begins again at `first`
-        protection.keep(first)
-    while done < max_iter and not converged:
-        found = step.iterate(centers, done, max_iter, tol, report)
-        done += found.count
-        centers, shift = found.centers, found.shift
-        if protection is not None and found.fault is not None:
-            protection.found(found.fault, "the centers of a run" if found.lost else f"iteration {done + 1}")
-            if found.lost:
-                return None
-            step.reset()
-            continue
-        converged = found.strict
-        if found.empty is not None:
-            centers = next_centers_after_relocation(step, found.empty, found.centers)
-            shift = square_shift(found.centers, centers)
-            if protection is not None and not relocation_repeats(step, protection, found.empty, centers):
-                protection.found("empty clusters were relocated differently when recomputed", "a run")
-                return None
-            found = replace(found, relocated=True)
-        if found.relocated:
-            found = replace(found, strict=found.strict and shift == 0)
-        converged = converged or shift <= tol
-    return found, centers, done, converged

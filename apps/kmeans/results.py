@@ -1,13 +1,14 @@
-"""Results of Lloyd's algorithm: the assignment of one pass over X, and the outcome of several iterations."""
+"""Results of Lloyd's algorithm: the assignment of one pass over X, the outcome of several iterations, and of a run."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.kernel_order import block_sum
 
-__all__ = ["Assignment", "IterationResult", "Report", "square_shift"]
+__all__ = ["Assignment", "IterationResult", "Report", "Run", "square_shift"]
 
 
 @dataclass
@@ -83,6 +84,29 @@ class IterationResult:
     fault: str | None = None
     lost: bool = False
     relocated: bool = False
+
+
+@dataclass
+class Run:
+    """Result of one run, in the coordinates of the engine.
+
+    Attributes
+    ----------
+    labels : array of shape (n,), int32
+        None if the run was read from a checkpoint, until its labels have been computed again.
+    centers : numpy.ndarray of shape (k, d)
+    inertia : float
+    n_iter : int
+        Number of iterations.
+    converged : bool
+        False if the run reached `max_iter` before it converged.
+    """
+
+    labels: Any
+    centers: np.ndarray
+    inertia: float
+    n_iter: int
+    converged: bool
 
 
 def square_shift(centers: np.ndarray, following: np.ndarray) -> float:

@@ -45,4 +45,4 @@ def test_estimator_checks(estimator, check):
 def test_every_parameter_of_scikit_learn_is_there():
     ours, theirs = TSKMeans().get_params(), KMeans().get_params()
     assert theirs.items() <= ours.items()
-    assert set(ours) - set(theirs) == {"device", "engine", "metric", "precision", "protect"}
+    assert set(ours) - set(theirs) == {"checkpoint", "device", "engine", "metric", "precision", "protect"}

@@ -131,5 +131,6 @@ def _tsapps(
     terminated.
 
     After 130 and 143 the output is unchanged. If a signal comes once the result is in place, the command finishes and
-    exits with 0. tune, abft-calibrate and bench keep the measurements made before the signal, and compile its kernels.
+    exits with 0. tune, abft-calibrate and bench keep the measurements made before the signal, compile its kernels, and
+    kmeans its last checkpoint.
     """

@@ -12,14 +12,20 @@ import typer
 from tsapps.cli import kmeans_options, result
 from tsapps.cli.clock import Clock
 from tsapps.cli.info import versions
+from tsapps.cli.kmeans_checkpoint import (
+    CheckpointDirectory,
+    ResumedDirectory,
+    directory_of,
+    open_checkpoint,
+    usage_errors,
+)
 from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, read_inputs
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.errors import CorruptionError, MatrixError
 
 if TYPE_CHECKING:
-    import numpy as np
-
+    from tsapps.apps.kmeans.checkpoint import Checkpoint
     from tsapps.apps.kmeans.lloyd import Clustering, Progress
 
 __all__ = ["kmeans"]
@@ -52,6 +58,8 @@ def kmeans(
     dtype: kmeans_options.ComputeType = None,
     out: kmeans_options.OutDirectory = None,
     force: kmeans_options.Force = False,
+    checkpoint: CheckpointDirectory = None,
+    resume: ResumedDirectory = None,
     allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
@@ -88,24 +96,42 @@ def kmeans(
         dtype=dtype,
         out=out or Path(f"{stem(data)}-kmeans"),
         force=force,
+        checkpoint=directory_of(checkpoint, resume),
         allow_external=allow_external,
         header=header,
         index=index,
     )
     request.check()
     choose(device, several=True)  # before slow imports, so that a wrong device fails at once
-    inputs = read_inputs(request)
-    with live_line(quiet=quiet) as show:
-        found = _fit(request, inputs, clock, show, report=not quiet)
-        show(f"writing {request.out}")
-        summary = _write(request, inputs, found, clock)
+    summary = _fit_and_write(request, clock, quiet=quiet)
     if as_json:
         print_json(summary)
     elif not quiet:
-        print_table(_table(summary, request, found.clustering.cluster_sizes))
+        print_table(_table(summary, request))
 
 
-def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], None], *, report: bool) -> _Fit:
+def _fit_and_write(request: Request, clock: Clock, *, quiet: bool) -> dict[str, Any]:
+    """Cluster the data, write the output directory, and return the contents of summary.json."""
+    inputs = read_inputs(request)
+    checkpoint = open_checkpoint(request, inputs)
+    with live_line(quiet=quiet) as show:
+        found = _fit(request, inputs, clock, show, checkpoint, report=not quiet)
+        show(f"writing {request.out}")
+        summary = _write(request, inputs, found, clock)
+        if checkpoint is not None:
+            checkpoint.finish()
+    return summary
+
+
+def _fit(
+    request: Request,
+    inputs: Inputs,
+    clock: Clock,
+    show: Callable[[str], None],
+    checkpoint: "Checkpoint | None",
+    *,
+    report: bool,
+) -> _Fit:
     """Load the data to its device and cluster it."""
     import numpy as np
 
@@ -127,17 +153,19 @@ def _fit(request: Request, inputs: Inputs, clock: Clock, show: Callable[[str], N
     clock.lap("read")
     show(f"{request.init}: initial centers")
     try:
-        best = lloyd.fit(
-            engine,
-            request.k,
-            init=inputs.first_centers,
-            n_init=request.n_init,
-            max_iter=request.max_iter,
-            tol=request.tol,
-            random_state=np.random.RandomState(request.seed),
-            progress=(lambda progress: show(_describe(progress))) if report else None,
-            protect=request.protect,
-        )
+        with usage_errors():
+            best = lloyd.fit(
+                engine,
+                request.k,
+                init=inputs.first_centers,
+                n_init=request.n_init,
+                max_iter=request.max_iter,
+                tol=request.tol,
+                random_state=np.random.RandomState(request.seed),
+                progress=(lambda progress: show(_describe(progress))) if report else None,
+                protect=request.protect,
+                checkpoint=checkpoint,
+            )
     except FaultError as error:
         raise CorruptionError(str(error)) from error
     clock.seconds |= best.seconds
@@ -189,6 +217,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "max_iter": request.max_iter,
         "tol": request.tol,
         "seed": request.seed,
+        "checkpoint": request.checkpoint and os.path.abspath(request.checkpoint),
         "device": found.device,
         "device_reason": inputs.choice.reason,
         "step": best.step,
@@ -209,10 +238,10 @@ def _describe(progress: "Progress") -> str:
     )
 
 
-def _table(summary: dict[str, Any], request: Request, sizes: "np.ndarray") -> dict[str, str]:
+def _table(summary: dict[str, Any], request: Request) -> dict[str, str]:
     import numpy as np
 
-    low, middle, high = (int(np.quantile(sizes, q)) for q in (0, 0.5, 1))
+    low, middle, high = (int(np.quantile(summary["cluster_sizes"], q)) for q in (0, 0.5, 1))
     ended = "converged" if summary["converged"] else "not converged: raise --max-iter"
     shape = f"{summary['n']:,} × {summary['d']:,}"
     return {

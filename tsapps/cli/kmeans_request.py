@@ -45,6 +45,7 @@ class Request:
     dtype: str | None
     out: Path
     force: bool
+    checkpoint: Path | None
     allow_external: bool
     header: bool | None
     index: bool | None
@@ -73,6 +74,12 @@ class Request:
         if not self.tol < float("inf"):
             raise UsageError(f"--tol {self.tol}: expected a finite number, at least 0")
         result.check_place(self.out, force=self.force)
+        if self.checkpoint is not None:
+            out, checkpoint = (Path(os.path.realpath(path)) for path in (self.out, self.checkpoint))
+            if checkpoint in (out, *out.parents) or out in checkpoint.parents:
+                raise UsageError(
+                    f"--checkpoint {self.checkpoint}: overlaps --out {self.out}: name separate directories"
+                )
 
 
 @dataclass(frozen=True)

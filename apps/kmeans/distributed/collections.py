@@ -14,6 +14,7 @@ import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
 from tsapps.apps.kmeans import scikit_learn
+from tsapps.apps.kmeans.checkpoint import checkpoint_of
 from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.open_engine import check_sample_weight, compute_dtype
 from tsapps.kernels.arrays import to_host
@@ -67,7 +68,7 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
         estimator.fit(array.compute(), sample_weight=weights)
         estimator.labels_ = da.from_array(estimator.labels_, chunks=(array.chunks[0],))
         return estimator
-    client = current_client()
+    client, checkpoint = current_client(), checkpoint_of(estimator)
     checked = check_sample_weight(weights, n)
     weights = None if checked is None else to_host(checked).astype(dtype)
     spherical = estimator.metric == "cosine"
@@ -75,7 +76,7 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     blocks = client.compute(array.to_delayed().ravel().tolist())
     crew = DaskCrew(client, blocks, array.chunks[0], parts, specs_of(parts, dtype, spherical=spherical), weights)
     source = source_of((n, d), array.dtype, dtype, spherical=spherical)
-    best = estimator._fit_with(PartitionedEngine(source, dtype, weights, crew))
+    best = estimator._fit_with(PartitionedEngine(source, dtype, weights, crew), checkpoint)
     estimator.cluster_centers_ = best.centers.copy()
     labels = crew.futures("labels", best.labels.state)
     pieces = [da.from_delayed(one, (len(part),), np.int32) for one, part in zip(labels, parts, strict=True)]
