@@ -31,6 +31,7 @@ from tsapps.apps.kmeans.run import labels_of, single_run
 
 __all__ = ["Clustering", "Progress", "fit"]
 
+
 @dataclass(frozen=True)
 class Progress:
     """Report on one iteration.

@@ -2,7 +2,8 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,10 +23,12 @@ from tsapps.cli.kmeans_checkpoint import (
 from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, read_inputs
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
+from tsapps.cli.workers import check_workers, engine_on_workers, labels_on_host
 from tsapps.errors import CorruptionError, MatrixError
 
 if TYPE_CHECKING:
     from tsapps.apps.kmeans.checkpoint import Checkpoint
+    from tsapps.apps.kmeans.engines.engine import Engine
     from tsapps.apps.kmeans.lloyd import Clustering, Progress
 
 __all__ = ["kmeans"]
@@ -60,6 +63,8 @@ def kmeans(
     force: kmeans_options.Force = False,
     checkpoint: CheckpointDirectory = None,
     resume: ResumedDirectory = None,
+    workers: kmeans_options.Workers = None,
+    insecure: kmeans_options.Insecure = False,
     allow_external: AllowExternal = False,
     header: Header = None,
     index: Index = None,
@@ -97,11 +102,14 @@ def kmeans(
         out=out or Path(f"{stem(data)}-kmeans"),
         force=force,
         checkpoint=directory_of(checkpoint, resume),
+        workers=workers,
+        insecure=insecure,
         allow_external=allow_external,
         header=header,
         index=index,
     )
     request.check()
+    check_workers(request)
     choose(device, several=True)  # before slow imports, so that a wrong device fails at once
     summary = _fit_and_write(request, clock, quiet=quiet)
     if as_json:
@@ -136,47 +144,61 @@ def _fit(
     import numpy as np
 
     from tsapps.apps.kmeans import FaultError, lloyd
-    from tsapps.apps.kmeans.open_engine import open_engine
 
     clock.lap("start")
     matrix = inputs.matrix
     show(f"reading {request.data}: {matrix.shape[0]:,} × {matrix.shape[1]:,} {matrix.dtype}")
-    engine = open_engine(
-        matrix,
-        dtype=None if request.dtype is None else np.dtype(request.dtype),
-        sample_weight=inputs.sample_weight,
-        device=request.device,
-        metric=request.metric,
-        precision=request.precision,
-        bounds=True if request.algorithm == kmeans_options.Algorithm.elkan else None,
-    )
-    clock.lap("read")
-    show(f"{request.init}: initial centers")
-    try:
-        with usage_errors():
-            best = lloyd.fit(
-                engine,
-                request.k,
-                init=inputs.first_centers,
-                n_init=request.n_init,
-                max_iter=request.max_iter,
-                tol=request.tol,
-                random_state=np.random.RandomState(request.seed),
-                progress=(lambda progress: show(_describe(progress))) if report else None,
-                protect=request.protect,
-                checkpoint=checkpoint,
-            )
-    except FaultError as error:
-        raise CorruptionError(str(error)) from error
+    with _opened(request, inputs) as engine:
+        clock.lap("read")
+        show(f"{request.init}: initial centers")
+        try:
+            with usage_errors():
+                best = lloyd.fit(
+                    engine,
+                    request.k,
+                    init=inputs.first_centers,
+                    n_init=request.n_init,
+                    max_iter=request.max_iter,
+                    tol=request.tol,
+                    random_state=np.random.RandomState(request.seed),
+                    progress=(lambda progress: show(_describe(progress))) if report else None,
+                    protect=request.protect,
+                    checkpoint=checkpoint,
+                )
+        except FaultError as error:
+            raise CorruptionError(str(error)) from error
+        best.labels = labels_on_host(best.labels)
     clock.seconds |= best.seconds
     if not np.isfinite(best.inertia):
         raise MatrixError(f"{request.data}: the inertia overflows float64: scale the data down")
     return _Fit(best, str(engine.data.dtype), engine.data.device)
 
 
+@contextmanager
+def _opened(request: Request, inputs: Inputs) -> Iterator["Engine"]:
+    """Yield the engine of the fit: on this machine, or on the workers of a cluster."""
+    import numpy as np
+
+    from tsapps.apps.kmeans.open_engine import compute_dtype, open_engine
+
+    matrix, dtype = inputs.matrix, None if request.dtype is None else np.dtype(request.dtype)
+    if request.workers is not None:
+        with engine_on_workers(request, inputs, dtype or compute_dtype(matrix.dtype, on_gpu=False)) as engine:
+            yield engine
+        return
+    yield open_engine(
+        matrix,
+        dtype=dtype,
+        sample_weight=inputs.sample_weight,
+        device=request.device,
+        metric=request.metric,
+        precision=request.precision,
+        bounds=True if request.algorithm == kmeans_options.Algorithm.elkan else None,
+    )
+
+
 def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
     """Write the output directory and return the contents of summary.json."""
-    from tsapps.kernels.arrays import to_host
     from tsapps.matrix import replacing, save_npy
     from tsapps.permissions import mode_of_result
 
@@ -185,7 +207,7 @@ def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[
     mode = mode_of_result(out, [*read, *request.other_files(), *filter(os.path.isfile, [out / "centers.npy"])])
     with result.new_directory(out, force=request.force, mode=mode) as directory:
         clock.start_lap()
-        save_npy(directory / "labels.npy", to_host(found.clustering.labels), mode=mode)
+        save_npy(directory / "labels.npy", found.clustering.labels, mode=mode)
         save_npy(directory / "centers.npy", found.clustering.centers, mode=mode)
         clock.lap("write")
         summary = _summary(request, inputs, found, clock)
@@ -219,7 +241,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "seed": request.seed,
         "checkpoint": request.checkpoint and os.path.abspath(request.checkpoint),
         "device": found.device,
-        "device_reason": inputs.choice.reason,
+        "device_reason": f"--workers {request.workers}" if request.workers else inputs.choice.reason,
         "step": best.step,
         "step_reason": best.step_reason,
         "inertia": best.inertia,

@@ -14,6 +14,7 @@ __all__ = [
     "Dtype",
     "Force",
     "Init",
+    "Insecure",
     "MaxIter",
     "Metric",
     "MetricOption",
@@ -25,6 +26,7 @@ __all__ = [
     "Seed",
     "Tolerance",
     "Weights",
+    "Workers",
 ]
 
 
@@ -123,3 +125,13 @@ OutDirectory = Annotated[
     typer.Option(metavar="DIR", help="Output directory.  [default: <name of DATA>-kmeans, in the current directory]"),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")]
+Workers = Annotated[
+    str | None,
+    typer.Option(
+        metavar="ADDRESS",
+        help="Scheduler of a Dask cluster, for example tls://scheduler:8786. Each worker opens DATA for itself and "
+        "reads its rows, so all machines need the files; centers and sums of clusters are exchanged, and in the end "
+        "the labels. Whoever reaches a scheduler can run code on its workers, so use TLS.",
+    ),
+]
+Insecure = Annotated[bool, typer.Option("--insecure", help="Allow a --workers address of another machine without TLS.")]

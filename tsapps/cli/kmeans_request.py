@@ -46,6 +46,8 @@ class Request:
     out: Path
     force: bool
     checkpoint: Path | None
+    workers: str | None
+    insecure: bool
     allow_external: bool
     header: bool | None
     index: bool | None

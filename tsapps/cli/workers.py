@@ -1,8 +1,7 @@
-"""``tsapps kmeans --workers``: the engine of a fit whose rows are on the workers of a Dask cluster."""
+"""``tsapps kmeans --workers``: fits whose rows are on the workers of a Dask cluster."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -12,9 +11,9 @@ from tsapps.errors import UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-    from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine
+    from tsapps.apps.kmeans.engines.engine import Engine
 
-__all__ = ["check_workers", "engine_on_workers"]
+__all__ = ["check_workers", "engine_on_workers", "labels_on_host"]
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 # Seconds until a scheduler must have answered.
@@ -23,75 +22,66 @@ _SECONDS = 30
 
 def check_workers(request: Request) -> None:
     """Raise `UsageError` for options that cannot be used together; needs no connection."""
-    certificates = request.tls_ca, request.tls_cert, request.tls_key
     if request.workers is None:
-        if any(certificates) or request.insecure:
-            raise UsageError("--tls-ca, --tls-cert, --tls-key and --insecure belong to --workers, which is not given")
+        if request.insecure:
+            raise UsageError("--insecure belongs to --workers, which is not given")
         return
     try:
         address = urlsplit(request.workers)
         port = address.port
     except ValueError:
-        port, address = None, urlsplit("")
+        address, port = urlsplit(""), None
     if address.scheme not in ("tcp", "tls") or not address.hostname or port is None:
         raise UsageError(f"--workers {request.workers}: expected an address such as tls://scheduler:8786")
     if request.device not in ("auto", "cpu"):
         raise UsageError(f"--device {request.device}: workers of Dask compute on CPUs; leave it out")
     if request.protect:
         raise UsageError("--protect: fits on workers are not checked; leave out --workers or --protect")
-    if address.scheme == "tls":
-        for option, path in zip(("--tls-ca", "--tls-cert", "--tls-key"), certificates, strict=True):
-            if path is not None and not path.is_file():
-                raise UsageError(f"{option} {path}: no such file")
-    elif any(certificates):
-        raise UsageError(f"--workers {request.workers}: certificates need an address that begins with tls://")
-    elif address.hostname not in _LOCAL and not request.insecure:
+    if address.scheme == "tcp" and address.hostname not in _LOCAL and not request.insecure:
         raise UsageError(
             f"--workers {request.workers}: is not encrypted, and whoever reaches the scheduler can run code there; use "
-            "a tls:// address with --tls-ca, --tls-cert and --tls-key, or --insecure in a private network"
+            "a tls:// address and certificates in Dask's configuration, or --insecure in a private network"
         )
 
 
 @contextmanager
-def engine_on_workers(request: Request, inputs: Inputs, dtype: "np.dtype") -> Iterator["PartitionedEngine"]:
+def engine_on_workers(request: Request, inputs: Inputs, dtype: "np.dtype") -> Iterator["Engine"]:
     """Connect to a scheduler, and yield an engine; the workers open the data for themselves, and read their rows."""
     try:
         from distributed import Client
     except ImportError:
         raise UsageError("--workers needs Dask: pip install 'tsapps[dask]'") from None
-    import numpy as np
-
     from tsapps.apps.kmeans.distributed.crew import cut_rows, specs_of
     from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, check_versions, threads_of
     from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
     from tsapps.matrix.reopened import Reopened, read_rows
 
     matrix, weights = inputs.matrix, inputs.sample_weight
+    if not matrix.files:
+        raise UsageError(f"--workers: {request.data} is not a file, which workers could open")
     weights = None if weights is None else weights.astype(dtype)
     spherical = str(request.metric) == "cosine"
-    options = {"header": request.header, "index": request.index, "allow_external": request.allow_external}
-    source = Reopened.of(matrix, request.data, **options)
+    source = Reopened.of(
+        matrix, request.data, header=request.header, index=request.index, allow_external=request.allow_external
+    )
     try:
-        client = Client(request.workers, timeout=_SECONDS, **_security(request))
-    except OSError as error:
-        raise UsageError(f"--workers {request.workers}: no scheduler answers there ({error})") from error
+        client = Client(request.workers, timeout=_SECONDS)
+    except (OSError, TypeError, ValueError) as error:  # Dask's errors of certificates are of the last two types
+        raise UsageError(f"--workers {request.workers}: cannot connect ({error})") from error
     with client:
         check_versions(client)
         parts = cut_rows(*matrix.shape, dtype, [1.0] * threads_of(client))
         blocks = [client.submit(read_rows, source, part.start, part.stop, pure=False) for part in parts]
         specs = specs_of(parts, dtype, spherical=spherical, name=matrix.name)
         crew = DaskCrew(client, blocks, [len(part) for part in parts], parts, specs, weights)
-        del blocks  # parts have the rows
-        held = source_of(matrix.shape, np.dtype(matrix.dtype), dtype, spherical=spherical, name=matrix.name)
+        del blocks  # the parts have the rows
+        held = source_of(matrix.shape, matrix.dtype, dtype, spherical=spherical, name=matrix.name)
         yield PartitionedEngine(held, dtype, weights, crew)
 
 
-def _security(request: Request) -> dict[str, Any]:
-    """Return the argument of a client that holds the certificates; without them, Dask's configuration decides."""
-    if not str(request.workers).startswith("tls"):
-        return {}
-    from distributed import Security
+def labels_on_host(labels: Any) -> "np.ndarray":
+    """Return labels, which may be on a GPU or on workers, in host memory."""
+    from tsapps.apps.kmeans.distributed.partitioned_engine import PartLabels
+    from tsapps.kernels.arrays import to_host
 
-    names = {"tls_ca_file": request.tls_ca, "tls_client_cert": request.tls_cert, "tls_client_key": request.tls_key}
-    given = {name: str(Path(path).resolve()) for name, path in names.items() if path is not None}
-    return {"security": Security(require_encryption=True, **given)}
+    return labels.gathered() if isinstance(labels, PartLabels) else to_host(labels)

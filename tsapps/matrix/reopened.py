@@ -57,8 +57,7 @@ def read_rows(source: Reopened, first: int, end: int) -> np.ndarray:
     MatrixError
         If the matrix is not the one that the other process has opened, or cannot be read.
     """
-    options = {"header": source.header, "index": source.index, "allow_external": source.allow_external}
-    matrix = open_matrix(source.data, **options)
+    matrix = open_matrix(source.data, header=source.header, index=source.index, allow_external=source.allow_external)
     found = matrix.shape, matrix.dtype.name, _stamps(matrix)
     if found != (source.shape, source.dtype, source.stamps):
         raise MatrixError(

@@ -13,7 +13,7 @@ from tsapps.apps.kmeans.init.plusplus_host import plusplus_host_chunk
 __all__ = ["ClusterError", "Crew", "LocalCrew", "cut_rows", "specs_of"]
 
 
-class ClusterError(RuntimeError):
+class ClusterError(ConnectionError):
     """Workers of a cluster are missing, silent, of another version, or were lost again and again with their rows."""
 
 

@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import numpy as np
 from distributed import Client, Future, KilledWorker, get_client
+from distributed.client import FutureCancelledError
 
 from tsapps.apps.kmeans.distributed.crew import ClusterError
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
@@ -83,6 +84,8 @@ class DaskCrew:
         futures = self.futures(question, state, *arguments, parts=parts)
         try:
             return watched(self._client, lambda: self._client.gather(futures), question)
+        except FutureCancelledError as error:
+            raise ClusterError(f"the connection to the scheduler was lost ({error}): is it running?") from error
         except KilledWorker as error:
             lost = next(i for i, future in enumerate(futures) if future.status == "error")
             part = self.parts[lost if parts is None else parts[lost]]
