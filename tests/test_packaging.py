@@ -43,11 +43,12 @@ def imported_projects(*tops):
     ("tops", "extras", "others"),
     [
         # Callers who pass arrays of polars or torch have these installed.
-        (("kernels", "apps", "tsapps"), ("cuda13", "io"), {"polars", "torch"}),
-        (("docs",), ("docs",), set()),
+        (("kernels", "apps", "tsapps"), ("cuda13", "io", "dask"), {"polars", "torch"}),
+        # Whoever launches an example by torchrun has torch.
+        (("docs",), ("docs",), {"torch"}),
         (("tests",), ("test", "cuda13"), set()),
         # Libraries measured for comparison, if installed.
-        (("bench",), ("cuda13", "plot", "io"), {"torch", "cuvs", "flash_kmeans", "flashlib"}),
+        (("bench",), ("cuda13", "plot", "io", "dask"), {"torch", "cuvs", "flash_kmeans", "flashlib"}),
     ],
 )
 def test_every_import_is_declared(tops, extras, others):

@@ -109,8 +109,6 @@ def kmeans(
         index=index,
     )
     request.check()
-    check_workers(request)
-    choose(device, several=True)  # before slow imports, so that a wrong device fails at once
     summary = _fit_and_write(request, clock, quiet=quiet)
     if as_json:
         print_json(summary)
@@ -120,6 +118,8 @@ def kmeans(
 
 def _fit_and_write(request: Request, clock: Clock, *, quiet: bool) -> dict[str, Any]:
     """Cluster the data, write the output directory, and return the contents of summary.json."""
+    check_workers(request)
+    choose(request.device, several=True)  # before slow imports, so that a wrong device fails at once
     inputs = read_inputs(request)
     checkpoint = open_checkpoint(request, inputs)
     with live_line(quiet=quiet) as show:

@@ -50,7 +50,7 @@ def engine_on_workers(request: Request, inputs: Inputs, dtype: "np.dtype") -> It
     try:
         from distributed import Client
     except ImportError:
-        raise UsageError("--workers needs Dask: pip install 'tsapps[dask]'") from None
+        raise UsageError("--workers needs Dask: pip install dask distributed") from None
     from tsapps.apps.kmeans.distributed.crew import cut_rows, specs_of
     from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, check_versions, threads_of
     from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of

@@ -10,7 +10,7 @@ Every wait has a deadline: while answers are outstanding, a thread asks the sche
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Outcome
-from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
 from threading import Event, Thread
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -238,7 +238,11 @@ def _address(client: Client) -> str:
 
 def _versions() -> dict[str, str]:
     """Return what must be the same in all processes."""
-    return {"tsapps": import_module("tsapps").__version__, "numpy": np.__version__}
+    try:
+        own = version("tsapps")
+    except PackageNotFoundError:  # used from its sources
+        own = "not installed"
+    return {"tsapps": own, "numpy": np.__version__}
 
 
 def check_versions(client: Client) -> None:
