@@ -20,7 +20,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +29,7 @@ from tsapps.apps.kmeans.results import Run
 from tsapps.kernels.system.atomic_write import Commit, remove_leftovers, replacing_directory
 from tsapps.kernels.system.printable import OneLineError
 from tsapps.kernels.system.strict_json import JsonError, read_json
+from tsapps.kernels.system.version import package_version
 
 __all__ = [
     "CheckpointError",
@@ -139,7 +139,7 @@ def _read_json(path: Path) -> dict[str, Any]:
         raise OneLineError(f"{error}: it is damaged: delete the checkpoint, and begin the fit again") from error
     if not isinstance(state, dict) or state.get("kind") != _KIND:
         raise CheckpointError(f'{path}: is not of a checkpoint (its "kind" is not "{_KIND}"): name another directory')
-    theirs, ours = str(state.get("tsapps"))[:40], version("tsapps")
+    theirs, ours = str(state.get("tsapps"))[:40], package_version()
     if (state.get("format"), theirs) != (_FORMAT, ours):
         raise CheckpointError(
             f"{path}: was written by tsapps {theirs}, and this is {ours}, whose bits may differ: continue with that "
@@ -242,7 +242,7 @@ def write(
         inertia = best.inertia if math.isfinite(best.inertia) else str(best.inertia)
         numbers = {"inertia": inertia, "n_iter": best.n_iter, "converged": best.converged}
     contents = {name: _npy(array) for name, array in arrays.items()}
-    record = {"kind": _KIND, "format": _FORMAT, "tsapps": version("tsapps"), "finished": finished, **head}
+    record = {"kind": _KIND, "format": _FORMAT, "tsapps": package_version(), "finished": finished, **head}
     record |= {"run": state.run, "iteration": iteration, "faults": state.faults, "best": numbers}
     record |= {"generator": numbers_of(generator), "files": {name: digest(some) for name, some in contents.items()}}
     contents[_STATE] = json.dumps({**record, "digest": _digest_of(record)}, indent=1, allow_nan=False).encode()

@@ -275,7 +275,7 @@ def estimate(directory, X, **parameters):
 def unfinished(tmp_path, always, X, monkeypatch):
     """Return the directory of a fit of `estimate` that was killed in its second run."""
     with monkeypatch.context() as patch:
-        patch.setattr("tsapps.apps.kmeans.estimator.Checkpoint", Killing)
+        patch.setattr("tsapps.apps.kmeans.checkpoint.Checkpoint", Killing)
         patch.setattr(Killing, "left", 30)
         with pytest.raises(Killed):
             estimate(tmp_path / "run", X)
@@ -307,7 +307,7 @@ def test_a_generator_continues(tmp_path, unfinished, X, monkeypatch):
     """One that is given is set; the global one is not."""
     given = np.random.RandomState(7)
     with monkeypatch.context() as patch:
-        patch.setattr("tsapps.apps.kmeans.estimator.Checkpoint", Killing)
+        patch.setattr("tsapps.apps.kmeans.checkpoint.Checkpoint", Killing)
         patch.setattr(Killing, "left", 2)
         for name, state in (("given", given), ("global", None)):
             with pytest.raises(Killed):

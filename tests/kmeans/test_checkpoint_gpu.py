@@ -34,7 +34,7 @@ def test_a_fit_killed_after_every_checkpoint(tmp_path, monkeypatch, rng, n, d, k
     expected = fitted(X, k, **parameters)
     assert fitted(X, k, checkpoint=tmp_path / "whole", **parameters) == expected  # without a checkpoint in a run
     monkeypatch.setattr(checkpoints, "SECONDS", 0.0)
-    monkeypatch.setattr("tsapps.apps.kmeans.estimator.Checkpoint", Killing)
+    monkeypatch.setattr("tsapps.apps.kmeans.checkpoint.Checkpoint", Killing)
     for _ in range(100):
         try:
             found = fitted(X, k, checkpoint=tmp_path / "run", **parameters)

@@ -35,7 +35,7 @@ def relocate(batch: Any, problem: int) -> int:
 class _Problem:
     """One problem of a batch, with the members of `Data` that `relocate_empty_clusters` needs."""
 
-    on_gpu, dtype = True, np.dtype(np.float32)
+    as_kernels, dtype = True, np.dtype(np.float32)
 
     def __init__(self, of: Any, problem: int) -> None:
         self.xp, self.sample_weight = of.xp, None

@@ -43,8 +43,6 @@ class Data(ABC):
     xp: Any
     #: The device that computes: "cpu", "cuda:i" or "cuda:i,j,…".
     device: str
-    #: Whether the device is a GPU, or several.
-    on_gpu = False
     #: Whether sums over a row, and the order of equally distant samples, are those of the kernels of a GPU on every
     #: device; otherwise, on the CPU, they are scikit-learn's.
     as_kernels = False

@@ -54,7 +54,7 @@ class GpuRows(FixedPointData):
         Why a fit cannot read X in place, although the GPU holds no copy.
     """
 
-    on_gpu = as_kernels = True
+    as_kernels = True
     why_streamed: str | None = None
 
     def __init__(

@@ -10,7 +10,6 @@ Every wait has a deadline: while answers are outstanding, a thread asks the sche
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future as Outcome
-from importlib.metadata import PackageNotFoundError, version
 from threading import Event, Thread
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -22,6 +21,7 @@ from distributed.client import FutureCancelledError
 from tsapps.apps.kmeans.distributed.crew import ClusterError
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.kernels.arrays import as_array, to_host
+from tsapps.kernels.system.version import package_version
 
 __all__ = ["DaskCrew", "check_versions", "current_client", "threads_of", "watched"]
 
@@ -238,11 +238,7 @@ def _address(client: Client) -> str:
 
 def _versions() -> dict[str, str]:
     """Return what must be the same in all processes."""
-    try:
-        own = version("tsapps")
-    except PackageNotFoundError:  # used from its sources
-        own = "not installed"
-    return {"tsapps": own, "numpy": np.__version__}
+    return {"tsapps": package_version(), "numpy": np.__version__}
 
 
 def check_versions(client: Client) -> None:

@@ -47,7 +47,7 @@ class ShardedData(Data):
     """
 
     xp = np
-    on_gpu = as_kernels = True
+    as_kernels = True
     is_small = False  # small X is on one GPU
 
     def __init__(
