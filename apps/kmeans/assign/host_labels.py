@@ -32,6 +32,8 @@ _SCORE_ELEMENTS, _LEAST_ROWS = 1 << 17, 256
 _MOST_FEATURES, _MOST_SCORE_BYTES = 16, 128
 # Maximum number of elements of float64 differences at a time.
 _DIFFERENCES = 1 << 17
+# Squares of numbers between these neither overflow nor lose bits, nor do their sums.
+_LEAST_SQUARED, _MOST_SQUARED = 1e-140, 1e145
 # If (d + 8)·u is larger, error bounds are not valid: every center is a candidate.
 _MOST_RELATIVE_ERROR = 2.0**-5
 
@@ -53,7 +55,8 @@ class HostCenters:
 
     def __init__(self, centers: np.ndarray) -> None:
         self.centers = centers
-        self._minus_2_centers = np.ascontiguousarray(-2 * centers.T)
+        with np.errstate(over="ignore"):
+            self._minus_2_centers = np.ascontiguousarray(-2 * centers.T)
         self._norms = square_norms(centers)
         self._lengths = np.sort(np.sqrt(square_norms(centers.astype(np.float64))))
         k, d = centers.shape
@@ -87,7 +90,7 @@ class HostCenters:
         Parameters
         ----------
         rows : numpy.ndarray of shape (m, d)
-            In the type of the centers; scores must not overflow.
+            In the type of the centers.
         largest_norms : numpy.ndarray
             See the method of this name.
         """
@@ -103,12 +106,12 @@ class HostCenters:
                 ambiguous.clear()
                 their_scores.clear()
 
-        with np.errstate(over="ignore", invalid="ignore"):  # rows whose scores overflow have no candidates
+        with np.errstate(over="ignore", invalid="ignore"):
             for start, bound in zip(range(0, len(rows), self.piece), bounds, strict=True):
                 part = slice(start, start + self.piece)
                 scored = self._scores_by_center if self._by_center else self._scores_by_row
                 labels[part], scores, some = scored(rows[part], bound)
-                if not bound < np.inf:  # scores may not be numbers
+                if not bound < np.inf:  # scores may have overflowed
                     some = np.arange(len(scores))
                 if some.size:
                     ambiguous.append(start + some)
@@ -141,7 +144,7 @@ class HostCenters:
         return len(near) - 1 - near.max(axis=0).astype(np.int32), scores.T, ambiguous
 
     def _bounds(self, norms: np.ndarray, dtype: np.dtype) -> np.ndarray:
-        """Return 2·E for rows of these norms, in the type of the scores; infinite if it is unknown."""
+        """Return 2·E for rows of these norms, in the type of the scores; infinite if scores may overflow."""
         relative, least = self._relative_error, self._lengths[0]
         nearest = np.searchsorted(self._lengths, 2.2 * norms + 1.1 * least + float(np.finfo(dtype).tiny), side="right")
         lengths = self._lengths[nearest - 1]
@@ -149,7 +152,8 @@ class HostCenters:
             errors = relative / (1 - relative) * (2 * norms * lengths + lengths * lengths)
             # Products may underflow, and the sum of the lowest score and the bound is rounded.
             bounds = 2.04 * errors + 4.0 * self.centers.shape[1] * float(np.finfo(dtype).smallest_subnormal)
-            bounds[~(norms < np.inf)] = np.inf
+            largest = self._lengths[-1]
+            bounds[~(2 * norms * largest + largest * largest < float(np.finfo(dtype).max) / 4)] = np.inf
             if not relative <= _MOST_RELATIVE_ERROR:
                 bounds[...] = np.inf
             return np.nextafter(bounds.astype(dtype), dtype.type(np.inf))
@@ -160,7 +164,7 @@ class HostCenters:
         # The bound for the norm of the row itself is often smaller than that for the norms of all rows.
         bounds = self._bounds(np.sqrt(square_norms(wide)) * (1 + 2.0**-20), rows.dtype)
         candidates = scores <= (scores.min(axis=1) + bounds)[:, np.newaxis]
-        candidates[~candidates.any(axis=1)] = True  # scores that are not numbers
+        candidates[~(bounds < np.inf)] = True
         candidates[:, self._repeated] = False
         labels = np.empty(len(rows), np.int32)
         each = max(1, _DIFFERENCES // (rows.shape[1] * int(np.count_nonzero(candidates, axis=1).max())))
@@ -172,12 +176,29 @@ class HostCenters:
     def _nearest(self, rows: np.ndarray, candidates: np.ndarray) -> np.ndarray:
         """Return the nearest candidate of each float64 row, by float64 distances; the lowest index on a tie."""
         row, center = np.nonzero(candidates)
-        with np.errstate(over="ignore"):
-            distances = square_norms(rows[row] - self.centers[center])
+        distances = _square_distances(rows, self.centers, row, center)
         starts = np.flatnonzero(np.diff(row, prepend=-1))
-        least = np.repeat(np.minimum.reduceat(distances, starts), np.diff(starts, append=len(row)))
-        nearest = np.flatnonzero(distances <= least)
+        # A center that is no number, after a memory error, is not the nearest.
+        least = np.repeat(np.fmin.reduceat(distances, starts), np.diff(starts, append=len(row)))
+        nearest = np.flatnonzero((distances <= least) | np.isnan(least))
         return center[nearest[np.flatnonzero(np.diff(row[nearest], prepend=-1))]]
+
+
+def _square_distances(rows: np.ndarray, centers: np.ndarray, row: np.ndarray, center: np.ndarray) -> np.ndarray:
+    """Return ‖x − c‖² of pairs of float64 rows and centers; out of range, times a power of two that a row has.
+
+    The smallest distance of a row is then in range; larger ones may be infinite.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        differences = rows[row] - centers[center]
+        if _LEAST_SQUARED < abs(differences).max() < _MOST_SQUARED:
+            return square_norms(differences)
+        differences = 0.5 * rows[row] - 0.5 * centers[center]
+        largest = abs(differences).max(axis=1)
+        smallest = np.full(len(rows), np.inf)
+        np.fmin.at(smallest, row, np.where(largest > 0, largest, np.inf))
+        exponents = np.frexp(np.where(smallest < np.inf, smallest, 1.0))[1]
+        return square_norms(np.ldexp(differences, -exponents[row, np.newaxis]))
 
 
 def _repeated(centers: np.ndarray, norms: np.ndarray) -> np.ndarray:

@@ -129,7 +129,8 @@ class HostData(FixedPointData):
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order."""
-        return self._each(self.blocks(n_columns), work)
+        rows = self.block_rows(n_columns)
+        return self._each(whole_blocks(self.blocks_of(rows), rows) if n_columns == 0 else self.blocks_of(rows), work)
 
     def each_chunk(self, work: Callable[[int, Any], T], chunk: int) -> Iterator[T]:
         """Yield ``work(number of the chunk, rows)`` for every chunk of `chunk` centered rows, in row order."""
@@ -138,7 +139,7 @@ class HostData(FixedPointData):
             return [work((start + at) // chunk, block[at : at + chunk]) for at in range(0, len(block), chunk)]
 
         rows = max(1, _TASK_ELEMENTS // (self.n_features * chunk)) * chunk
-        for found in self._each(self.blocks_of(rows), each):
+        for found in self._each(whole_blocks(self.blocks_of(rows), rows), each):
             yield from found
 
     def _each(self, blocks: Iterable[tuple[int, Any]], work: Callable[[int, Any], T]) -> Iterator[T]:
@@ -239,6 +240,26 @@ class HostData(FixedPointData):
         for start in range(0, len(labels), _TASK_ELEMENTS):  # in pieces, because bincount copies its labels as int64
             sizes += np.bincount(labels[start : start + _TASK_ELEMENTS], minlength=k)
         return sizes
+
+
+def whole_blocks(blocks: Iterable[tuple[int, Any]], rows: int) -> Iterator[tuple[int, Any]]:
+    """Yield blocks of `rows` rows each, except the last, from consecutive blocks of at most as many."""
+    parts: list[Any] = []
+    first = count = 0
+    for start, block in blocks:
+        if not parts and len(block) == rows:
+            yield start, block
+            continue
+        first = first if parts else start
+        parts.append(block)
+        count += len(block)
+        while count >= rows:
+            joined = np.concatenate(parts)
+            yield first, joined[:rows]
+            first, count = first + rows, count - rows
+            parts = [joined[rows:]] if count else []
+    if parts:
+        yield first, np.concatenate(parts)
 
 
 def check_memory(name: str, size: int, available: int) -> None:

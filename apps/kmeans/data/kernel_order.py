@@ -11,6 +11,7 @@ _CENTER_THREADS = 256
 
 def sum_in_order(values: np.ndarray, axis: int) -> np.ndarray:
     """Return the sums over an axis, added one after the other: NumPy adds a contiguous axis in pairs."""
+    values = np.ascontiguousarray(values)
     if values[(slice(None),) * axis + (0,)].size > 1 and values.shape[-1] > 1 and axis != values.ndim - 1:
         found: np.ndarray = np.add.reduce(values, axis=axis)
         return found

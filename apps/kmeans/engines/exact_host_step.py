@@ -9,7 +9,6 @@ from functools import partial
 import numpy as np
 
 from tsapps.apps.kmeans.assign.host_labels import HostCenters
-from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
@@ -103,8 +102,7 @@ class ExactHostStep(Step):
             own = self._labels[start : start + len(block)]
             labels = self._labels_of(start, block, nearest)
             reassigned = np.flatnonzero(own != labels)
-            # Labels are −1 before the first assignment: of all rows or of none.
-            old = own[reassigned] if reassigned.size and own[reassigned[0]] >= 0 else None
+            old = own[reassigned]
             rows = block, data.weights_of(start, block), reassigned, old, labels[reassigned]
             sums = [add(*rows) for _ in range(number_of_sums)] if add is not None and reassigned.size else []
             own[:] = labels
@@ -119,12 +117,6 @@ class ExactHostStep(Step):
 
     def _labels_of(self, start: int, block: np.ndarray, nearest: HostCenters) -> np.ndarray:
         """Return the labels of a block of rows."""
-        if self.data.may_be_far:
-            # Rows that were not part of a fit may be so far from the mean that scores overflow.
-            exponent = overflow_exponent(block, nearest.centers)
-            if exponent:
-                block, nearest = ldexp(block, -exponent), HostCenters(ldexp(nearest.centers, -exponent))
-            return nearest.labels(block, nearest.largest_norms(block))
         norms = self._largest_norms.get(start)
         if norms is None:
             norms = self._largest_norms[start] = nearest.largest_norms(block)

@@ -33,7 +33,7 @@ def sums_of_reassigned(
     reassigned : numpy.ndarray of shape (r,)
         Indices of the reassigned rows.
     old : numpy.ndarray of shape (r,), int32, optional
-        Their old labels; None if they had no label, so that they are only added.
+        Their old labels; None if they had none. Rows without a label, which is −1, are only added.
     new : numpy.ndarray of shape (r,), int32
         Their new labels.
     integers : Integers
@@ -53,8 +53,10 @@ def sums_of_reassigned(
         numbers = _as_integers(rows, weights, reassigned[some], integers)
         _add(sums, numbers, new[some], integers)
         if old is not None:
-            np.negative(numbers, out=numbers)
-            _add(sums, numbers, old[some], integers)
+            # After a memory error, a label may be that of no cluster; checks of a protected fit find it.
+            had = np.flatnonzero((old[some] >= 0) & (old[some] < k))
+            if had.size:
+                _add(sums, -numbers[had], old[some][had], integers)
     return sums
 
 

@@ -177,6 +177,15 @@ def test_rows_whose_norms_overflow(of_rows, of_centers, layout, rng):
     np.testing.assert_array_equal(labels[1::2], labels_of(X[1::2].copy(), centers))
 
 
+def test_scores_that_are_not_numbers(layout):
+    # Of far rows: +∞ for some centers, and ∞ − ∞ for others.
+    centers = np.array([[-1e25], [1e25], [2e25]], np.float32)
+    X = np.array([[1e30], [-1e30], [1e27], [3e25], [-2e25]], np.float32)
+    assert labels_of(X, centers).tolist() == [2, 0, 2, 2, 0]
+    assert labels_of(X, centers[::-1].copy()).tolist() == [0, 2, 0, 0, 2]
+    assert labels_of(X, centers[[1, 2]]).tolist() == [1, 0, 1, 1, 0]
+
+
 @pytest.mark.parametrize(
     ("dtype", "far"), [(np.float32, 1e12), (np.float32, 1e30), (np.float64, 1e30), (np.float64, 1e200)]
 )
@@ -272,7 +281,9 @@ def test_errors_of_scores_are_within_their_bounds(kind, d, k, dtype, seed):
     can_be_nearest = norms <= 2 * row_norms[:, np.newaxis] + norms.min()
     bounds = made._bounds(row_norms * (1 + 2.0**-20), np.dtype(dtype))
     assert bounds.dtype == dtype
-    for scores in scores_of(X, centers, made):
+    known = bounds < np.inf  # of other rows, scores may overflow, and every center is a candidate
+    X, bounds, can_be_nearest = X[known], bounds[known], can_be_nearest[known]
+    for scores in scores_of(X, centers, made) if known.any() else ():
         x, c, computed, limits, exponent = oracle.whole_numbers(X, centers, scores, bounds)
         exact = (c * c).sum(axis=1) - 2 * (x @ c.T)
         late = 2 * abs((computed << exponent) - exact) > (limits << exponent)[:, np.newaxis]
@@ -373,3 +384,22 @@ def test_a_bit_that_changed_shows(name, rng):
             assert not made.is_equal(HostCenters(centers))
             bits[element] ^= np.array(1 << bit, bits.dtype)
     assert made.is_equal(HostCenters(centers))
+
+
+@pytest.mark.parametrize("d", [3, 20])
+def test_a_center_whose_scores_are_no_numbers_is_of_no_row(d, rng):
+    X = rng.standard_normal((300, d)).astype(np.float32)
+    centers = X[:4].copy()
+    centers[3] = 2e38  # −2·c is infinite
+    made = HostCenters(centers)
+    expected = ((X[:, np.newaxis].astype(np.float64) - centers) ** 2).sum(axis=2).argmin(axis=1)
+    np.testing.assert_array_equal(made.labels(X, made.largest_norms(X)), expected)
+
+
+@pytest.mark.parametrize("d", [2, 20])
+def test_a_center_that_is_no_number_is_of_no_row(d, rng):
+    X = rng.standard_normal((300, d)).astype(np.float32)
+    centers = X[:4].copy()
+    centers[1, 1] = np.nan
+    made = HostCenters(centers)
+    assert 1 not in made.labels(X, made.largest_norms(X))

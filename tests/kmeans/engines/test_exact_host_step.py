@@ -6,6 +6,7 @@ import pytest
 from exhaustive import property_test
 from host_cuda.machine import HostMachine
 from hypothesis import strategies as st
+from kmeans.assign.test_host_labels import on_bisectors, whole_distances
 from kmeans.engines.test_device_engine import CASES, Case
 from kmeans.host_steps import DTYPES, RowsOnMachine, fixed_point_sums, iterate_once, work_of
 
@@ -139,6 +140,22 @@ def test_fits_of_many_chunks_have_the_bits_of_the_kernels(dtype, rng):
     assert_same(fit(found, 5, X[:5]), fit(device_engine(X), 5, X[:5]))
 
 
+def test_fits_about_another_point_than_the_mean_have_the_bits_of_the_kernels(rng):
+    """About zero, for nearly centered 16-bit X; about the median, if outliers dominate the mean."""
+    X, _ = Case(SmallDFmaStep, 400, 8, 12).data(rng)
+    nearly, outliers = (X - X.mean(axis=0) + 0.1).astype(np.float16), X.copy()
+    outliers[[5, 300]] *= 1e8
+    for some, expected in ((nearly, np.zeros(8)), (outliers, None)):
+        engine = host_engine(some)
+        assert_same(fit(engine, 12, some[:12]), fit(device_engine(some), 12, some[:12]))
+        mean = some.astype(np.float64).mean(axis=0)
+        assert abs(mean).all()
+        if expected is None:
+            expected = np.median(some[::3][:128], axis=0)
+            assert (abs(mean) > 1e4).all()
+        np.testing.assert_array_equal(engine.data.host_mean(), expected.astype(np.float32))
+
+
 def test_fits_by_cosine_have_the_bits_of_the_kernels(rng):
     X, _ = STEPS[0].data(rng)
     engines = host_engine(UnitRows(ArrayRows(X), np.float32)), device_engine(UnitRows(RowsOnMachine(X), np.float32))
@@ -189,7 +206,7 @@ def test_protection_changes_no_bit(case, rng):
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @property_test(
     12,
-    600,
+    200,
     case=st.sampled_from(STEPS[:3]),
     n=st.integers(33, 300),
     kind=st.sampled_from(["blobs", "duplicates", "away", "whole numbers", "wide range", "an outlier"]),
@@ -213,7 +230,7 @@ def test_any_fits_have_the_bits_of_the_kernels(case, n, kind, init, some_zero, o
         X[0] *= 1e4
     X = X.astype(DTYPES[case.dtype])
     if weights is not None and some_zero:
-        weights *= rng.random(n) < 0.8
+        weights[case.k :] *= rng.random(n - case.k) < 0.8
     first = X[: case.k] if init == "rows" else with_far_center(X, case.k) if init == "a far center" else init
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lloyd, "_warn_of_duplicates", lambda *_: None)
@@ -237,6 +254,22 @@ def test_center_shift_has_the_bits_of_the_kernel(case, rng):
         assert outcome["shift"] == square_shift(now, following) > 0
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float16", "float64"])
+@pytest.mark.parametrize("d", [1, 3, 16, 33, 130])
+def test_distances_by_which_clusters_are_relocated_are_those_of_the_kernel(d, dtype, rng):
+    X = (3 + rng.standard_normal((500, d))).astype(dtype)
+    centers, labels = rng.standard_normal((4, d)).astype(work_of(dtype)), rng.integers(0, 4, 500).astype(np.int32)
+    engines, found = (host_engine(X), device_engine(X)), []
+    for engine in engines:
+        engine.center(X.astype(np.float64).mean(axis=0), 4)
+        found.append(engine.data.own_distances(centers, labels))
+    # Float64 distances have the roundings of d additions, in other orders.
+    error = oracle.gamma(d, np.float64) if dtype == "float64" else 0
+    np.testing.assert_allclose(found[0], found[1], rtol=2 * error, atol=0)
+    in_float32 = ((engines[0].data.centered() - centers[labels]) ** 2).sum(axis=1)
+    assert dtype == "float64" or d == 1 or (in_float32 != found[0]).any()
+
+
 # However the rows are cut, read and distributed over threads.
 
 
@@ -250,11 +283,10 @@ def test_fits_depend_neither_on_threads_nor_on_blocks_nor_on_memory(case, rng, m
         monkeypatch.setattr(host_data, "available_cores", lambda threads=threads: threads)
         monkeypatch.setattr(host_data, "_TASK_ELEMENTS", elements)
         monkeypatch.setattr(HostData, "fits", lambda data, size, copies=copies: copies)
-        for protect in (False, True):
-            engine = host_engine(X, weights)
-            assert engine.data.threads == threads
-            assert len(list(engine.data.blocks(case.d))) >= (2 if elements > 1 else 3000 // 256)
-            assert_same(fit(engine, case.k, first, max_iter=5, protect=protect), expected)
+        engine = host_engine(X, weights)
+        assert engine.data.threads == threads
+        assert len(list(engine.data.blocks(case.d))) >= (2 if elements > 1 else 3000 // 256)
+        assert_same(fit(engine, case.k, first, max_iter=5, protect=not copies), expected)
 
 
 @pytest.mark.parametrize("form", ["npy", "h5", "parquet", "several npy"])
@@ -299,6 +331,21 @@ def test_large_x_of_a_narrow_type_is_converted_on_every_pass(rng, monkeypatch):
     engine = host_engine(X)
     assert engine.data.held is None
     assert_same(fit(engine, 4, X[:4]), expected)
+
+
+def test_each_block_has_its_own_error_bounds(rng, monkeypatch):
+    """A first block of small rows, and later ones whose scores decide little."""
+    monkeypatch.setattr(host_data, "_TASK_ELEMENTS", 1)
+    centers = (1000 + rng.standard_normal((6, 3))).astype(np.float32)
+    X = np.concatenate([rng.standard_normal((256, 3)), on_bisectors(1000, centers, np.float32, rng)]).astype(np.float32)
+    centers = np.insert(centers, 3, 0, axis=0)
+    engine = host_engine(X, threads=1)
+    engine.center(np.zeros(3), 7)
+    assert not engine.data.host_mean().any()
+    step = engine.step_for(7)
+    for some in (centers, centers[::-1].copy()):
+        step.assign(some)
+        np.testing.assert_array_equal(step.labels, whole_distances(X, some).argmin(axis=1))
 
 
 # The sums of the step.

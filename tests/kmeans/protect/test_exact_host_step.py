@@ -169,8 +169,8 @@ def test_a_result_that_never_comes_out_the_same_is_an_error(name, fault, monkeyp
 
 
 @property_test(
-    40,
-    600,
+    30,
+    300,
     n=st.sampled_from([70, 300, 1000]),
     kind=st.sampled_from(["labels", "sums", "again", "centers"]),
     weighted=st.booleans(),

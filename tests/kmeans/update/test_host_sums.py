@@ -149,3 +149,11 @@ def test_running_sums_are_those_of_the_labels(n, d, k, kind, elements, seed):
             labels = following.astype(np.int32)
             np.testing.assert_array_equal(running, sums_of_reassigned(rows, weights, every, None, labels, of, k))
     np.testing.assert_array_equal(running, begin)
+
+
+def test_old_labels_of_no_cluster_are_not_subtracted():
+    # −1 stands for no label; others of no cluster are memory errors.
+    rows, new = np.array([[1.0], [2], [4], [8]], np.float32), np.array([0, 1, 0, 1], np.int32)
+    old = np.array([-1, 2, 1 << 20, 0], np.int32)
+    found = sums_of_reassigned(rows, None, np.arange(4), old, new, Integers(NARROW, np.ones(2)), 2)
+    assert found.tolist() == [[1 + 4 - 8, 1], [2 + 8, 2]]
