@@ -15,6 +15,7 @@ __all__ = [
     "ENGINES",
     "METRICS",
     "PRECISIONS",
+    "check_engine",
     "check_metric",
     "check_precision",
     "check_sample_weight",
@@ -54,14 +55,19 @@ def choose(X: Any, device: str, engine: str) -> Choice:
     NoDeviceError
         If the requested GPU is not present.
     """
-    if engine not in ENGINES:
-        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
+    check_engine(engine)
     choice = choose_device(device, resident=resident(X), several=True)
     if engine == "cublas" and not choice.is_gpu:
         raise ValueError(
             f"engine='cublas' needs a GPU, but the device is the CPU ({choice.reason}); use engine='auto' or a GPU"
         )
     return choice
+
+
+def check_engine(engine: str) -> None:
+    """Raise ValueError if `engine` is not one of `ENGINES`."""
+    if engine not in ENGINES:
+        raise ValueError(f"engine must be one of {', '.join(map(repr, ENGINES))}, got {engine!r}")
 
 
 def check_metric(metric: str) -> None:

@@ -165,7 +165,7 @@ def test_summary(succeed, directory, iris):
     assert summary["input"] == str(directory / "iris.npy")
     assert summary["command"] == "tsapps kmeans iris.npy --k 3 --seed 5 --device cpu"
     assert summary["device"] == "cpu"
-    assert (summary["step"], summary["step_reason"]) == ("host", "the device is the CPU")
+    assert (summary["step"], summary["step_reason"]) == ("host", "small data follows scikit-learn's rounding")
     assert summary["cluster_sizes"] == np.bincount(labels).tolist()
     assert set(summary["seconds"]) == {"start", "read", "prepare", "seed", "iterate", "write", "total"}
     assert {"tsapps", "python", "numpy", "scikit-learn"} <= set(summary["versions"])

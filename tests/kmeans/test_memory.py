@@ -11,6 +11,7 @@ from peak_memory import peak_of
 from tsapps.apps.kmeans import initial_centers, lloyd
 from tsapps.apps.kmeans.data import host_data
 from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.init import plusplus
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.matrix import open_matrix
 
@@ -58,35 +59,53 @@ def test_an_array_in_memory_of_a_narrow_type_is_not_copied(rng, monkeypatch):
 
 
 @property_test(
-    15, 300, st.integers(2, 400), st.integers(1, 3), st.integers(1, 12), st.booleans(), st.integers(0, 2**32 - 1)
+    15, 300, st.integers(2, 400), st.integers(1, 17), st.integers(1, 12), st.booleans(), st.integers(0, 2**32 - 1)
 )
 def test_draws_with_one_distance_a_sample_are_those_with_all(n, d, k, weighted, seed):
-    """Also of whole numbers, whose distances are often equal, in blocks and pieces of any size."""
+    """Also of whole numbers, whose distances are often equal, in blocks of any size."""
     rng = np.random.default_rng(seed)
     X = rng.integers(0, 50, (n, d)).astype(np.float64)
     weights = rng.integers(1, 5, n).astype(np.float64) if weighted else None
     k, found = min(k, n), []
+    draws = np.random.RandomState(seed).uniform(size=(k - 1, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tsapps.apps.kmeans.init.plusplus_host._PIECE", 7)
+        patch.setattr("tsapps.apps.kmeans.init.plusplus_host._CHUNK_ELEMENTS", 1)
+        patch.setattr(host_data, "_TASK_ELEMENTS", 1)
+        assert open_engine(X, device="cpu").draw_plus_plus(0, draws) is None  # X is small
+        patch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
         for most in (1 << 30, 0):
             patch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_DISTANCES", most)
             engine = open_engine(X, device="cpu", sample_weight=weights)
-            if most == 0:  # X is whole numbers, so that sums have no rounding
-                draws = np.random.RandomState(0).uniform(size=(k - 1, 2))
-                assert (engine.draw_plus_plus(0, draws) is None) == (2 * n * 8 <= X.nbytes // 4)
-            found.append(initial_centers.draw_centers(engine, "k-means++", k, np.random.RandomState(seed)))
+            # X is whole numbers, so that sums have no rounding.
+            found.append(engine.draw_plus_plus(0, draws))
     np.testing.assert_array_equal(*found)
+    # Without it, all distances are in memory.
+    engine = open_engine(X, device="cpu", sample_weight=weights)
+    centers = plusplus.kmeans_plusplus(engine.data, k, FirstSample(draws))
+    np.testing.assert_array_equal(engine.data.rows(found[0]), centers)
+
+
+class FirstSample:
+    """A random state that gives the first sample, and then these draws."""
+
+    def __init__(self, draws):
+        self._draws = draws
+
+    def choice(self, n, p):
+        return 0
+
+    def uniform(self, size):
+        return self._draws
 
 
 def test_draws_of_many_samples(rng, monkeypatch):
     X = rng.standard_normal((70_000, 3)).astype(np.float32)
     found = []
+    monkeypatch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
     for most in (1 << 30, 0):
         monkeypatch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_DISTANCES", most)
-        monkeypatch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
-        found.append(
-            initial_centers.draw_centers(open_engine(X, device="cpu"), "k-means++", 30, np.random.RandomState(1))
-        )
+        engine = open_engine(X, device="cpu")
+        found.append(initial_centers.draw_centers(engine, "k-means++", 30, np.random.RandomState(1)))
     np.testing.assert_array_equal(*found)
 
 

@@ -16,7 +16,14 @@ from sklearn.utils.validation import check_is_fitted
 from tsapps.apps.kmeans import scikit_learn
 from tsapps.apps.kmeans.checkpoint import checkpoint_of
 from tsapps.apps.kmeans.data.blocks import SMALL
-from tsapps.apps.kmeans.open_engine import check_sample_weight, compute_dtype
+from tsapps.apps.kmeans.data.rows import check_real
+from tsapps.apps.kmeans.open_engine import (
+    check_engine,
+    check_metric,
+    check_precision,
+    check_sample_weight,
+    compute_dtype,
+)
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["fit", "for_collections", "is_dask", "predict", "score", "transform"]
@@ -66,6 +73,7 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     estimator.faults_, estimator._by_scikit_learn = 0, False
     if n * d * dtype.itemsize <= SMALL:
         estimator.fit(array.compute(), sample_weight=weights)
+        _set_features(estimator, X, array.shape[1])
         estimator.labels_ = da.from_array(estimator.labels_, chunks=(array.chunks[0],))
         return estimator
     client, checkpoint = current_client(), checkpoint_of(estimator)
@@ -94,7 +102,10 @@ def _set_features(estimator: Any, X: Any, d: int) -> None:
 
 
 def _check_options(estimator: Any) -> None:
-    """Raise ValueError for parameters that fits of Dask collections do not support."""
+    """Raise ValueError for parameters that are invalid, or that fits of Dask collections do not support."""
+    check_engine(estimator.engine)
+    check_metric(estimator.metric)
+    check_precision(estimator.precision)
     if estimator.protect:
         raise ValueError("protect=True runs in one process, got a Dask collection: use an array")
     if callable(estimator.init):
@@ -113,6 +124,7 @@ def _array_of(X: Any) -> Any:
     Unknown numbers of rows are computed, in a pass over X.
     """
     array = X.to_dask_array(lengths=True) if hasattr(X, "to_dask_array") else X
+    check_real(array.dtype, "X")
     if array.ndim != 2:
         raise ValueError(f"X has shape {array.shape}; expected a matrix of shape (n_samples, n_features)")
     if np.isnan(array.shape[0]):
@@ -129,18 +141,26 @@ def _light(estimator: Any) -> Any:
     """Return a copy of an estimator without its labels, which tasks that predict do not need."""
     light = copy.copy(estimator)
     light.labels_ = np.zeros(0, np.int32)
+    vars(light).pop("feature_names_in_", None)  # blocks have no names
     return light
 
 
-def _rows_of(X: Any) -> tuple[Any, tuple[Sequence[int], ...]]:
-    array = _array_of(X)
+def _rows_of(estimator: Any, X: Any) -> tuple[Any, tuple[Sequence[int], ...]]:
+    """Return a Dask collection with the features of a fitted estimator as a Dask array, and its chunks."""
+    check_is_fitted(estimator)
+    array, names = _array_of(X), getattr(estimator, "feature_names_in_", None)
+    if names is not None and hasattr(X, "columns") and list(X.columns) != list(names):
+        raise ValueError(
+            f"X has the columns {list(X.columns)}; expected {list(names)}: the feature names should match those of fit"
+        )
+    if array.shape[1] != estimator.n_features_in_:
+        raise ValueError(f"X has {array.shape[1]} features, but the fit had {estimator.n_features_in_}")
     return array, array.chunks
 
 
 def predict(estimator: Any, X: Any) -> Any:
     """Return the labels of the rows of X, a lazy Dask array with its row chunks."""
-    check_is_fitted(estimator)
-    array, _ = _rows_of(X)
+    array, _ = _rows_of(estimator, X)
     return array.map_blocks(_predicted, _light(estimator), dtype=np.int32, drop_axis=1, meta=np.zeros(0, np.int32))
 
 
@@ -150,8 +170,7 @@ def _predicted(block: Any, estimator: Any) -> Any:
 
 def transform(estimator: Any, X: Any) -> Any:
     """Return the distances of the rows of X to the centers, a lazy Dask array with its row chunks."""
-    check_is_fitted(estimator)
-    array, chunks = _rows_of(X)
+    array, chunks = _rows_of(estimator, X)
     dtype = np.result_type(array.dtype, np.float32) if array.dtype.kind == "f" else np.dtype(np.float64)
     k = estimator.n_clusters
     given = {"dtype": dtype, "chunks": (chunks[0], (k,)), "meta": np.zeros((0, 0), dtype)}
@@ -168,10 +187,10 @@ def score(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> f
     """Return the negative inertia of X about the centers, computed chunk by chunk."""
     import dask
 
-    check_is_fitted(estimator)
-    array, chunks = _rows_of(X)
+    array, chunks = _rows_of(estimator, X)
     ends, light = np.cumsum(chunks[0]), _light(estimator)
-    weights = sample_weight.compute() if is_dask(sample_weight) else sample_weight
+    given = sample_weight.compute() if is_dask(sample_weight) else sample_weight
+    weights = check_sample_weight(given, array.shape[0])
     scores = [
         dask.delayed(_score)(block, light, None if weights is None else weights[end - size : end])
         for block, size, end in zip(array.to_delayed().ravel(), chunks[0], ends, strict=True)

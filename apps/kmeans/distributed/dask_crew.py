@@ -155,7 +155,7 @@ def _wait_for(done: Event, pulse: "_Pulse", what: str) -> None:
         while not done.wait(_INTERVAL):
             silent = pulse.silent()
             if silent is not None:
-                raise ClusterError(f"{silent} for {_SECONDS:.0f} s, while parts of X were asked for {what!r}")
+                raise ClusterError(f"{silent} for {_SECONDS:.0f} s, while {what!r} was waited for")
     finally:
         pulse.end()
 
@@ -180,7 +180,8 @@ class _Pulse:
             now = time.monotonic()
             if workers is not None:
                 self._scheduler = now
-                self._any_worker = now if workers else self._any_worker
+                if any(info["status"] == "running" for info in workers.values()):  # others are paused, without memory
+                    self._any_worker = now
                 heard = {name: float(info["last_seen"]) for name, info in workers.items()}
                 before = self._workers
                 self._workers = {
@@ -195,7 +196,7 @@ class _Pulse:
         if self._scheduler < since:
             return f"the scheduler at {_address(self._client)} has not answered"
         if self._any_worker < since:
-            return "there has been no worker"
+            return "no worker (all are gone, or paused because their memory is full) has been running"
         for name, (_, changed) in self._workers.items():
             if changed < since:
                 return f"the worker {name} has not been heard of"
@@ -229,7 +230,7 @@ def current_client() -> Client:
 
 def threads_of(client: Client) -> int:
     """Return the number of threads of all workers."""
-    return sum(client.nthreads().values())
+    return watched(client, lambda: sum(client.nthreads().values()), "threads")
 
 
 def _address(client: Client) -> str:
@@ -243,10 +244,14 @@ def _versions() -> dict[str, str]:
 
 def check_versions(client: Client) -> None:
     """Ask each worker for its versions, with a deadline."""
-    workers = list(client.nthreads())
+    workers = watched(client, lambda: list(client.nthreads()), "workers")
     if not workers:
         raise ClusterError(f"the scheduler at {_address(client)} has no workers: start one first")
-    asked = [client.submit(_versions, workers=[one], key=f"tsapps-versions-{uuid4().hex}") for one in workers]
+    # If a worker is lost, another answers for it.
+    asked = [
+        client.submit(_versions, workers=[one], allow_other_workers=True, key=f"tsapps-versions-{uuid4().hex}")
+        for one in workers
+    ]
     own = _versions()
     for worker, found in zip(workers, watched(client, lambda: client.gather(asked), "versions"), strict=True):
         if found != own:

@@ -36,7 +36,8 @@ class PartLabels:
 
     def __getitem__(self, indices: np.ndarray) -> np.ndarray:
         """Return the labels of the samples with these indices."""
-        return self._data.gathered("labels_of", indices)
+        ask = self._data.crew.ask
+        return self._data.in_order(indices, lambda parts: ask("labels_of", self.state, indices, parts=parts))
 
     def copy(self) -> "PartLabels":
         """Return these labels, which never change."""

@@ -11,9 +11,9 @@ order: every rank has the bits that one process finds for all rows.
 A chunk that begins on one rank and ends on others goes to the first: at most one chunk a rank.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -22,12 +22,16 @@ from tsapps.apps.kmeans.data.rows import as_numbers
 from tsapps.apps.kmeans.distributed.crew import specs_of
 from tsapps.apps.kmeans.distributed.part import Part, PartState
 from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
+from tsapps.apps.kmeans.estimator import TSKMeans
 from tsapps.apps.kmeans.init.plusplus_host import plusplus_host_chunk
 from tsapps.apps.kmeans.initial_centers import Init
 from tsapps.apps.kmeans.open_engine import check_metric, check_sample_weight, compute_dtype
+from tsapps.apps.kmeans.scikit_learn import check_parameters
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Communicator", "RankClustering", "fit_rank"]
+
+T = TypeVar("T")
 
 
 class Communicator(Protocol):
@@ -112,20 +116,19 @@ def fit_rank(
     ValueError
         On all ranks, if a parameter or X is not valid on one of them.
     """
+    parameters = {"init": init, "n_init": n_init, "max_iter": max_iter, "tol": tol, "metric": metric}
+    check_parameters(TSKMeans(n_clusters, **parameters))
     check_metric(metric)
-    if callable(init) or (isinstance(init, str) and init not in ("k-means++", "k-means||", "random")):
-        raise ValueError(f"init={init!r}; expected 'k-means++', 'k-means||', 'random' or an array of centers")
-    array = to_host(as_numbers(rows, "rows"))
-    if array.ndim != 2:
-        raise ValueError(f"rows have shape {array.shape}; expected a matrix of shape (n_samples, n_features)")
-    weights = None if sample_weight is None else to_host(as_numbers(sample_weight, "sample_weight"))
+    if callable(init):
+        raise ValueError("a callable init needs the whole of X; use a name such as 'k-means++', or an array of centers")
+    array, weights = _on_all(communicator, lambda: _checked(rows, sample_weight))
     facts = communicator.all_gather((*array.shape, array.dtype.name, weights is not None))
     if len({fact[1:] for fact in facts}) != 1:
         raise ValueError(f"ranks differ in (features, dtype, has weights): {[fact[1:] for fact in facts]}")
     sizes, d = [fact[0] for fact in facts], array.shape[1]
     n, dtype = sum(sizes), compute_dtype(array.dtype, on_gpu=True)
-    if n == 0:
-        raise ValueError("X has no rows on any rank; expected at least n_clusters")
+    if n == 0 or d == 0:
+        raise ValueError(f"X has {n} rows of {d} features; expected at least n_clusters rows, and a feature")
     every_weight = None
     if weights is not None:
         checked = check_sample_weight(np.concatenate(communicator.all_gather(weights)), n)
@@ -145,6 +148,33 @@ def fit_rank(
     )
     labels = cut.labels_as_given(crew.own_labels(found.labels.state), communicator)
     return RankClustering(labels, found.centers, found.inertia, found.n_iter)
+
+
+def _checked(rows: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | None]:
+    """Return the rows and the weights of one rank as arrays in host memory."""
+    array = to_host(as_numbers(rows, "rows"))
+    if array.ndim != 2:
+        raise ValueError(f"rows have shape {array.shape}; expected a matrix of shape (n_samples, n_features)")
+    if sample_weight is None:
+        return array, None
+    weights = to_host(as_numbers(sample_weight, "sample_weight"))
+    if weights.shape != (len(array),):
+        raise ValueError(f"sample_weight has shape {weights.shape}; expected one number per row, ({len(array)},)")
+    return array, weights
+
+
+def _on_all(communicator: Communicator, call: Callable[[], T]) -> T:
+    """Return the result of a call of this rank; an error on one rank is raised on all, so that none waits for it."""
+    found: list[T] = []
+    error = None
+    try:
+        found.append(call())
+    except (ValueError, TypeError, MemoryError) as raised:
+        error = f"{type(raised).__name__}: {raised}"
+    for rank, message in enumerate(communicator.all_gather(error)):
+        if message is not None:
+            raise ValueError(f"rank {rank}: {message}")
+    return found[0]
 
 
 class _Cut:
@@ -216,27 +246,22 @@ class _RankCrew:
         self._communicator = communicator
         self._ranks = [rank for rank, part in enumerate(parts) if len(part)]
         self.parts: Sequence[range] = [parts[rank] for rank in self._ranks]
-        self._part: Part | None = None
+        own = None
         if communicator.rank in self._ranks:
             number = self._ranks.index(communicator.rank)
-            own = self.parts[number]
-            spec = specs_of(self.parts, dtype, spherical=spherical)[number]
-            self._part = Part(rows, None if weights is None else weights[own.start : own.stop], spec)
+            part, spec = self.parts[number], specs_of(self.parts, dtype, spherical=spherical)[number]
+            own = rows, None if weights is None else weights[part.start : part.stop], spec
+        self._part = _on_all(communicator, lambda: None if own is None else Part(*own))
 
     def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
         """Ask the own part, and gather the answers of all; an error on one rank is raised on all."""
         ranks = self._ranks if parts is None else [self._ranks[i] for i in parts]
-        answer, error = None, None
-        if self._communicator.rank in ranks and self._part is not None:
-            try:
-                answer = self._part.ask(question, state, *arguments)
-            except (ValueError, MemoryError) as found:
-                error = f"{type(found).__name__}: {found}"
-        answers = self._communicator.all_gather((answer, error))
-        for rank in ranks:
-            if answers[rank][1] is not None:
-                raise ValueError(f"rank {rank}: {answers[rank][1]}")
-        return [answers[rank][0] for rank in ranks]
+        part, asked = self._part, self._communicator.rank in ranks
+        answer = _on_all(
+            self._communicator, lambda: part.ask(question, state, *arguments) if asked and part is not None else None
+        )
+        answers = self._communicator.all_gather(answer)
+        return [answers[rank] for rank in ranks]
 
     def own_labels(self, state: PartState) -> np.ndarray:
         """Return the labels of the own part, (n,), int32; they are those of a state."""

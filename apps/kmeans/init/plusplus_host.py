@@ -1,15 +1,15 @@
 """Greedy k-means++ on the CPU in O(n) memory, by chunks of rows.
 
-Potentials are summed by chunks of consecutive rows, whose size is a function of the shape of X. Each chunk has products
-of its own, because BLAS rounds them differently if the shape differs. So samples do not depend on how rows are cut into
-blocks or shards: a shard consists of whole chunks.
+Potentials are summed by chunks of consecutive rows, whose size is a function of the shape of X. Each chunk and point
+has a product of its own, because BLAS rounds products differently if their shapes differ. So samples do not depend on
+how rows are cut into blocks or shards: a shard consists of whole chunks.
 """
 
 from typing import Any, Protocol
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.distances import square_distances
+from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.host_data import HostData, check_memory
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.kernels.system.host_memory import available_host_memory
@@ -157,6 +157,21 @@ class ChunkedDistances:
         return array[..., chunk * self.chunk : (chunk + 1) * self.chunk]
 
 
+def _square_distances(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
+    """Return ‖p − x‖² for every point p and row x of a chunk, (m, n), in their type, computed in float64.
+
+    Each point has a product of its own, so that its distances have the same bits beside other points.
+    """
+    wide, found = rows.astype(np.float64, copy=False), np.empty((len(points), len(rows)), rows.dtype)
+    norms = square_norms(wide)
+    for point, distances in zip(points.astype(np.float64), found, strict=True):
+        squares = wide @ (-2 * point)
+        squares += norms
+        squares += point @ point
+        np.maximum(squares, 0, out=distances, casting="same_kind")
+    return found
+
+
 class ChunkedDraw(ChunkedDistances):
     """Samples of one process, or of a shard, from which k-means++ draws; see `ChunkedDraws`."""
 
@@ -182,7 +197,7 @@ class ChunkedDraw(ChunkedDistances):
 
         def work(number: int, rows: Any) -> None:
             own = self._of_chunk(self._closest, number)
-            np.minimum(own, square_distances(point[np.newaxis], rows)[0], out=own)
+            np.minimum(own, _square_distances(point[np.newaxis], rows)[0], out=own)
 
         for _ in self._data.each_chunk(work, self.chunk):
             pass
@@ -195,7 +210,7 @@ class ChunkedDraw(ChunkedDistances):
             kept = np.empty((len(points), len(self._closest)), data.dtype)
 
         def work(number: int, rows: Any) -> np.ndarray:
-            distances = square_distances(points, rows)
+            distances = _square_distances(points, rows)
             np.minimum(distances, self._of_chunk(self._closest, number), out=distances)
             if kept is not None:
                 self._of_chunk(kept, number)[:] = distances
