@@ -3,6 +3,7 @@
 The nearest drawn sample is certified (assign/host_labels.py), and its distance is computed from differences in float64.
 """
 
+from math import ceil, log2
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,6 +14,9 @@ from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.init.plusplus_host import ChunkedDistances, chunk_and_rest
 
 __all__ = ["ChunkedOversampling", "ChunkedOversamplings", "OversamplingByChunks"]
+
+# Number of bits to which weights are rounded, of few rows.
+_WEIGHT_BITS = 30
 
 
 class ChunkedOversamplings(Protocol):
@@ -81,5 +85,14 @@ class ChunkedOversampling(ChunkedDistances):
         self._count += len(points)
 
     def weights(self) -> np.ndarray:
-        """Return the total weight of each drawn sample; see `ChunkedOversamplings.weights`."""
-        return np.bincount(self._nearest, weights=self._data.sample_weight, minlength=self._count).astype(np.float64)
+        """Return the total weight of each drawn sample; see `ChunkedOversamplings.weights`.
+
+        Weights are rounded to whole numbers of a unit, so that sums do not depend on the order of rows. The unit is so
+        large that float64 represents the sum of all weights.
+        """
+        data, most = self._data, self._data.most_weight
+        if most is None:
+            return np.bincount(self._nearest, minlength=self._count).astype(np.float64)
+        exponent = min(_WEIGHT_BITS, 52 - data.n_total.bit_length()) - ceil(log2(most))
+        numbers = np.rint(np.ldexp(data.sample_weight.astype(np.float64), exponent))
+        return np.ldexp(np.bincount(self._nearest, weights=numbers, minlength=self._count), -exponent)

@@ -40,7 +40,7 @@ def cluster():
 
     Dask gives up a nanny whose worker is missing some time after it was lost, also if it has been lost a second time.
     """
-    options = {"dashboard_address": None, "silence_logs": logging.CRITICAL}
+    options = {"dashboard_address": ":0", "silence_logs": logging.CRITICAL}
     with (
         dask.config.set({"distributed.deploy.lost-worker-timeout": "1 hour"}),
         LocalCluster(n_workers=2, threads_per_worker=1, processes=True, **options) as cluster,
@@ -596,7 +596,7 @@ def test_a_worker_that_is_paused(client, X, soon):
 def test_no_workers(X, soon, monkeypatch):
     monkeypatch.setattr(collections, "SMALL", 0)
     with (
-        LocalCluster(n_workers=0, processes=False, dashboard_address=None) as empty,
+        LocalCluster(n_workers=0, processes=False, dashboard_address=":0") as empty,
         Client(empty) as client,
     ):
         with pytest.raises(ClusterError, match=rf"^the scheduler at {client.scheduler.address} has no workers: start"):
@@ -614,7 +614,7 @@ def test_no_workers(X, soon, monkeypatch):
 def test_a_scheduler_that_is_stopped(X, soon, monkeypatch):
     """Before a fit asks it anything; and while answers are waited for."""
     monkeypatch.setattr(collections, "SMALL", 0)
-    script = "from distributed import LocalCluster; import time; c = LocalCluster(n_workers=0, dashboard_address=None);"
+    script = "from distributed import LocalCluster; import time; c = LocalCluster(n_workers=0, dashboard_address=':0');"
     script += "print(c.scheduler_address, flush=True); time.sleep(1000)"
     process = subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True)
     try:
@@ -641,6 +641,19 @@ def test_another_version(client, X, monkeypatch):
         together(da.from_array(X, chunks=(7001, D)))
 
 
+def test_another_version_on_one_worker(client, X):
+    def become(version):
+        np.__version__ = version
+
+    right, address = np.__version__, sorted(client.nthreads())[1]
+    client.run(become, "0.0.1", workers=[address])
+    try:
+        with pytest.raises(ClusterError, match=rf"^the worker {address} has .*'0\.0\.1'"):
+            together(da.from_array(X, chunks=(7001, D)), **SHORT)
+    finally:
+        client.run(become, right)
+
+
 def test_tls(X, monkeypatch):
     pytest.importorskip("cryptography", reason="needs cryptography, for certificates")
     from distributed.security import Security
@@ -648,7 +661,7 @@ def test_tls(X, monkeypatch):
     monkeypatch.setattr(collections, "SMALL", 0)
     monkeypatch.setattr(blocks, "SMALL", 0)
     security = Security.temporary()
-    options = {"dashboard_address": None, "security": security, "protocol": "tls://", "processes": False}
+    options = {"dashboard_address": ":0", "security": security, "protocol": "tls://", "processes": False}
     with LocalCluster(n_workers=1, threads_per_worker=1, **options) as cluster, Client(cluster):
         assert cluster.scheduler_address.startswith("tls://")
         assert_same(together(da.from_array(X, chunks=(7001, D)), **SHORT), alone(X, **SHORT))
