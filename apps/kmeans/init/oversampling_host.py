@@ -90,9 +90,9 @@ class ChunkedOversampling(ChunkedDistances):
         Weights are rounded to whole numbers of a unit, so that sums do not depend on the order of rows. The unit is so
         large that float64 represents the sum of all weights.
         """
-        data, most = self._data, self._data.most_weight
-        if most is None:
+        data, most, weights = self._data, self._data.most_weight, self._data.sample_weight
+        if most is None or weights is None:
             return np.bincount(self._nearest, minlength=self._count).astype(np.float64)
         exponent = min(_WEIGHT_BITS, 52 - data.n_total.bit_length()) - ceil(log2(most))
-        numbers = np.rint(np.ldexp(data.sample_weight.astype(np.float64), exponent))
+        numbers = np.rint(np.ldexp(weights.astype(np.float64), exponent))
         return np.ldexp(np.bincount(self._nearest, weights=numbers, minlength=self._count), -exponent)
