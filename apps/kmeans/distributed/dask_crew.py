@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 from distributed import Client, Future, KilledWorker, get_client
 from distributed.client import FutureCancelledError
+from distributed.comm import CommClosedError
 
 from tsapps.apps.kmeans.distributed.crew import ClusterError
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
@@ -84,7 +85,7 @@ class DaskCrew:
         futures = self.futures(question, state, *arguments, parts=parts)
         try:
             return watched(self._client, lambda: self._client.gather(futures), question)
-        except FutureCancelledError as error:
+        except (FutureCancelledError, CommClosedError) as error:
             raise ClusterError(f"the connection to the scheduler was lost ({error}): is it running?") from error
         except KilledWorker as error:
             lost = next(i for i, future in enumerate(futures) if future.status == "error")

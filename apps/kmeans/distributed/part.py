@@ -110,7 +110,7 @@ class Part:
 
     def __init__(self, rows: np.ndarray, weights: np.ndarray | None, spec: PartSpec) -> None:
         self._rows, self._weights, self._spec = rows, weights, spec
-        self._asked = Lock()
+        self._asked, self._is_state_known = Lock(), True
         self._step: ExactHostStep | None = None
         self._draw: ChunkedDraw | None = None
         self._oversampling: ChunkedOversampling | None = None
@@ -127,13 +127,18 @@ class Part:
             rows = UnitRows(rows, dtype)
         shard = Shard(spec.first, spec.n_total)
         self._engine = HostEngine(rows, dtype, self._weights, as_kernels=True, shard=shard, threads=1)
-        self._state = PartState(exponent)
+        self._state, self._step, self._draw, self._oversampling = PartState(exponent), None, None, None
 
     def ask(self, question: str, state: PartState, *arguments: Any) -> Any:
         """Bring the part to a state, and return the answer of the method `question`."""
         with self._asked:
+            known, self._is_state_known = self._is_state_known, False  # it stays so after an error
+            if not known:
+                self._open(state.exponent)
             self._bring_to(state)
-            return getattr(self, question)(*arguments)
+            answer = getattr(self, question)(*arguments)
+            self._is_state_known = True
+            return answer
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return how another process makes this part: from its rows, in the first state."""
