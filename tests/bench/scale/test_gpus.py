@@ -71,7 +71,7 @@ def test_the_command_line(on, monkeypatch, capsys, tmp_path):
     times = dict.fromkeys(("iter_ms", "single_ms", "exchange_ms", "seed_ms", "single_seed_ms"), 2.0)
     shape = {"n": 1_000_000, "d": 20, "k": 9, "parts": 2, "dtype": "float32"}
     measured = {"engine": "tsapps", "mode": "gpus", **shape, **times, "digest": "0123"}
-    made = SimpleNamespace(device="NVIDIA H200", seed=3, measured=lambda case: measured)
+    made = SimpleNamespace(device="NVIDIA H200", seed=3, modules=("cupy",), measured=lambda case: measured)
     monkeypatch.setattr(gpus, "OnGpus", lambda parts, seed: made)
     assert gpus.main(["1M-20-9", "--out", str(tmp_path / "scale.json")]) == 0
     (one,) = json.loads((tmp_path / "scale.json").read_text())
