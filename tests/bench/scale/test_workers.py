@@ -24,6 +24,7 @@ def _quick(monkeypatch):
         monkeypatch.setattr(workers, name, value)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_quick")
 def test_a_case_and_its_record(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(workers, "CASES", (Case(4000, 20, 5),))
