@@ -39,6 +39,11 @@ class Assignment:
     again: "Assignment | None" = None
     changed: bool = False
 
+    def potential_about(self, centers: np.ndarray) -> float:
+        """Return `potential` from the sums and weights, for the centers (k, d) that the samples were assigned to."""
+        wide = centers.astype(np.float64)
+        return float(self.weights @ (wide * wide).sum(axis=1) - 2 * (self.sums * wide).sum())
+
     def means(self) -> np.ndarray:
         """Return the cluster means, (k, d), float64; an empty cluster gets the mean of the cluster of most weight."""
         heaviest = int(self.weights.argmax())

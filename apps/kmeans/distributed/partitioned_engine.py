@@ -12,14 +12,13 @@ from tsapps.apps.kmeans.distributed.partitioned_data import (
     PartitionedOversampling,
 )
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
 from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
 from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_host import OversamplingByChunks
 from tsapps.apps.kmeans.init.plusplus_host import draw_samples, plusplus_host_chunk
 from tsapps.apps.kmeans.results import Assignment
-from tsapps.apps.kmeans.update.fixed_point import Integers, integers_of
 
 __all__ = ["PartLabels", "PartitionedEngine", "PartitionedStep", "source_of"]
 
@@ -48,11 +47,10 @@ class PartLabels:
         return np.concatenate(self._data.crew.ask("labels", self.state))
 
 
-class PartitionedStep(Step):
+class PartitionedStep(FixedPointStep):
     """Lloyd step for k clusters over `PartitionedData`."""
 
     data: PartitionedData
-    keeps_sums = True
 
     def __init__(self, data: PartitionedData, k: int) -> None:
         super().__init__(data)
@@ -64,16 +62,6 @@ class PartitionedStep(Step):
     def labels(self) -> PartLabels:
         """Labels of the samples, which the parts hold."""
         return PartLabels(self.data)
-
-    @property
-    def integers(self) -> Integers:
-        """Format of the sums."""
-        return integers_of(self.data)
-
-    @property
-    def sums_units(self) -> np.ndarray:  # type: ignore[override]
-        """Fixed-point unit of each column of the sums, (d + 1,)."""
-        return 1 / self.integers.scales
 
     def reset(self) -> None:
         """Set every label to −1; see `Step.reset`."""
@@ -92,9 +80,8 @@ class PartitionedStep(Step):
         self.data.tell(centers=centers)
         self._sums = sum(sums for _, sums in answers)
         n_reassigned = sum(count for count, _ in answers)
-        values, wide = self._sums / self.integers.scales, centers.astype(np.float64)
-        found = Assignment(n_reassigned, values[:, :-1], values[:, -1], float("nan"))
-        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        found = Assignment(n_reassigned, *self.sums_and_weights(self._sums), float("nan"))
+        found.potential = found.potential_about(centers)
         return found
 
     def inertia(self, centers: np.ndarray) -> float:

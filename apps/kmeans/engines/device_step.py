@@ -31,7 +31,6 @@ from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep
 from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
-from tsapps.apps.kmeans.update.fixed_point import integers_of
 from tsapps.apps.kmeans.update.launch import update_args
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, MOST_RELOCATED, OUTCOME, UPDATE_CENTERS
 from tsapps.apps.kmeans.update.relocation import Relocation
@@ -99,7 +98,6 @@ class DeviceStep(RunningSumsStep):
         self._bound_stream: int | None = None  # the stream that they are bound to
         self._bound = self._launches.of
         self._bounded_before = [False] * ITERATIONS_AHEAD
-        self.integers = integers_of(data)
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
         # Two calls of `load_kernels`, so that the two long compilations run in parallel.

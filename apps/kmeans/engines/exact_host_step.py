@@ -10,18 +10,17 @@ import numpy as np
 
 from tsapps.apps.kmeans.assign.host_labels import HostCenters
 from tsapps.apps.kmeans.data.host_data import HostData
-from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
 from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
 from tsapps.apps.kmeans.protect.checks import same_bits
 from tsapps.apps.kmeans.results import Assignment
-from tsapps.apps.kmeans.update.fixed_point import Integers, integers_of
 from tsapps.apps.kmeans.update.host_sums import sums_of_reassigned
 
 __all__ = ["ExactHostStep"]
 
 
-class ExactHostStep(Step):
+class ExactHostStep(FixedPointStep):
     """Lloyd step for k clusters over `HostData`, whose point to subtract is final.
 
     Attributes
@@ -31,7 +30,6 @@ class ExactHostStep(Step):
     """
 
     data: HostData
-    keeps_sums = True
 
     def __init__(self, data: HostData, k: int) -> None:
         super().__init__(data)
@@ -48,16 +46,6 @@ class ExactHostStep(Step):
     def labels(self) -> np.ndarray:
         """Label of each sample, (n,), int32."""
         return self._labels
-
-    @property
-    def integers(self) -> Integers:
-        """Format of the sums."""
-        return integers_of(self.data)
-
-    @property
-    def sums_units(self) -> np.ndarray:  # type: ignore[override]
-        """Fixed-point unit of each column of the sums, (d + 1,)."""
-        return 1 / self.integers.scales
 
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
@@ -77,8 +65,7 @@ class ExactHostStep(Step):
         if not update:
             return Assignment(n_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
         found = self._assignment(self.sums, n_reassigned)
-        wide = centers.astype(np.float64)
-        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        found.potential = found.potential_about(centers)
         if self.protection is not None:
             found.again = self._assignment(self._again, n_reassigned)
             found.changed = not nearest.is_equal(HostCenters(centers))
@@ -89,8 +76,7 @@ class ExactHostStep(Step):
         self.assign(centers)
 
     def _assignment(self, sums: np.ndarray, n_reassigned: int) -> Assignment:
-        values = sums / self.integers.scales
-        return Assignment(n_reassigned, values[:, :-1], values[:, -1], float("nan"))
+        return Assignment(n_reassigned, *self.sums_and_weights(sums), float("nan"))
 
     def _relabel(self, nearest: HostCenters, *, update: bool) -> int:
         """Label every sample, add to the sums if `update`, and return the number of labels that changed."""

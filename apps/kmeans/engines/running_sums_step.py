@@ -8,47 +8,35 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
-from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
 from tsapps.apps.kmeans.inertia.from_sums import INERTIA_ERROR, inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.protect.launch import StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.apps.kmeans.update.buffers import IterationBuffers
-from tsapps.apps.kmeans.update.fixed_point import Integers
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["RunningSumsStep"]
 
 
-class RunningSumsStep(Step):
+class RunningSumsStep(FixedPointStep):
     """Lloyd step on a GPU whose fixed-point cluster sums are running sums: an iteration only moves reassigned rows.
 
     Attributes
     ----------
     data : DeviceData
-    k : int
     buffers : IterationBuffers
-    integers : Integers
-        The format of the sums.
     check : StepCheck or None
         The ABFT check of each iteration; None without protection.
     """
 
     data: DeviceData
-    k: int
     buffers: IterationBuffers
-    integers: Integers
-    keeps_sums = True
     check: StepCheck | None = None
     # The weights of the clusters, if `inertia` has copied them to the host since the last launch.
     _final_weights: np.ndarray | None = None
     # Index i if `update_centers` has prepared `buffers.centers[i]`, the last result of `iterate`; otherwise None.
     _prepared: int | None = None
-
-    @property
-    def sums_units(self) -> np.ndarray:  # type: ignore[override]
-        """Fixed-point unit of each column of the sums, (d + 1,)."""
-        return 1 / self.integers.scales
 
     def assigned(self, centers: np.ndarray, *, update: bool, potential: bool) -> Assignment:
         """Return the result of `assign`, after its launches."""
@@ -56,8 +44,8 @@ class RunningSumsStep(Step):
         self.expect(n_reassigned)
         if not (update or potential):
             return Assignment(n_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
-        found, wide = self._assignment(n_reassigned, float("nan")), centers.astype(np.float64)
-        found.potential = float(found.weights @ (wide * wide).sum(axis=1) - 2 * (found.sums * wide).sum())
+        found = self._assignment(n_reassigned, float("nan"))
+        found.potential = found.potential_about(centers)
         return found
 
     @abstractmethod
@@ -66,8 +54,7 @@ class RunningSumsStep(Step):
 
     def sums(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the weighted sum (k, d) and the weight (k,) of each cluster of X, float64, in host memory."""
-        values = self.data.copy_to_host(self.buffers.total_sums) / self.integers.scales
-        return values[:, :-1], values[:, -1]
+        return self.sums_and_weights(self.data.copy_to_host(self.buffers.total_sums))
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each label, from the running sums if possible; see `Step.cluster_sizes`."""
