@@ -2,13 +2,28 @@
 
 import argparse
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from secrets import randbelow
 from typing import Any
 
 from tsapps.bench.common import record
 from tsapps.bench.common.outcome import LeftOutError, NotRightError, missing
 
-__all__ = ["chosen_cases", "measure_cases"]
+__all__ = ["Case", "chosen_cases", "measure_cases"]
+
+
+@dataclass(frozen=True)
+class Case:
+    """n samples of d features in k clusters."""
+
+    n: int
+    d: int
+    k: int
+
+    @property
+    def name(self) -> str:
+        """The name on the command line."""
+        return f"{self.n // 1_000_000}M-{self.d}-{self.k}"
 
 
 def chosen_cases(

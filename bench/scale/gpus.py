@@ -16,7 +16,6 @@ seed_ms      k-means++ on all GPUs; `single_seed_ms` on one
 import argparse
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -27,7 +26,7 @@ from tsapps.bench.common.outcome import NotRightError
 from tsapps.bench.common.timing import Clock, GpuClock, median
 from tsapps.bench.kmeans.run import free_memory
 from tsapps.bench.paper.run import check_labels
-from tsapps.bench.scale.command import chosen_cases, measure_cases
+from tsapps.bench.scale.command import Case, chosen_cases, measure_cases
 from tsapps.bench.scale.run import digest_of
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import gpus, why_no_gpu
@@ -48,20 +47,6 @@ _SHORT, _LONG, _REPEATS, _FIT, _CHECKED, _DRAWN = 5, 25, 5, 10, 20_000, 1 << 20
 _EXCHANGES = 100
 # Standard deviation of the middles of clusters, whose samples have 1: they overlap, so that runs do not converge soon.
 _SPREAD = np.float32(0.35)
-
-
-@dataclass(frozen=True)
-class Case:
-    """n samples of d features in k clusters."""
-
-    n: int
-    d: int
-    k: int
-
-    @property
-    def name(self) -> str:
-        """The name on the command line."""
-        return f"{self.n // 1_000_000}M-{self.d}-{self.k}"
 
 
 #: The cases of the benchmark: 10 GB, and 30 GB where an iteration is memory-bound.

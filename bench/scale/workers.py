@@ -17,7 +17,6 @@ import argparse
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -29,7 +28,7 @@ from tsapps.bench.common import record
 from tsapps.bench.common.outcome import NotRightError
 from tsapps.bench.common.timing import CpuClock, median
 from tsapps.bench.paper.run import check_labels
-from tsapps.bench.scale.command import chosen_cases, measure_cases
+from tsapps.bench.scale.command import Case, chosen_cases, measure_cases
 from tsapps.bench.scale.run import digest_of
 from tsapps.kernels.devices import available_cores
 
@@ -45,20 +44,6 @@ KEY = ("what", "device", "engine", "mode", "n", "d", "k", "dtype", "parts", "cor
 # Iterations of a short, a whole and a long fit; fits of which medians are recorded; rows whose labels are compared; and
 # rows per chunk of the Dask array.
 _SHORT, _FIT, _LONG, _REPEATS, _CHECKED, _CHUNK = 2, 10, 12, 3, 20_000, 1 << 18
-
-
-@dataclass(frozen=True)
-class Case:
-    """n samples of d features in k clusters."""
-
-    n: int
-    d: int
-    k: int
-
-    @property
-    def name(self) -> str:
-        """The name on the command line."""
-        return f"{self.n // 1_000_000}M-{self.d}-{self.k}"
 
 
 #: The cases of the benchmark.

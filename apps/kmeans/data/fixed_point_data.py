@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.host_moments import total_moments
 from tsapps.apps.kmeans.data.outliers import sampled_rows, typical_rows
+from tsapps.apps.kmeans.data.pinned_rows import is_half
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
@@ -46,9 +48,9 @@ class FixedPointData(Data):
         super().__init__(source, dtype, sample_weight)
 
     @property
-    @abstractmethod
     def itemsize(self) -> int | None:
-        """Size of an element of X as kernels read it, in bytes; None if kernels cannot read X."""
+        """Size of an element of X as kernels read it, or would read it, in bytes; None if kernels cannot read X."""
+        return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
 
     @abstractmethod
     def rows_as_read(self, indices: range) -> Any:
@@ -82,9 +84,9 @@ class FixedPointData(Data):
         Those of all shards, joined along the second axis, are an argument of `total_moments`.
         """
 
-    @abstractmethod
     def total_moments(self, parts: Any) -> np.ndarray:
         """Return the moments of X, (3, d), in host memory, from those of all chunks of X."""
+        return total_moments(parts)
 
     def subtracted(self, mean: np.ndarray) -> np.ndarray:
         """Return the point, (d,), that passes should subtract from the rows that they read: as a rule, the mean.

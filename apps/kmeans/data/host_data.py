@@ -10,8 +10,7 @@ import numpy as np
 from tsapps.apps.kmeans.data.distances import distances_of, square_distances, square_norms
 from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
 from tsapps.apps.kmeans.data.frame import frobenius_norm, subtract_mean
-from tsapps.apps.kmeans.data.host_moments import partial_moments, total_moments
-from tsapps.apps.kmeans.data.pinned_rows import is_half
+from tsapps.apps.kmeans.data.host_moments import partial_moments
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
 from tsapps.apps.kmeans.data.shard import Shard
@@ -109,11 +108,6 @@ class HostData(FixedPointData):
         elif not isinstance(self.source, ArrayRows):
             self.reader = ArrayRows(self._copied(self.source.dtype), self.source.name)
 
-    @property
-    def itemsize(self) -> int:
-        """Size of an element of X in bytes, as a kernel would read it; see `FixedPointData`."""
-        return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
-
     def rows_as_read(self, indices: range) -> np.ndarray:
         """Return rows as a kernel would read them, not centered; see `FixedPointData.rows_as_read`."""
         return to_host(self.reader.rows(np.array(indices))).astype(self.dtype)
@@ -182,10 +176,6 @@ class HostData(FixedPointData):
         blocks = self.each_block(lambda _, block: partial_moments(block, origin, self.chunk), 0)
         return np.concatenate(list(blocks), axis=1)
 
-    def total_moments(self, parts: np.ndarray) -> np.ndarray:
-        """Return the moments of X, (3, d), from those of all chunks of X; see `FixedPointData.total_moments`."""
-        return total_moments(parts)
-
     def block_distances(self, block: Any, centers: Any, labels: Any) -> Any:
         """Return ‖x − c‖² of each row x of a block and the center c of its label, (rows,), in `dtype`."""
         if not self.as_kernels:
@@ -201,13 +191,13 @@ class HostData(FixedPointData):
 
         Those of all shards, joined, are the argument of `total_inertia`.
         """
-        chunk = inertia_chunk(self.n_total, self.n_features, self.itemsize)
+        itemsize = self.itemsize
+        assert itemsize is not None  # kernels could read X
+        given = {"chunk": inertia_chunk(self.n_total, self.n_features, itemsize), "itemsize": itemsize}
 
         def work(start: int, block: Any) -> np.ndarray:
             own = labels[start : start + len(block)]
-            return partial_inertia(
-                block, centers, own, self.weights_of(start, block), chunk=chunk, itemsize=self.itemsize
-            )
+            return partial_inertia(block, centers, own, self.weights_of(start, block), **given)
 
         return np.concatenate(list(self.each_block(work, 0)))
 

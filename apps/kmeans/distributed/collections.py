@@ -6,7 +6,7 @@ Dask is imported only if X is one of its collections. An `estimator` is a `TSKMe
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from typing import Any
 
@@ -145,8 +145,8 @@ def _light(estimator: Any) -> Any:
     return light
 
 
-def _rows_of(estimator: Any, X: Any) -> tuple[Any, tuple[Sequence[int], ...]]:
-    """Return a Dask collection with the features of a fitted estimator as a Dask array, and its chunks."""
+def _rows_of(estimator: Any, X: Any) -> Any:
+    """Return a Dask collection with the features of a fitted estimator as a Dask array."""
     check_is_fitted(estimator)
     array, names = _array_of(X), getattr(estimator, "feature_names_in_", None)
     if names is not None and hasattr(X, "columns") and list(X.columns) != list(names):
@@ -155,12 +155,12 @@ def _rows_of(estimator: Any, X: Any) -> tuple[Any, tuple[Sequence[int], ...]]:
         )
     if array.shape[1] != estimator.n_features_in_:
         raise ValueError(f"X has {array.shape[1]} features, but the fit had {estimator.n_features_in_}")
-    return array, array.chunks
+    return array
 
 
 def predict(estimator: Any, X: Any) -> Any:
     """Return the labels of the rows of X, a lazy Dask array with its row chunks."""
-    array, _ = _rows_of(estimator, X)
+    array = _rows_of(estimator, X)
     return array.map_blocks(_predicted, _light(estimator), dtype=np.int32, drop_axis=1, meta=np.zeros(0, np.int32))
 
 
@@ -170,10 +170,10 @@ def _predicted(block: Any, estimator: Any) -> Any:
 
 def transform(estimator: Any, X: Any) -> Any:
     """Return the distances of the rows of X to the centers, a lazy Dask array with its row chunks."""
-    array, chunks = _rows_of(estimator, X)
+    array = _rows_of(estimator, X)
     dtype = np.result_type(array.dtype, np.float32) if array.dtype.kind == "f" else np.dtype(np.float64)
     k = estimator.n_clusters
-    given = {"dtype": dtype, "chunks": (chunks[0], (k,)), "meta": np.zeros((0, 0), dtype)}
+    given = {"dtype": dtype, "chunks": (array.chunks[0], (k,)), "meta": np.zeros((0, 0), dtype)}
     return array.map_blocks(_transformed, _light(estimator), dtype, **given)
 
 
@@ -187,13 +187,13 @@ def score(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> f
     """Return the negative inertia of X about the centers, computed chunk by chunk."""
     import dask
 
-    array, chunks = _rows_of(estimator, X)
-    ends, light = np.cumsum(chunks[0]), _light(estimator)
+    array = _rows_of(estimator, X)
+    ends, light = np.cumsum(array.chunks[0]), _light(estimator)
     given = sample_weight.compute() if is_dask(sample_weight) else sample_weight
     weights = check_sample_weight(given, array.shape[0])
     scores = [
         dask.delayed(_score)(block, light, None if weights is None else weights[end - size : end])
-        for block, size, end in zip(array.to_delayed().ravel(), chunks[0], ends, strict=True)
+        for block, size, end in zip(array.to_delayed().ravel(), array.chunks[0], ends, strict=True)
     ]
     return float(sum(dask.compute(*scores)))
 

@@ -79,7 +79,7 @@ class DaskCrew:
 
         Raises
         ------
-        RuntimeError
+        ClusterError
             If a part's workers were lost again and again, or if the scheduler or the workers are silent for a minute.
         """
         futures = self.futures(question, state, *arguments, parts=parts)

@@ -248,11 +248,8 @@ class Part:
 
     def found(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find samples in those of these chunks of X that the part has; see `ChunkedDraws.find`."""
-        assert self._draw is not None
-        own = self._own(chunks * self._draw.chunk)
-        before = self._spec.first // self._draw.chunk
-        indices, points = self._draw.find(chunks[own] - before, targets[own])
-        return indices + self._spec.first, points
+        indices = self.drawn_at(chunks, targets)
+        return indices, self.rows(indices)
 
     # Questions of k-means‖
 

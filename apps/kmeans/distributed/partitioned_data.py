@@ -7,9 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
-from tsapps.apps.kmeans.data.host_moments import total_moments
 from tsapps.apps.kmeans.data.outliers import sampled_rows, typical_rows
-from tsapps.apps.kmeans.data.pinned_rows import is_half
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Statistics
 from tsapps.apps.kmeans.distributed.crew import Crew
@@ -88,11 +86,6 @@ class PartitionedData(FixedPointData):
         """Change the state that parts are in when they are asked next."""
         self.state = replace(self.state, **changes)
 
-    @property
-    def itemsize(self) -> int:
-        """Size of an element of X in bytes, as a kernel would read it; see `FixedPointData`."""
-        return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
-
     def gathered(self, question: str, indices: np.ndarray) -> np.ndarray:
         """Return the answers about some rows, in the order of the indices; each part answers for its own rows."""
         indices = np.asarray(indices)
@@ -132,10 +125,6 @@ class PartitionedData(FixedPointData):
         # Not on first use: until Python 3.12, threads that are ranks would wait for each other in `cached_property`.
         self._typical_rows = typical_rows(self.rows_as_read(sampled_rows(self.n_samples)), *self.cached_moments[1:])
         return found
-
-    def total_moments(self, parts: np.ndarray) -> np.ndarray:
-        """Return the moments of X, (3, d), from those of all chunks of X; see `FixedPointData.total_moments`."""
-        return total_moments(parts)
 
     def center(self, mean: np.ndarray) -> None:
         """Subtract `mean`, (d,), from all rows that passes read from now on; see `Data.center`."""
@@ -190,11 +179,19 @@ class PartitionedData(FixedPointData):
         raise ValueError(f"{self.source.name} is distributed over several processes, which find their own distances")
 
 
-class PartitionedDraws:
-    """Samples that k-means++ draws from the parts of X; see `ChunkedDraws`."""
+class _PartitionedChunks:
+    """X chunk by chunk, each in one part; `chunk` is the number of rows per chunk."""
 
     def __init__(self, data: PartitionedData, chunk: int) -> None:
         self._data, self._chunk = data, chunk
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
+        return np.concatenate(self._data.ask("sums"))
+
+
+class PartitionedDraws(_PartitionedChunks):
+    """Samples that k-means++ draws from the parts of X; see `ChunkedDraws`."""
 
     def rows(self, indices: np.ndarray) -> np.ndarray:
         """Return samples; see `ChunkedDraws.rows`."""
@@ -207,10 +204,6 @@ class PartitionedDraws:
     def potentials(self, points: np.ndarray) -> np.ndarray:
         """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
         return np.concatenate(self._data.ask("potentials", points), axis=1)
-
-    def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
-        return np.concatenate(self._data.ask("sums"))
 
     def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find samples; see `ChunkedDraws.find`."""
@@ -225,19 +218,12 @@ class PartitionedDraws:
         return indices, self._data.in_order(chunks * self._chunk, lambda _: points)
 
 
-class PartitionedOversampling:
+class PartitionedOversampling(_PartitionedChunks):
     """Samples that k-means‖ draws from the parts of X; see `ChunkedOversamplings`."""
-
-    def __init__(self, data: PartitionedData, chunk: int) -> None:
-        self._data, self._chunk = data, chunk
 
     def add(self, points: np.ndarray) -> None:
         """Add newly drawn samples; see `Oversampling.add`. The parts are told with the next question."""
         self._data.tell(drawn=(*self._data.state.drawn, points))
-
-    def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk; see `ChunkedOversamplings.sums`."""
-        return np.concatenate(self._data.ask("sums"))
 
     def found(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return indices of samples; see `ChunkedOversamplings.found`."""

@@ -163,17 +163,24 @@ def _checked(rows: Any, sample_weight: Any) -> tuple[np.ndarray, np.ndarray | No
     return array, weights
 
 
-def _on_all(communicator: Communicator, call: Callable[[], T]) -> T:
-    """Return the result of a call of this rank; an error on one rank is raised on all, so that none waits for it."""
-    found: list[T] = []
-    error = None
+def _answers(communicator: Communicator, call: Callable[[], Any]) -> list[Any]:
+    """Return the results of the calls of all ranks; an error on one is raised on all, so that none waits for it."""
+    found, error = None, None
     try:
-        found.append(call())
+        found = call()
     except (ValueError, TypeError, MemoryError) as raised:
         error = f"{type(raised).__name__}: {raised}"
-    for rank, message in enumerate(communicator.all_gather(error)):
+    answers = communicator.all_gather((found, error))
+    for rank, (_, message) in enumerate(answers):
         if message is not None:
             raise ValueError(f"rank {rank}: {message}")
+    return [answer for answer, _ in answers]
+
+
+def _on_all(communicator: Communicator, call: Callable[[], T]) -> T:
+    """Return the result of the call of this rank, which is not sent; errors as for `_answers`."""
+    found: list[T] = []
+    _answers(communicator, lambda: found.append(call()))
     return found[0]
 
 
@@ -257,10 +264,9 @@ class _RankCrew:
         """Ask the own part, and gather the answers of all; an error on one rank is raised on all."""
         ranks = self._ranks if parts is None else [self._ranks[i] for i in parts]
         part, asked = self._part, self._communicator.rank in ranks
-        answer = _on_all(
+        answers = _answers(
             self._communicator, lambda: part.ask(question, state, *arguments) if asked and part is not None else None
         )
-        answers = self._communicator.all_gather(answer)
         return [answers[rank] for rank in ranks]
 
     def own_labels(self, state: PartState) -> np.ndarray:
