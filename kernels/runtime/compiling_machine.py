@@ -64,7 +64,7 @@ class CompilingMachine:
 
     def pin_in_place(self, array: np.ndarray) -> Any:
         """Return the array as one that is pinned."""
-        return SimpleNamespace(on_gpu=array, release=_Nothing())
+        return SimpleNamespace(array=array, on_gpu=array, pieces=lambda begin, end: [(begin, end)], release=_Nothing())
 
     def on_gpu(self, array: np.ndarray) -> np.ndarray:
         """Return a copy of the array."""

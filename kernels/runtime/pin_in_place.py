@@ -4,7 +4,9 @@ Pinned pages have the same address for host and GPU, so kernels read an array in
 into memory, as they read GPU memory: only more slowly.
 """
 
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cached_property
 from itertools import pairwise
 from threading import Lock
 from typing import Any
@@ -13,7 +15,7 @@ import numpy as np
 
 from tsapps.kernels.arrays import address
 
-__all__ = ["PinnedArray"]
+__all__ = ["PinnedArray", "PinningError"]
 
 # Bytes that one call pins, and number of threads that call: one call for all pages takes twice as long.
 _PART, _THREADS = 256 << 20, 4
@@ -23,13 +25,17 @@ _PINNED = 1
 # cannot be pinned.
 _PORTABLE, _READ_ONLY = 1, 8
 
-# What this module has pinned: (first byte, end) of each array, and the number of `PinnedArray` objects for it.
-_users: dict[tuple[int, int], int] = {}
+# What this module has pinned, by the (first byte, end) of the array.
+_pages: dict[tuple[int, int], "_Pages"] = {}
 _lock = Lock()
 
 
+class PinningError(OSError):
+    """The system does not pin the pages of an array, or the GPU cannot read pinned pages in place."""
+
+
 class PinnedArray:
-    """A host array whose pages are pinned until `release`.
+    """A host array whose pages are pinned until `release`; threads pin them in the background.
 
     Objects for the same array share the pages.
 
@@ -40,26 +46,53 @@ class PinnedArray:
     index : int
         CUDA's number of the GPU.
 
-    Attributes
-    ----------
-    on_gpu : cupy.ndarray
-        The same elements, for kernels of this GPU.
-
     Raises
     ------
-    OSError
-        If the system does not pin the pages, or the GPU cannot read pinned pages in place.
+    PinningError
+        If the system does not pin the first pages, or the GPU cannot read pinned pages in place.
     """
 
     def __init__(self, array: np.ndarray, index: int) -> None:
+        self.array, self._index = array, index
+        self._range = address(array), address(array) + array.nbytes
+        with _lock:
+            # None if the caller of tsapps has pinned the pages.
+            self._pages: _Pages | None = self._pages_of_array()
+        try:
+            next(self.pieces(0, 1))
+        except BaseException:  # Ctrl-C too: pages that stay pinned would be taken for the caller's
+            self.release()
+            raise
+
+    @cached_property
+    def on_gpu(self) -> Any:
+        """The same elements, a `cupy.ndarray` for kernels of this GPU, once all pages are pinned.
+
+        Raises PinningError if the system does not pin a page.
+        """
         import cupy
 
-        place = address(array)
-        self._array, self._index, self._range = array, index, (place, place + array.nbytes)
-        with _lock:
-            self._owns = self._pin()
-        memory = cupy.cuda.UnownedMemory(place, array.nbytes, array, index)
-        self.on_gpu = cupy.ndarray(array.shape, array.dtype, cupy.cuda.MemoryPointer(memory, 0))
+        for _ in self.pieces(0, self.array.nbytes):
+            pass
+        memory = cupy.cuda.UnownedMemory(self._range[0], self.array.nbytes, self.array, self._index)
+        return cupy.ndarray(self.array.shape, self.array.dtype, cupy.cuda.MemoryPointer(memory, 0))
+
+    def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield (first byte, end) of pieces of the bytes from `begin` to `end`, each when it is pinned.
+
+        One copy may read a piece, but must not cross the pages that two calls have pinned.
+
+        Raises
+        ------
+        PinningError
+            If the system does not pin a page of a piece.
+        """
+        if self._pages is None:
+            yield begin, end
+            return
+        place = self._range[0]
+        for first, last in self._pages.pinned(place + begin, place + end):
+            yield first - place, last - place
 
     def release(self) -> None:
         """Release the pages, unless another object needs them, after the kernels that read them have ended."""
@@ -70,47 +103,70 @@ class PinnedArray:
                 device.synchronize()
         finally:
             with _lock:
-                owned, self._owns = self._owns, False
-                if owned:
-                    _users[self._range] -= 1
-                if owned and _users[self._range] == 0:
-                    del _users[self._range]
-                    self._each_part(self._unpin, self._parts())
+                pages, self._pages = self._pages, None
+                if pages is not None:
+                    pages.users -= 1
+                if pages is not None and pages.users == 0:
+                    del _pages[self._range]
+                    pages.release()
 
-    def _pin(self) -> bool:
-        """Pin the pages; return False if the caller of tsapps has pinned them."""
+    def _pages_of_array(self) -> "_Pages | None":
         from cupy.cuda import Device, runtime
 
-        place, end = self._range
-        if self._range in _users:
-            _users[self._range] += 1
-            return True
-        if any(place < other_end and other < end for other, other_end in _users):
-            raise OSError("another fit has pinned some of its pages")
+        (place, end), pages = self._range, _pages.get(self._range)
+        if pages is not None:
+            pages.users += 1
+            return pages
+        if any(place < other_end and other < end for other, other_end in _pages):
+            raise PinningError("another fit has pinned some of its pages")
         with Device(self._index):
-            ends = (byte for first, last in self._parts() for byte in (first, last - 1))
+            ends = (byte for first, last in _parts(place, end) for byte in (first, last - 1))
             if all(runtime.pointerGetAttributes(byte).type == _PINNED for byte in ends):
-                return False
+                return None
         attributes = Device(self._index).attributes
         if not attributes.get("CanUseHostPointerForRegisteredMem"):
-            raise OSError(f"the driver of GPU {self._index} has no common addresses for host and GPU")
+            raise PinningError(f"the driver of GPU {self._index} has no common addresses for host and GPU")
         flags = _PORTABLE | (_READ_ONLY if attributes.get("HostRegisterReadOnlySupported") else 0)
-        done: list[tuple[int, int]] = []
+        pages = _pages[self._range] = _Pages(place, end, self._index, flags)
+        return pages
 
-        def pin(part: tuple[int, int]) -> None:
-            with Device(self._index):
-                runtime.hostRegister(part[0], part[1] - part[0], flags)
-            done.append(part)
 
-        try:
-            self._each_part(pin, self._parts())
-        except BaseException as error:  # Ctrl-C too: pages that stay pinned would be taken for the caller's
-            self._each_part(self._unpin, done)
-            if isinstance(error, runtime.CUDARuntimeError):
-                raise OSError(f"its pages cannot be pinned: {error}") from error
-            raise
-        _users[self._range] = 1
-        return True
+class _Pages:
+    """The pages of an array, pinned part by part; `users` objects need them."""
+
+    def __init__(self, place: int, end: int, index: int, flags: int) -> None:
+        self.users, self._index, self._flags = 1, index, flags
+        self._threads = ThreadPoolExecutor(_THREADS, "tsapps-pin")
+        self._parts: list[tuple[tuple[int, int], Future[None]]] = [
+            (part, self._threads.submit(self._pin, *part)) for part in _parts(place, end)
+        ]
+
+    def pinned(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
+        """Yield the intersections of the bytes from `begin` to `end` with the parts, each when its part is pinned."""
+        from cupy.cuda import runtime
+
+        for (first, last), done in self._parts:
+            if first < end and begin < last:
+                try:
+                    done.result()
+                except runtime.CUDARuntimeError as error:
+                    raise PinningError(f"its pages cannot be pinned: {error}") from error
+                yield max(first, begin), min(last, end)
+
+    def release(self) -> None:
+        """Release the pages that are pinned, and pin no others."""
+        for _, done in self._parts:
+            done.cancel()
+        self._threads.shutdown()
+        pinned = [part for part, done in self._parts if not done.cancelled() and done.exception() is None]
+        with ThreadPoolExecutor(_THREADS) as threads:
+            list(threads.map(self._unpin, pinned))
+
+    def _pin(self, first: int, end: int) -> None:
+        from cupy.cuda import Device, runtime
+
+        with Device(self._index):
+            runtime.hostRegister(first, end - first, self._flags)
 
     def _unpin(self, part: tuple[int, int]) -> None:
         from cupy.cuda import Device, runtime
@@ -118,12 +174,7 @@ class PinnedArray:
         with Device(self._index):
             runtime.hostUnregister(part[0])
 
-    def _parts(self) -> list[tuple[int, int]]:
-        """Return the (first byte, end) of parts of the array that have no page in common."""
-        place, end = self._range
-        return list(pairwise([place, *range((place // _PART + 1) * _PART, end, _PART), end]))
 
-    @staticmethod
-    def _each_part(work: Any, parts: list[tuple[int, int]]) -> None:
-        with ThreadPoolExecutor(_THREADS) as threads:
-            list(threads.map(work, parts))
+def _parts(place: int, end: int) -> list[tuple[int, int]]:
+    """Return the (first byte, end) of parts of an array that have no page in common."""
+    return list(pairwise([place, *range((place // _PART + 1) * _PART, end, _PART), end]))

@@ -35,6 +35,12 @@ def placed(array, offset=0):
     return copy
 
 
+def _pieces(begin, end):
+    """Return two pieces of a range of bytes, as of an array of which two calls have pinned the pages."""
+    middle = (begin + end) // 2
+    return [(begin, middle), (middle, end)]
+
+
 class HostKernel:
     """A kernel built for the CPU when it is first launched."""
 
@@ -182,7 +188,7 @@ class HostMachine:
         return _empty(shape, dtype)
 
     def pin_in_place(self, array):
-        return SimpleNamespace(on_gpu=array.view(), release=lambda: None)
+        return SimpleNamespace(array=array, on_gpu=array.view(), pieces=_pieces, release=lambda: None)
 
     def on_gpu(self, array):
         return np.array(array)

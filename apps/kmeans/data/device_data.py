@@ -3,6 +3,8 @@
 Reductions have a fixed order, and no floating-point sum uses atomics, so results have the same bits on every run.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -12,17 +14,19 @@ from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan
 from tsapps.apps.kmeans.data.gpu_rows import GpuRows
 from tsapps.apps.kmeans.data.half_copy import HalfCopy
 from tsapps.apps.kmeans.data.labels import launch_over_labels
-from tsapps.apps.kmeans.data.load import pass_kernel
+from tsapps.apps.kmeans.data.load import is_vectorizable, pass_kernel
 from tsapps.apps.kmeans.data.moments import partial_moments, rounded_moments, total_moments
 from tsapps.apps.kmeans.data.own_distances import bind_distances
-from tsapps.apps.kmeans.data.plan import PASS_THREADS, row_groups
-from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.data.plan import PASS_THREADS, row_groups, vector_of
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.data.split_operand import SplitOperand
 from tsapps.apps.kmeans.inertia.launch import partial_inertia, total_inertia
 from tsapps.apps.kmeans.inertia.plan import RunningSums
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
+from tsapps.kernels.runtime.pin_in_place import PinningError
 
 __all__ = ["DeviceData"]
 
@@ -73,14 +77,16 @@ class DeviceData(GpuRows):
         With `n_columns` = 0, `work` only launches a kernel, blocks may have a 16-bit type instead of `dtype`, and each
         block begins at a multiple of `chunk`.
         """
-        if n_columns == 0 and self.held is None and not self._centered and self.rows_on_gpu is not None:
-            yield work(0, self.rows_on_gpu)
+        if n_columns == 0 and not self._centered:
+            on_gpu = not self.over_link and self.rows_on_gpu is not None
+            for start, window in self.windows(self.n_samples if on_gpu else self.block_rows(0)):
+                if start % self.chunk != 0:
+                    raise ValueError(
+                        f"{self.source.name}: a block begins at row {start}; expected multiples of {self.chunk}"
+                    )
+                yield work(start, window)
             return
         for start, block in self.blocks(n_columns):
-            if n_columns == 0 and start % self.chunk != 0:
-                raise ValueError(
-                    f"{self.source.name}: a block begins at row {start}; expected multiples of {self.chunk}"
-                )
             yield work(start, self.prepared(block))
 
     def host_mean(self) -> np.ndarray:
@@ -107,8 +113,12 @@ class DeviceData(GpuRows):
             of_block = parts[:, first : first - (-len(block) // chunk)]
             partial_moments(self.machine, block, about, chunk, of_block)
 
-        for _ in self.each_block(work, 0):
-            pass
+        try:
+            for _ in self.each_block(work, 0):
+                pass
+        except PinningError as error:  # this is the first pass, during which pages are pinned
+            self.copy_or_stream(error)
+            return self.partial_moments(origin)
         return parts
 
     def center(self, mean: np.ndarray, *, on_read: bool = False) -> None:
@@ -153,12 +163,39 @@ class DeviceData(GpuRows):
         return float(sum(self.each_block(work, self.n_features)))
 
     def half_copy(self, panels: int, *, certifies: bool, split: bool = False) -> HalfCopy:
-        """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters."""
+        """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters.
+
+        If X is in host memory, the copy is not made yet: `copy_half` makes it, window by window.
+        """
         if self._half_copy is None or (self._half_copy.panels, self._half_copy.is_split) != (panels, split):
             self._half_copy = None  # free the memory of the old copy before the new copy is made
-            source, rms = (self.rows_on_gpu, self.shift), self._typical_rms
-            self._half_copy = HalfCopy(*source, self.dtype, rms, panels, self.machine, certifies=certifies, split=split)
+            X, numbers = self.rows_on_gpu, (self.shift, self.dtype, self._typical_rms)
+            vector = vector_of(X.itemsize)
+            aligned = X.shape[1] % vector == 0 if self.over_link else is_vectorizable(X, vector)
+            flags = {"certifies": certifies, "split": split}
+            self._half_copy = HalfCopy(len(X), X.dtype, aligned, *numbers, panels, self.machine, **flags)
+            if not self.over_link:
+                self._half_copy.copy(X)
         return self._half_copy
+
+    def copy_half(self, rows: Any, first: int = 0) -> None:
+        """Make the half-precision copy, which `half_copy` has returned, of the rows of X from `first` on."""
+        assert self._half_copy is not None
+        self._half_copy.copy(rows, first)
+
+    def window(self, rows: int) -> DeviceData:
+        """Return data of `rows` rows on the GPU, not initialized, which passes take for rows of this centered X."""
+        array = ArrayRows(self.xp.empty((rows, self.n_features), self.dtype_as_read), self.source.name)
+        array.device = self.machine.index
+        weights = None if self.sample_weight is None else self.xp.empty(rows, self.dtype)
+        shard = Shard(0, max(self.n_total, rows))
+        window = DeviceData(array, self.dtype, weights, self.machine, takes_16_bit=True, shard=shard)
+        moments, weights_alike = self.cached_moments, self.weights_alike
+        window.adopt(Statistics(self.origin, moments, self._typical_rows, self.most_weight, weights_alike))
+        window.on_read, window._centered = True, False
+        window.mean = window.shift = self.shift
+        window._subtracted, window.spherical = self._subtracted, self.spherical
+        return window
 
     def split_operand(self, plan: ResidentPlan) -> SplitOperand:
         """Return the rows of X as a kernel of this plan splits them; cached."""

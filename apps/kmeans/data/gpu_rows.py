@@ -7,12 +7,14 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
 from tsapps.apps.kmeans.data.host_stream import buffer_rows, stream_to_gpu
-from tsapps.apps.kmeans.data.pinned_rows import is_half, pin, pinnable
+from tsapps.apps.kmeans.data.pinned_rows import copied_windows, is_half, pin, pinnable
 from tsapps.apps.kmeans.data.plan import ROWS
 from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.apps.kmeans.data.shard import Shard
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
+from tsapps.kernels.runtime.pin_in_place import PinningError
 
 __all__ = ["GpuRows"]
 
@@ -132,15 +134,21 @@ class GpuRows(FixedPointData):
             return
         try:
             self._pinned_rows = pin(array, self.machine)
-        except OSError as error:
-            self.why_streamed = f"X does not fit in GPU memory, and {error}"
-            with self._context:
-                if self.fits(self.held_bytes()):
-                    self._hold()
+        except PinningError as error:
+            self.copy_or_stream(error)
 
-    def move_to_host(self) -> None:
-        """Take X on the GPU, an array of zeros that nothing reads, for one that is pinned in host memory."""
-        self._pinned_rows = self.machine.pin_in_place(self.rows_on_gpu)
+    def copy_or_stream(self, error: PinningError) -> None:
+        """Copy X to the GPU or, if it does not fit, stream it from now on, as its pages cannot be pinned."""
+        self.unpin_rows()
+        self.why_streamed = f"X does not fit in GPU memory, and {error}"
+        with self._context:
+            if self.fits(self.held_bytes()):
+                self._hold()
+
+    def move_away(self, *, pinned: bool) -> None:
+        """Take X on the GPU, an array of zeros that nothing reads, for one that is elsewhere, pinned or streamed."""
+        if pinned:
+            self._pinned_rows = self.machine.pin_in_place(self.rows_on_gpu)
         self.held = self._half_rows = None
 
     def check_pinned(self) -> None:
@@ -188,7 +196,10 @@ class GpuRows(FixedPointData):
 
     @property
     def rows_on_gpu(self) -> Any:
-        """Row-major X for kernels, in the working type or a 16-bit type: on the GPU, or pinned in place; else None."""
+        """Row-major X for kernels, in the working type or a 16-bit type: on the GPU, or pinned in place; else None.
+
+        Waits until all pages are pinned.
+        """
         if self.held is not None:
             return self.held
         return self._half_rows if self._pinned_rows is None else self._pinned_rows.on_gpu
@@ -207,11 +218,37 @@ class GpuRows(FixedPointData):
     @property
     def itemsize(self) -> int | None:
         """Size of an element of X as kernels read it, in bytes; None if they cannot read X. See `FixedPointData`."""
-        return None if self.rows_on_gpu is None else self.rows_on_gpu.itemsize
+        return self.dtype_as_read.itemsize
+
+    @property
+    def dtype_as_read(self) -> np.dtype:
+        """The type of X as kernels read it: the working type or a 16-bit type."""
+        if self.over_link:
+            return np.dtype(self._pinned_rows.array.dtype)
+        if self.rows_on_gpu is not None:
+            return np.dtype(self.rows_on_gpu.dtype)
+        return self.source.dtype if self._takes_16_bit and is_half(self.source.dtype, self.dtype) else self.dtype
 
     def rows_as_read(self, indices: range) -> Any:
         """Return rows as kernels read them, before they subtract `shift`; see `FixedPointData.rows_as_read`."""
+        if self.rows_on_gpu is None:
+            return to_host(self.reader.rows(np.array(indices)))
         return self.rows_on_gpu[indices.start : indices.stop : indices.step]
+
+    def windows(self, rows: int) -> Iterator[tuple[int, Any]]:
+        """Yield (first row, window) for X as kernels read it, in windows of `rows` rows; the last may have fewer.
+
+        A window is row-major and on the GPU. It is valid until the next window is requested; then launches on the
+        current stream that read it may still run. `shift` is not subtracted.
+        """
+        if self.over_link:
+            yield from copied_windows(self.machine, self._pinned_rows, rows)
+        elif self.rows_on_gpu is not None:
+            for start in range(0, self.n_samples, rows):
+                yield start, self.rows_on_gpu[start : start + rows]
+        else:
+            for start, block in self.source_blocks(rows):
+                yield start, block.astype(self.dtype_as_read, order="C", copy=False)
 
     def block_rows(self, n_columns: int) -> int:
         """Return the number of rows per block for a pass whose widest temporary array has `n_columns` columns."""

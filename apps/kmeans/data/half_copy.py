@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
-from tsapps.apps.kmeans.data.load import is_aligned, load_kernels, types_of
+from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.data.plan import (
     EXACT,
     ROUNDING,
@@ -22,6 +22,7 @@ from tsapps.apps.kmeans.data.plan import (
     padded,
     vector_of,
 )
+from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.machine import Machine
 
 __all__ = ["HalfCopy", "Placement"]
@@ -61,10 +62,16 @@ class Placement(NamedTuple):
 class HalfCopy:
     """The float16 copy of (X − shift) · scale, and one float32 norm per row, which bounds the row's rounding error.
 
+    Its memory is not initialized: `copy` copies rows.
+
     Parameters
     ----------
-    X : array of shape (n, d)
-        Row-major, on the GPU.
+    n : int
+        Number of rows of X.
+    x_dtype : numpy.dtype
+        The type of X.
+    aligned : bool
+        Whether all rows of X are aligned to vectors, and consist of whole vectors; see `is_vectorizable`.
     shift : array of shape (d,)
         The point that is subtracted from each row.
     dtype : {float32, float64}
@@ -84,7 +91,9 @@ class HalfCopy:
 
     def __init__(
         self,
-        X: Any,
+        n: int,
+        x_dtype: np.dtype,
+        aligned: bool,
         shift: Any,
         dtype: np.dtype,
         rms: float,
@@ -94,31 +103,40 @@ class HalfCopy:
         certifies: bool,
         split: bool = False,
     ) -> None:
-        n, d = X.shape
+        d = len(shift)
+        self._multiprocessors, self._shift, self._certifies = machine.gpu.multiprocessors, shift, certifies
         self._split = d if split else 0
         self._norm_limit = norm_limit_of(d, panels=panels > 0)
         self.panels, self.padded = panels, 16 * panels or padded(d)
+        self._lanes = np.int32(log2_lanes(self.padded // vector_of(x_dtype.itemsize)))
         self.scale = np.float32(half_copy_scale(rms))
         n_rows = -(-n // StreamPlan.ROWS) * StreamPlan.ROWS if panels else n
         self.rows, self.norms = machine.xp.empty((n_rows, self.padded), np.float16), machine.xp.empty(n, np.float32)
         # ρ of half_copy.cuh and split_copy.cuh: the bound of a row's rounding error relative to the row's norm.
-        exact = X.itemsize == 2 and not bool(shift.any())
+        exact = x_dtype.itemsize == 2 and not bool(shift.any())
         self.rounding = np.float32(SPLIT if split else EXACT if exact else ROUNDING)
-        copied = self.scale, self.rounding, self.rows, self.norms
+
+        types = f"{ELEMENT[x_dtype.name]}, {ELEMENT[dtype.name]}"
+        file, name = "data/half_copy.cuh", f"make_half_copy<{types}, {str(aligned).lower()}>"
         if split:
-            name = f"make_split_copy<{types_of(X, dtype)}, {d}, {panels}, {is_aligned(X)}>"
-            (kernel,) = load_kernels(machine, "data/split_copy.cuh", name)
-            kernel((-(-n // _THREADS),), (_THREADS,), (X, np.int64(n), shift, *copied))
+            file, name = "data/split_copy.cuh", f"make_split_copy<{types}, {d}, {panels}, {str(aligned).lower()}>"
+        (self._kernel,) = load_kernels(machine, file, name)
+
+    def copy(self, X: Any, first: int = 0) -> None:
+        """Copy rows of X, row-major and on the GPU, to those from `first` on: a multiple of 64, unless `panels` is 0."""
+        n, d = X.shape
+        norms = self.norms[first : first + n]
+        copied = self.scale, self.rounding, self.rows[first:], norms
+        if self._split:
+            self._kernel((-(-n // _THREADS),), (_THREADS,), (X, np.int64(n), self._shift, *copied))
         else:
-            sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(panels)
-            lanes = np.int32(log2_lanes(self.padded // vector_of(X.itemsize)))
-            name = f"make_half_copy<{types_of(X, dtype)}, {is_aligned(X)}>"
-            (kernel,) = load_kernels(machine, "data/half_copy.cuh", name)
-            kernel((machine.gpu.multiprocessors * _BLOCKS,), (_THREADS,), (X, *sizes, shift, lanes, *copied))
-        if not certifies:
+            sizes = np.int64(d), np.int64(n), np.int32(d), np.int32(self.padded), np.int32(self.panels)
+            arguments = X, *sizes, self._shift, self._lanes, *copied
+            self._kernel((self._multiprocessors * _BLOCKS,), (_THREADS,), arguments)
+        if not self._certifies:
             # Norms beyond the limit are not scaled down: the scores of such rows may lack distant centers, so these
             # rows must be rescored.
-            self.norms[self.norms <= self._norm_limit] *= np.float32(UNCERTIFIED)
+            norms[norms <= self._norm_limit] *= np.float32(UNCERTIFIED)
 
     @property
     def is_split(self) -> bool:

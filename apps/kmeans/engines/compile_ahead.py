@@ -58,8 +58,8 @@ class Fit:
         Whether samples have weights.
     protect : bool
         Whether the fit checks every iteration and the result.
-    over_link : bool
-        Whether X is in host memory, pinned in place.
+    place : {"gpu", "link", "streamed"}
+        Where kernels read X: in GPU memory, in pinned host memory, or in windows that pass through the GPU.
     """
 
     engine: type
@@ -71,7 +71,7 @@ class Fit:
     draws: bool
     weighted: bool = False
     protect: bool = False
-    over_link: bool = False
+    place: str = "gpu"
 
 
 def rounded_up(n: int) -> int:
@@ -99,7 +99,7 @@ def every_kernel_of(fit: Fit, gpu: GpuSpec) -> list[tuple[Path | str, tuple[str,
     """Return the kernels that a fit may need on a GPU, and `predict`, `transform` and `score` of an X of this shape.
 
     These are more than one fit needs: some depend on the values of X (`_value_kinds`), on the free memory (without
-    enough of it, cuBLAS iterates), or on whether a cluster becomes empty. The GPU need not be installed.
+    enough of it, X is read in windows), or on whether a cluster becomes empty. The GPU need not be installed.
 
     Returns
     -------
@@ -122,7 +122,8 @@ def every_kernel_of(fit: Fit, gpu: GpuSpec) -> list[tuple[Path | str, tuple[str,
         one = replace(fit, weighted=weighted)
         for rows in dict.fromkeys((n, rounded_up(n))):  # a fit begins to compile the kernels of either
             for assume in _value_kinds(d):
-                run_without_computing(replace(one, shape=(rows, d)), machine, assume, relocates=True)
+                for place in ("gpu", "streamed"):
+                    run_without_computing(replace(one, shape=(rows, d), place=place), machine, assume, relocates=True)
         for x_dtype in dict.fromkeys((fit.x_dtype, fit.dtype)):  # some passes convert a 16-bit X
             _run_passes(replace(one, x_dtype=x_dtype), machine)
     return list(found)
@@ -175,7 +176,7 @@ def run_without_computing(
     engine.center(np.zeros(d) if assume is None else data.cached_moments[0], fit.k)
     if fit.draws and data.rounds_draws(fit.k):
         data.square_distances(np.zeros((1, d)))
-    elif fit.draws and fit.k > 1:
+    elif fit.draws and fit.k > 1 and fit.place != "streamed":
         # A 16-bit X is converted for k-means++.
         drawn = data if data.held is not None else _engine_of_zeros(fit, rows, fit.dtype, machine).data
         greedy_draw(drawn, 0, np.zeros((fit.k - 1, n_trials(fit.k))))
@@ -199,8 +200,8 @@ def _engine_of_zeros(fit: Fit, rows: int, x_dtype: np.dtype, machine: CompilingM
     source.device = machine.index
     weights = np.ones(rows, fit.dtype) if fit.weighted else None
     engine = fit.engine(source, fit.dtype, weights, machine, fit.options)
-    if fit.over_link:
-        engine.data.move_to_host()
+    if fit.place != "gpu":
+        engine.data.move_away(pinned=fit.place == "link")
     return engine
 
 

@@ -20,6 +20,8 @@ from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, StepPl
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep, norms_of
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.engines.streamed_step import StreamedStep
+from tsapps.apps.kmeans.engines.window_pass import WindowPass
 from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
 from tsapps.apps.kmeans.update.fixed_point import integers_of
@@ -65,20 +67,20 @@ class DeviceEngine(Engine):
     @property
     def certifies(self) -> bool:  # type: ignore[override]
         """Whether labels are certified: always, except for float32 X with precision="tf32"."""
-        X = self.data.rows_on_gpu
-        return self.options.precision == "exact" or X is None or bool(X.dtype != np.float32)
+        return self.options.precision == "exact" or self.data.dtype_as_read != np.float32
 
     def _facts(self, *, single_pass: bool = False) -> Facts:
         """Return the facts about the data that need no pass over X; `norms` is None."""
         data, X = self.data, self.data.rows_on_gpu
+        why_streamed = data.why_streamed or "X is not stored row-major in GPU memory"
         return Facts(
             n=data.n_samples,
             d=data.n_features,
             dtype=data.dtype.name,
-            x_dtype=None if X is None else X.dtype.name,
+            x_dtype=data.dtype_as_read.name,
             x_address=0 if X is None else address(X),
             over_link=data.over_link,
-            why_streamed=data.why_streamed,
+            why_streamed=why_streamed if X is None else None,
             weighted=data.sample_weight is not None,
             weights_alike=data.weights_alike,
             small=data.is_small,
@@ -133,11 +135,12 @@ class DeviceEngine(Engine):
 
     def _begin_kernels(self, k: int, *, draws: bool) -> None:
         """Begin to compile the kernels of a fit of k clusters in the background, as far as they are known."""
-        data, X = self.data, self.data.rows_on_gpu
+        data = self.data
         usual = data.sample_weight is None and not data.spherical and self.certifies
-        if X is not None and usual and isinstance(data.machine, CudaMachine):
-            shape = rounded_up(data.n_samples), data.n_features
-            fit = Fit(DeviceEngine, shape, X.dtype, data.dtype, self.options, k, draws, over_link=data.over_link)
+        if usual and self.options.kernels and isinstance(data.machine, CudaMachine):
+            place = "link" if data.over_link else "streamed" if data.rows_on_gpu is None else "gpu"
+            sizes, dtypes = (rounded_up(data.n_samples), data.n_features), (data.dtype_as_read, data.dtype)
+            fit = Fit(DeviceEngine, sizes, *dtypes, self.options, k, draws, place=place)
             begin_kernels_of(fit, data.machine)
 
     def _plan_for(self, k: int) -> StepPlan:
@@ -157,16 +160,17 @@ class DeviceEngine(Engine):
             self._step = self.blocks if selected.step == "cublas" else self._new_step(selected, k)
         return self._step
 
-    def _new_step(self, selected: StepPlan, k: int) -> DeviceStep:
+    def _new_step(self, selected: StepPlan, k: int) -> Step:
         """Return a new Lloyd step of the selected kind, with all labels −1."""
-        plan, flags = selected.plan, {"bounds": selected.bounds}
-        step: DeviceStep
-        if selected.step == "small_d":
-            step = (SmallDFmaStep if isinstance(plan, FmaPlan) else SmallDMmaStep)(self.data, plan, k, **flags)
-        elif selected.step == "small_k":
-            step = SmallKStep(self.data, plan, k, certifies=selected.certifies, **flags)
-        else:
-            step = LargeKStep(self.data, plan, k, certifies=selected.certifies)
+
+        def on_window(window: DeviceData) -> DeviceStep:
+            return _step_on(window, replace(selected, bounds=False), k)
+
+        if selected.streamed:
+            return StreamedStep(self.data, k, on_window)
+        step = _step_on(self.data, selected, k)
+        if self.data.over_link:
+            step.windows = WindowPass(self.data, on_window)
         step.reset()
         return step
 
@@ -177,3 +181,13 @@ class DeviceEngine(Engine):
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`."""
         return draw_plus_plus(self.data, first, draws) if self.options.kernels else None
+
+
+def _step_on(data: DeviceData, selected: StepPlan, k: int) -> DeviceStep:
+    """Return a new step of the selected kind on data that kernels can read."""
+    plan, flags = selected.plan, {"bounds": selected.bounds}
+    if selected.step == "small_d":
+        return (SmallDFmaStep if isinstance(plan, FmaPlan) else SmallDMmaStep)(data, plan, k, **flags)
+    if selected.step == "small_k":
+        return SmallKStep(data, plan, k, certifies=selected.certifies, **flags)
+    return LargeKStep(data, plan, k, certifies=selected.certifies)

@@ -61,8 +61,7 @@ class DeviceStep(RunningSumsStep):
         Whether labels are certified.
     """
 
-    #: Hamerly bounds; None until they first start. They are not created earlier, because their kernels take seconds to
-    #: compile.
+    #: Hamerly bounds; None until they first start, because their kernels take seconds to compile.
     bounds: Bounds | None = None
     # True if iterations include the kernel launches for bounds, from the next on; and whether those in flight do.
     _bounded = False
@@ -75,14 +74,16 @@ class DeviceStep(RunningSumsStep):
     #: Whether blocks of the assignment kernel may start before `update_centers` of the previous iteration ends. The
     #: assignment kernel must then have one block per multiprocessor (update/centers.cuh).
     starts_early = False
+    #: What labels all rows in the first iteration after `reset`, if X is in host memory; see `WindowPass`.
+    windows: Any = None
+    _by_windows = False
 
     def __init__(self, data: DeviceData, k: int, layout: Layout, *, bounds: bool, certifies: bool) -> None:
         super().__init__(data)
         self.k, self.layout, self.certifies = k, layout, certifies
         d, dtype = data.n_features, data.dtype
         self._may_have_bounds = bounds and k > 1 and certifies
-        # Pinned staging buffer for copies of centers from and to the host; pageable memory would be several times
-        # slower.
+        # Pinned staging buffer for copies of centers; pageable memory would be several times slower.
         self._staging = data.machine.pinned((k, d), dtype)
         # Index i if the staging buffer holds a copy of `buffers.centers[i]`; otherwise None.
         self._staged: int | None = None
@@ -91,8 +92,7 @@ class DeviceStep(RunningSumsStep):
         # take as long as a kernel. An event signals that an outcome is complete.
         self._outcomes = data.machine.pinned(ITERATIONS_AHEAD, OUTCOME)
         self._events = [data.machine.event() for _ in range(ITERATIONS_AHEAD)]
-        # Estimate of the number of rows that the next iteration reassigns: the number in the last iteration whose
-        # outcome the host has read.
+        # Estimate of the rows that the next iteration reassigns: those of the last one whose outcome the host has read.
         self._expected_reassigned = data.n_samples
         self._launches = BoundLaunches()
         self._bound_stream: int | None = None  # the stream that they are bound to
@@ -128,15 +128,20 @@ class DeviceStep(RunningSumsStep):
 
     def _bound_rows(self, now: int) -> Iterable[Callable[[], None]]:
         """Return the launches that label all rows by `buffers.centers[now]` and update the running sums."""
-        return self._bound(
-            ("rows", now, self._sorts, self._bounded), lambda: self._bind_rows(self.buffers.centers[now])
-        )
+        if self._by_windows:
+            return (self._first_rows,)
+        key = "rows", now, self._sorts, self._bounded
+        return self._bound(key, lambda: self._bind_rows(self.buffers.centers[now]))
+
+    def _first_rows(self) -> None:
+        self._by_windows = False
+        self.windows.first_iteration(self, self._staging)
 
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
         self.data.machine.fill(self.buffers.labels, 0xFF)
         self.data.machine.fill(self.buffers.own, 0)
-        self._expected_reassigned = self.data.n_samples
+        self._expected_reassigned, self._by_windows = self.data.n_samples, self.windows is not None
         if self.check is not None:
             self.check.forget()
 
@@ -207,8 +212,7 @@ class DeviceStep(RunningSumsStep):
             self.data.machine.current_stream().synchronize()
         now, stays, at = known % 2, fault is not None or bool(outcome["empty"]), None
         if self.check is not None and protection is not None:
-            # `at` itself is not checked here: if it were wrong, recomputing the result of the run would show a
-            # difference.
+            # `at` is not checked here: if it were wrong, recomputing the result of the run would show a difference.
             next_centers = self._centers_on_host(now if stays else 1 - now)
             at = next_centers if stays else self._centers_on_host(now)
             right = self.check.are_right(next_centers, now if stays else 1 - now)
@@ -307,7 +311,7 @@ class DeviceStep(RunningSumsStep):
         """Launch iteration number `count` of the current `iterate` call, from 0, and its check."""
         now, slot = count % 2, count % ITERATIONS_AHEAD
         self.begin_bounds_soon()
-        key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates
+        key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates, self._by_windows
         self._run(key, lambda: chain(self._bound_rows(now), self._bound_centers(now, slot, tol)))
         self._bounded_before[slot] = self._bounded
         if self.check is not None:

@@ -82,12 +82,12 @@ class Facts:
         Numbers of samples and features.
     dtype : {"float32", "float64"}
         Dtype of the computation and of the centers.
-    x_dtype : str, optional
-        Dtype of X; None if kernels cannot read X: it is not stored row-major in GPU memory, nor pinned in place.
+    x_dtype : str
+        Dtype of X as kernels read it.
     over_link : bool
         Whether X is in host memory, where the GPU reads it through the link.
     why_streamed : str, optional
-        Why kernels cannot read X.
+        Why kernels cannot read X where it is; None if they can.
     x_address : int
         Device address of X; 0 if X is not on the GPU.
     weighted : bool
@@ -107,7 +107,7 @@ class Facts:
     n: int
     d: int
     dtype: str
-    x_dtype: str | None
+    x_dtype: str
     x_address: int = 0
     over_link: bool = False
     why_streamed: str | None = None
@@ -135,6 +135,8 @@ class StepPlan:
         Whether Hamerly bounds may skip rows.
     certifies : bool
         Whether labels are certified.
+    streamed : bool
+        Whether the step reads X in windows, in every iteration: the GPU holds no half-precision copy.
     """
 
     step: str
@@ -142,6 +144,7 @@ class StepPlan:
     plan: Any = None
     bounds: bool = False
     certifies: bool = True
+    streamed: bool = False
 
 
 def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
@@ -155,8 +158,6 @@ def why_cublas(facts: Facts, gpu: GpuSpec, options: Options) -> str | None:
             return "a single pass over small data takes less time than a copy of X"
     if float(gpu.compute_capability) < _LEAST_CAPABILITY:
         return f"compute capability {gpu.compute_capability} is below {_LEAST_CAPABILITY}, which the kernels require"
-    if facts.x_dtype is None:
-        return facts.why_streamed or "X is not stored row-major in GPU memory"
     if facts.n >= MOST_SAMPLES:
         return f"{facts.n} samples exceed 32-bit row indices"
     if facts.d > _MOST_FEATURES:
@@ -209,7 +210,8 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
     pays = d <= _MOST_BOUNDED and n * d >= _LEAST_BOUNDED
     bounds = pays if options.bounds is None else options.bounds
     # Kernels for few features read X itself in every iteration.
-    if not facts.weighted and facts.dtype == "float32" and facts.x_dtype is not None and not facts.over_link:
+    on_gpu = not facts.over_link and facts.why_streamed is None
+    if not facts.weighted and facts.dtype == "float32" and on_gpu:
         plan = fma_plan(d, k, facts.x_dtype, facts.norms.shift, facts.norms.rows, gpu)
         if plan is not None and facts.norms.digits == NARROW and facts.x_address % ALIGNMENT == 0:
             return StepPlan("small_d", f"d = {d} and k = {k}: one launch reads X in place", plan, bounds, certifies)
@@ -223,7 +225,7 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
         return _if_it_fits(found, facts, k, 0)
     if k > MOST_LARGE_K:
         return StepPlan("cublas", f"k = {k} exceeds the limit, {MOST_LARGE_K}")
-    large_k = (stream_plan if facts.over_link else large_k_plan)(d, k, gpu, certifies=certifies)
+    large_k = (large_k_plan if on_gpu else stream_plan)(d, k, gpu, certifies=certifies)
     if large_k is None:
         return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} requires a Hopper GPU")
     copied = not isinstance(large_k, ResidentPlan)
@@ -233,10 +235,16 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
 
 
 def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int, *, copied: bool = True) -> StepPlan:
-    """Return `found`, or cuBLAS if its buffers do not fit in GPU memory; parameters as for `iteration_bytes`."""
-    needed = iteration_bytes(facts.n, facts.d, k, panels, copied=copied)
-    if needed <= facts.free_bytes:
+    """Return `found`; or the same step in windows of X, if kernels cannot read X or its half-precision copy does not fit.
+
+    Parameters as for `iteration_bytes`. A step that reads X itself becomes cuBLAS if its buffers do not fit.
+    """
+    needed, why = iteration_bytes(facts.n, facts.d, k, panels, copied=copied), facts.why_streamed
+    if why is None and needed <= facts.free_bytes:
         return found
-    what = "a half-precision copy needs" if copied else "lists of rows need"
-    reason = f"{what} {needed} bytes, but {facts.free_bytes} are free"
-    return replace(found, step="cublas", reason=reason, plan=None, bounds=False, certifies=True)
+    if why is None:
+        what = "a half-precision copy needs" if copied else "lists of rows need"
+        why = f"{what} {needed} bytes, but {facts.free_bytes} are free"
+    if not copied:
+        return replace(found, step="cublas", reason=why, plan=None, bounds=False, certifies=True)
+    return replace(found, reason=f"{found.reason}; X is read in windows: {why}", bounds=False, streamed=True)

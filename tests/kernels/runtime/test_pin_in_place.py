@@ -1,12 +1,13 @@
 """`PinnedArray` on a stand-in for CUDA's runtime, which knows the pages that are pinned."""
 
+from threading import Event, Semaphore, Timer
 from types import MappingProxyType, SimpleNamespace
 
 import numpy as np
 import pytest
 
 from tsapps.kernels.runtime import pin_in_place
-from tsapps.kernels.runtime.pin_in_place import PinnedArray
+from tsapps.kernels.runtime.pin_in_place import PinnedArray, PinningError
 
 _PAGE = 4096
 
@@ -76,7 +77,7 @@ def runtime(numpy_for_cupy, monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     monkeypatch.setattr(pin_in_place, "_PART", 4 * _PAGE)
     yield runtime
-    assert not pin_in_place._users
+    assert not pin_in_place._pages
     assert not runtime.parts
 
 
@@ -90,12 +91,12 @@ def array_of(pages):
 def test_parts_are_pinned_once_and_have_no_page_in_common(runtime):
     array = array_of(23)
     pinned, place = PinnedArray(array, 0), array.ctypes.data
+    assert pinned.on_gpu is array  # which waits for all pages
     parts = sorted(runtime.parts.items())
     assert [first + size for first, size in parts[:-1]] == [first for first, _ in parts[1:]]
     assert (parts[0][0], sum(parts[-1])) == (place, place + array.nbytes)
     assert all(first % (4 * _PAGE) == 0 for first, _ in parts[1:])
     assert runtime.flags == {1 | 8}
-    assert pinned.on_gpu is array
     pinned.release()
     pinned.release()  # does nothing
 
@@ -103,6 +104,7 @@ def test_parts_are_pinned_once_and_have_no_page_in_common(runtime):
 def test_objects_for_the_same_array_share_its_pages(runtime):
     array = array_of(9)
     first, second = PinnedArray(array, 0), PinnedArray(array, 0)
+    assert first.on_gpu is array
     first.release()
     assert sum(runtime.parts.values()) == array.nbytes
     second.release()
@@ -131,24 +133,52 @@ def test_memory_of_which_the_caller_has_pinned_the_ends(runtime):
     runtime.hostRegister(place, _PAGE, 0)
     runtime.hostRegister(place + array.nbytes - _PAGE, _PAGE, 0)
     before = dict(runtime.parts)
-    with pytest.raises(OSError, match="AlreadyRegistered"):
+    with pytest.raises(PinningError, match="AlreadyRegistered"):
         PinnedArray(array, 0)
     assert runtime.parts == before
     for one in before:
         runtime.hostUnregister(one)
 
 
-def test_ctrl_c_while_pages_are_pinned(runtime, monkeypatch):
-    array, pin, left = array_of(23), runtime.hostRegister, iter(range(3))
+def test_pieces_are_pinned_when_they_are_yielded(runtime):
+    """Of all bytes, some, and some within one part of four pages."""
+    array = array_of(23)
+    pinned, place = PinnedArray(array, 0), array.ctypes.data
+    part = -place % (4 * _PAGE)
+    for begin, end in ((0, array.nbytes), (part - 5, part + 4 * _PAGE + 1), (part, part + 4 * _PAGE), (7, 8)):
+        pieces = list(pinned.pieces(begin, end))
+        assert [first for first, _ in pieces] + [end] == [begin] + [last for _, last in pieces]
+        for first, last in pieces:
+            assert any(at <= place + first and place + last <= at + size for at, size in runtime.parts.items())
+    pinned.release()
 
-    def interrupted(*part):
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        pin(*part)
 
-    monkeypatch.setattr(runtime, "hostRegister", interrupted)
+def test_pages_that_are_not_pinned_yet_are_never_pinned(runtime, monkeypatch):
+    """A release stops the threads, as after Ctrl-C in a fit."""
+    array, pin, begun, goes_on = array_of(63), runtime.hostRegister, Semaphore(0), Event()
+
+    def slow(place, *others):
+        if place != array.ctypes.data:
+            begun.release()
+            assert goes_on.wait(10)
+        pin(place, *others)
+
+    monkeypatch.setattr(runtime, "hostRegister", slow)
+    pinned = PinnedArray(array, 0)
+    for _ in range(3):
+        assert begun.acquire(timeout=10)
+    Timer(0.1, goes_on.set).start()
+    pinned.release()
+    assert not runtime.parts
+
+
+def test_ctrl_c_while_the_first_pages_are_pinned(runtime, monkeypatch):
+    def interrupted(pinned, *_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(PinnedArray, "pieces", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        PinnedArray(array, 0)
+        PinnedArray(array_of(23), 0)
 
 
 def test_pages_are_released_after_a_fault_of_the_gpu(runtime, monkeypatch):
@@ -161,12 +191,25 @@ def test_pages_are_released_after_a_fault_of_the_gpu(runtime, monkeypatch):
         pinned.release()
 
 
-@pytest.mark.parametrize("pages", [0, 12])
-def test_pages_that_cannot_be_pinned(pages, runtime):
+def test_first_pages_that_cannot_be_pinned(runtime):
+    runtime.limit = 0
+    with pytest.raises(PinningError, match="its pages cannot be pinned: cudaErrorMemoryAllocation"):
+        PinnedArray(array_of(23), 0)
+
+
+def test_later_pages_that_cannot_be_pinned(runtime):
     array = array_of(23)
-    runtime.limit = array.ctypes.data + pages * _PAGE
-    with pytest.raises(OSError, match="its pages cannot be pinned: cudaErrorMemoryAllocation"):
-        PinnedArray(array, 0)
+    runtime.limit = array.ctypes.data + 12 * _PAGE
+    pinned = PinnedArray(array, 0)
+    pieces = pinned.pieces(0, array.nbytes)
+    end = 0
+    with pytest.raises(PinningError, match="its pages cannot be pinned: cudaErrorMemoryAllocation"):
+        for _, end in pieces:
+            pass
+    assert 4 * _PAGE < end <= 12 * _PAGE
+    with pytest.raises(PinningError, match="its pages cannot be pinned"):
+        pinned.on_gpu
+    pinned.release()
 
 
 def test_a_driver_without_common_addresses(runtime, monkeypatch):

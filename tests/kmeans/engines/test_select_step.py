@@ -26,12 +26,14 @@ CASES = [
     (replace(FACTS, n=2**31), 65, H200, Options(), "large_k", "centers are streamed"),
     (FACTS, 2**16 + 1, H200, Options(), "cublas", "k = 65537 exceeds the limit"),
     (FACTS, 64, H200, Options(kernels=False), "cublas", "engine='cublas' was asked for"),
-    (replace(FACTS, x_dtype=None, norms=None), 64, H200, Options(), "cublas", "X is not stored row-major"),
+    (replace(FACTS, why_streamed="not row-major"), 64, H200, Options(), "small_k", "X is read in windows: not row-major"),
+    (replace(FACTS, d=16, why_streamed="not row-major"), 16, H200, Options(), "small_k", "in windows"),
+    (replace(FACTS, d=16, why_streamed="not row-major"), 256, H200, Options(), "large_k", "in windows"),
     (replace(FACTS, weights_alike=False), 64, H200, Options(), "cublas", "weights differ"),
     (replace(FACTS, n=2**32), 64, H200, Options(), "cublas", "32-bit row indices"),
     (replace(FACTS, d=2**18 + 1), 64, H200, Options(), "cublas", "262145 features exceed 262144"),
-    (replace(FACTS, free_bytes=1000), 64, H200, Options(), "cublas", "but 1000 are free"),
-    (replace(FACTS, free_bytes=1000), 65, H200, Options(), "cublas", "but 1000 are free"),
+    (replace(FACTS, free_bytes=1000), 64, H200, Options(), "small_k", "but 1000 are free"),
+    (replace(FACTS, free_bytes=1000), 65, H200, Options(), "large_k", "X is read in windows: a half-precision copy"),
     (replace(DOUBLE, small=True), 64, H200, Options(), "cublas", "scikit-learn's rounding"),
     (replace(DOUBLE, small=True), 64, H200, Options(always=True), "small_k", "k = 64"),
     (replace(FACTS, small=True), 64, H200, Options(), "small_k", "k = 64"),
@@ -53,8 +55,8 @@ def test_room_by_hand():
     # 1000 rows of 128 float16 and a norm; a list entry and a place for each, twice; and the centers in three types.
     assert iteration_bytes(1000, 128, 64, 0) == 1000 * (256 + 4 + 2 * (16 + 4)) + 64 * (256 + 3 * 8 * 129)
     needed = iteration_bytes(FACTS.n, FACTS.d, 64, 0)
-    assert select_step(replace(FACTS, free_bytes=needed), 64, H200, Options()).step == "small_k"
-    assert select_step(replace(FACTS, free_bytes=needed - 1), 64, H200, Options()).step == "cublas"
+    for free, streamed in ((needed, False), (needed - 1, True)):
+        assert select_step(replace(FACTS, free_bytes=free), 64, H200, Options(bounds=True)).streamed is streamed
 
 
 def test_room_for_large_k_by_hand():

@@ -1,0 +1,51 @@
+"""Fits of X that passes through the GPU in windows: the same bits as of X on the GPU."""
+
+import numpy as np
+import pytest
+from kmeans.engines.test_device_engine import CASES, Case, engine_of
+from kmeans.engines.test_pinned_rows import Pinning, engine_over, fitted, same_bits
+
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.engines import window_pass
+from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
+from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
+from tsapps.apps.kmeans.engines.streamed_step import StreamedStep
+from tsapps.kernels.runtime.pin_in_place import PinningError
+
+
+@pytest.fixture(autouse=True)
+def apart(monkeypatch):
+    """Take host memory for other than that of the HostMachine, which has no memory for a copy of X."""
+    borrow = DeviceData._borrow
+    monkeypatch.setattr(DeviceData, "_borrow", lambda data: None if data.source.device is None else borrow(data))
+    monkeypatch.setattr(DeviceData, "copies", lambda data: False)
+
+
+@pytest.fixture
+def windows(monkeypatch):
+    """Set the number of rows of a window."""
+
+    def set_rows(rows):
+        monkeypatch.setattr(window_pass, "window_rows", lambda n, d, itemsize: min(n, rows))
+
+    return set_rows
+
+
+@pytest.mark.parametrize("rows", [64, 128, 1 << 20])
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_bits_are_those_of_rows_on_the_gpu(case, pinned, rows, rng, windows):
+    X, weights = case.data(rng)
+    windows(rows)
+    init = X[: case.k].astype(np.float64)
+    error = None if pinned else PinningError("its pages cannot be pinned")
+    machine = Pinning(error, memory=(1 << 30) + 12 * case.n)
+    engine = engine_over(ArrayRows(X), case, weights, machine)
+    found, expected = (fitted(one, case, init=init) for one in (engine, engine_of(case, X, weights)))
+    assert isinstance(engine.step_for(case.k), StreamedStep)
+    if case.step in (SmallKStep, LargeKStep):
+        same_bits(found, expected)
+    else:
+        np.testing.assert_array_equal(found.labels, expected.labels)
+        np.testing.assert_array_equal(found.centers, expected.centers)
