@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,7 +63,7 @@ class CompilingMachine:
 
     def pin_in_place(self, array: np.ndarray) -> Any:
         """Return the array as one that is pinned."""
-        return SimpleNamespace(array=array, on_gpu=array, pieces=lambda begin, end: [(begin, end)], release=_Nothing())
+        return _Pinned(array)
 
     def on_gpu(self, array: np.ndarray) -> np.ndarray:
         """Return a copy of the array."""
@@ -119,6 +118,22 @@ class _Nothing:
         """Do nothing."""
 
     change = record = synchronize = wait_event = __call__
+
+
+class _Pinned:
+    """An array as a `PinnedArray`."""
+
+    def __init__(self, array: np.ndarray) -> None:
+        self.array = self.on_gpu = array
+
+    def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
+        return [(begin, end)]
+
+    def is_pinned(self, begin: int, end: int) -> bool:  # noqa: ARG002 (the interface of `PinnedArray`)
+        return True
+
+    def release(self) -> None:
+        pass
 
 
 class _Zeros:

@@ -94,6 +94,11 @@ class PinnedArray:
         for first, last in self._pages.pinned(place + begin, place + end):
             yield first - place, last - place
 
+    def is_pinned(self, begin: int, end: int) -> bool:
+        """Return True if `pieces` of the bytes from `begin` to `end` need not wait."""
+        place = self._range[0]
+        return self._pages is None or self._pages.are_pinned(place + begin, place + end)
+
     def release(self) -> None:
         """Release the pages, unless another object needs them, after the kernels that read them have ended."""
         from cupy.cuda import Device
@@ -152,6 +157,10 @@ class _Pages:
                 except runtime.CUDARuntimeError as error:
                     raise PinningError(f"its pages cannot be pinned: {error}") from error
                 yield max(first, begin), min(last, end)
+
+    def are_pinned(self, begin: int, end: int) -> bool:
+        """Return True if `pinned` need not wait."""
+        return all(done.done() for (first, last), done in self._parts if first < end and begin < last)
 
     def release(self) -> None:
         """Release the pages that are pinned, and pin no others."""

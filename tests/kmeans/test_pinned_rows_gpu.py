@@ -40,8 +40,9 @@ def samples(rng, dtype):
     return (rng.standard_normal((9, D))[rng.integers(0, 9, N)] * 2 + rng.standard_normal((N, D))).astype(dtype)
 
 
-def fitted(X, k=9, **options):
-    return TSKMeans(k, random_state=0, n_init=1, max_iter=8, tol=0, device="cuda", **options).fit(X)
+def fitted(X, k=9, sample_weight=None, **options):
+    model = TSKMeans(k, random_state=0, n_init=1, max_iter=8, tol=0, device="cuda", **options)
+    return model.fit(X, sample_weight=sample_weight)
 
 
 def same_bits(found, expected):

@@ -189,6 +189,10 @@ class Data(ABC):
         `n_columns` is the number of columns of the widest temporary array that `work` makes for a block.
         """
 
+    def each_centered_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
+        """Yield what `each_block` yields, if kernels do not subtract the mean on read: rows are always centered."""
+        return self.each_block(work, n_columns)
+
     def weights_of(self, start: int, block: Any) -> Any | None:
         """Return the weights of the samples of a block; None if all are 1."""
         return None if self.sample_weight is None else self.sample_weight[start : start + len(block)]
@@ -228,7 +232,7 @@ class Data(ABC):
 
     def centered(self) -> Any:
         """Return the whole of X, centered, as an array of `xp`; shape (n, d)."""
-        return self.xp.concatenate(list(self.each_block(lambda _, block: block.copy(), self.n_features)))
+        return self.xp.concatenate(list(self.each_centered_block(lambda _, block: block.copy(), self.n_features)))
 
     @property
     def temporary_columns(self) -> int:
@@ -357,7 +361,7 @@ class Data(ABC):
             norms = (block * block).sum(axis=1)
             return (norms if weights is None else norms * weights).sum(dtype=np.float64)
 
-        return float(sum(self.each_block(work, self.n_features)))
+        return float(sum(self.each_centered_block(work, self.n_features)))
 
     def distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖ for every sample x and point p, (n, len(points)): the result of `transform`.

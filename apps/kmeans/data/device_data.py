@@ -71,15 +71,15 @@ class DeviceData(GpuRows):
             return block.astype(self.dtype, order="C")
         return super().prepared(block)
 
-    def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
+    def each_block(self, work: Callable[[int, Any], T], n_columns: int, *, in_order: bool = True) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block in row order. Rows of a block minus `shift` are centered.
 
         With `n_columns` = 0, `work` only launches a kernel, blocks may have a 16-bit type instead of `dtype`, and each
-        block begins at a multiple of `chunk`.
+        block begins at a multiple of `chunk`. Then they need not be `in_order`.
         """
         if n_columns == 0 and not self._centered:
             on_gpu = not self.over_link and self.rows_on_gpu is not None
-            for start, window in self.windows(self.n_samples if on_gpu else self.block_rows(0)):
+            for start, window in self.windows(self.n_samples if on_gpu else self.block_rows(0), in_order=in_order):
                 if start % self.chunk != 0:
                     raise ValueError(
                         f"{self.source.name}: a block begins at row {start}; expected multiples of {self.chunk}"
@@ -114,7 +114,7 @@ class DeviceData(GpuRows):
             partial_moments(self.machine, block, about, chunk, of_block)
 
         try:
-            for _ in self.each_block(work, 0):
+            for _ in self.each_block(work, 0, in_order=False):
                 pass
         except PinningError as error:  # this is the first pass, during which pages are pinned
             self.copy_or_stream(error)
@@ -143,24 +143,17 @@ class DeviceData(GpuRows):
             self.hold_numbers()
         super().center(mean)
 
-    def centered(self) -> Any:
-        """Return the whole of X, centered, on the GPU; shape (n, d)."""
+    def each_centered_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
+        """Yield ``work(first row, block)`` for every block of centered rows; see `Data.each_centered_block`."""
         if not self.on_read:
-            return super().centered()
-        return self.xp.concatenate(list(self.each_block(lambda _, block: block - self.shift, self.n_features)))
+            return self.each_block(work, n_columns)
+        return self.each_block(lambda start, block: work(start, block - self.shift), n_columns)
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the centered samples, in float64."""
-        if not self.on_read:
-            return super().square_norm()
-        if self.sample_weight is None:
+        if self.on_read and self.sample_weight is None:
             return self.n_samples * self.n_features * self.spread()[1] ** 2
-
-        def work(start: int, block: Any) -> Any:
-            rows = block - self.shift
-            return ((rows * rows).sum(axis=1) * self.weights_of(start, block)).sum(dtype=np.float64)
-
-        return float(sum(self.each_block(work, self.n_features)))
+        return super().square_norm()
 
     def half_copy(self, panels: int, *, certifies: bool, split: bool = False) -> HalfCopy:
         """Return the half-precision copy of X − `shift`; cached. See `HalfCopy` for the parameters.

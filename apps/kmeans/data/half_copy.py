@@ -123,7 +123,7 @@ class HalfCopy:
         (self._kernel,) = load_kernels(machine, file, name)
 
     def copy(self, X: Any, first: int = 0) -> None:
-        """Copy rows of X, row-major and on the GPU, to those from `first` on: a multiple of 64, unless `panels` is 0."""
+        """Copy rows of X, row-major and on the GPU, to those from `first` on, a multiple of 64."""
         n, d = X.shape
         norms = self.norms[first : first + n]
         copied = self.scale, self.rounding, self.rows[first:], norms

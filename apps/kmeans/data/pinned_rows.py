@@ -1,6 +1,5 @@
 """X in host memory or in a file, pinned in place, for kernels that read it through the link."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -13,12 +12,10 @@ from tsapps.kernels.system.host_memory import available_host_memory
 from tsapps.kernels.system.mapped_files import mapped_files
 from tsapps.kernels.system.printable import shown
 
-__all__ = ["copied_windows", "is_half", "pin", "pinnable"]
+__all__ = ["is_half", "pin", "pinnable"]
 
 # Maximum size of a file that is pinned, as a fraction of the available host memory: no other program can use its pages.
 _MOST_PINNED = 0.75
-# Number of windows in GPU memory: kernels read one while the next ones are copied.
-_WINDOWS = 3
 
 
 def is_half(x_dtype: np.dtype, dtype: np.dtype) -> bool:
@@ -60,53 +57,3 @@ def pin(array: np.ndarray, machine: Machine) -> Any:
     if files and array.nbytes > _MOST_PINNED * available:
         raise PinningError(f"its file has {array.nbytes} bytes, of which {available} fit in host memory")
     return machine.pin_in_place(array)
-
-
-def copied_windows(machine: Machine, pinned: Any, rows: int) -> Iterator[tuple[int, Any]]:
-    """Yield (first row, copy on the GPU) of the windows of a `PinnedArray`, as its pages become pinned.
-
-    The copy engine reads the link at its full rate, whatever the alignment of the array; kernels do not.
-
-    Parameters
-    ----------
-    machine : Machine
-    pinned : PinnedArray
-    rows : int
-        Number of rows of a window; the last may have fewer.
-
-    Yields
-    ------
-    start : int
-    window : array of shape (rows, d)
-        Valid until the next window is requested.
-
-    Raises
-    ------
-    PinningError
-        If the system does not pin a page.
-    """
-    X, copies, xp = pinned.array, machine.stream(), machine.xp
-    n, rows = len(X), min(rows, len(X))
-    row_bytes, source = X.itemsize * X.shape[1], _bytes_of(X)
-    slots = [(xp.empty((rows, X.shape[1]), X.dtype), machine.event(), machine.event()) for _ in range(_WINDOWS)]
-    for *_, read in slots:
-        read.record()  # earlier work on the current stream may still read the memory of a slot
-    try:
-        for turn, start in enumerate(range(0, n, rows)):
-            slot, copied, read = slots[turn % _WINDOWS]
-            window = slot[: min(rows, n - start)]
-            to, begin = _bytes_of(window), start * row_bytes
-            copies.wait_event(read)
-            for first, end in pinned.pieces(begin, begin + len(to)):
-                machine.copy(to[first - begin : end - begin], source[first:end], copies)
-            copied.record(copies)
-            machine.current_stream().wait_event(copied)
-            yield start, window
-            read.record()
-    finally:
-        copies.synchronize()  # copies write to the slots
-
-
-def _bytes_of(array: Any) -> Any:
-    """Return the bytes of a contiguous array, as an array."""
-    return array.reshape(-1).view(np.uint8)

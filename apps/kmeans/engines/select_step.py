@@ -235,7 +235,7 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
 
 
 def _if_it_fits(found: StepPlan, facts: Facts, k: int, panels: int, *, copied: bool = True) -> StepPlan:
-    """Return `found`; or the same step in windows of X, if kernels cannot read X or its half-precision copy does not fit.
+    """Return `found`; or the step in windows of X, if kernels cannot read X, or its half-precision copy is too large.
 
     Parameters as for `iteration_bytes`. A step that reads X itself becomes cuBLAS if its buffers do not fit.
     """

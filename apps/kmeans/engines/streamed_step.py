@@ -85,3 +85,9 @@ class StreamedStep(FixedPointStep):
             if found is not None:
                 return found
         return super().inertia(centers)
+
+    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
+        """Return the inertia, and a description of a fault in it, or None; see `Step.checked_inertia`."""
+        inertia = self.inertia(centers)
+        same = np.array_equal(inertia, self.inertia(centers), equal_nan=True)
+        return inertia, None if same else "the inertia differed when it was computed twice"

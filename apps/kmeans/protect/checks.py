@@ -238,7 +238,7 @@ def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
             wide *= of_block[:, np.newaxis]
         return wide.sum(axis=0), abs(wide).sum(axis=0)
 
-    for total, magnitude in data.each_block(work, 4 * d):
+    for total, magnitude in data.each_centered_block(work, 4 * d):
         totals[:d] += to_host(total)
         magnitudes[:d] += to_host(magnitude)
     totals[d] = magnitudes[d] = data.n_samples

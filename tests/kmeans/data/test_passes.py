@@ -176,7 +176,7 @@ def test_chunks_of_moments():
 
 def test_blocks_begin_at_chunks(rng):
     data = data_of(rng.standard_normal((300, 130)))
-    data.windows = lambda rows: ((start, data.held[start : start + 100]) for start in (0, 100, 200))
+    data.windows = lambda rows, **_: ((start, data.held[start : start + 100]) for start in (0, 100, 200))
     with pytest.raises(ValueError, match="X: a block begins at row 100; expected multiples of 128"):
         data.moments()
 

@@ -49,3 +49,16 @@ def test_the_bits_are_those_of_rows_on_the_gpu(case, pinned, rows, rng, windows)
     else:
         np.testing.assert_array_equal(found.labels, expected.labels)
         np.testing.assert_array_equal(found.centers, expected.centers)
+
+
+@pytest.mark.parametrize("pinned", [False, True])
+@pytest.mark.parametrize("case", [Case(SmallKStep, 300, 100, 9), Case(LargeKStep, 400, 20, 70)], ids=str)
+def test_a_protected_fit(case, pinned, rng, windows):
+    X, weights = case.data(rng)
+    windows(128)
+    error = None if pinned else PinningError("its pages cannot be pinned")
+    engine = engine_over(ArrayRows(X), case, weights, Pinning(error, memory=(1 << 30) + 12 * case.n))
+    options = {"init": X[: case.k].astype(np.float64), "protect": True}
+    found, expected = (fitted(one, case, **options) for one in (engine, engine_of(case, X, weights)))
+    same_bits(found, expected)
+    assert found.faults == 0
