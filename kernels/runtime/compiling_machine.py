@@ -129,9 +129,6 @@ class _Pinned:
     def pieces(self, begin: int, end: int) -> list[tuple[int, int]]:
         return [(begin, end)]
 
-    def is_pinned(self, begin: int, end: int) -> bool:  # noqa: ARG002 (the interface of `PinnedArray`)
-        return True
-
     def release(self) -> None:
         pass
 

@@ -17,8 +17,9 @@ from tsapps.kernels.arrays import address
 
 __all__ = ["PinnedArray", "PinningError"]
 
-# Bytes that one call pins, and number of threads that call: one call for all pages takes twice as long.
-_PART, _THREADS = 256 << 20, 4
+# Bytes that one call pins, and number of threads that call: one call for all pages takes twice as long. While a call
+# pins pages, no other thread can launch kernels.
+_PART, _THREADS = 128 << 20, 2
 # cudaMemoryTypeHost: what CUDA says of memory that is already pinned.
 _PINNED = 1
 # cudaHostRegisterPortable: for all GPUs. cudaHostRegisterReadOnly: without it, pages that are mapped for reading only
@@ -35,7 +36,7 @@ class PinningError(OSError):
 
 
 class PinnedArray:
-    """A host array whose pages are pinned until `release`; threads pin them in the background.
+    """A host array whose pages are pinned when they are first asked for, until `release`.
 
     Objects for the same array share the pages.
 
@@ -66,19 +67,19 @@ class PinnedArray:
 
     @cached_property
     def on_gpu(self) -> Any:
-        """The same elements, a `cupy.ndarray` for kernels of this GPU, once all pages are pinned.
+        """The same elements, a `cupy.ndarray` for kernels of this GPU; pins all pages.
 
         Raises PinningError if the system does not pin a page.
         """
         import cupy
 
-        for _ in self.pieces(0, self.array.nbytes):
-            pass
+        if self._pages is not None:
+            self._pages.pin_all()
         memory = cupy.cuda.UnownedMemory(self._range[0], self.array.nbytes, self.array, self._index)
         return cupy.ndarray(self.array.shape, self.array.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
     def pieces(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield (first byte, end) of pieces of the bytes from `begin` to `end`, each when it is pinned.
+        """Pin the bytes from `begin` to `end`, and yield (first byte, end) of each piece once it is pinned.
 
         One copy may read a piece, but must not cross the pages that two calls have pinned.
 
@@ -93,11 +94,6 @@ class PinnedArray:
         place = self._range[0]
         for first, last in self._pages.pinned(place + begin, place + end):
             yield first - place, last - place
-
-    def is_pinned(self, begin: int, end: int) -> bool:
-        """Return True if `pieces` of the bytes from `begin` to `end` need not wait."""
-        place = self._range[0]
-        return self._pages is None or self._pages.are_pinned(place + begin, place + end)
 
     def release(self) -> None:
         """Release the pages, unless another object needs them, after the kernels that read them have ended."""
@@ -141,35 +137,49 @@ class _Pages:
 
     def __init__(self, place: int, end: int, index: int, flags: int) -> None:
         self.users, self._index, self._flags = 1, index, flags
+        # Not the caller's thread: what Ctrl-C interrupts there is pinned or not, and known to be so.
         self._threads = ThreadPoolExecutor(_THREADS, "tsapps-pin")
-        self._parts: list[tuple[tuple[int, int], Future[None]]] = [
-            (part, self._threads.submit(self._pin, *part)) for part in _parts(place, end)
-        ]
+        self._parts = _parts(place, end)
+        self._done: dict[tuple[int, int], Future[None]] = {}
+        self._asking = Lock()
 
     def pinned(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the intersections of the bytes from `begin` to `end` with the parts, each when its part is pinned."""
-        from cupy.cuda import runtime
+        """Yield the intersections of the bytes from `begin` to `end` with the parts, each once its part is pinned."""
+        for part in self._parts:
+            if part[0] < end and begin < part[1]:
+                self._wait(part)
+                yield max(part[0], begin), min(part[1], end)
 
-        for (first, last), done in self._parts:
-            if first < end and begin < last:
-                try:
-                    done.result()
-                except runtime.CUDARuntimeError as error:
-                    raise PinningError(f"its pages cannot be pinned: {error}") from error
-                yield max(first, begin), min(last, end)
-
-    def are_pinned(self, begin: int, end: int) -> bool:
-        """Return True if `pinned` need not wait."""
-        return all(done.done() for (first, last), done in self._parts if first < end and begin < last)
+    def pin_all(self) -> None:
+        """Pin all pages."""
+        for part in self._parts:
+            self._begin(part)
+        for part in self._parts:
+            self._wait(part)
 
     def release(self) -> None:
         """Release the pages that are pinned, and pin no others."""
-        for _, done in self._parts:
+        for done in self._done.values():
             done.cancel()
         self._threads.shutdown()
-        pinned = [part for part, done in self._parts if not done.cancelled() and done.exception() is None]
+        pinned = [part for part, done in self._done.items() if not done.cancelled() and done.exception() is None]
         with ThreadPoolExecutor(_THREADS) as threads:
             list(threads.map(self._unpin, pinned))
+
+    def _begin(self, part: tuple[int, int]) -> Future[None]:
+        with self._asking:
+            done = self._done.get(part)
+            if done is None:
+                done = self._done[part] = self._threads.submit(self._pin, *part)
+            return done
+
+    def _wait(self, part: tuple[int, int]) -> None:
+        from cupy.cuda import runtime
+
+        try:
+            self._begin(part).result()
+        except runtime.CUDARuntimeError as error:
+            raise PinningError(f"its pages cannot be pinned: {error}") from error
 
     def _pin(self, first: int, end: int) -> None:
         from cupy.cuda import Device, runtime

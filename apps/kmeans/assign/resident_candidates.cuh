@@ -84,7 +84,8 @@ struct ResidentCandidates {
 
   // Returns true if every row of the warp has one candidate. `settles` comes before.
   static __device__ __forceinline__ bool certifies(const Rows& rows) {
-    unsigned lanes[2], several = 0;
+    bool certain = true;
+    unsigned several = 0;
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
       unsigned any = 0;
@@ -93,10 +94,12 @@ struct ResidentCandidates {
         const unsigned mask = rows.masks[r][i];
         several |= (mask & (mask - 1)) | (any != 0 ? mask : 0), any |= mask;
       }
-      lanes[r] = __ballot_sync(simt::every_lane, any != 0);
+      const unsigned lanes = __ballot_sync(simt::every_lane, any != 0);  // four bits for each row
+      // A row beyond the last has no candidates, so 8 lanes with candidates need not be of 8 rows.
+      certain &= __popc(lanes) == 8 && ((lanes | lanes >> 1 | lanes >> 2 | lanes >> 3) & 0x11111111u) == 0x11111111u;
       several |= is_within(rows, r) ? 0 : 1;
     }
-    return __popc(lanes[0]) == 8 && __popc(lanes[1]) == 8 && !__any_sync(simt::every_lane, several != 0);
+    return certain && !__any_sync(simt::every_lane, several != 0);
   }
 
   // As in `StreamedCandidates`; `settles` comes before.

@@ -71,15 +71,15 @@ class DeviceData(GpuRows):
             return block.astype(self.dtype, order="C")
         return super().prepared(block)
 
-    def each_block(self, work: Callable[[int, Any], T], n_columns: int, *, in_order: bool = True) -> Iterator[T]:
+    def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block in row order. Rows of a block minus `shift` are centered.
 
         With `n_columns` = 0, `work` only launches a kernel, blocks may have a 16-bit type instead of `dtype`, and each
-        block begins at a multiple of `chunk`. Then they need not be `in_order`.
+        block begins at a multiple of `chunk`.
         """
         if n_columns == 0 and not self._centered:
             on_gpu = not self.over_link and self.rows_on_gpu is not None
-            for start, window in self.windows(self.n_samples if on_gpu else self.block_rows(0), in_order=in_order):
+            for start, window in self.windows(self.n_samples if on_gpu else self.block_rows(0)):
                 if start % self.chunk != 0:
                     raise ValueError(
                         f"{self.source.name}: a block begins at row {start}; expected multiples of {self.chunk}"
@@ -114,7 +114,7 @@ class DeviceData(GpuRows):
             partial_moments(self.machine, block, about, chunk, of_block)
 
         try:
-            for _ in self.each_block(work, 0, in_order=False):
+            for _ in self.each_block(work, 0):
                 pass
         except PinningError as error:  # this is the first pass, during which pages are pinned
             self.copy_or_stream(error)
@@ -165,8 +165,9 @@ class DeviceData(GpuRows):
             X, numbers = self.rows_on_gpu, (self.shift, self.dtype, self._typical_rms)
             vector = vector_of(X.itemsize)
             aligned = X.shape[1] % vector == 0 if self.over_link else is_vectorizable(X, vector)
-            flags = {"certifies": certifies, "split": split}
-            self._half_copy = HalfCopy(len(X), X.dtype, aligned, *numbers, panels, self.machine, **flags)
+            self._half_copy = HalfCopy(
+                len(X), X.dtype, aligned, *numbers, panels, self.machine, certifies=certifies, split=split
+            )
             if not self.over_link:
                 self._half_copy.copy(X)
         return self._half_copy

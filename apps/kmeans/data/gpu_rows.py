@@ -10,7 +10,7 @@ from tsapps.apps.kmeans.data.host_stream import buffer_rows, stream_to_gpu
 from tsapps.apps.kmeans.data.pinned_rows import is_half, pin, pinnable
 from tsapps.apps.kmeans.data.pinned_windows import copied_windows
 from tsapps.apps.kmeans.data.plan import ROWS
-from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows, readers
+from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.runtime.launch import structure
@@ -236,15 +236,14 @@ class GpuRows(FixedPointData):
             return to_host(self.reader.rows(np.array(indices)))
         return self.rows_on_gpu[indices.start : indices.stop : indices.step]
 
-    def windows(self, rows: int, *, in_order: bool = True) -> Iterator[tuple[int, Any]]:
+    def windows(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, window) for X as kernels read it, in windows of `rows` rows; the last may have fewer.
 
         A window is row-major and on the GPU. It is valid until the next window is requested; then launches on the
         current stream that read it may still run. `shift` is not subtracted.
         """
         if self.over_link:
-            read = None if in_order else next(readers(self.source, self.n_samples))[2]
-            yield from copied_windows(self.machine, self._pinned_rows, rows, read)
+            yield from copied_windows(self.machine, self._pinned_rows, rows)
         elif self.rows_on_gpu is not None:
             for start in range(0, self.n_samples, rows):
                 yield start, self.rows_on_gpu[start : start + rows]

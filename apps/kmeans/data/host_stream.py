@@ -11,12 +11,12 @@ import numpy as np
 from tsapps.apps.kmeans.data.rows import Reader, Rows, readers
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["FILLERS", "buffer_rows", "read_by_threads", "stream_to_gpu"]
+__all__ = ["buffer_rows", "stream_to_gpu"]
 
-# Size in bytes of each of the two pinned buffers, unless a chunk is larger.
+# Size in bytes of each of the two pinned buffers, unless a chunk is larger. Number of threads that fill a buffer: one
+# thread copies about 11 GB/s, a fifth of the bandwidth of the link to the GPU.
 _PINNED_BYTES = 64 << 20
-#: Number of threads that fill a buffer: one copies about 11 GB/s, a fifth of the bandwidth of the link to the GPU.
-FILLERS = min(8, os.cpu_count() or 1)
+_FILLERS = min(8, os.cpu_count() or 1)
 
 
 def buffer_rows(source: Rows) -> int:
@@ -50,7 +50,7 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
     copies = machine.stream()
     parts = _cut(readers(source, rows), rows)
     try:
-        with ThreadPoolExecutor(FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
+        with ThreadPoolExecutor(_FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
             filled = reader.submit(slots[0].fill, parts, fillers)
             turn = 0
             while (start := filled.result()) is not None:
@@ -75,9 +75,9 @@ def _cut(blocks: Iterator[tuple[int, int, Reader]], rows: int) -> Iterator[tuple
             begin = end
 
 
-def read_by_threads(read: Reader, part: slice, to: np.ndarray, fillers: ThreadPoolExecutor) -> None:
+def _read(read: Reader, part: slice, to: np.ndarray, fillers: ThreadPoolExecutor) -> None:
     """Copy the rows `part` of a block to an array, by several threads."""
-    share = -(-len(to) // FILLERS)
+    share = -(-len(to) // _FILLERS)
     pieces = (slice(first, min(first + share, len(to))) for first in range(0, len(to), share))
     list(fillers.map(lambda piece: read(slice(part.start + piece.start, part.start + piece.stop), to[piece]), pieces))
 
@@ -104,7 +104,7 @@ class _Slot:
             first, part, read = found
             start = first if start is None else start
             to = self.pinned[self.used : self.used + part.stop - part.start]
-            read_by_threads(read, part, to, fillers)
+            _read(read, part, to, fillers)
             self.used += len(to)
         return start
 

@@ -116,10 +116,10 @@ class ShardedEngine(Engine):
         self._refuse_cublas(k)
 
     def _refuse_cublas(self, k: int) -> None:
-        """Raise NoDeviceError if a GPU would not use kernels of this package; sums of cuBLAS depend on the shards."""
+        """Raise NoDeviceError if a GPU would stream its rows, or use cuBLAS, whose sums depend on the shards."""
         for engine in self._engines:
             step, reason = engine.selection(k)
-            if step == "cublas":
+            if step == "cublas" or engine.streams(k):
                 raise NoDeviceError(
                     f"device={self.data.device!r}: several GPUs need the kernels of this package, but on "
                     f"{engine.data.device} {reason}; use one GPU"

@@ -178,6 +178,10 @@ class DeviceEngine(Engine):
         """Return True if the step for k clusters uses kernels of this package, not cuBLAS."""
         return self._plan_for(k).step != "cublas"
 
+    def streams(self, k: int) -> bool:
+        """Return True if the step for k clusters reads X in windows, in every iteration."""
+        return self._plan_for(k).streamed
+
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`."""
         return draw_plus_plus(self.data, first, draws) if self.options.kernels else None

@@ -66,8 +66,7 @@ class DeviceStep(RunningSumsStep):
     # True if iterations include the kernel launches for bounds, from the next on; and whether those in flight do.
     _bounded = False
     _bounded_before: list[bool]
-    # Relocation of empty clusters; None until a cluster first becomes empty.
-    _relocation: Relocation | None = None
+    _relocation: Relocation | None = None  # of empty clusters; None until a cluster first becomes empty
     # True if iterations include the launches for relocation. Only `_launch_relocation` sets it, after which all later
     # iterations are launched again: behind an iteration without such launches, those in flight would take its clusters.
     _relocates = False
@@ -88,8 +87,8 @@ class DeviceStep(RunningSumsStep):
         # Index i if the staging buffer holds a copy of `buffers.centers[i]`; otherwise None.
         self._staged: int | None = None
         self._n_columns = layout.columns_of(k)
-        # Outcomes of the iterations in flight. Kernels write them to pinned memory, because a copy of 32 bytes would
-        # take as long as a kernel. An event signals that an outcome is complete.
+        # Outcomes of the iterations in flight, in pinned memory: a copy of 32 bytes would take as long as a kernel. An
+        # event signals that an outcome is complete.
         self._outcomes = data.machine.pinned(ITERATIONS_AHEAD, OUTCOME)
         self._events = [data.machine.event() for _ in range(ITERATIONS_AHEAD)]
         # Estimate of the rows that the next iteration reassigns: those of the last one whose outcome the host has read.
@@ -100,14 +99,9 @@ class DeviceStep(RunningSumsStep):
         self._bounded_before = [False] * ITERATIONS_AHEAD
         self.buffers = IterationBuffers.allocated(data, k, layout, self.integers)
         scalar = ELEMENT[dtype.name]
-        # Two calls of `load_kernels`, so that the two long compilations run in parallel.
+        # Two calls, so that the two long compilations run in parallel.
         (self._prepare,) = load_kernels(data.machine, "update/centers.cuh", f"prepare_centers<{scalar}>")
         (self._update_centers,) = load_kernels(data.machine, "update/centers.cuh", f"update_centers<{scalar}>")
-
-    @property
-    def labels(self) -> Any:
-        """Label of each sample, (n,), int32, on the GPU."""
-        return self.buffers.labels
 
     @abstractmethod
     def _bind_rows(self, centers: Any) -> Iterable[Callable[[], None]]:
@@ -311,8 +305,12 @@ class DeviceStep(RunningSumsStep):
         """Launch iteration number `count` of the current `iterate` call, from 0, and its check."""
         now, slot = count % 2, count % ITERATIONS_AHEAD
         self.begin_bounds_soon()
-        key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates, self._by_windows
-        self._run(key, lambda: chain(self._bound_rows(now), self._bound_centers(now, slot, tol)))
+        key = "iteration", now, slot, tol, self._sorts, self._bounded, self._relocates
+        if self._by_windows:
+            self.launch_rows(count)
+            self._run(("centers", *key), lambda: self._bound_centers(now, slot, tol))
+        else:
+            self._run(key, lambda: chain(self._bound_rows(now), self._bound_centers(now, slot, tol)))
         self._bounded_before[slot] = self._bounded
         if self.check is not None:
             if count == 0 and self.protection is not None:  # hash on the host while the GPU runs the first iteration

@@ -38,6 +38,11 @@ class RunningSumsStep(FixedPointStep):
     # Index i if `update_centers` has prepared `buffers.centers[i]`, the last result of `iterate`; otherwise None.
     _prepared: int | None = None
 
+    @property
+    def labels(self) -> Any:
+        """Label of each sample, (n,), int32, on the GPU."""
+        return self.buffers.labels
+
     def assigned(self, centers: np.ndarray, *, update: bool, potential: bool) -> Assignment:
         """Return the result of `assign`, after its launches."""
         n_reassigned = int(self.data.copy_to_host(self.buffers.total_reassigned)[0])

@@ -1,5 +1,6 @@
 """`PinnedArray` on a stand-in for CUDA's runtime, which knows the pages that are pinned."""
 
+from concurrent.futures import CancelledError, ThreadPoolExecutor
 from threading import Event, Semaphore, Timer
 from types import MappingProxyType, SimpleNamespace
 
@@ -91,7 +92,7 @@ def array_of(pages):
 def test_parts_are_pinned_once_and_have_no_page_in_common(runtime):
     array = array_of(23)
     pinned, place = PinnedArray(array, 0), array.ctypes.data
-    assert pinned.on_gpu is array  # which waits for all pages
+    assert pinned.on_gpu is array
     parts = sorted(runtime.parts.items())
     assert [first + size for first, size in parts[:-1]] == [first for first, _ in parts[1:]]
     assert (parts[0][0], sum(parts[-1])) == (place, place + array.nbytes)
@@ -153,8 +154,18 @@ def test_pieces_are_pinned_when_they_are_yielded(runtime):
     pinned.release()
 
 
-def test_pages_that_are_not_pinned_yet_are_never_pinned(runtime, monkeypatch):
-    """A release stops the threads, as after Ctrl-C in a fit."""
+def test_pages_are_pinned_when_they_are_asked_for(runtime):
+    array = array_of(63)
+    pinned = PinnedArray(array, 0)
+    part = -array.ctypes.data % (4 * _PAGE)
+    assert sum(runtime.parts.values()) == part
+    list(pinned.pieces(part, part + 1))
+    assert sum(runtime.parts.values()) == part + 4 * _PAGE
+    pinned.release()
+
+
+def test_a_release_ends_the_threads(runtime, monkeypatch):
+    """As after Ctrl-C in a fit: what is not pinned yet never is."""
     array, pin, begun, goes_on = array_of(63), runtime.hostRegister, Semaphore(0), Event()
 
     def slow(place, *others):
@@ -165,10 +176,12 @@ def test_pages_that_are_not_pinned_yet_are_never_pinned(runtime, monkeypatch):
 
     monkeypatch.setattr(runtime, "hostRegister", slow)
     pinned = PinnedArray(array, 0)
-    for _ in range(3):
+    with ThreadPoolExecutor(1) as threads:
+        all_pages = threads.submit(lambda: pinned.on_gpu)
         assert begun.acquire(timeout=10)
-    Timer(0.1, goes_on.set).start()
-    pinned.release()
+        Timer(0.1, goes_on.set).start()
+        pinned.release()
+        assert isinstance(all_pages.exception(10), CancelledError | RuntimeError)
     assert not runtime.parts
 
 

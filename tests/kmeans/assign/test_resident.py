@@ -146,6 +146,22 @@ def test_ties(equal, stride, rng):
     assert np.count_nonzero(ambiguous == (equal if equal <= plan.candidates else 0)) >= 100
 
 
+@pytest.mark.parametrize("tied", [0, 56, 61, 62])
+@pytest.mark.parametrize("n", [62, 63])
+def test_ties_beside_rows_beyond_the_last(n, tied, rng):
+    """A row between two centers of different lanes, in a tile whose last rows are absent, is moved once."""
+    plan = RESIDENTS[0]
+    X, centers = (np.round(some) for some in blobs(n, plan.features, most(plan), rng, apart=30.0))
+    tied = min(tied, n - 1)
+    centers[3] = centers[0] + 2
+    X[tied] = centers[0] + 1
+    step = step_of(X, len(centers), KINDS[0], plan, middle=0.0)
+    _, n_reassigned = assign(step, centers)
+    assert step.labels[tied] == 0
+    assert n_reassigned == n
+    assert_right(step, centers)
+
+
 @pytest.mark.parametrize("places", [[0, 1], [3, 139, 200], list(range(28))], ids=["two", "three", "many"])
 def test_equal_centers(places, rng):
     plan = RESIDENTS[0]

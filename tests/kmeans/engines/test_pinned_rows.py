@@ -47,7 +47,7 @@ class Pinning(HostMachine):
 
     def pin_in_place(self, array):
         if self.error is not None:
-            raise self.error
+            raise type(self.error)(*self.error.args)  # its traceback refers to the data
         self.pinned_arrays.append(array)
         return super().pin_in_place(array)
 

@@ -1,5 +1,8 @@
 """Fits of X that passes through the GPU in windows: the same bits as of X on the GPU."""
 
+import gc
+import weakref
+
 import numpy as np
 import pytest
 from kmeans.engines.test_device_engine import CASES, Case, engine_of
@@ -62,3 +65,23 @@ def test_a_protected_fit(case, pinned, rng, windows):
     found, expected = (fitted(one, case, **options) for one in (engine, engine_of(case, X, weights)))
     same_bits(found, expected)
     assert found.faults == 0
+
+
+@pytest.mark.parametrize("place", ["gpu", "pinned", "streamed"])
+@pytest.mark.parametrize("case", [Case(SmallKStep, 300, 100, 9), Case(LargeKStep, 400, 20, 70)], ids=str)
+def test_memory_is_free_when_the_engine_is(case, place, rng):
+    """No cycle of references keeps the memory of a fit until Python's garbage collection."""
+    X, _ = case.data(rng)
+    error, memory = (None, 1 << 34) if place == "pinned" else (PinningError("its pages cannot be pinned"), 1 << 30)
+    machine = Pinning(error, memory)
+    engine = engine_of(case, X, None) if place == "gpu" else engine_over(ArrayRows(X), case, None, machine)
+    gc.collect()
+    gc.disable()
+    try:
+        fitted(engine, case, init=X[: case.k].astype(np.float64), n_init=1)
+        data = weakref.ref(engine.data)
+        assert isinstance(engine.step_for(case.k), StreamedStep) == (place == "streamed")
+        del engine
+        assert data() is None
+    finally:
+        gc.enable()
