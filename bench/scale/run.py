@@ -3,9 +3,10 @@
     python -m tsapps.bench.scale                     # all cases
     python -m tsapps.bench.scale file-16M-256-64
 
-Fits of float32 data, from given rows and for a fixed number of iterations, while X is in host memory or in a file that
-the page cache holds. Where X would fit the GPU, other memory takes the place; then a fit that holds X gives the digest
-that all others must have, and the time of its iterations. The labels of some rows are compared with float64.
+Fits of float32 data, from given rows and for a fixed number of iterations, while X is in host memory, in a file or in
+several files that the page cache holds. Where X, or its half-precision copy in cases named "windows", would fit the
+GPU, other memory takes the place; then a fit that holds X gives the digest that all others must have, and the time of
+its iterations. The labels of some rows are compared with float64.
 
 first_call_ms  the first fit of one iteration, in which the system may have to prepare the pages of X for pinning
 first_ms       a fit of one iteration; `fit_ms` one of all
@@ -44,28 +45,38 @@ FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("mode", "source", "dtype", "digest"), (str,)),
     **dict.fromkeys(("n", "d", "k", "parts", "iterations", "seed"), (int,)),
     **dict.fromkeys(("first_call_ms", "first_ms", "fit_ms", "iter_ms", "link_gbs", "pass_gbs"), (float,)),
+    "copied": (bool,),
     "held_iter_ms": (float, type(None)),
 }
-KEY = ("what", "device", "engine", "mode", "source", "n", "d", "k", "dtype")
+KEY = ("what", "device", "engine", "mode", "source", "copied", "n", "d", "k", "dtype")
 # Iterations of a fit, fits of which the medians are recorded, and rows whose labels are compared.
 _ITERATIONS, _REPEATS, _CHECKED = 20, 3, 20_000
 # Rows of X that are drawn at a time, bytes of a copy over the link, and how many copies are timed.
 _ROWS_AT_ONCE, _COPIED, _COPIES = 1 << 16, 1 << 30, 5
+# Memory that a fit in windows needs: in all, and per sample.
+_WINDOWS, _EACH = 3 << 30, 16
+# Number of files of a matrix in several.
+_FILES = 4
 
 
 @dataclass(frozen=True)
 class Case:
-    """A fit of n samples of d features to k clusters, where X is in `source`: "memory" or "file"."""
+    """A fit of n samples of d features to k clusters, where X is in `source`: "memory", "file" or "files".
+
+    The GPU has memory for the half-precision copy of X only if `copied`.
+    """
 
     source: str
     n: int
     d: int
     k: int
+    copied: bool = True
 
     @property
     def name(self) -> str:
         """The name on the command line."""
-        return f"{self.source}-{self.n // 1_000_000}M-{self.d}-{self.k}"
+        sizes = f"{self.source}-{self.n // 1_000_000}M-{self.d}-{self.k}"
+        return sizes if self.copied else f"{sizes}-windows"
 
     @property
     def size(self) -> int:
@@ -78,6 +89,9 @@ CASES = (
     Case("memory", 16_000_000, 256, 64),
     Case("file", 16_000_000, 256, 64),
     Case("memory", 8_000_000, 256, 256),
+    Case("memory", 16_000_000, 256, 64, copied=False),
+    Case("memory", 8_000_000, 256, 256, copied=False),
+    Case("files", 16_000_000, 256, 64, copied=False),
     Case("memory", 100_000_000, 256, 64),
 )
 
@@ -122,7 +136,8 @@ class OnGpu:
             *_, held_iter_ms, fitted = self._times(on_gpu, init)
             held = digest_of(fitted)
             del on_gpu
-        with placed(X, case.source) as source, self._taken(free - int(0.9 * case.size)):
+        left = int(0.9 * case.size) if case.copied else _WINDOWS + _EACH * case.n
+        with placed(X, case.source) as source, self._taken(free - left):
             first_call_ms, _ = self.clock.wall_ms(partial(self._fit, source, init, 1))
             first_ms, fit_ms, iter_ms, found = self._times(source, init)
             pass_gbs = self._pass_gbs(source, case)
@@ -135,7 +150,7 @@ class OnGpu:
             "engine": "tsapps",
             "mode": "stream",
             "source": case.source,
-            **{name: getattr(case, name) for name in ("n", "d", "k")},
+            **{name: getattr(case, name) for name in ("n", "d", "k", "copied")},
             "dtype": "float32",
             "parts": 1,
             "iterations": found.n_iter_,
@@ -208,15 +223,16 @@ def drawn(case: Case, seed: int) -> np.ndarray:
 
 @contextmanager
 def placed(X: np.ndarray, source: str) -> Iterator[Any]:
-    """Yield X itself, or a matrix of a temporary file with X."""
+    """Yield X itself, or a matrix of a temporary file, or of several, with X."""
     if source == "memory":
         yield X
         return
     from tsapps import open_matrix
 
     with TemporaryDirectory() as folder:
-        np.save(Path(folder) / "X.npy", X)
-        yield open_matrix(Path(folder) / "X.npy")
+        for number, rows in enumerate(np.array_split(X, _FILES if source == "files" else 1)):
+            np.save(Path(folder) / f"X{number}.npy", rows)
+        yield open_matrix(Path(folder) if source == "files" else Path(folder) / "X0.npy")
 
 
 def digest_of(found: Any) -> str:
@@ -229,7 +245,7 @@ def line(one: dict[str, Any]) -> str:
     """Return what is printed of a record."""
     held = "" if one["held_iter_ms"] is None else f" (held {one['held_iter_ms']:.1f})"
     return (
-        f"{one['source']:<6} {one['n']:,} × {one['d']}, k = {one['k']}: first iteration after {one['first_ms']:.0f} ms "
+        f"{one['source']:<6}{'' if one['copied'] else ' in windows'} {one['n']:,} × {one['d']}, k = {one['k']}: first iteration after {one['first_ms']:.0f} ms "
         f"({one['first_call_ms']:.0f} at the first call), then {one['iter_ms']:.1f} ms each{held}; {one['fit_ms']:.0f} "
         f"ms in all; a pass reads {one['pass_gbs']:.1f} GB/s, the link copies {one['link_gbs']:.1f}; {one['digest']}"
     )

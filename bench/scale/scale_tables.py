@@ -9,15 +9,16 @@ __all__ = ["gpus_table", "scale_table"]
 def scale_table(records: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of fits of data that the GPU does not hold."""
     lines = [
-        "| X, float32 | in | k | first iteration, s | later ones, ms each | on the GPU, ms | pass, GB/s | link, GB/s |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "| X, float32 | in | copy | k | first iteration, s | later ones, ms | on the GPU, ms | pass, GB/s | link, GB/s |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in sorted(records, key=lambda one: (one["n"] * one["d"], -one["k"], one["source"])):
+    for one in sorted(records, key=lambda one: (not one["copied"], one["n"] * one["d"], -one["k"], one["source"])):
         held = "–" if one["held_iter_ms"] is None else f"{one['held_iter_ms']:.1f}"
         numbers = f"{one['first_ms'] / 1e3:.1f} | {one['iter_ms']:.1f} | {held}"
         rates = f"{one['pass_gbs']:.1f} | {one['link_gbs']:.1f}"
         size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
-        lines.append(f"| {size} | {one['source']} | {one['k']} | {numbers} | {rates} |")
+        copy = "yes" if one["copied"] else "no"
+        lines.append(f"| {size} | {one['source']} | {copy} | {one['k']} | {numbers} | {rates} |")
     return "\n".join(lines)
 
 

@@ -63,8 +63,9 @@ def test_the_file_holds_the_rows_drawn():
     np.testing.assert_array_equal(X, run.drawn(Case("file", 100_000, 2, 5), 1))
     assert np.isfinite(X).all()
     assert len(np.unique(X[:, 0])) > 90_000
-    with run.placed(X, "file") as source:
-        np.testing.assert_array_equal(source.rows(np.arange(0, 100_000, 777)), X[::777])
+    for place in ("file", "files"):
+        with run.placed(X, place) as source:
+            np.testing.assert_array_equal(source.rows(np.arange(0, 100_000, 777)), X[::777])
     with run.placed(X, "memory") as source:
         assert source is X
 
@@ -89,14 +90,17 @@ def test_the_names_of_the_cases():
         "memory-16M-256-64",
         "file-16M-256-64",
         "memory-8M-256-256",
+        "memory-16M-256-64-windows",
+        "memory-8M-256-256-windows",
+        "files-16M-256-64-windows",
         "memory-100M-256-64",
     ]
     assert CASES[-1].size == 102_400_000_000
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("source", ["memory", "file"])
-def test_on_a_gpu(source):
+@pytest.mark.parametrize(("source", "copied"), [("memory", True), ("file", True), ("memory", False), ("files", False)])
+def test_on_a_gpu(source, copied):
     pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-    found = run.OnGpu(1).measured(Case(source, 1_000_000, 500, 20))
+    found = run.OnGpu(1).measured(Case(source, 4_000_000, 500, 20, copied))
     assert min(found[name] for name in ("first_ms", "fit_ms", "pass_gbs", "link_gbs")) > 0
