@@ -244,8 +244,9 @@ def digest_of(found: Any) -> str:
 def line(one: dict[str, Any]) -> str:
     """Return what is printed of a record."""
     held = "" if one["held_iter_ms"] is None else f" (held {one['held_iter_ms']:.1f})"
+    place = one["source"] if one["copied"] else f"{one['source']}, in windows"
     return (
-        f"{one['source']:<6}{'' if one['copied'] else ' in windows'} {one['n']:,} × {one['d']}, k = {one['k']}: first iteration after {one['first_ms']:.0f} ms "
+        f"{place}: {one['n']:,} × {one['d']}, k = {one['k']}: first iteration after {one['first_ms']:.0f} ms "
         f"({one['first_call_ms']:.0f} at the first call), then {one['iter_ms']:.1f} ms each{held}; {one['fit_ms']:.0f} "
         f"ms in all; a pass reads {one['pass_gbs']:.1f} GB/s, the link copies {one['link_gbs']:.1f}; {one['digest']}"
     )

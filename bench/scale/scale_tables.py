@@ -9,7 +9,7 @@ __all__ = ["gpus_table", "scale_table"]
 def scale_table(records: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of fits of data that the GPU does not hold."""
     lines = [
-        "| X, float32 | in | copy | k | first iteration, s | later ones, ms | on the GPU, ms | pass, GB/s | link, GB/s |",
+        "| X, float32 | in | copy | k | first iteration, s | later, ms | on the GPU, ms | pass, GB/s | link, GB/s |",
         "|---|---|---|---:|---:|---:|---:|---:|---:|",
     ]
     for one in sorted(records, key=lambda one: (not one["copied"], one["n"] * one["d"], -one["k"], one["source"])):
