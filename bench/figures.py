@@ -344,7 +344,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "ladder on a GPU": ("h100-80gb-hbm3/ladder.json", partial(ladder_table, shapes=GPU_LADDER)),
     "experiments of the paper": ("h100-80gb-hbm3/paper.json", paper_table),
     "K-means of the paper": ("h100-80gb-hbm3/paper.json", paper_kmeans_table),
-    "larger than the GPU": ("h100-80gb-hbm3/scale.json", scale_table),
+    "larger than the GPU": ("h200/scale.json", scale_table),
     "several GPUs": ("h200/scale-gpus.json", gpus_table),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),

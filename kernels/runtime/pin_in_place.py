@@ -159,7 +159,7 @@ class _Pages:
 
     def release(self) -> None:
         """Release the pages that are pinned, and pin no others."""
-        for done in self._done.values():
+        for done in list(self._done.values()):
             done.cancel()
         self._threads.shutdown()
         pinned = [part for part, done in self._done.items() if not done.cancelled() and done.exception() is None]

@@ -1,6 +1,6 @@
 """`PinnedArray` on a stand-in for CUDA's runtime, which knows the pages that are pinned."""
 
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from threading import Event, Semaphore, Timer
 from types import MappingProxyType, SimpleNamespace
 
@@ -165,7 +165,7 @@ def test_pages_are_pinned_when_they_are_asked_for(runtime):
 
 
 def test_a_release_ends_the_threads(runtime, monkeypatch):
-    """As after Ctrl-C in a fit: what is not pinned yet never is."""
+    """As after Ctrl-C in a fit: what the threads have not begun to pin is never pinned."""
     array, pin, begun, goes_on = array_of(63), runtime.hostRegister, Semaphore(0), Event()
 
     def slow(place, *others):
@@ -177,11 +177,10 @@ def test_a_release_ends_the_threads(runtime, monkeypatch):
     monkeypatch.setattr(runtime, "hostRegister", slow)
     pinned = PinnedArray(array, 0)
     with ThreadPoolExecutor(1) as threads:
-        all_pages = threads.submit(lambda: pinned.on_gpu)
+        threads.submit(lambda: pinned.on_gpu)
         assert begun.acquire(timeout=10)
         Timer(0.1, goes_on.set).start()
         pinned.release()
-        assert isinstance(all_pages.exception(10), CancelledError | RuntimeError)
     assert not runtime.parts
 
 

@@ -35,6 +35,7 @@ def windows(monkeypatch):
     return set_rows
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("rows", [64, 128, 1 << 20])
 @pytest.mark.parametrize("pinned", [False, True])
 @pytest.mark.parametrize("case", CASES, ids=str)
