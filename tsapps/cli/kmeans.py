@@ -119,7 +119,7 @@ def kmeans(
 def _fit_and_write(request: Request, clock: Clock, *, quiet: bool) -> dict[str, Any]:
     """Cluster the data, write the output directory, and return the contents of summary.json."""
     check_workers(request)
-    choose(request.device, several=True)  # before slow imports, so that a wrong device fails at once
+    choose(request.device_here, several=True)  # before slow imports, so that a wrong device fails at once
     inputs = read_inputs(request)
     checkpoint = open_checkpoint(request, inputs)
     with live_line(quiet=quiet) as show:
@@ -183,7 +183,8 @@ def _opened(request: Request, inputs: Inputs) -> Iterator["Engine"]:
 
     matrix, dtype = inputs.matrix, None if request.dtype is None else np.dtype(request.dtype)
     if request.workers is not None:
-        with engine_on_workers(request, inputs, dtype or compute_dtype(matrix.dtype, on_gpu=False)) as engine:
+        on_gpu = request.device == "cuda"
+        with engine_on_workers(request, inputs, dtype or compute_dtype(matrix.dtype, on_gpu=on_gpu)) as engine:
             yield engine
         return
     yield open_engine(

@@ -131,7 +131,8 @@ Workers = Annotated[
         metavar="ADDRESS",
         help="Scheduler of a Dask cluster, for example tls://scheduler:8786. Each worker opens DATA for itself and "
         "reads its rows, so all machines need the files; centers and sums of clusters are exchanged, and in the end "
-        "the labels. Whoever reaches a scheduler can run code on its workers, so use TLS.",
+        "the labels. With --device cuda, each worker computes on its GPU. Whoever reaches a scheduler can run code on "
+        "its workers, so use TLS.",
     ),
 ]
 Insecure = Annotated[bool, typer.Option("--insecure", help="Allow a --workers address of another machine without TLS.")]

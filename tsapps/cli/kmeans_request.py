@@ -53,6 +53,11 @@ class Request:
     index: bool | None
 
     @property
+    def device_here(self) -> str:
+        """The device of this process: with `workers`, `device` is that of each worker."""
+        return self.device if self.workers is None else "cpu"
+
+    @property
     def init_file(self) -> str | None:
         """Return the file of the initial centers; None if the initial centers are drawn from the rows."""
         return None if self.init in _INITS else self.init
@@ -110,7 +115,7 @@ def read_inputs(request: Request) -> Inputs:
     data, k, external = request.data, request.k, request.allow_external
     matrix = open_matrix(data, header=request.header, index=request.index, allow_external=external)
     n, d = matrix.shape
-    choice = choose(request.device, resident=matrix.device, several=True)
+    choice = choose(request.device_here, resident=matrix.device, several=True)
     if k > n:
         raise UsageError(f"--k {k}: {data} has {n} rows; expected at most as many clusters as rows: lower --k")
     check_disk_space(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)

@@ -33,8 +33,10 @@ def check_workers(request: Request) -> None:
         address, port = urlsplit(""), None
     if address.scheme not in ("tcp", "tls") or not address.hostname or port is None:
         raise UsageError(f"--workers {request.workers}: expected an address such as tls://scheduler:8786")
-    if request.device not in ("auto", "cpu"):
-        raise UsageError(f"--device {request.device}: workers of Dask compute on CPUs; leave it out")
+    if request.device not in ("auto", "cpu", "cuda"):
+        raise UsageError(
+            f"--device {request.device}: workers compute on their CPUs, or with --device cuda on their GPUs"
+        )
     if request.protect:
         raise UsageError("--protect: fits on workers are not checked; leave out --workers or --protect")
     if address.scheme == "tcp" and address.hostname not in _LOCAL and not request.insecure:
@@ -52,7 +54,7 @@ def engine_on_workers(request: Request, inputs: Inputs, dtype: "np.dtype") -> It
     except ImportError:
         raise UsageError("--workers needs Dask: pip install dask distributed") from None
     from tsapps.apps.kmeans.distributed.crew import cut_rows, specs_of
-    from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, check_versions, threads_of
+    from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, check_versions, shares_of
     from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
     from tsapps.matrix.reopened import Reopened, read_rows
 
@@ -70,9 +72,10 @@ def engine_on_workers(request: Request, inputs: Inputs, dtype: "np.dtype") -> It
         raise UsageError(f"--workers {request.workers}: cannot connect ({error})") from error
     with client:
         check_versions(client)
-        parts = cut_rows(*matrix.shape, dtype, [1.0] * threads_of(client))
+        device = "cuda" if request.device == "cuda" else "cpu"
+        parts = cut_rows(*matrix.shape, dtype, shares_of(client, device))
         blocks = [client.submit(read_rows, source, part.start, part.stop, pure=False) for part in parts]
-        specs = specs_of(parts, dtype, spherical=spherical, name=matrix.name)
+        specs = specs_of(parts, dtype, spherical=spherical, name=matrix.name, device=device)
         crew = DaskCrew(client, blocks, [len(part) for part in parts], parts, specs, weights)
         del blocks  # the parts have the rows
         held = source_of(matrix.shape, matrix.dtype, dtype, spherical=spherical, name=matrix.name)

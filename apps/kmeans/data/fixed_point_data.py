@@ -53,7 +53,7 @@ class FixedPointData(Data):
         return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
 
     @abstractmethod
-    def rows_as_read(self, indices: range) -> Any:
+    def rows_as_read(self, indices: range | np.ndarray) -> Any:
         """Return rows of X as kernels read them, not centered; shape (len(indices), d)."""
 
     @property

@@ -230,11 +230,13 @@ class GpuRows(FixedPointData):
             return np.dtype(self.rows_on_gpu.dtype)
         return self.source.dtype if self._takes_16_bit and is_half(self.source.dtype, self.dtype) else self.dtype
 
-    def rows_as_read(self, indices: range) -> Any:
+    def rows_as_read(self, indices: range | np.ndarray) -> Any:
         """Return rows as kernels read them, before they subtract `shift`; see `FixedPointData.rows_as_read`."""
         if self.rows_on_gpu is None:
             return to_host(self.reader.rows(np.array(indices)))
-        return self.rows_on_gpu[indices.start : indices.stop : indices.step]
+        if isinstance(indices, range):
+            return self.rows_on_gpu[indices.start : indices.stop : indices.step]
+        return self.rows_on_gpu[self.xp.asarray(indices)]
 
     def windows(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, window) for X as kernels read it, in windows of `rows` rows; the last may have fewer.

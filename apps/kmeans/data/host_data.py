@@ -108,7 +108,7 @@ class HostData(FixedPointData):
         elif not isinstance(self.source, ArrayRows):
             self.reader = ArrayRows(self._copied(self.source.dtype), self.source.name)
 
-    def rows_as_read(self, indices: range) -> np.ndarray:
+    def rows_as_read(self, indices: range | np.ndarray) -> np.ndarray:
         """Return rows as a kernel would read them, not centered; see `FixedPointData.rows_as_read`."""
         return to_host(self.reader.rows(np.array(indices))).astype(self.dtype)
 

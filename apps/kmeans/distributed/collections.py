@@ -47,20 +47,22 @@ def for_collections(method: Callable[..., Any]) -> Callable[..., Any]:
 def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any:  # noqa: ARG001
     """Fit an estimator to a Dask collection X on the workers of the current client.
 
-    `labels_` becomes a Dask array with the row chunks of X; the workers hold it. An X of at most 8 MiB is fitted in
-    this process.
+    `labels_` becomes a Dask array with the row chunks of X; the workers hold it. With ``device="cuda"``, each worker
+    computes on its GPU, the first that it sees. Otherwise, an X of at most 8 MiB is fitted in this process.
 
     Raises
     ------
     ValueError
         If there is no client, X has several chunks of columns, or a parameter is not supported for Dask collections.
+    NoDeviceError
+        If a worker has no GPU that ``device="cuda"`` could use, or its kernels do not serve so many clusters.
     ClusterError
         If rows are lost again and again, or the scheduler or a worker is silent for a minute.
     """
     import dask.array as da
 
     from tsapps.apps.kmeans.distributed.crew import cut_rows, specs_of
-    from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, current_client, threads_of
+    from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, current_client, shares_of
     from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
 
     scikit_learn.check_parameters(estimator)
@@ -71,7 +73,8 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     n, d = array.shape
     weights = sample_weight.compute() if is_dask(sample_weight) else sample_weight
     estimator.faults_, estimator._by_scikit_learn = 0, False
-    if n * d * dtype.itemsize <= SMALL:
+    device = "cuda" if estimator.device == "cuda" else "cpu"
+    if n * d * dtype.itemsize <= SMALL and device == "cpu":
         estimator.fit(array.compute(), sample_weight=weights)
         _set_features(estimator, X, array.shape[1])
         estimator.labels_ = da.from_array(estimator.labels_, chunks=(array.chunks[0],))
@@ -80,9 +83,10 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     checked = check_sample_weight(weights, n)
     weights = None if checked is None else to_host(checked).astype(dtype)
     spherical = estimator.metric == "cosine"
-    parts = cut_rows(n, d, dtype, [1.0] * threads_of(client))
+    parts = cut_rows(n, d, dtype, shares_of(client, device))
     blocks = client.compute(array.to_delayed().ravel().tolist())
-    crew = DaskCrew(client, blocks, array.chunks[0], parts, specs_of(parts, dtype, spherical=spherical), weights)
+    specs = specs_of(parts, dtype, spherical=spherical, device=device)
+    crew = DaskCrew(client, blocks, array.chunks[0], parts, specs, weights)
     source = source_of((n, d), array.dtype, dtype, spherical=spherical)
     best = estimator._fit_with(PartitionedEngine(source, dtype, weights, crew), checkpoint)
     estimator.cluster_centers_ = best.centers.copy()
@@ -112,10 +116,14 @@ def _check_options(estimator: Any) -> None:
         raise ValueError(
             "a callable init needs the whole of X, got a Dask collection: use a name such as 'k-means++', or an array"
         )
-    if estimator.device not in ("auto", "cpu"):
-        raise ValueError(f"device={estimator.device!r}: workers of Dask compute on CPUs; use device='cpu' or 'auto'")
+    if estimator.device not in ("auto", "cpu", "cuda"):
+        raise ValueError(
+            f"device={estimator.device!r}: each worker of Dask computes on its CPU, or with device='cuda' on its GPU"
+        )
     if estimator.engine == "cublas":
-        raise ValueError("engine='cublas' needs a GPU, but workers of Dask compute on CPUs; use engine='auto'")
+        raise ValueError("engine='cublas': workers of Dask do not use cuBLAS; use engine='auto'")
+    if estimator.precision != "exact" and estimator.device == "cuda":
+        raise ValueError(f"precision={estimator.precision!r}: workers of Dask certify labels; use precision='exact'")
 
 
 def _array_of(X: Any) -> Any:

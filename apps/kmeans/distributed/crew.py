@@ -60,9 +60,11 @@ def cut_rows(n: int, d: int, dtype: np.dtype, shares: Sequence[float]) -> list[r
     return cut(n, plusplus_host_chunk(n, d, dtype.itemsize), list(shares))
 
 
-def specs_of(parts: Sequence[range], dtype: np.dtype, *, spherical: bool, name: str = "X") -> list[PartSpec]:
-    """Return the `PartSpec` of each part of X, whose rows are those of all parts."""
-    return [PartSpec(part.start, parts[-1].stop, dtype.name, spherical, name) for part in parts]
+def specs_of(
+    parts: Sequence[range], dtype: np.dtype, *, spherical: bool, name: str = "X", device: str = "cpu"
+) -> list[PartSpec]:
+    """Return the `PartSpec` of each part of X, whose rows are those of all parts; all compute on `device`."""
+    return [PartSpec(part.start, parts[-1].stop, dtype.name, spherical, name, device) for part in parts]
 
 
 class LocalCrew:
@@ -78,9 +80,9 @@ class LocalCrew:
         See `cut_rows`.
     spherical : bool
         Whether rows are scaled to norm 1.
+    device : {"cpu", "cuda", "cuda:i"}
+        What computes.
     """
-
-    device = "cpu"
 
     def __init__(
         self,
@@ -90,9 +92,10 @@ class LocalCrew:
         parts: Sequence[range],
         *,
         spherical: bool = False,
+        device: str = "cpu",
     ) -> None:
-        self.parts = parts
-        specs = specs_of(parts, dtype, spherical=spherical)
+        self.parts, self.device = parts, device
+        specs = specs_of(parts, dtype, spherical=spherical, device=device)
         slices = [slice(part.start, part.stop) for part in parts]
         self._parts = [
             Part(X[some], None if weights is None else weights[some], spec)

@@ -24,7 +24,7 @@ from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.kernels.arrays import as_array, to_host
 from tsapps.kernels.system.version import package_version
 
-__all__ = ["DaskCrew", "check_versions", "current_client", "threads_of", "watched"]
+__all__ = ["DaskCrew", "check_versions", "current_client", "shares_of", "watched"]
 
 T = TypeVar("T")
 
@@ -60,7 +60,7 @@ class DaskCrew:
         weights: np.ndarray | None,
     ) -> None:
         self.parts, self._client = parts, client
-        self.device = f"dask: {len(parts)} × cpu"
+        self.device = f"dask: {len(parts)} × {specs[0].device}"
         ends = np.cumsum(sizes)
         self._parts = []
         for part, spec in zip(parts, specs, strict=True):
@@ -229,9 +229,10 @@ def current_client() -> Client:
     return client
 
 
-def threads_of(client: Client) -> int:
-    """Return the number of threads of all workers."""
-    return watched(client, lambda: sum(client.nthreads().values()), "threads")
+def shares_of(client: Client, device: str) -> list[float]:
+    """Return the shares of X of the parts: one for each thread of the workers or, on GPUs, for each worker."""
+    threads = watched(client, lambda: list(client.nthreads().values()), "threads")
+    return [1.0] * (len(threads) if device == "cuda" else sum(threads))
 
 
 def _address(client: Client) -> str:

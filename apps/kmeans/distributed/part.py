@@ -19,10 +19,10 @@ import numpy as np
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
-from tsapps.apps.kmeans.engines.engine import HostEngine
-from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
+from tsapps.apps.kmeans.distributed.part_engines import PartStep, engine_of_part
 from tsapps.apps.kmeans.init.oversampling_host import ChunkedOversampling
 from tsapps.apps.kmeans.init.plusplus_host import ChunkedDistances, ChunkedDraw
+from tsapps.kernels.arrays import to_host
 
 __all__ = ["Part", "PartSpec", "PartState"]
 
@@ -46,6 +46,8 @@ class PartSpec:
         Whether rows are scaled to norm 1.
     name : str
         Name of X in messages.
+    device : {"cpu", "cuda", "cuda:i"}
+        The device of the process that computes.
     """
 
     first: int
@@ -53,6 +55,7 @@ class PartSpec:
     dtype: str
     spherical: bool
     name: str
+    device: str = "cpu"
 
 
 @dataclass(frozen=True)
@@ -99,7 +102,7 @@ class PartRows(ArrayRows):
 
 
 class Part:
-    """Rows of X in host memory, and the answers to the questions of a fit.
+    """Rows of X in one process, and the answers to the questions of a fit; arrays of answers are in host memory.
 
     Parameters
     ----------
@@ -111,7 +114,7 @@ class Part:
     def __init__(self, rows: np.ndarray, weights: np.ndarray | None, spec: PartSpec) -> None:
         self._rows, self._weights, self._spec = rows, weights, spec
         self._asked, self._is_state_known = Lock(), True
-        self._step: ExactHostStep | None = None
+        self._step: PartStep | None = None
         self._draw: ChunkedDraw | None = None
         self._oversampling: ChunkedOversampling | None = None
         self._open(0)
@@ -126,7 +129,7 @@ class Part:
         elif spec.spherical:
             rows = UnitRows(rows, dtype)
         shard = Shard(spec.first, spec.n_total)
-        self._engine = HostEngine(rows, dtype, self._weights, as_kernels=True, shard=shard, threads=1)
+        self._engine = engine_of_part(rows, dtype, self._weights, shard, spec.device)
         self._state, self._step, self._draw, self._oversampling = PartState(exponent), None, None, None
 
     def ask(self, question: str, state: PartState, *arguments: Any) -> Any:
@@ -135,8 +138,9 @@ class Part:
             known, self._is_state_known = self._is_state_known, False  # it stays so after an error
             if not known:
                 self._open(state.exponent)
-            self._bring_to(state)
-            answer = getattr(self, question)(*arguments)
+            with self._engine.data:
+                self._bring_to(state)
+                answer = getattr(self, question)(*arguments)
             self._is_state_known = True
             return answer
 
@@ -145,21 +149,22 @@ class Part:
         return Part, (self._rows, self._weights, self._spec)
 
     def __sizeof__(self) -> int:
-        """Return the size in bytes of the rows, and of a centered copy."""
+        """Return the size in bytes in host memory of the rows, and of a centered copy."""
         return int(self._rows.nbytes) + self._rows.size * np.dtype(self._spec.dtype).itemsize
 
     def _bring_to(self, state: PartState) -> None:
-        own, data = self._state, self._engine.data
+        own = self._state
         if own.exponent != state.exponent or (own.point is not None and not _same(own.point, state.point)):
             self._open(state.exponent)
-            own, data = self._state, self._engine.data
+            own = self._state
         if own.point is None and state.point is not None:
             assert state.statistics is not None  # the point follows from them
-            data.adopt(state.statistics)
-            data.center(state.point)
+            self._engine.center(state.statistics, state.point)
             self._step = self._draw = self._oversampling = None
         self._draw = self._told(ChunkedDraw, self._draw, own.seeds, state.seeds)
         self._oversampling = self._told(ChunkedOversampling, self._oversampling, own.drawn, state.drawn)
+        if not (state.seeds or state.drawn):
+            self._engine.end_draws()
         self._bring_labels_to(state)
         self._state = state
 
@@ -168,7 +173,7 @@ class Part:
         if not points:
             return None
         if made is None or len(own) > len(points) or not all(map(_same, own, points)):
-            made, own = kind(self._engine.data), ()
+            made, own = kind(self._engine.data_of_draws()), ()
         for some in points[len(own) :]:
             made.add(some)
         return made
@@ -179,14 +184,14 @@ class Part:
             return
         own = self._state.centers
         if self._step is None or self._step.k != state.k:
-            self._step, own = ExactHostStep(self._engine.data, state.k), None
+            self._step, own = self._engine.new_step(state.k), None
         if not _same(own, state.centers):
             self._step.reset()
             if state.centers is not None:
-                self._step.assign(state.centers)
+                self._step.assign_own(state.centers)
 
     @property
-    def _labeled(self) -> ExactHostStep:
+    def _labeled(self) -> PartStep:
         assert self._step is not None  # k is known
         return self._step
 
@@ -203,7 +208,7 @@ class Part:
 
     def partial_moments(self, origin: np.ndarray) -> np.ndarray:
         """Return the moments of each chunk; see `FixedPointData.partial_moments`."""
-        return self._engine.data.partial_moments(origin)
+        return to_host(self._engine.data.partial_moments(origin))
 
     def non_finite(self) -> str | None:
         """Return the message of the first element that is not a finite number, or None."""
@@ -223,7 +228,8 @@ class Part:
 
     def rows_as_read(self, indices: np.ndarray) -> np.ndarray:
         """Return those of the rows with these indices of X that the part has, in the working type, not centered."""
-        return self._engine.data.rows_as_read(indices[self._own(indices)] - self._spec.first)
+        found = self._engine.data.rows_as_read(indices[self._own(indices)] - self._spec.first)
+        return to_host(found).astype(self._spec.dtype)
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the rows."""
@@ -276,13 +282,13 @@ class Part:
         sums : numpy.ndarray of shape (k, d + 1), int64
             Fixed-point sums of the rows of each cluster.
         """
-        n_reassigned = self._labeled.assign(centers).n_reassigned
+        answer = self._labeled.assign_own(centers)
         self._state = replace(self._state, centers=centers)
-        return n_reassigned, self._labeled.sums.copy()
+        return answer
 
     def partial_inertia(self, centers: np.ndarray) -> np.ndarray:
         """Return Σ w·‖x − c‖² of each chunk, for the current labels; see `HostData.partial_inertia`."""
-        return self._engine.data.partial_inertia(centers, self._labeled.labels)
+        return to_host(self._engine.data.partial_inertia(centers, self._labeled.labels))
 
     def own_distances(self, centers: np.ndarray) -> np.ndarray:
         """Return ‖x − c‖² of each row and the center of its label."""
@@ -290,11 +296,12 @@ class Part:
 
     def labels(self) -> np.ndarray:
         """Return a copy of the labels of all rows, int32."""
-        return self._labeled.labels.copy()
+        return np.array(to_host(self._labeled.labels))
 
     def labels_of(self, indices: np.ndarray) -> np.ndarray:
         """Return the labels of those of the rows with these indices of X that the part has."""
-        return self._labeled.labels[indices[self._own(indices)] - self._spec.first]
+        own = indices[self._own(indices)] - self._spec.first
+        return to_host(self._labeled.labels[self._engine.data.xp.asarray(own)])
 
     def cluster_sizes(self) -> np.ndarray:
         """Return the number of rows with each label, (k,), int64."""
@@ -306,8 +313,8 @@ class Part:
         −1 stands for a label without rows. None if rows with one label would have several.
         """
         labels = self.labels()
-        self._labeled.assign(others)
-        other_labels = self._labeled.labels
+        self._labeled.assign_own(others)
+        other_labels = to_host(self._labeled.labels)
         self._state = replace(self._state, centers=others)
         partner = np.full(self._labeled.k, -1, np.int32)
         partner[labels] = other_labels

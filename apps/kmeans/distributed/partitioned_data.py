@@ -106,7 +106,7 @@ class PartitionedData(FixedPointData):
         """Return the samples with these indices, centered, in host memory; shape (len(indices), d)."""
         return self.gathered("rows", indices)
 
-    def rows_as_read(self, indices: range) -> np.ndarray:
+    def rows_as_read(self, indices: range | np.ndarray) -> np.ndarray:
         """Return rows as a kernel would read them, not centered; see `FixedPointData.rows_as_read`."""
         return self.gathered("rows_as_read", np.array(indices))
 

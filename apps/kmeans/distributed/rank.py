@@ -87,6 +87,7 @@ def fit_rank(
     tol: float = 1e-4,
     random_state: int = 0,
     metric: str = "euclidean",
+    device: str = "cpu",
 ) -> RankClustering:
     """Cluster rows that several processes hold; each calls this function with its own.
 
@@ -105,6 +106,9 @@ def fit_rank(
     random_state : int
         The same on all ranks, as all other parameters.
     metric : {"euclidean", "cosine"}
+    device : {"cpu", "cuda", "cuda:i"}
+        What computes in this process; processes may differ. The rows are copied to a GPU, or streamed if they do not
+        fit. k-means++ and k-means‖ are drawn by the CPU.
 
     Returns
     -------
@@ -114,7 +118,7 @@ def fit_rank(
     Raises
     ------
     ValueError
-        On all ranks, if a parameter or X is not valid on one of them.
+        On all ranks, if a parameter or X is not valid on one of them, or if one has no such GPU.
     """
     parameters = {"init": init, "n_init": n_init, "max_iter": max_iter, "tol": tol, "metric": metric}
     check_parameters(TSKMeans(n_clusters, **parameters))
@@ -135,7 +139,7 @@ def fit_rank(
         every_weight = to_host(checked).astype(dtype)
     cut = _Cut(sizes, plusplus_host_chunk(n, d, dtype.itemsize))
     own = cut.rows_of_fit(array, communicator)
-    crew = _RankCrew(own, every_weight, dtype, cut.parts, communicator, spherical=metric == "cosine")
+    crew = _RankCrew(own, every_weight, dtype, cut.parts, communicator, spherical=metric == "cosine", device=device)
     source = source_of((n, d), array.dtype, dtype, spherical=metric == "cosine")
     found = lloyd.fit(
         PartitionedEngine(source, dtype, every_weight, crew),
@@ -168,7 +172,7 @@ def _answers(communicator: Communicator, call: Callable[[], Any]) -> list[Any]:
     found, error = None, None
     try:
         found = call()
-    except (ValueError, TypeError, MemoryError) as raised:
+    except (ValueError, TypeError, MemoryError, OSError, RuntimeError) as raised:  # CUDA's errors are of the last type
         error = f"{type(raised).__name__}: {raised}"
     answers = communicator.all_gather((found, error))
     for rank, (_, message) in enumerate(answers):
@@ -238,8 +242,6 @@ class _Cut:
 class _RankCrew:
     """The parts of all ranks, each asked by its own process; see `Crew`."""
 
-    device = "cpu"
-
     def __init__(
         self,
         rows: np.ndarray,
@@ -249,14 +251,15 @@ class _RankCrew:
         communicator: Communicator,
         *,
         spherical: bool,
+        device: str,
     ) -> None:
-        self._communicator = communicator
+        self._communicator, self.device = communicator, device
         self._ranks = [rank for rank, part in enumerate(parts) if len(part)]
         self.parts: Sequence[range] = [parts[rank] for rank in self._ranks]
         own = None
         if communicator.rank in self._ranks:
             number = self._ranks.index(communicator.rank)
-            part, spec = self.parts[number], specs_of(self.parts, dtype, spherical=spherical)[number]
+            part, spec = self.parts[number], specs_of(self.parts, dtype, spherical=spherical, device=device)[number]
             own = rows, None if weights is None else weights[part.start : part.stop], spec
         self._part = _on_all(communicator, lambda: None if own is None else Part(*own))
 

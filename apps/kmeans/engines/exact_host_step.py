@@ -71,6 +71,11 @@ class ExactHostStep(FixedPointStep):
             found.changed = not nearest.is_equal(HostCenters(centers))
         return found
 
+    def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
+        """Label these rows, which may be some of X; return how many labels changed, and the sums (k, d + 1), int64."""
+        n_reassigned = self.assign(centers).n_reassigned
+        return n_reassigned, self.sums.copy()
+
     def assign_final(self, centers: np.ndarray) -> None:
         """Label every sample with the nearest center, and update the sums, from which the inertia may follow."""
         self.assign(centers)

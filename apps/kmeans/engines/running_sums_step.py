@@ -43,6 +43,24 @@ class RunningSumsStep(FixedPointStep):
         """Label of each sample, (n,), int32, on the GPU."""
         return self.buffers.labels
 
+    @abstractmethod
+    def begin(self, centers: np.ndarray) -> None:
+        """Copy `centers` (k, d) to the GPU and prepare them for the first iteration."""
+
+    @abstractmethod
+    def launch_rows(self, count: int) -> None:
+        """Launch the first part of iteration number `count` of a run, from 0: labels, and sums of these rows."""
+
+    def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
+        """Label these rows, which may be some of X; return how many labels changed, and the sums (k, d + 1), int64."""
+        of = self.buffers
+        self.begin(centers)
+        self.data.machine.fill(of.n_reassigned, 0)
+        self.launch_rows(0)
+        n_reassigned = int(to_host(of.n_reassigned)[0])
+        self.expect(n_reassigned)
+        return n_reassigned, np.array(to_host(of.sums))
+
     def assigned(self, centers: np.ndarray, *, update: bool, potential: bool) -> Assignment:
         """Return the result of `assign`, after its launches."""
         n_reassigned = int(self.data.copy_to_host(self.buffers.total_reassigned)[0])

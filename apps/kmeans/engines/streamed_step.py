@@ -72,6 +72,11 @@ class StreamedStep(FixedPointStep):
             found.again = self._assignment(n_reassigned)
         return found
 
+    def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
+        """Label these rows, which may be some of X; return how many labels changed, and the sums (k, d + 1), int64."""
+        n_reassigned = self.assign(centers, update=False).n_reassigned
+        return n_reassigned, np.array(to_host(self._pass.step.buffers.sums))
+
     def _assignment(self, n_reassigned: int) -> Assignment:
         sums = to_host(self._pass.step.buffers.sums)
         return Assignment(n_reassigned, *self.sums_and_weights(sums), float("nan"))

@@ -70,11 +70,12 @@ def parted_engine(
     *,
     spherical: bool = False,
     crew: type[LocalCrew] = LocalCrew,
+    **options: Any,
 ) -> PartitionedEngine:
-    """Return an engine for X as parts of these shares."""
+    """Return an engine for X as parts of these shares; `options` are those of the crew."""
     dtype = compute_dtype(X.dtype, on_gpu=True)
     weights = None if weights is None else weights.astype(dtype)
-    made = crew(X, weights, dtype, cut_rows(*X.shape, dtype, shares), spherical=spherical)
+    made = crew(X, weights, dtype, cut_rows(*X.shape, dtype, shares), spherical=spherical, **options)
     return PartitionedEngine(source_of(X.shape, X.dtype, dtype, spherical=spherical), dtype, weights, made)
 
 

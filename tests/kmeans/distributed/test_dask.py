@@ -259,8 +259,9 @@ def test_no_client(X, monkeypatch):
     [
         ("protect=True runs in one process", {"protect": True}),
         ("a callable init needs the whole of X", {"init": lambda X, k, random_state: X[:k]}),
-        ("device='cuda': workers of Dask compute on CPUs", {"device": "cuda"}),
-        ("engine='cublas' needs a GPU", {"engine": "cublas"}),
+        ("device='cuda:1': each worker of Dask computes on its CPU", {"device": "cuda:1"}),
+        ("engine='cublas': workers of Dask do not use cuBLAS", {"engine": "cublas"}),
+        ("precision='tf32': workers of Dask certify labels", {"device": "cuda", "precision": "tf32"}),
         ("engine must be one of", {"engine": "fast"}),
         ("metric must be one of", {"metric": "manhattan"}),
         ("precision must be one of", {"precision": "half"}),

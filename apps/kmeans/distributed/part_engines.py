@@ -1,0 +1,145 @@
+"""What computes the passes over the rows of a `Part`: a CPU or a GPU. Both answer with the same bits."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.host_data import HostData
+from tsapps.apps.kmeans.data.rows import Rows
+from tsapps.apps.kmeans.data.shard import Shard, Statistics
+from tsapps.apps.kmeans.engines.engine import HostEngine
+from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
+from tsapps.kernels.devices import NoDeviceError, choose_device
+
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans.data.device_data import DeviceData
+    from tsapps.kernels.runtime.machine import Machine
+
+__all__ = ["PartEngine", "PartStep", "engine_of_part"]
+
+
+class PartStep(Protocol):
+    """The labels and the fixed-point cluster sums of the rows of a part, for k clusters."""
+
+    k: int
+
+    @property
+    def labels(self) -> Any:
+        """Label of each row, (n,), int32, on the device of the part."""
+
+    def reset(self) -> None:
+        """Set every label to −1 and the sums to zero."""
+
+    def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
+        """Label every row; return how many labels have changed, and the sums of the rows, (k, d + 1), int64."""
+
+
+class PartEngine(Protocol):
+    """The rows of a part on one device."""
+
+    @property
+    def data(self) -> HostData | DeviceData:
+        """The rows, and passes over them."""
+
+    def center(self, statistics: Statistics, point: np.ndarray) -> None:
+        """Subtract a point, (d,), from all rows that are read from now on; all rows of X have these statistics."""
+
+    def new_step(self, k: int) -> PartStep:
+        """Return a step for k clusters with all labels −1."""
+
+    def data_of_draws(self) -> HostData:
+        """Return the rows for the CPU, which draws samples, centered; the same object until `end_draws`."""
+
+    def end_draws(self) -> None:
+        """Free what only draws need."""
+
+
+class _HostPart:
+    """Rows on a CPU, with one thread; see `PartEngine`."""
+
+    def __init__(self, rows: Rows, dtype: np.dtype, weights: np.ndarray | None, shard: Shard) -> None:
+        self.data = HostEngine(rows, dtype, weights, as_kernels=True, shard=shard, threads=1).data
+
+    def center(self, statistics: Statistics, point: np.ndarray) -> None:
+        self.data.adopt(statistics)
+        self.data.center(point)
+
+    def new_step(self, k: int) -> PartStep:
+        return ExactHostStep(self.data, k)
+
+    def data_of_draws(self) -> HostData:
+        return self.data
+
+    def end_draws(self) -> None:
+        pass
+
+
+class _DevicePart:
+    """Rows on a GPU; see `PartEngine`. A CPU draws samples: it rounds distances otherwise than kernels."""
+
+    def __init__(self, rows: Rows, dtype: np.dtype, weights: np.ndarray | None, shard: Shard, machine: Machine) -> None:
+        from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+        from tsapps.apps.kmeans.engines.select_step import Options
+
+        self._given = rows, dtype, weights, shard
+        self._engine = DeviceEngine(rows, dtype, weights, machine, Options(always=True), shard)
+        self.data = self._engine.data
+        self._centered: tuple[Statistics, np.ndarray] | None = None
+        self._host: _HostPart | None = None
+
+    def center(self, statistics: Statistics, point: np.ndarray) -> None:
+        self.data.adopt(statistics)
+        self.data.center(point, on_read=True)
+        self._centered, self._host = (statistics, point), None
+
+    def new_step(self, k: int) -> PartStep:
+        name, reason = self._engine.selection(k)
+        if name == "cublas":
+            raise NoDeviceError(f"a GPU of a worker needs the kernels of this package, but {reason}; use device='cpu'")
+        step: Any = self._engine.step_for(k)
+        step.reset()
+        found: PartStep = step
+        return found
+
+    def data_of_draws(self) -> HostData:
+        if self._host is None:
+            self._host = _HostPart(*self._given)
+            if self._centered is not None:
+                self._host.center(*self._centered)
+        return self._host.data
+
+    def end_draws(self) -> None:
+        self._host = None
+
+
+def engine_of_part(rows: Rows, dtype: np.dtype, weights: np.ndarray | None, shard: Shard, device: str) -> PartEngine:
+    """Return the engine of a part.
+
+    Parameters
+    ----------
+    rows : Rows
+        The rows of the part, in host memory.
+    dtype : {float32, float64}
+        Working type.
+    weights : numpy.ndarray of shape (n,), optional
+    shard : Shard
+        Which rows of X the part has.
+    device : {"cpu", "cuda", "cuda:i"}
+
+    Raises
+    ------
+    NoDeviceError
+        If this process has no such GPU.
+    """
+    if device == "cpu":
+        return _HostPart(rows, dtype, weights, shard)
+    return _DevicePart(rows, dtype, weights, shard, gpu_of(device))
+
+
+def gpu_of(device: str) -> Machine:
+    """Return a GPU of this process by its name."""
+    from tsapps.kernels.runtime.machine import cuda_machine
+
+    return cuda_machine(choose_device(device).indices[0])
