@@ -20,7 +20,7 @@ pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
 )
 @pytest.mark.parametrize("init", ["k-means++", "random"])
 def test_the_bits_are_those_of_a_cpu(d, k, dtype, weighted, init, rng):
-    n = 60_000
+    n = 900_000 if d == 3 else 60_000  # more than is small
     X, weights = samples(rng, n, d, k, dtype), rng.random(n) + 0.5 if weighted else None
     expected = fitted(host_engine(X, weights), k, init=init)
     for shares in ((1,), (1, 2, 1)):
