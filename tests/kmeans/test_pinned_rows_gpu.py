@@ -68,6 +68,16 @@ def test_the_bits_are_those_of_a_fit_that_holds_x(dtype, k, init, rng, full):
     assert not is_pinned(X)
 
 
+@pytest.mark.parametrize("k", [9, 100])
+def test_a_protected_fit(k, rng, full):
+    X = samples(rng, np.float32)
+    expected = fitted(X, k, init="random", protect=True)
+    full()
+    found = fitted(X, k, init="random", protect=True)
+    same_bits(found, expected)
+    assert found.faults_ == 0
+
+
 @pytest.mark.parametrize("suffix", [".npy", ".fbin"])
 def test_files(suffix, rng, full, tmp_path):
     X, path = samples(rng, np.float32), tmp_path / f"X{suffix}"

@@ -18,6 +18,8 @@ References
 Higham, "Accuracy and Stability of Numerical Algorithms", 2nd ed. (2002), section 3.1.
 """
 
+from threading import local
+
 import numpy as np
 
 from tsapps.apps.kmeans.data.distances import square_norms
@@ -65,6 +67,7 @@ class HostCenters:
         self._norms[self._repeated] = np.inf
         self._by_center = d <= _MOST_FEATURES and self._norms.nbytes <= _MOST_SCORE_BYTES
         self.piece = max(_LEAST_ROWS, _SCORE_ELEMENTS // k)
+        self._of_thread = local()
 
     def is_equal(self, other: "HostCenters") -> bool:
         """Return True if everything that determines labels has the same bits in both."""
@@ -122,22 +125,37 @@ class HostCenters:
             rescore()
         return labels
 
+    def _scratch(self, *shape: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return arrays of scores and of bools, not initialized, which the next call in the same thread reuses.
+
+        New arrays for each product would take longer than it, where freed memory goes back to the system at once, as in
+        workers of Dask.
+        """
+        size = shape[0] * shape[1]
+        if getattr(self._of_thread, "size", 0) < size:
+            self._of_thread.arrays = np.empty(size, self.centers.dtype), np.empty(size, np.bool_)
+            self._of_thread.size = size
+        scores, near = self._of_thread.arrays
+        return scores[:size].reshape(shape), near[:size].reshape(shape)
+
     def _scores_by_row(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the labels of rows, their scores (m, k), and the indices of ambiguous rows."""
-        scores = rows @ self._minus_2_centers
+        scores, mask = self._scratch(len(rows), len(self.centers))
+        np.matmul(rows, self._minus_2_centers, out=scores)
         scores += self._norms
         labels = scores.argmin(axis=1)
         places = np.arange(0, scores.size, scores.shape[1]) + labels
-        near = (scores <= (scores.ravel().take(places) + bound)[:, np.newaxis]).ravel()
+        near = np.less_equal(scores, (scores.ravel().take(places) + bound)[:, np.newaxis], out=mask).ravel()
         near[places] = False
         ambiguous = np.unique(np.flatnonzero(near) // scores.shape[1]) if near.any() else places[:0]
         return labels.astype(np.int32), scores, ambiguous
 
     def _scores_by_center(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return what `_scores_by_row` does; the scores of a center are contiguous."""
-        scores = np.ascontiguousarray(self._minus_2_centers.T) @ rows.T
+        scores, mask = self._scratch(len(self.centers), len(rows))
+        np.matmul(np.ascontiguousarray(self._minus_2_centers.T), rows.T, out=scores)
         scores += self._norms[:, np.newaxis]
-        near = (scores <= scores.min(axis=0) + bound).view(np.uint8)
+        near = np.less_equal(scores, scores.min(axis=0) + bound, out=mask).view(np.uint8)
         ambiguous = np.flatnonzero(near.sum(axis=0, dtype=np.uint8) != 1)
         # The first candidate is the one of most centers that follow it.
         near *= np.arange(len(near) - 1, -1, -1, dtype=np.uint8)[:, np.newaxis]

@@ -97,6 +97,16 @@ def test_drawn_centers_are_those_of_rows_on_the_gpu(case, init, rng, full):
     same_bits(*(fitted(one, case, init=init) for one in engines))
 
 
+@pytest.mark.parametrize("options", [{"protect": True}, {"n_init": 3, "max_iter": 4, "init": "random"}], ids=str)
+@pytest.mark.parametrize("case", [Case(SmallKStep, 300, 100, 9), Case(LargeKStep, 200, 20, 66)], ids=str)
+def test_runs_begin_again_in_windows(case, options, rng, full):
+    """A protected fit labels all rows again at its end, and each of several runs begins with labels −1."""
+    X, _ = case.data(rng)
+    given = {"init": X[: case.k].astype(np.float64), **options}
+    engines = engine_over(ArrayRows(X), case), engine_of(case, X, None)
+    same_bits(*(fitted(one, case, **given) for one in engines))
+
+
 def test_empty_clusters_are_relocated_alike(rng, full):
     case = Case(SmallKStep, 400, 70, 6)
     X, _ = case.data(rng)
