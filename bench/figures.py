@@ -19,7 +19,7 @@ from tsapps.bench.kmeans.batched import PEERS as BATCHED_PEERS
 from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
 from tsapps.bench.kmeans.problems import GPU_SHAPES
 from tsapps.bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text
-from tsapps.bench.scale.scale_tables import gpus_table, scale_table
+from tsapps.bench.scale.scale_tables import gpus_table, scale_table, workers_table
 
 __all__ = [
     "FIGURES",
@@ -346,6 +346,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "K-means of the paper": ("h100-80gb-hbm3/paper.json", paper_kmeans_table),
     "larger than the GPU": ("h200/scale.json", scale_table),
     "several GPUs": ("h200/scale-gpus.json", gpus_table),
+    "workers of Dask": ("intel-xeon/scale-workers.json", workers_table),
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

@@ -1,9 +1,9 @@
-"""Tables of fits of data that one GPU does not hold, and of fits on several GPUs, from their records."""
+"""Tables of fits of data that one GPU does not hold, on several GPUs, and on workers of Dask, from their records."""
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["gpus_table", "scale_table"]
+__all__ = ["gpus_table", "scale_table", "workers_table"]
 
 
 def scale_table(records: Sequence[dict[str, Any]]) -> str:
@@ -33,4 +33,19 @@ def gpus_table(records: Sequence[dict[str, Any]]) -> str:
         times = f"{one['single_ms']:.2f} | {one['iter_ms']:.2f} | {one['single_ms'] / one['iter_ms']:.2f}"
         seeds = f"{one['single_seed_ms']:.0f} | {one['seed_ms']:.0f}"
         lines.append(f"| {size} | {one['k']:,} | {one['parts']} | {times} | {1e3 * one['exchange_ms']:.0f} | {seeds} |")
+    return "\n".join(lines)
+
+
+def workers_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of fits on workers of Dask that share the cores of one machine."""
+    lines = [
+        "| X, float32 | k | workers | iteration in one process, ms | on the workers | k-means++, s | on the workers | "
+        "fit, s |",
+        "|---|---:|---:|---:|---:|---:|---:|---:|",
+    ]
+    for one in sorted(records, key=lambda one: (one["n"] * one["d"], one["k"], one["parts"])):
+        size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
+        times = f"{one['single_ms']:.0f} | {one['iter_ms']:.0f}"
+        seeds = f"{one['single_seed_ms'] / 1e3:.1f} | {one['seed_ms'] / 1e3:.1f} | {one['fit_ms'] / 1e3:.1f}"
+        lines.append(f"| {size} | {one['k']:,} | {one['parts']} | {times} | {seeds} |")
     return "\n".join(lines)
