@@ -39,7 +39,7 @@ def gpus_table(records: Sequence[dict[str, Any]]) -> str:
 def workers_table(records: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of fits on workers of Dask that share the cores of one machine."""
     lines = [
-        "| X, float32 | k | workers | iteration in one process, ms | on them | k-means++ in one, s | on them | fit, s |",
+        "| X, float32 | k | workers | iteration in one process, ms | on them | k-means++, s | on them | fit, s |",
         "|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
     for one in sorted(records, key=lambda one: (one["n"] * one["d"], one["k"], one["parts"])):
