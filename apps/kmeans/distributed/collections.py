@@ -71,11 +71,11 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     _set_features(estimator, X, array.shape[1])
     dtype = compute_dtype(array.dtype, on_gpu=True)
     n, d = array.shape
-    weights = sample_weight.compute() if is_dask(sample_weight) else sample_weight
+    weights = _waited_for(sample_weight.compute, "sample_weight") if is_dask(sample_weight) else sample_weight
     estimator.faults_, estimator._by_scikit_learn = 0, False
     device = "cuda" if estimator.device == "cuda" else "cpu"
     if n * d * dtype.itemsize <= SMALL and device == "cpu":
-        estimator.fit(array.compute(), sample_weight=weights)
+        estimator.fit(_waited_for(array.compute, "X"), sample_weight=weights)
         _set_features(estimator, X, array.shape[1])
         estimator.labels_ = da.from_array(estimator.labels_, chunks=(array.chunks[0],))
         return estimator
@@ -131,18 +131,32 @@ def _array_of(X: Any) -> Any:
 
     Unknown numbers of rows are computed, in a pass over X.
     """
-    array = X.to_dask_array(lengths=True) if hasattr(X, "to_dask_array") else X
+    lengths = "the numbers of rows of X"
+    array = _waited_for(lambda: X.to_dask_array(lengths=True), lengths) if hasattr(X, "to_dask_array") else X
     check_real(array.dtype, "X")
     if array.ndim != 2:
         raise ValueError(f"X has shape {array.shape}; expected a matrix of shape (n_samples, n_features)")
     if np.isnan(array.shape[0]):
-        array = array.compute_chunk_sizes()
+        array = _waited_for(array.compute_chunk_sizes, lengths)
     if array.numblocks[1] != 1:
         raise ValueError(
             f"X has {array.numblocks[1]} chunks of columns; expected one: rechunk it, for example by "
             "X.rechunk({0: 'auto', 1: -1})"
         )
     return array
+
+
+def _waited_for(compute: Callable[[], Any], what: str) -> Any:
+    """Return what a call computes; on a cluster, with the deadline of `dask_crew.watched`."""
+    from distributed import get_client
+
+    from tsapps.apps.kmeans.distributed.dask_crew import watched
+
+    try:
+        client = get_client()
+    except ValueError:
+        return compute()
+    return watched(client, compute, what)
 
 
 def _light(estimator: Any) -> Any:
@@ -197,7 +211,7 @@ def score(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> f
 
     array = _rows_of(estimator, X)
     ends, light = np.cumsum(array.chunks[0]), _light(estimator)
-    given = sample_weight.compute() if is_dask(sample_weight) else sample_weight
+    given = _waited_for(sample_weight.compute, "sample_weight") if is_dask(sample_weight) else sample_weight
     weights = check_sample_weight(given, array.shape[0])
     scores = [
         dask.delayed(_score)(block, light, None if weights is None else weights[end - size : end])

@@ -71,7 +71,7 @@ class DaskCrew:
                 slice(max(part.start - int(ends[i] - sizes[i]), 0), part.stop - int(ends[i] - sizes[i])) for i in some
             ]
             own = None if weights is None else weights[part.start : part.stop]
-            given = [blocks[i] for i in some], slices, own, spec
+            given = [blocks[i] for i in some], slices, own, spec, _versions()
             self._parts.append(client.submit(_part, *given, key=f"tsapps-part-{uuid4().hex}", pure=False))
 
     def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
@@ -109,8 +109,22 @@ class DaskCrew:
         ]
 
 
-def _part(blocks: Sequence[Any], slices: Sequence[slice], weights: np.ndarray | None, spec: PartSpec) -> Part:
-    """Return the part of these rows of blocks; runs on a worker."""
+def _part(
+    blocks: Sequence[Any],
+    slices: Sequence[slice],
+    weights: np.ndarray | None,
+    spec: PartSpec,
+    versions: dict[str, str],
+) -> Part:
+    """Return the part of these rows of blocks; runs on a worker, which may have joined during the fit.
+
+    Raises
+    ------
+    ClusterError
+        If the worker has other versions.
+    """
+    if _versions() != versions:
+        raise ClusterError(f"a worker has {_versions()}, the fit was begun with {versions}: install the same versions")
     rows = [to_host(as_array(block))[some] for block, some in zip(blocks, slices, strict=True)]
     return Part(np.ascontiguousarray(rows[0] if len(rows) == 1 else np.concatenate(rows)), weights, spec)
 

@@ -23,8 +23,9 @@ from distributed import Client, LocalCluster, Status  # noqa: E402
 from tsapps import TSKMeans  # noqa: E402
 from tsapps.apps.kmeans.data import blocks  # noqa: E402
 from tsapps.apps.kmeans.distributed import collections, dask_crew  # noqa: E402
-from tsapps.apps.kmeans.distributed.crew import ClusterError  # noqa: E402
+from tsapps.apps.kmeans.distributed.crew import ClusterError, specs_of  # noqa: E402
 from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew  # noqa: E402
+from tsapps.apps.kmeans.distributed.part import PartState  # noqa: E402
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes are killed and stopped as on Linux")
 
@@ -241,6 +242,31 @@ def test_small_collections_are_fitted_here(client, X, monkeypatch):
     found = together(collection)
     assert_same(found, expected)
     assert found.feature_names_in_.tolist() == names
+
+
+def test_what_is_computed_before_the_fit_has_a_deadline(client, X, monkeypatch):
+    """Weights, and numbers of rows that are unknown."""
+    waited, watched = [], dask_crew.watched
+
+    def recorded(client, call, what):
+        waited.append(what)
+        return watched(client, call, what)
+
+    monkeypatch.setattr(dask_crew, "watched", recorded)
+    rows, weights = da.from_array(X, chunks=(7001, D)), np.random.default_rng(0).random(N) + 0.5
+    found = together(rows[rows[:, 0] > -99], sample_weight=da.from_array(weights, chunks=5000), **SHORT)
+    assert {"sample_weight", "the numbers of rows of X"} <= set(waited)
+    assert_same(found, alone(X, sample_weight=weights, **SHORT))
+
+
+def test_a_worker_that_joins_with_another_version():
+    """It makes a part again whose worker was lost."""
+    X = np.zeros((9, 2), np.float32)
+    (spec,) = specs_of([range(9)], X.dtype, spherical=False)
+    given = [X], [slice(0, 9)], None, spec
+    assert dask_crew._part(*given, dask_crew._versions()).ask("first_row", PartState()).tolist() == [0, 0]
+    with pytest.raises(ClusterError, match=r"^a worker has .*, the fit was begun with .*'tsapps': '0'.*: install the"):
+        dask_crew._part(*given, dask_crew._versions() | {"tsapps": "0"})
 
 
 # --- What is refused --------------------------------------------------------------------------------------------------
