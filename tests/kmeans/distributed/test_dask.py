@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 import weakref
 
 import numpy as np
@@ -242,6 +243,19 @@ def test_small_collections_are_fitted_here(client, X, monkeypatch):
     found = together(collection)
     assert_same(found, expected)
     assert found.feature_names_in_.tolist() == names
+
+
+def test_this_process_holds_no_number_for_each_row(client):
+    """Labels of 2 million rows take 8 MB; what the fit needs here takes less than half of that."""
+    X = da.random.default_rng(0).random((2_000_000, 2), dtype=np.float32, chunks=(250_000, 2))
+    for init in ("random", "k-means||"):
+        tracemalloc.start()
+        try:
+            model = together(X, 3, init=init, n_init=1, max_iter=2)
+            assert tracemalloc.get_traced_memory()[1] < 4_000_000
+        finally:
+            tracemalloc.stop()
+        assert int((model.labels_ >= 0).sum().compute()) == len(X)
 
 
 def test_what_is_computed_before_the_fit_has_a_deadline(client, X, monkeypatch):
