@@ -48,9 +48,14 @@ class FixedPointData(Data):
         super().__init__(source, dtype, sample_weight)
 
     @property
-    def itemsize(self) -> int | None:
-        """Size of an element of X as kernels read it, or would read it, in bytes; None if kernels cannot read X."""
-        return (self.source if is_half(self.source.dtype, self.dtype) else self).dtype.itemsize
+    def dtype_as_read(self) -> np.dtype:
+        """The type of X as kernels read it, or would read it: the working type or a 16-bit type."""
+        return self.source.dtype if is_half(self.source.dtype, self.dtype) else self.dtype
+
+    @property
+    def itemsize(self) -> int:
+        """Size in bytes of an element of X as kernels read it, or would read it."""
+        return self.dtype_as_read.itemsize
 
     @abstractmethod
     def rows_as_read(self, indices: range | np.ndarray) -> Any:
@@ -148,8 +153,6 @@ class FixedPointData(Data):
 
     @cached_property
     def _typical_rows(self) -> tuple[np.ndarray, float] | None:
-        if self.itemsize is None:
-            return None
         return typical_rows(self.rows_as_read(sampled_rows(self.n_samples)), *self.cached_moments[1:])
 
 

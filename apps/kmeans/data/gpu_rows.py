@@ -199,7 +199,7 @@ class GpuRows(FixedPointData):
     def rows_on_gpu(self) -> Any:
         """Row-major X for kernels, in the working type or a 16-bit type: on the GPU, or pinned in place; else None.
 
-        Waits until all pages are pinned.
+        Pins all pages that are not pinned yet.
         """
         if self.held is not None:
             return self.held
@@ -217,18 +217,13 @@ class GpuRows(FixedPointData):
         return structure(ROWS, X=self.rows_on_gpu[rows], leading=d, d=d, mean=self.shift, weights=some)
 
     @property
-    def itemsize(self) -> int | None:
-        """Size of an element of X as kernels read it, in bytes; None if they cannot read X. See `FixedPointData`."""
-        return self.dtype_as_read.itemsize
-
-    @property
     def dtype_as_read(self) -> np.dtype:
-        """The type of X as kernels read it: the working type or a 16-bit type."""
+        """The type of X as kernels read it; see `FixedPointData.dtype_as_read`."""
         if self.over_link:
             return np.dtype(self._pinned_rows.array.dtype)
         if self.rows_on_gpu is not None:
             return np.dtype(self.rows_on_gpu.dtype)
-        return self.source.dtype if self._takes_16_bit and is_half(self.source.dtype, self.dtype) else self.dtype
+        return super().dtype_as_read if self._takes_16_bit else self.dtype
 
     def rows_as_read(self, indices: range | np.ndarray) -> Any:
         """Return rows as kernels read them, before they subtract `shift`; see `FixedPointData.rows_as_read`."""

@@ -191,13 +191,12 @@ class HostData(FixedPointData):
 
         Those of all shards, joined, are the argument of `total_inertia`.
         """
-        itemsize = self.itemsize
-        assert itemsize is not None  # kernels could read X
-        given = {"chunk": inertia_chunk(self.n_total, self.n_features, itemsize), "itemsize": itemsize}
+        chunk = inertia_chunk(self.n_total, self.n_features, self.itemsize)
 
         def work(start: int, block: Any) -> np.ndarray:
             own = labels[start : start + len(block)]
-            return partial_inertia(block, centers, own, self.weights_of(start, block), **given)
+            weights = self.weights_of(start, block)
+            return partial_inertia(block, centers, own, weights, chunk=chunk, itemsize=self.itemsize)
 
         return np.concatenate(list(self.each_block(work, 0)))
 

@@ -71,7 +71,7 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     _set_features(estimator, X, array.shape[1])
     dtype = compute_dtype(array.dtype, on_gpu=True)
     n, d = array.shape
-    weights = _waited_for(sample_weight.compute, "sample_weight") if is_dask(sample_weight) else sample_weight
+    weights = _computed(sample_weight)
     estimator.faults_, estimator._by_scikit_learn = 0, False
     device = "cuda" if estimator.device == "cuda" else "cpu"
     if n * d * dtype.itemsize <= SMALL and device == "cpu":
@@ -159,6 +159,11 @@ def _waited_for(compute: Callable[[], Any], what: str) -> Any:
     return watched(client, compute, what)
 
 
+def _computed(sample_weight: Any) -> Any:
+    """Return sample weights in this process."""
+    return _waited_for(sample_weight.compute, "sample_weight") if is_dask(sample_weight) else sample_weight
+
+
 def _light(estimator: Any) -> Any:
     """Return a copy of an estimator without its labels, which tasks that predict do not need."""
     light = copy.copy(estimator)
@@ -211,8 +216,7 @@ def score(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> f
 
     array = _rows_of(estimator, X)
     ends, light = np.cumsum(array.chunks[0]), _light(estimator)
-    given = _waited_for(sample_weight.compute, "sample_weight") if is_dask(sample_weight) else sample_weight
-    weights = check_sample_weight(given, array.shape[0])
+    weights = check_sample_weight(_computed(sample_weight), array.shape[0])
     scores = [
         dask.delayed(_score)(block, light, None if weights is None else weights[end - size : end])
         for block, size, end in zip(array.to_delayed().ravel(), array.chunks[0], ends, strict=True)

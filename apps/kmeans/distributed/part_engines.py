@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
@@ -98,10 +98,9 @@ class _DevicePart:
         name, reason = self._engine.selection(k)
         if name == "cublas":
             raise NoDeviceError(f"a GPU of a worker needs the kernels of this package, but {reason}; use device='cpu'")
-        step: Any = self._engine.step_for(k)
+        step = cast(PartStep, self._engine.step_for(k))
         step.reset()
-        found: PartStep = step
-        return found
+        return step
 
     def data_of_draws(self) -> HostData:
         if self._host is None:

@@ -13,7 +13,6 @@ from tsapps.apps.kmeans.distributed.partitioned_data import (
 )
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
-from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
 from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_host import OversamplingByChunks
@@ -84,12 +83,9 @@ class PartitionedStep(FixedPointStep):
         found.potential = found.potential_about(centers)
         return found
 
-    def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia, from the sums if they are exact enough; see `Step.inertia`."""
-        found = None
-        if may_use_sums(self.data, self.k):
-            found = inertia_of_sums(self.data, sum_terms(self._sums, self.sums_units, centers))
-        return self.data.inertia(centers, None) if found is None else found
+    def terms_of_sums(self, centers: np.ndarray) -> np.ndarray:
+        """Return terms of the sums of all parts; see `FixedPointStep.terms_of_sums`."""
+        return sum_terms(self._sums, self.sums_units, centers)
 
     def cluster_sizes(self, labels: PartLabels, k: int) -> np.ndarray:  # noqa: ARG002 (k is that of the step)
         """Return the number of samples with each label, (k,), int64; see `Step.cluster_sizes`."""

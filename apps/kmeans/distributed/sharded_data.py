@@ -207,5 +207,4 @@ class ShardedData(Data):
 
 def _uncentered(shard: DeviceData, indices: np.ndarray) -> np.ndarray:
     """Return rows of a shard as kernels read them, before they subtract `shift`."""
-    rows = shard.rows_on_gpu[shard.machine.on_gpu(indices)]
-    return to_host(rows).astype(shard.dtype)
+    return to_host(shard.rows_as_read(indices)).astype(shard.dtype)

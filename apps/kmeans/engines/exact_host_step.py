@@ -11,7 +11,6 @@ import numpy as np
 from tsapps.apps.kmeans.assign.host_labels import HostCenters
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
-from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
 from tsapps.apps.kmeans.protect.checks import same_bits
 from tsapps.apps.kmeans.results import Assignment
@@ -113,24 +112,20 @@ class ExactHostStep(FixedPointStep):
             norms = self._largest_norms[start] = nearest.largest_norms(block)
         return nearest.labels(block, norms)
 
-    def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
-        found = self._inertia_of_sums(centers)
-        return self.data.inertia(centers, self._labels) if found is None else found
+    def terms_of_sums(self, centers: np.ndarray) -> np.ndarray:
+        """Return terms of the running sums; see `FixedPointStep.terms_of_sums`."""
+        return sum_terms(self.sums, self.sums_units, centers)
 
-    def _inertia_of_sums(self, centers: np.ndarray) -> float | None:
-        if not (self._are_sums_current and may_use_sums(self.data, self.k)):
-            return None
-        return inertia_of_sums(self.data, sum_terms(self.sums, self.sums_units, centers))
+    def inertia_of_sums(self, centers: np.ndarray) -> float | None:
+        """Return the inertia from the running sums, if they are those of the labels."""
+        return super().inertia_of_sums(centers) if self._are_sums_current else None
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return the inertia, and a description of a fault in it or in the sums; see `Step.checked_inertia`."""
-        inertia = self.inertia(centers)
-        if not np.array_equal(inertia, self.inertia(centers), equal_nan=True):
-            return inertia, "the inertia differed when it was computed twice"
-        if self._are_sums_current and not same_bits(self.sums, self._sums_of_labels()):
-            return inertia, "the running sums were not those of the samples"
-        return inertia, None
+        inertia, fault = super().checked_inertia(centers)
+        if fault is None and self._are_sums_current and not same_bits(self.sums, self._sums_of_labels()):
+            fault = "the running sums were not those of the samples"
+        return inertia, fault
 
     def _sums_of_labels(self) -> np.ndarray:
         """Return the cluster sums, (k, d + 1), computed from all samples and their labels."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
-from tsapps.apps.kmeans.inertia.from_sums import INERTIA_ERROR, inertia_of_sums, may_use_sums
+from tsapps.apps.kmeans.inertia.from_sums import INERTIA_ERROR
 from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.protect.launch import StepCheck, SumsCheck
 from tsapps.apps.kmeans.results import Assignment
@@ -92,20 +92,12 @@ class RunningSumsStep(FixedPointStep):
         """Return the terms of `inertia_from_terms`, (k, 4); `centers` (k, d) are on the GPU."""
         return to_host(sum_terms(self.data.machine, self.buffers.total_sums, self.buffers.units, centers))
 
-    def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia, from the running sums if they are exact enough; see `Step.inertia`."""
-        found = self.inertia_of_sums(centers)
-        return super().inertia(centers) if found is None else found
-
-    def inertia_of_sums(self, centers: np.ndarray) -> float | None:
-        """Return the inertia from the running sums; None if a pass over X is faster or more exact."""
-        data, of = self.data, self.buffers
-        if not may_use_sums(data, self.k):
-            return None
-        on_gpu = data.on_device(centers) if self._prepared is None else of.centers[self._prepared]
-        terms = self._terms(on_gpu)
+    def terms_of_sums(self, centers: np.ndarray) -> np.ndarray:
+        """Return terms of the running sums of all rows; see `FixedPointStep.terms_of_sums`."""
+        prepared = self._prepared
+        terms = self._terms(self.data.on_device(centers) if prepared is None else self.buffers.centers[prepared])
         self._final_weights = terms[:, 0]
-        return inertia_of_sums(data, terms)
+        return terms
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""

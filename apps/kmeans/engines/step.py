@@ -144,8 +144,8 @@ class Step(ABC):
 
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return the inertia, and a description of a fault in the inertia or the running sums, or None."""
-        inertia = self.data.inertia(centers, self.labels)
-        same = np.array_equal(inertia, self.data.inertia(centers, self.labels), equal_nan=True)
+        inertia = self.inertia(centers)
+        same = np.array_equal(inertia, self.inertia(centers), equal_nan=True)
         return inertia, None if same else "the inertia differed when it was computed twice"
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:

@@ -15,7 +15,6 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
 from tsapps.apps.kmeans.engines.window_pass import WindowPass
-from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.results import Assignment
 from tsapps.kernels.arrays import to_host
@@ -62,7 +61,7 @@ class StreamedStep(FixedPointStep):
         of, data = self._pass.step.buffers, self.data
         self._pass.step.begin(centers)
         data.machine.fill(of.n_reassigned, 0)
-        self._pass.launch(0, self._labels)
+        self._pass.launch(self._labels)
         n_reassigned = int(to_host(of.n_reassigned)[0])
         if not (update or potential):
             return Assignment(n_reassigned, np.zeros((0, 0)), np.zeros(0), float("nan"))
@@ -81,18 +80,7 @@ class StreamedStep(FixedPointStep):
         sums = to_host(self._pass.step.buffers.sums)
         return Assignment(n_reassigned, *self.sums_and_weights(sums), float("nan"))
 
-    def inertia(self, centers: np.ndarray) -> float:
-        """Return the inertia, from the cluster sums if they are exact enough; see `Step.inertia`."""
+    def terms_of_sums(self, centers: np.ndarray) -> np.ndarray:
+        """Return terms of the sums; see `FixedPointStep.terms_of_sums`."""
         data, of = self.data, self._pass.step.buffers
-        if may_use_sums(data, self.k):
-            terms = to_host(sum_terms(data.machine, of.sums, of.units, data.on_device(centers)))
-            found = inertia_of_sums(data, terms)
-            if found is not None:
-                return found
-        return super().inertia(centers)
-
-    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
-        """Return the inertia, and a description of a fault in it, or None; see `Step.checked_inertia`."""
-        inertia = self.inertia(centers)
-        same = np.array_equal(inertia, self.inertia(centers), equal_nan=True)
-        return inertia, None if same else "the inertia differed when it was computed twice"
+        return to_host(sum_terms(data.machine, of.sums, of.units, data.on_device(centers)))

@@ -59,16 +59,14 @@ class WindowPass:
         """
         self.step.reset()
         self.step.begin(centers)
-        self.launch(0, of.labels, copies=True)
+        self.launch(of.labels, copies=True)
         self._data.machine.copy(of.buffers.own, self.step.buffers.own)
 
-    def launch(self, count: int, labels: Any, *, copies: bool = False) -> None:
-        """Label all rows, and add to the running sums and to the number of reassigned rows.
+    def launch(self, labels: Any, *, copies: bool = False) -> None:
+        """Label all rows by the centers of `DeviceStep.begin`; add to the running sums and number of reassigned rows.
 
         Parameters
         ----------
-        count : int
-            Number of the iteration since `DeviceStep.begin`, from 0.
         labels : array of shape (n,), int32
             The labels of all rows, which are changed.
         copies : bool
@@ -81,7 +79,7 @@ class WindowPass:
             copy(step.labels, own)
             self._window.copy_half(self._window.rows_on_gpu)
             self._data.machine.fill(step.buffers.counts, 0)
-            step.launch_rows(count)
+            step.launch_rows(0)
             copy(own, step.labels)
             if copies:
                 self._data.copy_half(block, start)

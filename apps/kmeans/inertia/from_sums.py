@@ -16,7 +16,7 @@ _ROWS_OVER_SUMS, _SQUARES_ERROR = 8, 2.0**-40
 
 def may_use_sums(data: FixedPointData, k: int) -> bool:
     """Return True if cluster sums may be exact enough for the inertia, and a pass over X would take longer."""
-    if data.dtype != np.float32 or data.sample_weight is not None or data.itemsize is None:
+    if data.dtype != np.float32 or data.sample_weight is not None:
         return False
     sums_bytes = k * (data.n_features + 1) * np.dtype(np.int64).itemsize
     return data.n_total * data.n_features * data.itemsize >= _ROWS_OVER_SUMS * sums_bytes
