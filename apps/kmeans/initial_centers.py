@@ -25,7 +25,7 @@ def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.ra
     if name == "k-means++":
         return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus)
     if name == "k-means||":
-        return kmeans_parallel(engine.data, n_clusters, random_state, engine.oversampling())
+        return kmeans_parallel(engine.data, n_clusters, random_state, engine.oversampling(n_clusters))
     return random_samples(engine.data, n_clusters, random_state)
 
 

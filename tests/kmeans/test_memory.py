@@ -69,12 +69,12 @@ def test_draws_with_one_distance_a_sample_are_those_with_all(n, d, k, weighted, 
     k, found = min(k, n), []
     draws = np.random.RandomState(seed).uniform(size=(k - 1, 2))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tsapps.apps.kmeans.init.plusplus_host._CHUNK_ELEMENTS", 1)
+        patch.setattr("tsapps.apps.kmeans.init.oversampling_chunks._CHUNK_ELEMENTS", 1)
         patch.setattr(host_data, "_TASK_ELEMENTS", 1)
         assert open_engine(X, device="cpu").draw_plus_plus(0, draws) is None  # X is small
         patch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
         for most in (1 << 30, 0):
-            patch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_DISTANCES", most)
+            patch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_KEPT", most)
             engine = open_engine(X, device="cpu", sample_weight=weights)
             # X is whole numbers, so that sums have no rounding.
             found.append(engine.draw_plus_plus(0, draws))
@@ -103,7 +103,7 @@ def test_draws_of_many_samples(rng, monkeypatch):
     found = []
     monkeypatch.setattr("tsapps.apps.kmeans.data.blocks.SMALL", 0)
     for most in (1 << 30, 0):
-        monkeypatch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_DISTANCES", most)
+        monkeypatch.setattr("tsapps.apps.kmeans.init.plusplus_host._MOST_KEPT", most)
         engine = open_engine(X, device="cpu")
         found.append(initial_centers.draw_centers(engine, "k-means++", 30, np.random.RandomState(1)))
     np.testing.assert_array_equal(*found)

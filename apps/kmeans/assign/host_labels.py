@@ -87,7 +87,9 @@ class HostCenters:
         most = np.maximum.reduceat(squares, np.arange(0, len(rows), self.piece)).astype(np.float64)
         return np.sqrt(most * (1 + 2 * self._relative_error) + float(np.finfo(rows.dtype).tiny))
 
-    def labels(self, rows: np.ndarray, largest_norms: np.ndarray) -> np.ndarray:
+    def labels(
+        self, rows: np.ndarray, largest_norms: np.ndarray, lowest_scores: np.ndarray | None = None
+    ) -> np.ndarray:
         """Return the index of the center nearest to each row, the lowest index on a tie; (m,), int32.
 
         Parameters
@@ -96,6 +98,8 @@ class HostCenters:
             In the type of the centers.
         largest_norms : numpy.ndarray
             See the method of this name.
+        lowest_scores : numpy.ndarray of shape (m,), optional
+            Receives the lowest score of each row, as BLAS computes it.
         """
         labels = np.empty(len(rows), np.int32)
         bounds = self._bounds(largest_norms, rows.dtype)
@@ -113,7 +117,9 @@ class HostCenters:
             for start, bound in zip(range(0, len(rows), self.piece), bounds, strict=True):
                 part = slice(start, start + self.piece)
                 scored = self._scores_by_center if self._by_center else self._scores_by_row
-                labels[part], scores, some = scored(rows[part], bound)
+                labels[part], lowest, scores, some = scored(rows[part], bound)
+                if lowest_scores is not None:
+                    lowest_scores[part] = lowest
                 if not bound < np.inf:  # scores may have overflowed
                     some = np.arange(len(scores))
                 if some.size:
@@ -138,28 +144,30 @@ class HostCenters:
         scores, near = self._of_thread.arrays
         return scores[:size].reshape(shape), near[:size].reshape(shape)
 
-    def _scores_by_row(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the labels of rows, their scores (m, k), and the indices of ambiguous rows."""
+    def _scores_by_row(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, ...]:
+        """Return the labels of rows, their lowest scores, all scores (m, k), and the indices of ambiguous rows."""
         scores, mask = self._scratch(len(rows), len(self.centers))
         np.matmul(rows, self._minus_2_centers, out=scores)
         scores += self._norms
         labels = scores.argmin(axis=1)
         places = np.arange(0, scores.size, scores.shape[1]) + labels
-        near = np.less_equal(scores, (scores.ravel().take(places) + bound)[:, np.newaxis], out=mask).ravel()
+        lowest = scores.ravel().take(places)
+        near = np.less_equal(scores, (lowest + bound)[:, np.newaxis], out=mask).ravel()
         near[places] = False
         ambiguous = np.unique(np.flatnonzero(near) // scores.shape[1]) if near.any() else places[:0]
-        return labels.astype(np.int32), scores, ambiguous
+        return labels.astype(np.int32), lowest, scores, ambiguous
 
-    def _scores_by_center(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def _scores_by_center(self, rows: np.ndarray, bound: np.floating) -> tuple[np.ndarray, ...]:
         """Return what `_scores_by_row` does; the scores of a center are contiguous."""
         scores, mask = self._scratch(len(self.centers), len(rows))
         np.matmul(np.ascontiguousarray(self._minus_2_centers.T), rows.T, out=scores)
         scores += self._norms[:, np.newaxis]
-        near = np.less_equal(scores, scores.min(axis=0) + bound, out=mask).view(np.uint8)
+        lowest = scores.min(axis=0)
+        near = np.less_equal(scores, lowest + bound, out=mask).view(np.uint8)
         ambiguous = np.flatnonzero(near.sum(axis=0, dtype=np.uint8) != 1)
         # The first candidate is the one of most centers that follow it.
         near *= np.arange(len(near) - 1, -1, -1, dtype=np.uint8)[:, np.newaxis]
-        return len(near) - 1 - near.max(axis=0).astype(np.int32), scores.T, ambiguous
+        return len(near) - 1 - near.max(axis=0).astype(np.int32), lowest, scores.T, ambiguous
 
     def _bounds(self, norms: np.ndarray, dtype: np.dtype) -> np.ndarray:
         """Return 2·E for rows of these norms, in the type of the scores; infinite if scores may overflow."""

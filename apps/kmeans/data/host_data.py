@@ -12,7 +12,7 @@ from tsapps.apps.kmeans.data.fixed_point_data import FixedPointData
 from tsapps.apps.kmeans.data.frame import frobenius_norm, subtract_mean
 from tsapps.apps.kmeans.data.host_moments import partial_moments
 from tsapps.apps.kmeans.data.plan import moment_chunk
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, in_place
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.inertia.host_inertia import partial_inertia, total_inertia
 from tsapps.apps.kmeans.inertia.plan import inertia_chunk
@@ -44,9 +44,9 @@ class HostData(FixedPointData):
     """X in host memory; see `Data`.
 
     X is copied to memory if the copy and the other memory of a fit take at most half of the available memory. Otherwise
-    every pass reads the source. The copy is centered and of type `dtype`. A large X of a narrower type is an exception:
-    its copy has the type of X, and each pass converts and centers it. Block boundaries depend only on shapes, so
-    results do not depend on the number of threads.
+    every pass reads the source. The copy is centered and of type `dtype`. Large X that is not an array in memory, or
+    has a narrower type, is an exception: its copy is not centered, or has the type of X, and each pass converts and
+    centers it. Block boundaries depend only on shapes, so results do not depend on the number of threads.
 
     Parameters
     ----------
@@ -102,11 +102,17 @@ class HostData(FixedPointData):
         return self.n_samples * self.n_features * itemsize
 
     def _hold(self) -> None:
-        """Copy X to memory, not centered yet: to `held`, or in X's own type to `reader` if `keeps_source_dtype`."""
-        if not self.keeps_source_dtype:
+        """Copy X to memory, not centered: to `held`, or to `reader` if passes convert or center what they read.
+
+        `reader` has rows as a GPU would read them, of which k-means++ computes distances. So large X that is neither in
+        memory nor in a file of such rows is held there, and not a second time.
+        """
+        in_memory = isinstance(self.source, ArrayRows)
+        if not self.keeps_source_dtype and (in_memory or self.is_small or in_place(self.source) is not None):
             super()._hold()
-        elif not isinstance(self.source, ArrayRows):
-            self.reader = ArrayRows(self._copied(self.source.dtype), self.source.name)
+        elif not in_memory:
+            dtype = self.source.dtype if self.keeps_source_dtype else self.dtype
+            self.reader = ArrayRows(self._copied(dtype), self.source.name)
 
     def rows_as_read(self, indices: range | np.ndarray) -> np.ndarray:
         """Return rows as a kernel would read them, not centered; see `FixedPointData.rows_as_read`."""
@@ -124,7 +130,8 @@ class HostData(FixedPointData):
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows in `dtype`, in row order."""
         rows = self.block_rows(n_columns)
-        return self._each(whole_blocks(self.blocks_of(rows), rows) if n_columns == 0 else self.blocks_of(rows), work)
+        blocks = whole_blocks(self.blocks_of(rows), rows) if n_columns == 0 else self.blocks_of(rows)
+        return self._each(blocks, work, self.prepared)
 
     def each_chunk(self, work: Callable[[int, Any], T], chunk: int) -> Iterator[T]:
         """Yield ``work(number of the chunk, rows)`` for every chunk of `chunk` centered rows, in row order."""
@@ -133,15 +140,29 @@ class HostData(FixedPointData):
             return [work((start + at) // chunk, block[at : at + chunk]) for at in range(0, len(block), chunk)]
 
         rows = max(1, _TASK_ELEMENTS // (self.n_features * chunk)) * chunk
-        for found in self._each(whole_blocks(self.blocks_of(rows), rows), each):
+        for found in self._each(whole_blocks(self.blocks_of(rows), rows), each, self.prepared):
             yield from found
 
-    def _each(self, blocks: Iterable[tuple[int, Any]], work: Callable[[int, Any], T]) -> Iterator[T]:
+    def each_block_as_read(self, work: Callable[[int, Any], T], chunk: int, elements: int) -> Iterator[T]:
+        """Yield ``work(first row, block)`` for every block of rows in `dtype`, not centered, in row order.
+
+        Each block begins at a multiple of `chunk` rows, and has about so many elements.
+        """
+        rows = max(1, elements // (self.n_features * chunk)) * chunk
+
+        def as_read(block: Any) -> Any:
+            return block.astype(self.dtype, order="C", copy=False)
+
+        return self._each(whole_blocks(self.reader.blocks(rows), rows), work, as_read)
+
+    def _each(
+        self, blocks: Iterable[tuple[int, Any]], work: Callable[[int, Any], T], prepare: Callable[[Any], Any]
+    ) -> Iterator[T]:
         waiting: deque[Future[T]] = deque()
         # BLAS runs on one thread per call, because the threads of the pool already occupy all cores.
         with one_blas_thread():
             for start, block in blocks:
-                waiting.append(self.pool.submit(lambda start, block: work(start, self.prepared(block)), start, block))
+                waiting.append(self.pool.submit(lambda start, block: work(start, prepare(block)), start, block))
                 if len(waiting) > 2 * self.threads:
                     yield waiting.popleft().result()
             while waiting:
@@ -152,6 +173,8 @@ class HostData(FixedPointData):
         if self.held is not None:
             return block
         rows = block.astype(self.dtype, order="C", copy=False)
+        if not self._subtracted.any():
+            return rows
         return subtract_mean(rows, self.mean, np.empty(rows.shape, self.dtype) if rows is block else rows)
 
     def is_surely_finite(self, block: Any) -> bool:

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-__all__ = ["block_sum", "sum_in_order", "warp_sum"]
+__all__ = ["block_sum", "running_sums", "sum_in_order", "warp_sum"]
 
 _WARP = 32
 #: Number of threads per block of kernels with a block per center (kCenterThreads).
@@ -37,3 +37,27 @@ def block_sum(values: np.ndarray) -> np.ndarray:
     of_threads = sum_in_order(padded.reshape(*shape, -1, _CENTER_THREADS), len(shape))
     of_warps = warp_sum(of_threads.reshape(*shape, -1, _WARP))
     return sum_in_order(of_warps, len(shape))
+
+
+def running_sums(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return running sums over the last axis, whose length is a multiple of 32, in the order of a block of threads.
+
+    Each warp computes its own by `simt::warp_running_sum`; the sums of the warps before it are then added.
+
+    Returns
+    -------
+    up_to, before : numpy.ndarray
+        The sums of all numbers up to each number, and before it.
+    every : numpy.ndarray
+        The sums of all numbers, without the last axis.
+    """
+    of_warp = np.array(values.reshape(*values.shape[:-1], -1, _WARP), np.float64)
+    distance = 1
+    while distance < _WARP:
+        of_warp[..., distance:] += of_warp[..., :-distance].copy()
+        distance *= 2
+    ends = np.add.accumulate(of_warp[..., -1], axis=-1)
+    base = np.zeros((*ends.shape, 1))
+    base[..., 1:, 0] = ends[..., :-1]
+    before = np.concatenate([base, base + of_warp[..., :-1]], axis=-1)
+    return (base + of_warp).reshape(values.shape), before.reshape(values.shape), ends[..., -1]

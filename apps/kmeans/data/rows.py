@@ -299,9 +299,24 @@ def unit(vectors: Any) -> Any:
     # Vectors are scaled by a power of two first: this is exact, and prevents overflow of the squares.
     _, exponents = xp.frexp(abs(vectors).max(axis=1))
     scaled = xp.ldexp(vectors, -exponents[:, np.newaxis])
-    norms = xp.sqrt((scaled * scaled).sum(axis=1, dtype=np.float64))
+    norms = xp.sqrt(_sums_by_halves(scaled * scaled))
     scaled /= norms.astype(vectors.dtype)[:, np.newaxis]
     return scaled
+
+
+def _sums_by_halves(terms: Any) -> Any:
+    """Return the sum of each row of (n, d), float64, in an order that NumPy and CuPy share, unlike that of their sums.
+
+    The halves of a row are added element by element until one number is left.
+    """
+    terms = terms.astype(np.float64) if terms.shape[1] == 1 else terms
+    while terms.shape[1] > 1:
+        half, odd = terms.shape[1] // 2, terms.shape[1] % 2
+        last = terms[:, -1:]
+        terms = terms[:, :half].astype(np.float64, copy=False) + terms[:, half : 2 * half]
+        if odd:
+            terms[:, :1] += last
+    return terms[:, 0]
 
 
 def as_rows(X: Any) -> Rows:

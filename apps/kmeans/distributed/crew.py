@@ -2,15 +2,17 @@
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from math import lcm
 from typing import Any, Protocol
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.shard import cut
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
-from tsapps.apps.kmeans.init.plusplus_host import plusplus_host_chunk
+from tsapps.apps.kmeans.init.oversampling_chunks import oversampling_chunk
+from tsapps.apps.kmeans.init.plan import plusplus_chunk
 
-__all__ = ["ClusterError", "Crew", "LocalCrew", "cut_rows", "specs_of"]
+__all__ = ["ClusterError", "Crew", "LocalCrew", "chunk_of_parts", "cut_rows", "specs_of"]
 
 
 class ClusterError(ConnectionError):
@@ -46,6 +48,11 @@ class Crew(Protocol):
         """
 
 
+def chunk_of_parts(n: int, d: int, dtype: np.dtype) -> int:
+    """Return the number of rows of which parts of X, of shape (n, d), have a multiple, so that they are whole chunks."""
+    return lcm(oversampling_chunk(n, d, dtype.itemsize), plusplus_chunk(n, d, dtype.itemsize))
+
+
 def cut_rows(n: int, d: int, dtype: np.dtype, shares: Sequence[float]) -> list[range]:
     """Cut n rows of d features into parts of whole chunks; one part for each share, or fewer if there are fewer chunks.
 
@@ -57,7 +64,7 @@ def cut_rows(n: int, d: int, dtype: np.dtype, shares: Sequence[float]) -> list[r
     shares : sequence of float
         Positive numbers; see `shard.cut`.
     """
-    return cut(n, plusplus_host_chunk(n, d, dtype.itemsize), list(shares))
+    return cut(n, chunk_of_parts(n, d, dtype), list(shares))
 
 
 def specs_of(

@@ -20,13 +20,13 @@ from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.distributed.part_engines import PartStep, engine_of_part
-from tsapps.apps.kmeans.init.oversampling_host import ChunkedOversampling
-from tsapps.apps.kmeans.init.plusplus_host import ChunkedDistances, ChunkedDraw
+from tsapps.apps.kmeans.init.oversampling_host import HostOversampling
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Part", "PartSpec", "PartState"]
 
-Told = TypeVar("Told", ChunkedDraw, ChunkedOversampling)
+Told = TypeVar("Told", ChunkedDraw, HostOversampling)
 Points = tuple[np.ndarray, ...]
 
 
@@ -37,7 +37,7 @@ class PartSpec:
     Attributes
     ----------
     first : int
-        Index of the first row; a multiple of `plusplus_host_chunk`.
+        Index of the first row; a multiple of `crew.chunk_of_parts`.
     n_total : int
         Number of rows of X.
     dtype : str
@@ -72,8 +72,11 @@ class PartState:
         The point that is subtracted from rows; None before it is known.
     k : int
         Number of clusters; 0 before it is known.
+    together : int
+        Number of points that rows are compared with at a time: candidates of a step of k-means++, or drawn samples of
+        k-means‖; 0 before it is known.
     seeds : tuple of numpy.ndarray of shape (d,)
-        Points that k-means++ has chosen.
+        Points that k-means++ has chosen, not centered.
     drawn : tuple of numpy.ndarray of shape (m, d)
         Samples that k-means‖ has drawn, in each round.
     centers : numpy.ndarray of shape (k, d) or None
@@ -84,6 +87,7 @@ class PartState:
     statistics: Statistics | None = None
     point: np.ndarray | None = None
     k: int = 0
+    together: int = 0
     seeds: tuple[np.ndarray, ...] = ()
     drawn: tuple[np.ndarray, ...] = ()
     centers: np.ndarray | None = None
@@ -116,7 +120,7 @@ class Part:
         self._asked, self._is_state_known = Lock(), True
         self._step: PartStep | None = None
         self._draw: ChunkedDraw | None = None
-        self._oversampling: ChunkedOversampling | None = None
+        self._oversampling: HostOversampling | None = None
         self._open(0)
 
     def _open(self, exponent: int) -> None:
@@ -161,19 +165,21 @@ class Part:
             assert state.statistics is not None  # the point follows from them
             self._engine.center(state.statistics, state.point)
             self._step = self._draw = self._oversampling = None
-        self._draw = self._told(ChunkedDraw, self._draw, own.seeds, state.seeds)
-        self._oversampling = self._told(ChunkedOversampling, self._oversampling, own.drawn, state.drawn)
+        if own.together != state.together:
+            self._draw = self._oversampling = None
+        self._draw = self._told(ChunkedDraw, self._draw, own.seeds, state.seeds, state.together)
+        self._oversampling = self._told(HostOversampling, self._oversampling, own.drawn, state.drawn, state.together)
         if not (state.seeds or state.drawn):
             self._engine.end_draws()
         self._bring_labels_to(state)
         self._state = state
 
-    def _told(self, kind: type[Told], made: Told | None, own: Points, points: Points) -> Told | None:
+    def _told(self, kind: type[Told], made: Told | None, own: Points, points: Points, together: int) -> Told | None:
         """Return an object that has been told `points`: `made`, which has been told `own`, or a new one."""
         if not points:
             return None
         if made is None or len(own) > len(points) or not all(map(_same, own, points)):
-            made, own = kind(self._engine.data_of_draws()), ()
+            made, own = kind(self._engine.data_of_draws(), together), ()
         for some in points[len(own) :]:
             made.add(some)
         return made
@@ -235,36 +241,34 @@ class Part:
         """Return Σ w·‖x‖² over the rows."""
         return self._engine.data.square_norm()
 
-    @property
-    def _distances(self) -> ChunkedDistances:
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk of k-means++ or k-means‖; see `ChunkedDraws.sums`, `ChunkedOversamplings.sums`."""
         found = self._draw or self._oversampling
         assert found is not None  # there are points
-        return found
+        return found.sums()
 
     # Questions of k-means++
-
-    def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
-        return self._distances.sums()
 
     def potentials(self, points: np.ndarray) -> np.ndarray:
         """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
         assert self._draw is not None
         return self._draw.potentials(points)
 
-    def found(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def found(self, chunks: np.ndarray, passed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find samples in those of these chunks of X that the part has; see `ChunkedDraws.find`."""
-        indices = self.drawn_at(chunks, targets)
-        return indices, self.rows(indices)
+        assert self._draw is not None  # there are points
+        own, first, chunk = self._own(chunks * self._draw.order.chunk), self._spec.first, self._draw.order.chunk
+        indices, points = self._draw.find(chunks[own] - first // chunk, passed[own], targets[own])
+        return indices + first, points
 
     # Questions of k-means‖
 
     def drawn_at(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return indices in X of samples in those of these chunks that the part has; see `ChunkedOversamplings`."""
-        distances = self._distances
-        own = self._own(chunks * distances.chunk)
-        found = distances.found(chunks[own] - self._spec.first // distances.chunk, targets[own])
-        return found + self._spec.first
+        assert self._oversampling is not None  # there are points
+        chunk = self._oversampling.chunk
+        own = self._own(chunks * chunk)
+        return self._oversampling.found(chunks[own] - self._spec.first // chunk, targets[own]) + self._spec.first
 
     def weights_of_drawn(self) -> np.ndarray:
         """Return the total weight of the rows nearest to each drawn sample; see `ChunkedOversamplings.weights`."""

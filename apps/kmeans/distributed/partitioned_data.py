@@ -13,6 +13,8 @@ from tsapps.apps.kmeans.data.shard import Statistics
 from tsapps.apps.kmeans.distributed.crew import Crew
 from tsapps.apps.kmeans.distributed.part import PartState
 from tsapps.apps.kmeans.inertia.host_inertia import total_inertia
+from tsapps.apps.kmeans.init.oversampling_chunks import oversampling_chunk
+from tsapps.apps.kmeans.init.plusplus_order import PlusPlusOrder
 
 __all__ = ["HeldRows", "PartitionedData", "PartitionedDraws", "PartitionedOversampling"]
 
@@ -179,23 +181,16 @@ class PartitionedData(FixedPointData):
         raise ValueError(f"{self.source.name} is distributed over several processes, which find their own distances")
 
 
-class _PartitionedChunks:
-    """X chunk by chunk, each in one part; `chunk` is the number of rows per chunk."""
+class PartitionedDraws:
+    """Samples that k-means++ draws from the parts of X, with `trials` candidates per step; see `ChunkedDraws`."""
 
-    def __init__(self, data: PartitionedData, chunk: int) -> None:
-        self._data, self._chunk = data, chunk
+    def __init__(self, data: PartitionedData, trials: int) -> None:
+        self._data = data
+        self.order = PlusPlusOrder.of(data.n_total, data.n_features, trials, data.dtype.itemsize)
 
-    def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
-        return np.concatenate(self._data.ask("sums"))
-
-
-class PartitionedDraws(_PartitionedChunks):
-    """Samples that k-means++ draws from the parts of X; see `ChunkedDraws`."""
-
-    def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples; see `ChunkedDraws.rows`."""
-        return self._data.rows(indices)
+    def rows_as_read(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples; see `ChunkedDraws.rows_as_read`."""
+        return self._data.rows_as_read(indices)
 
     def add(self, point: np.ndarray) -> None:
         """Take a point as a center; see `ChunkedDraws.add`. The parts are told with the next question."""
@@ -205,25 +200,37 @@ class PartitionedDraws(_PartitionedChunks):
         """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
         return np.concatenate(self._data.ask("potentials", points), axis=1)
 
-    def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
+        return np.concatenate(self._data.ask("sums"))
+
+    def find(self, chunks: np.ndarray, passed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find samples; see `ChunkedDraws.find`."""
         points: list[np.ndarray] = []
 
         def ask(parts: list[int]) -> list[np.ndarray]:
-            answers = self._data.ask("found", chunks, targets, parts=parts)
+            answers = self._data.ask("found", chunks, passed, targets, parts=parts)
             points.extend(of_part for _, of_part in answers)
             return [indices for indices, _ in answers]
 
-        indices = self._data.in_order(chunks * self._chunk, ask)
-        return indices, self._data.in_order(chunks * self._chunk, lambda _: points)
+        first_rows = chunks * self.order.chunk
+        indices = self._data.in_order(first_rows, ask)
+        return indices, self._data.in_order(first_rows, lambda _: points)
 
 
-class PartitionedOversampling(_PartitionedChunks):
+class PartitionedOversampling:
     """Samples that k-means‖ draws from the parts of X; see `ChunkedOversamplings`."""
+
+    def __init__(self, data: PartitionedData) -> None:
+        self._data, self._chunk = data, oversampling_chunk(data.n_total, data.n_features, data.dtype.itemsize)
 
     def add(self, points: np.ndarray) -> None:
         """Add newly drawn samples; see `Oversampling.add`. The parts are told with the next question."""
         self._data.tell(drawn=(*self._data.state.drawn, points))
+
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedOversamplings.sums`."""
+        return np.concatenate(self._data.ask("sums"))
 
     def found(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return indices of samples; see `ChunkedOversamplings.found`."""

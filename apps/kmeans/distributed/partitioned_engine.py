@@ -15,8 +15,8 @@ from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
 from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
 from tsapps.apps.kmeans.init.oversampling import Oversampling
-from tsapps.apps.kmeans.init.oversampling_host import OversamplingByChunks
-from tsapps.apps.kmeans.init.plusplus_host import draw_samples, plusplus_host_chunk
+from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
+from tsapps.apps.kmeans.init.plusplus_host import draw_samples
 from tsapps.apps.kmeans.results import Assignment
 
 __all__ = ["PartLabels", "PartitionedEngine", "PartitionedStep", "source_of"]
@@ -144,17 +144,17 @@ class PartitionedEngine(Engine):
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray:
         """Draw samples by greedy k-means++; see `Engine.draw_plus_plus`."""
-        return draw_samples(PartitionedDraws(*self._without_labels()), first, draws)
+        trials = draws.shape[1]
+        return draw_samples(PartitionedDraws(self._without_labels(trials), trials), first, draws)
 
-    def oversampling(self) -> Oversampling:
+    def oversampling(self, k: int) -> Oversampling:
         """Return an `Oversampling` of X; see `Engine.oversampling`."""
-        return OversamplingByChunks(PartitionedOversampling(*self._without_labels()))
+        return OversamplingByChunks(PartitionedOversampling(self._without_labels(k)))
 
-    def _without_labels(self) -> tuple[PartitionedData, int]:
-        """Return the data, whose parts forget labels and draws, and the number of rows per chunk of draws."""
-        data = self.data
-        data.tell(seeds=(), drawn=(), k=0, centers=None)
-        return data, plusplus_host_chunk(data.n_total, data.n_features, data.dtype.itemsize)
+    def _without_labels(self, together: int) -> PartitionedData:
+        """Return the data, whose parts forget labels and draws; for `together`, see `PartState`."""
+        self.data.tell(together=together, seeds=(), drawn=(), k=0, centers=None)
+        return self.data
 
 
 def source_of(shape: tuple[int, int], x_dtype: np.dtype, dtype: np.dtype, *, spherical: bool, name: str = "X") -> Rows:

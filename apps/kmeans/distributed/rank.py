@@ -19,11 +19,10 @@ import numpy as np
 
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import as_numbers
-from tsapps.apps.kmeans.distributed.crew import specs_of
+from tsapps.apps.kmeans.distributed.crew import chunk_of_parts, specs_of
 from tsapps.apps.kmeans.distributed.part import Part, PartState
 from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
 from tsapps.apps.kmeans.estimator import TSKMeans
-from tsapps.apps.kmeans.init.plusplus_host import plusplus_host_chunk
 from tsapps.apps.kmeans.initial_centers import Init
 from tsapps.apps.kmeans.open_engine import check_metric, check_sample_weight, compute_dtype
 from tsapps.apps.kmeans.scikit_learn import check_parameters
@@ -137,7 +136,7 @@ def fit_rank(
     if weights is not None:
         checked = check_sample_weight(np.concatenate(communicator.all_gather(weights)), n)
         every_weight = to_host(checked).astype(dtype)
-    cut = _Cut(sizes, plusplus_host_chunk(n, d, dtype.itemsize))
+    cut = _Cut(sizes, chunk_of_parts(n, d, dtype))
     own = cut.rows_of_fit(array, communicator)
     crew = _RankCrew(own, every_weight, dtype, cut.parts, communicator, spherical=metric == "cosine", device=device)
     source = source_of((n, d), array.dtype, dtype, spherical=metric == "cosine")

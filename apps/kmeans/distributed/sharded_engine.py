@@ -18,12 +18,14 @@ from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for_launches
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData, ShardRows
 from tsapps.apps.kmeans.distributed.sharded_step import ShardedStep
 from tsapps.apps.kmeans.distributed.upload import distribute
-from tsapps.apps.kmeans.engines.block_step import BlockStep
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.select_step import MOST_SAMPLES, Options
 from tsapps.apps.kmeans.inertia.plan import inertia_chunk
+from tsapps.apps.kmeans.init.oversampling import Oversampling
+from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
+from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
 from tsapps.apps.kmeans.init.plan import plusplus_chunk
 from tsapps.apps.kmeans.init.plusplus_shards import draw_plus_plus_of_shards
 from tsapps.kernels.arrays import to_host
@@ -137,14 +139,20 @@ class ShardedEngine(Engine):
             self._step = k, ShardedStep(self.data, steps, self._all_reduce)
         return self._step[1]
 
-    @property
-    def blocks(self) -> BlockStep:  # type: ignore[override]
-        """No blockwise step: it would round otherwise on several GPUs than on one. k-means‖ needs it."""
-        raise NoDeviceError(f"init='k-means||' runs on one GPU or the CPU, got device={self.data.device!r}")
-
     def selection(self, k: int) -> tuple[str, str]:
         """Return the name of the step of the first GPU for k clusters, and why it was selected."""
         return self._engines[0].selection(k)
+
+    def oversampling(self, k: int) -> Oversampling:
+        """Return an `Oversampling` of X, whose rows the steps for k clusters label; see `Engine.oversampling`."""
+        step = self.step_for(k)
+
+        def label(points: np.ndarray) -> list[Any]:
+            step.assign(points, update=False)
+            return step.labels_on_gpus()
+
+        step.reset()
+        return OversamplingByChunks(StepOversampling(self.data, k, self.data.shards, label))
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray:
         """Draw samples by greedy k-means++ on all GPUs; see `Engine.draw_plus_plus`.

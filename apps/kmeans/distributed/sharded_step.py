@@ -58,6 +58,10 @@ class ShardedStep(Step):
                 self._labels[self.data.slice_of(step.data)] = step.data.copy_to_host(step.labels)
         return self._labels
 
+    def labels_on_gpus(self) -> list[Any]:
+        """Return the labels of each shard, on its GPU."""
+        return [step.labels for step in self._steps]
+
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
         self._labels = None

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.engines.compile_ahead import Fit, begin_kernels_of, rounded_up
@@ -22,10 +24,14 @@ from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.engines.streamed_step import StreamedStep
 from tsapps.apps.kmeans.engines.window_pass import WindowPass
+from tsapps.apps.kmeans.init.oversampling import Oversampling
+from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
+from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, draw_samples
 from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
 from tsapps.apps.kmeans.update.fixed_point import integers_of
-from tsapps.kernels.arrays import address
+from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.runtime.machine import CudaMachine, Machine
 
 __all__ = ["DeviceEngine"]
@@ -182,9 +188,31 @@ class DeviceEngine(Engine):
         """Return True if the step for k clusters reads X in windows, in every iteration."""
         return self._plan_for(k).streamed
 
+    def oversampling(self, k: int) -> Oversampling:
+        """Return an `Oversampling` of X, whose rows the step for k clusters labels; see `Engine.oversampling`."""
+        step = self.step_for(k)
+        step.protection = None
+
+        def label(points: np.ndarray) -> list[Any]:
+            step.assign(points, update=False)
+            return [step.labels]
+
+        step.reset()
+        return OversamplingByChunks(StepOversampling(self.data, k, [self.data], label))
+
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
-        """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`."""
-        return draw_plus_plus(self.data, first, draws) if self.options.kernels else None
+        """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`.
+
+        If X is in host memory and kernels cannot read it there, the CPU draws the same samples.
+        """
+        if not self.options.kernels:
+            return None
+        found, data = draw_plus_plus(self.data, first, draws), self.data
+        if found is not None or data.source.device is not None:
+            return found
+        weights = None if data.sample_weight is None else to_host(data.sample_weight)
+        rows = HostData(data.source, data.dtype, weights, data.shard)
+        return draw_samples(ChunkedDraw(rows, draws.shape[1], data.host_mean()), first, draws)
 
 
 def _step_on(data: DeviceData, selected: StepPlan, k: int) -> DeviceStep:

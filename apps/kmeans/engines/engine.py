@@ -20,7 +20,8 @@ from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init import plusplus_host
 from tsapps.apps.kmeans.init.oversampling import BlockOversampling, Oversampling
-from tsapps.apps.kmeans.init.oversampling_host import ChunkedOversampling, OversamplingByChunks
+from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
+from tsapps.apps.kmeans.init.oversampling_host import HostOversampling
 
 __all__ = ["Engine", "HostEngine"]
 
@@ -88,9 +89,9 @@ class Engine(ABC):
             Indices of the drawn samples. None if the engine cannot draw; `plusplus.kmeans_plusplus` then does.
         """
 
-    def oversampling(self) -> Oversampling:
-        """Return an `Oversampling` of X, of which k-means‖ draws samples."""
-        return BlockOversampling(self.data, self.blocks.nearest)
+    @abstractmethod
+    def oversampling(self, k: int) -> Oversampling:
+        """Return an `Oversampling` of X, of which k-means‖ draws samples for k clusters."""
 
     def place(self, centers: np.ndarray, mean: np.ndarray) -> np.ndarray:
         """Check that X is finite, center X for a single pass, and shift the centers by the same point.
@@ -187,6 +188,8 @@ class HostEngine(Engine):
         """Draw samples by greedy k-means++ in O(n) memory; see `plusplus_host.draw_plus_plus`."""
         return plusplus_host.draw_plus_plus(self.data, first, draws)
 
-    def oversampling(self) -> Oversampling:
+    def oversampling(self, k: int) -> Oversampling:
         """Return an `Oversampling` of X; see `Engine.oversampling`."""
-        return OversamplingByChunks(ChunkedOversampling(self.data)) if self.data.as_kernels else super().oversampling()
+        if self.data.as_kernels:
+            return OversamplingByChunks(HostOversampling(self.data, k))
+        return BlockOversampling(self.data, self.blocks.nearest)

@@ -5,8 +5,9 @@
 //   at[r][h]                          in each lane of a group: ‖x_r − p‖² of point p = first_point() + h
 //
 // Distances are sums of squared differences, so never negative. Sums are in type T. For large d, sums of 1024 columns
-// are in T, and a sum in double adds them. The order of additions does not depend on the number of points or rows, so a
-// distance has the same bits in every kernel.
+// are in T, and a sum in double adds them. The order of additions does not depend on the number of points or rows, and
+// squares are rounded before they are added, so a distance has the same bits in every kernel, and in NumPy
+// (plusplus_order.py).
 //
 // Why it is fast: a lane uses each loaded point for kRows rows. The reduction over a group leaves each lane with the
 // sums of a part of the points. If every lane received the sums of all points, it would take three times the shuffles.
@@ -93,7 +94,7 @@ class Distances {
 #pragma unroll
               for (int i = 0; i < kWide; ++i) {
                 const T delta = some[u][r].at[i] - point.at[i];
-                sums[r][p] += delta * delta;
+                sums[r][p] += simt::rounded_product(delta, delta);
               }
           }
         }

@@ -1,98 +1,62 @@
-"""k-means‖ on the CPU by chunks of rows: draws do not depend on how rows are cut into blocks or shards.
+"""k-means‖ on the CPU: certified labels (assign/host_labels.py), chunk by chunk (oversampling_chunks.py)."""
 
-The nearest drawn sample is certified (assign/host_labels.py), and its distance is computed from differences in float64.
-"""
-
-from math import ceil, log2
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.assign.host_labels import HostCenters
 from tsapps.apps.kmeans.data.distances import square_norms
-from tsapps.apps.kmeans.data.host_data import HostData
-from tsapps.apps.kmeans.init.plusplus_host import ChunkedDistances, chunk_and_rest
+from tsapps.apps.kmeans.data.host_data import HostData, check_memory
+from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling
+from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["ChunkedOversampling", "ChunkedOversamplings", "OversamplingByChunks"]
+__all__ = ["HostOversampling"]
 
-# Number of bits to which weights are rounded, of few rows.
-_WEIGHT_BITS = 30
-
-
-class ChunkedOversamplings(Protocol):
-    """X, and for each sample the nearest drawn sample, chunk by chunk."""
-
-    def add(self, points: np.ndarray) -> None:
-        """Add newly drawn samples; see `Oversampling.add`."""
-
-    def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk, (chunks,), float64."""
-
-    def found(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the indices of the samples that are found in these chunks; see `ChunkedDraws.find`."""
-
-    def weights(self) -> np.ndarray:
-        """Return the total weight of the samples nearest to each drawn sample; see `Oversampling.weights`."""
+# If relative errors of scores are larger, their bound is not valid, and all distances are computed.
+_MOST_RELATIVE_ERROR = 2.0**-5
 
 
-class OversamplingByChunks:
-    """The `Oversampling` of X from its chunks."""
+class HostOversampling(ChunkedOversampling):
+    """The samples of `HostData`; see `ChunkedOversampling`.
 
-    def __init__(self, chunks: ChunkedOversamplings) -> None:
-        self._chunks = chunks
-        self._running = np.zeros(0)
+    Raises
+    ------
+    MemoryError
+        If the host has no memory for two numbers per sample.
+    """
 
-    def add(self, points: np.ndarray) -> None:
-        """Add newly drawn samples; see `Oversampling.add`."""
-        self._chunks.add(points)
+    def __init__(self, data: HostData, k: int) -> None:
+        super().__init__(data, data.most_weight, k)
+        n, size = data.n_samples, data.dtype.itemsize
+        check_memory(data.source.name, n * (size + 4), available_host_memory())
+        self._data = data
+        self._distances, self._indices = np.full(n, np.inf, data.dtype), np.zeros(n, np.int32)
 
-    def potential(self) -> float:
-        """Return Σ w·D² over all samples; see `Oversampling.potential`."""
-        self._running = np.cumsum(self._chunks.sums())
-        return float(self._running[-1])
+    def _closest(self) -> np.ndarray:
+        return self._distances
 
-    def at(self, targets: np.ndarray) -> np.ndarray:
-        """Return indices of samples; see `Oversampling.at`."""
-        return self._chunks.found(*chunk_and_rest(self._running, targets))
+    def _nearest(self) -> np.ndarray:
+        return self._indices
 
-    def weights(self) -> np.ndarray:
-        """Return the total weight of each drawn sample; see `Oversampling.weights`."""
-        return self._chunks.weights()
+    def _compare(self, points: np.ndarray, numbers: np.ndarray) -> None:
+        centers, wide, numbers = HostCenters(points), points.astype(np.float64), numbers.astype(np.int32)
 
+        # Errors of the scores, of the norms of rows and of the rounded distances, relative to norms and D².
+        error, most = (2 * points.shape[1] + 40) * float(np.finfo(points.dtype).eps), float(square_norms(points).max())
 
-class ChunkedOversampling(ChunkedDistances):
-    """The samples of one process, or of a shard; see `ChunkedOversamplings`. Indices count from the shard's first."""
+        def work(start: int, rows: Any) -> None:
+            part, lowest = slice(start, start + len(rows)), np.empty(len(rows), rows.dtype)
+            closest, nearest = self._distances[part], self._indices[part]
+            labels = centers.labels(rows, centers.largest_norms(rows), lowest)
+            with np.errstate(over="ignore", invalid="ignore"):
+                least = lowest + (1 - error) * square_norms(rows) - error * most
+                # Also if a score is not a number, or the bound is not valid.
+                some = np.flatnonzero(~((least > closest * (1 + error)) & (error <= _MOST_RELATIVE_ERROR)))
+            labels = labels[some]
+            distances = square_norms(rows[some].astype(np.float64) - wide[labels]).astype(rows.dtype)
+            closer = distances < closest[some]
+            some = some[closer]
+            nearest[some], closest[some] = numbers[labels[closer]], distances[closer]
 
-    def __init__(self, data: HostData) -> None:
-        super().__init__(data)
-        self._nearest, self._count = np.zeros(data.n_samples, np.int32), 0
-
-    def add(self, points: np.ndarray) -> None:
-        """Add newly drawn samples; see `Oversampling.add`."""
-        data, centers, first = self._data, HostCenters(points), self._count
-        wide = points.astype(np.float64)
-
-        def work(number: int, rows: Any) -> None:
-            labels = centers.labels(rows, centers.largest_norms(rows))
-            distances = square_norms(rows.astype(np.float64) - wide[labels]).astype(data.dtype)
-            closest, nearest = self._of_chunk(self._closest, number), self._of_chunk(self._nearest, number)
-            closer = distances < closest
-            nearest[closer] = labels[closer] + np.int32(first)
-            closest[closer] = distances[closer]
-
-        for _ in data.each_chunk(work, self.chunk):
+        for _ in self._data.each_block(work, max(len(points), self._data.temporary_columns)):
             pass
-        self._count += len(points)
-
-    def weights(self) -> np.ndarray:
-        """Return the total weight of each drawn sample; see `ChunkedOversamplings.weights`.
-
-        Weights are rounded to whole numbers of a unit, so that sums do not depend on the order of rows. The unit is so
-        large that float64 represents the sum of all weights.
-        """
-        data, most, weights = self._data, self._data.most_weight, self._data.sample_weight
-        if most is None or weights is None:
-            return np.bincount(self._nearest, minlength=self._count).astype(np.float64)
-        exponent = min(_WEIGHT_BITS, 52 - data.n_total.bit_length()) - ceil(log2(most))
-        numbers = np.rint(np.ldexp(weights.astype(np.float64), exponent))
-        return np.ldexp(np.bincount(self._nearest, weights=numbers, minlength=self._count), -exponent)

@@ -10,12 +10,15 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "COPY",
+    "INTERVAL",
     "MOST_TRIALS",
     "TRY_THREADS",
+    "WARP",
     "PlusPlusPlan",
     "PrunedPlan",
     "copy_errors",
     "first_pruned_step",
+    "lanes_and_chunk",
     "plusplus_chunk",
     "plusplus_plan",
     "point_pitch",
@@ -36,11 +39,12 @@ COPY = np.dtype(
 )
 #: Number of threads per block of evaluate_candidates and evaluate_candidates_pruned (kTryThreads).
 TRY_THREADS = 256
-# _WARP: number of lanes per warp. _BLOCKS: number of resident blocks of evaluate_candidates per multiprocessor.
-_WARP, _BLOCKS = 32, 2
-# _LARGE_D: minimum d at which a row is split among all lanes of a warp. _INTERVAL: maximum number of columns of such a
-# row that are summed in the working dtype before a float64 sum adds the result (kInterval).
-_LARGE_D, _INTERVAL = 512, 1024
+#: WARP: number of lanes per warp. INTERVAL: maximum number of columns of a row that is split among all lanes of a warp
+#: that are summed in the working dtype before a float64 sum adds the result (kInterval).
+WARP, INTERVAL = 32, 1024
+# _BLOCKS: number of resident blocks of evaluate_candidates per multiprocessor. _LARGE_D: minimum d at which a row is
+# split among all lanes of a warp.
+_BLOCKS, _LARGE_D = 2, 512
 # Maximum number of lanes among which a row is split if d is below _LARGE_D.
 _MOST_LANES = 8
 # Number of float32 rows that a lane processes together (kTryRows): `_ROWS_OF_SMALL` for up to `_SMALL_BATCH` points,
@@ -57,7 +61,7 @@ _RESERVED = 1024
 # evaluate_candidates_pruned. _WARPS: number of warps per block. _QUEUED: number of rows that each of the two queues of
 # a warp can hold. _TESTS: static shared memory per block in bytes, for up to 16 points (PointTest, and pointers).
 # _STAGE_ROWS, _STAGE_OF_ROW: rows of a pipeline stage, and bytes of each without D² and weight (CodePipeline).
-_WARPS, _QUEUED, _TESTS, _STAGE_ROWS, _STAGE_OF_ROW = TRY_THREADS // _WARP, 64, 16 * (24 + 8), 32, 64 + 8
+_WARPS, _QUEUED, _TESTS, _STAGE_ROWS, _STAGE_OF_ROW = TRY_THREADS // WARP, 64, 16 * (24 + 8), 32, 64 + 8
 # Maximum d for which products of codes with 16-bit numbers fit in 32 bits: 15 · 32,639 · d < 2³¹.
 _MOST_PRUNED_D = 4386
 # Maximum number of rows from which column scales of the quantized copy are computed (kScaleSamples).
@@ -131,7 +135,7 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
     """
     if not 1 <= trials <= MOST_TRIALS:
         return None
-    lanes, chunk = _lanes_and_chunk(n, d, trials, itemsize, aligned=aligned)
+    lanes, chunk = lanes_and_chunk(n, d, trials, itemsize, aligned=aligned)
     points = trials + 1
     window = _window(d, points * itemsize, device)
     if window is None:
@@ -142,12 +146,12 @@ def plusplus_plan(n: int, d: int, trials: int, itemsize: int, *, aligned: bool, 
 def plusplus_chunk(n: int, d: int, itemsize: int) -> int:
     """Return a number of rows that is a multiple of the chunk of every plan for X of this shape."""
     plans = ((trials, aligned) for trials in (1, MOST_TRIALS) for aligned in (False, True))
-    return lcm(*(_lanes_and_chunk(n, d, trials, itemsize, aligned=aligned)[1] for trials, aligned in plans))
+    return lcm(*(lanes_and_chunk(n, d, trials, itemsize, aligned=aligned)[1] for trials, aligned in plans))
 
 
-def _lanes_and_chunk(n: int, d: int, trials: int, itemsize: int, *, aligned: bool) -> tuple[int, int]:
+def lanes_and_chunk(n: int, d: int, trials: int, itemsize: int, *, aligned: bool) -> tuple[int, int]:
     """Return the number of lanes per row, and of rows per chunk; parameters as for `plusplus_plan`."""
-    vector, lanes = 16 // itemsize if aligned else 1, _WARP
+    vector, lanes = 16 // itemsize if aligned else 1, WARP
     if d < _LARGE_D:
         lanes = 1
         while lanes < _MOST_LANES and 4 * lanes * vector <= d:
@@ -155,7 +159,7 @@ def _lanes_and_chunk(n: int, d: int, trials: int, itemsize: int, *, aligned: boo
     together = (_ROWS_OF_SMALL if trials < _SMALL_BATCH else _ROWS_OF_LARGE) * 4 // itemsize
     # A chunk is a whole number of tiles of evaluate_candidates and, for large data, of evaluate_candidates_pruned; tile
     # sizes are powers of two. For small data, chunks are as small as possible.
-    rows = max(together * _WARP // lanes, _WARP if n >= _WARP * _MOST_CHUNKS else _LEAST_CHUNK)
+    rows = max(together * WARP // lanes, WARP if n >= WARP * _MOST_CHUNKS else _LEAST_CHUNK)
     chunks = _MOST_CHUNKS
     if d * itemsize <= _SHORT_ROW:
         chunks = min(chunks, max(_SHORT_CHUNKS, -(-n // _SHORT_CHUNK)))
@@ -282,13 +286,13 @@ def copy_errors(d: int) -> tuple[float, float]:
 def _window(d: int, column: int, device: GpuSpec) -> int | None:
     """Return the number of columns of the candidates that shared memory holds; None if it holds too few.
 
-    A column has `column` bytes. The result is d, or a whole number of intervals (`_INTERVAL`). If neither fits with
+    A column has `column` bytes. The result is d, or a whole number of intervals (`INTERVAL`). If neither fits with
     `_BLOCKS` blocks per multiprocessor, the result is for one block per multiprocessor.
     """
     for shared_memory in (device.shared_memory // _BLOCKS - _RESERVED, device.shared_memory_per_block):
         fit = min(shared_memory, device.shared_memory_per_block) // column
         if d <= fit:
             return d
-        if fit >= _INTERVAL:
-            return fit // _INTERVAL * _INTERVAL
+        if fit >= INTERVAL:
+            return fit // INTERVAL * INTERVAL
     return None

@@ -1,55 +1,49 @@
-"""Greedy k-means++ on the CPU in O(n) memory, by chunks of rows.
+"""Greedy k-means++ on the CPU in O(n) memory: the samples that a GPU draws.
 
-Potentials are summed by chunks of consecutive rows, whose size is a function of the shape of X. Each chunk and point
-has a product of its own, because BLAS rounds products differently if their shapes differ. So samples do not depend on
-how rows are cut into blocks or shards: a shard consists of whole chunks.
+Distances and sums have the bits of the kernels (plusplus_order.py), and few distances are computed. The score
+
+    ‖p‖² − 2·x·p
+
+of a row x and a candidate p, which BLAS computes, differs from ‖x − p‖² − ‖x‖² by at most γ·(‖x‖² + ‖p‖²). Most rows
+are farther from all candidates than from the nearest center so far, by more than that. Their D² stays, and no distance
+to a candidate is needed.
 """
 
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.host_data import HostData, check_memory
-from tsapps.apps.kmeans.data.plan import moment_chunk
+from tsapps.apps.kmeans.init.plusplus_order import PlusPlusOrder
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = [
-    "ChunkedDistances",
-    "ChunkedDraw",
-    "ChunkedDraws",
-    "chunk_and_rest",
-    "draw_plus_plus",
-    "draw_samples",
-    "plusplus_host_chunk",
-]
+__all__ = ["ChunkedDraw", "ChunkedDraws", "draw_plus_plus", "draw_samples"]
 
-# Approximate number of elements of a chunk, so that products of a chunk take longer than their calls.
-_CHUNK_ELEMENTS = 1 << 18
-# Distances of samples to all candidates are kept for the next step if they take at most this many bytes, or at most a
+# Approximate number of elements of a block, for which one call of NumPy takes far longer than to begin it.
+_BLOCK = 1 << 20
+# The new distances of all candidates are kept for the next step if they take at most this many bytes, or at most a
 # fourth of the bytes of X.
-_MOST_DISTANCES = 64 << 20
-
-
-def plusplus_host_chunk(n_total: int, d: int, itemsize: int) -> int:
-    """Return the number of rows per chunk of k-means++ on the CPU, a multiple of `moment_chunk`; both powers of two.
-
-    Parameters
-    ----------
-    n_total : int
-        Number of rows of X, of which a shard has some.
-    d : int
-    itemsize : int
-        Size of a number of the working type in bytes.
-    """
-    return max(moment_chunk(n_total, d, itemsize), 1 << (max(1, _CHUNK_ELEMENTS // d).bit_length() - 1))
+_MOST_KEPT = 64 << 20
+# Maximum number of features of which norms are computed in each pass, because storing them would take as much memory as
+# a part of X that counts.
+_MOST_COMPUTED = 16
+# Number of rows from which the spread of the samples is estimated.
+_SAMPLED = 100
+# Smaller D² may have larger rounding errors than the bound covers (kLeastExact).
+_LEAST_EXACT = {"float32": 2.0**-100, "float64": 2.0**-900}
+# If γ is larger, the bound is not valid, and all distances are computed.
+_MOST_RELATIVE_ERROR = 2.0**-5
 
 
 class ChunkedDraws(Protocol):
-    """X, from which samples are drawn chunk by chunk."""
+    """X, from which samples are drawn chunk by chunk, as `order` cuts it."""
 
-    def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return the samples with these indices, centered; shape (len(indices), d)."""
+    order: PlusPlusOrder
+
+    def rows_as_read(self, indices: np.ndarray) -> np.ndarray:
+        """Return the samples with these indices, not centered; shape (len(indices), d)."""
 
     def add(self, point: np.ndarray) -> None:
         """Take a point, (d,), as a center: D² is the squared distance to the nearest center."""
@@ -60,17 +54,15 @@ class ChunkedDraws(Protocol):
     def sums(self) -> np.ndarray:
         """Return Σ w·D² over each chunk, (chunks,), float64."""
 
-    def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find in each of these chunks the first sample at which the running sum of w·D² reaches a target.
-
-        If rounding puts a target past the end, it is the last sample with a positive w·D².
+    def find(self, chunks: np.ndarray, passed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find in each of these chunks the sample that `PlusPlusOrder.find_row` finds.
 
         Returns
         -------
         indices : numpy.ndarray of shape (m,)
             Of the samples in X.
         points : numpy.ndarray of shape (m, d)
-            The samples, centered.
+            The samples, not centered.
         """
 
 
@@ -92,139 +84,185 @@ def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarra
     """
     samples = np.empty(len(draws) + 1, np.int64)
     samples[0] = first
-    data.add(data.rows(samples[:1])[0])
-    running = np.cumsum(data.sums())
+    if len(draws) == 0:
+        return samples
+    data.add(data.rows_as_read(samples[:1])[0])
+    sums = data.sums()
     for step, drawn in enumerate(draws, start=1):
-        candidates, points = data.find(*chunk_and_rest(running, drawn * running[-1]))
-        of_points = np.cumsum(data.potentials(points), axis=1)
-        best = int(of_points[:, -1].argmin())
-        samples[step], running = candidates[best], of_points[best]
+        candidates, points = data.find(*data.order.find_chunks(sums, drawn))
+        of_points = data.potentials(points)
+        best = int(data.order.totals(of_points).argmin())
+        samples[step], sums = candidates[best], of_points[best]
         data.add(points[best])
     return samples
 
 
-def chunk_and_rest(running: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the first chunk at whose end a running sum reaches each target, and the target minus the sum before it.
+class _Nearer(NamedTuple):
+    """Rows that are nearer to a point than to all centers: their indices, those of the points, and the distances."""
 
-    `running` (chunks,) are the running sums at the ends of chunks. If rounding puts a target past the end, it is in the
-    last chunk.
-    """
-    chunks = np.minimum(np.searchsorted(running, targets), len(running) - 1)
-    return chunks, targets - np.where(chunks > 0, running[chunks - 1], 0.0)
+    rows: np.ndarray
+    points: np.ndarray
+    distances: np.ndarray
 
 
-class ChunkedDistances:
-    """D² of the samples of one process, or of a shard: squared distances to the nearest of some points.
+class ChunkedDraw:
+    """Samples of one process, or of a shard, from which k-means++ draws; see `ChunkedDraws`.
 
     Numbers of chunks and samples count from the shard's first.
+
+    Parameters
+    ----------
+    data : HostData
+    trials : int
+        Number of candidates per step.
+    mean : numpy.ndarray of shape (d,), optional
+        The mean of the samples. By default, the point that passes subtract.
 
     Raises
     ------
     MemoryError
-        If the host has no memory for one distance per sample.
+        If the host has no memory for the numbers per sample.
     """
 
-    def __init__(self, data: HostData) -> None:
+    def __init__(self, data: HostData, trials: int, mean: np.ndarray | None = None) -> None:
         n, d = data.source.shape
-        check_memory(data.source.name, n * data.dtype.itemsize, available_host_memory())
-        self._data, self.chunk = data, plusplus_host_chunk(data.n_total, d, data.dtype.itemsize)
+        keeps_norms = d > _MOST_COMPUTED
+        check_memory(data.source.name, (1 + keeps_norms) * n * data.dtype.itemsize, available_host_memory())
+        self._data, self.order = data, PlusPlusOrder.of(data.n_total, d, trials, data.dtype.itemsize)
+        # Scores are computed from rows minus the middle; None stands for zero, if zero is near enough.
+        self._middle = _middle_of(data, data.host_mean() if mean is None else mean)
+        # D² of each sample, and ‖x‖² of the samples minus the middle.
         self._closest = np.full(n, np.inf, data.dtype)
+        self._norms = np.full(n, np.nan, data.dtype) if keeps_norms else None
+        self._most_kept = max(_MOST_KEPT, n * d * data.source.dtype.itemsize // 4)
+        # The points of the last call of `potentials`, and the rows that are nearer to them.
+        self._kept: tuple[np.ndarray, list[_Nearer]] | None = None
+        eps = float(np.finfo(data.dtype).eps)
+        # Products and norms of d terms each, the rounding of centered rows, and the distance that the kernels compute.
+        self._relative_error = (2 * d + 40) * eps
 
-    def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
-        chunks = range(0, len(self._closest), self.chunk)
-        return np.array([self._weighted(start // self.chunk).sum(dtype=np.float64) for start in chunks])
-
-    def found(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
-        """Return the indices of samples; see `ChunkedDraws.find`."""
-        return np.array([self._found(*one) for one in zip(chunks.tolist(), targets.tolist(), strict=True)], np.int64)
-
-    def _found(self, chunk: int, target: float) -> int:
-        weighted = self._weighted(chunk).astype(np.float64)
-        found = int(np.searchsorted(np.cumsum(weighted), target))
-        if found == len(weighted):
-            positive = np.flatnonzero(weighted)
-            found = int(positive[-1]) if positive.size else found - 1
-        return chunk * self.chunk + found
-
-    def _weighted(self, chunk: int) -> np.ndarray:
-        """Return w·D² of each sample of a chunk."""
-        own = self._of_chunk(self._closest, chunk)
-        weights = self._data.weights_of(chunk * self.chunk, own)
-        return own if weights is None else own * weights
-
-    def _of_chunk(self, array: np.ndarray, chunk: int) -> np.ndarray:
-        return array[..., chunk * self.chunk : (chunk + 1) * self.chunk]
-
-
-def _square_distances(points: np.ndarray, rows: np.ndarray) -> np.ndarray:
-    """Return ‖p − x‖² for every point p and row x of a chunk, (m, n), in their type, computed in float64.
-
-    Each point has a product of its own, so that its distances have the same bits beside other points.
-    """
-    wide, found = rows.astype(np.float64, copy=False), np.empty((len(points), len(rows)), rows.dtype)
-    norms = square_norms(wide)
-    for point, distances in zip(points.astype(np.float64), found, strict=True):
-        squares = wide @ (-2 * point)
-        squares += norms
-        squares += point @ point
-        np.maximum(squares, 0, out=distances, casting="same_kind")
-    return found
-
-
-class ChunkedDraw(ChunkedDistances):
-    """Samples of one process, or of a shard, from which k-means++ draws; see `ChunkedDraws`."""
-
-    def __init__(self, data: HostData) -> None:
-        super().__init__(data)
-        n, d = data.source.shape
-        self._most_kept = max(_MOST_DISTANCES, n * d * data.source.dtype.itemsize // 4)
-        # The points of the last call of `potentials`, and the squared distance of each sample to each of them.
-        self._kept: tuple[np.ndarray, np.ndarray] | None = None
-
-    def rows(self, indices: np.ndarray) -> np.ndarray:
-        """Return samples; see `ChunkedDraws.rows`."""
-        return self._data.rows(indices)
+    def rows_as_read(self, indices: np.ndarray) -> np.ndarray:
+        """Return samples; see `ChunkedDraws.rows_as_read`."""
+        return self._data.rows_as_read(indices)
 
     def add(self, point: np.ndarray) -> None:
         """Take a point as a center; see `ChunkedDraws.add`."""
-        if self._kept is not None:
-            points, distances = self._kept
-            same = np.flatnonzero((points == point).all(axis=1))
-            if same.size:
-                np.minimum(self._closest, distances[same[0]], out=self._closest)
-                return
-
-        def work(number: int, rows: Any) -> None:
-            own = self._of_chunk(self._closest, number)
-            np.minimum(own, _square_distances(point[np.newaxis], rows)[0], out=own)
-
-        for _ in self._data.each_chunk(work, self.chunk):
-            pass
+        kept, self._kept = self._kept, None
+        same = np.zeros(0, np.intp) if kept is None else np.flatnonzero((kept[0] == point).all(axis=1))
+        if kept is not None and same.size:
+            for nearer in kept[1]:
+                own = nearer.points == same[0]
+                self._closest[nearer.rows[own]] = nearer.distances[own]
+            return
+        for _, nearer in self._nearer(point[np.newaxis]):
+            self._closest[nearer.rows] = nearer.distances
 
     def potentials(self, points: np.ndarray) -> np.ndarray:
         """Return the potential of each point and chunk; see `ChunkedDraws.potentials`."""
-        data, self._kept = self._data, None
-        kept = None
-        if len(points) * self._closest.nbytes <= self._most_kept:
-            kept = np.empty((len(points), len(self._closest)), data.dtype)
+        self._kept = None
+        sums, kept, size = [], [], 0
+        for of_block, nearer in self._nearer(points, sums=True):
+            sums.append(of_block)
+            size += sum(array.nbytes for array in nearer)
+            if size <= self._most_kept:
+                kept.append(nearer)
+        if size <= self._most_kept:
+            self._kept = points, kept
+        return np.concatenate(sums, axis=1)
 
-        def work(number: int, rows: Any) -> np.ndarray:
-            distances = _square_distances(points, rows)
-            np.minimum(distances, self._of_chunk(self._closest, number), out=distances)
-            if kept is not None:
-                self._of_chunk(kept, number)[:] = distances
-            weights = data.weights_of(number * self.chunk, rows)
-            return (distances if weights is None else distances * weights).sum(axis=1, dtype=np.float64)
+    def sums(self) -> np.ndarray:
+        """Return Σ w·D² over each chunk; see `ChunkedDraws.sums`."""
+        rows = max(1, _BLOCK // self.order.chunk) * self.order.chunk
+        starts = range(0, len(self._closest), rows)
+        return np.concatenate([self.order.chunk_sums(self._by_chunk(start, start + rows)) for start in starts])
 
-        found = np.column_stack(list(data.each_chunk(work, self.chunk)))
-        self._kept = None if kept is None else (points, kept)
+    def find(self, chunks: np.ndarray, passed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Find samples; see `ChunkedDraws.find`."""
+        found = np.empty(len(chunks), np.int64)
+        for i, (chunk, before, target) in enumerate(zip(chunks.tolist(), passed, targets, strict=True)):
+            start = chunk * self.order.chunk
+            found[i] = start + self.order.find_row(self._weighted(start, start + self.order.chunk), before, target)
+        return found, self.rows_as_read(found)
+
+    def _weighted(self, start: int, stop: int) -> np.ndarray:
+        """Return w·D² of some rows, float64."""
+        closest = self._closest[start:stop].astype(np.float64)
+        weights = self._data.weights_of(start, closest)
+        return closest if weights is None else closest * weights.astype(np.float64)
+
+    def _by_chunk(self, start: int, stop: int) -> np.ndarray:
+        """Return w·D² of some rows from the first of a chunk on; see `PlusPlusOrder.by_chunk`."""
+        return self.order.by_chunk(self._weighted(start, stop))
+
+    def _nearer(self, points: np.ndarray, *, sums: bool = False) -> Iterator[tuple[np.ndarray, _Nearer]]:
+        """Yield for one block of rows after another the rows that are nearer to a point (m, d) than to all centers.
+
+        With `sums`, also yield the sum of w·D² for each point and chunk of the block, if it became a center.
+        """
+
+        def work(start: int, rows: np.ndarray) -> tuple[np.ndarray, _Nearer]:
+            point, row = self._maybe_nearer(start, rows, points)
+            found = self.order.square_distances(rows.take(row, axis=0), points.take(point, axis=0))
+            lower = np.flatnonzero(found < self._closest[start : start + len(rows)].take(row))
+            point, row, found = point[lower], row[lower], found[lower]
+            of_block = self._sums_with(start, len(rows), row, point, found, len(points)) if sums else found[:0]
+            return of_block, _Nearer(row + start, point, found)
+
+        return self._data.each_block_as_read(work, self.order.chunk, _BLOCK)
+
+    def _maybe_nearer(self, start: int, rows: np.ndarray, points: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return pairs of a point and a row that may be nearer to each other than the row to its nearest center.
+
+        They are in the order of the points.
+        """
+        error, closest = self._relative_error, self._closest[start : start + len(rows)]
+        if self._middle is not None:
+            rows, points = rows - self._middle, points - self._middle
+        with np.errstate(over="ignore", invalid="ignore"):
+            most = closest * (1 + error) - (1 - error) * self._norms_of(start, rows)
+            most[closest < _LEAST_EXACT[rows.dtype.name]] = np.inf
+            most[closest == 0] = -np.inf
+            if not error <= _MOST_RELATIVE_ERROR:
+                most[closest > 0] = np.inf
+            scores = np.ascontiguousarray((rows @ np.ascontiguousarray(-2 * points.T)).T)
+            scores += ((1 - error) * square_norms(points))[:, np.newaxis]
+            # Comparisons are negated, so that a score that is not a number rules nothing out.
+            some = np.flatnonzero(~(scores.min(axis=0) >= most))
+            point, row = np.nonzero(~(scores.take(some, axis=1) >= most[some]))
+        return point, some[row]
+
+    def _norms_of(self, start: int, rows: np.ndarray) -> np.ndarray:
+        """Return ‖x‖² of rows minus the middle."""
+        if self._norms is None:
+            return square_norms(rows)
+        norms = self._norms[start : start + len(rows)]
+        if norms[0] != norms[0]:  # not known yet
+            norms[...] = square_norms(rows)
+        return norms
+
+    def _sums_with(
+        self, start: int, count: int, row: np.ndarray, point: np.ndarray, distances: np.ndarray, m: int
+    ) -> np.ndarray:
+        """Return the sums of the chunks of a block of `count` rows for each of m points, to which some are nearer."""
+        values, new = self._by_chunk(start, start + count), distances.astype(np.float64)
+        weights = self._data.weights_of(start, range(count))
+        if weights is not None:
+            new *= weights[row].astype(np.float64)
+        places = self.order.places(count).take(row)
+        ends, found = np.searchsorted(point, np.arange(m + 1)), np.empty((m, values.shape[1]))
+        for number in range(m):
+            own, changed = slice(ends[number], ends[number + 1]), values.copy()
+            changed.put(places[own], new[own])
+            found[number] = self.order.chunk_sums(changed)
         return found
 
-    def find(self, chunks: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Find samples; see `ChunkedDraws.find`."""
-        found = self.found(chunks, targets)
-        return found, self.rows(found)
+
+def _middle_of(data: HostData, mean: np.ndarray) -> np.ndarray | None:
+    """Return the mean, or None if it is nearer to zero than twice the usual distance of a sample to it."""
+    some = data.rows_as_read(np.arange(0, data.n_samples, -(-data.n_samples // _SAMPLED)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        near = float(mean @ mean) <= 4 * float(np.median(square_norms(some - mean)))
+    return None if near else mean
 
 
 def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:
@@ -233,6 +271,9 @@ def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray 
     Returns
     -------
     numpy.ndarray of shape (k,) or None
-        Sample indices. None for small X, of which `plusplus.kmeans_plusplus` draws samples with scikit-learn's sums.
+        Sample indices. None for small X that is not processed as by kernels: `plusplus.kmeans_plusplus` then draws
+        samples with scikit-learn's sums.
     """
-    return None if data.is_small else draw_samples(ChunkedDraw(data), first, draws)
+    if not data.as_kernels:
+        return None
+    return draw_samples(ChunkedDraw(data, draws.shape[1]), first, draws)

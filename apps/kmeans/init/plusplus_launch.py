@@ -191,11 +191,19 @@ def greedy_draw(data: DeviceData, first: int, draws: np.ndarray) -> GreedyDraw |
 
 
 def rows_to_draw(data: DeviceData) -> Any:
-    """Return row-major X in the working dtype, from which samples are drawn; None if it does not fit the GPU."""
+    """Return row-major X in the working dtype, from which samples are drawn; None if it does not fit the GPU.
+
+    If only its address keeps lanes from loading vectors, it is copied, because that changes the order of additions.
+    """
     X = data.rows_on_gpu if data.uncentered is None else data.uncentered
-    if X is not None and X.dtype != data.dtype:  # a 16-bit type
-        return X.astype(data.dtype) if data.fits(2 * X.nbytes) else None
-    return X
+    if X is None:
+        return None
+    wide = 16 // data.dtype.itemsize
+    if X.dtype == data.dtype and (data.n_features % wide or is_vectorizable(X, wide) or not data.fits(X.nbytes)):
+        return X
+    # A 16-bit type, or an address within a vector.
+    size = data.n_samples * data.n_features * data.dtype.itemsize
+    return X.astype(data.dtype) if data.fits(size) else None
 
 
 def plan_draw(data: DeviceData, trials: int, *, aligned: bool) -> PlusPlusPlan | None:

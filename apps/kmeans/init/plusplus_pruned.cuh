@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kTryThreads, kTryBlocks)
       unsigned ambiguous = ambiguous_points<kBlocks>(product, planes, scale, 2 * error, most, tests) & kEvery;
       if (near < kLeastExact<T> || scaled < kLeastScaled) ambiguous = kEvery;
       if (!has || near == 0) ambiguous = 0;  // no candidate can lower a D² of zero
-      if (has && ambiguous == 0) alike += (double)weight * (double)near;
+      if (has && ambiguous == 0) alike += simt::rounded_product((double)weight, (double)near);
       return ambiguous;
     };
     for (int at = 0; at < count; at += 32) {

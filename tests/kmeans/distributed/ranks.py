@@ -9,7 +9,7 @@ from kmeans.distributed.cut_fits import within
 
 from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.distributed.rank import fit_rank
-from tsapps.apps.kmeans.init import plusplus_host
+from tsapps.apps.kmeans.init import oversampling_chunks
 
 __all__ = ["Meeting", "Pipes", "on_threads", "run_rank"]
 
@@ -94,7 +94,7 @@ class Pipes:
 
 def run_rank(rank: int, pipes: dict[int, Any], answers: Any, rows: np.ndarray, k: int, options: dict[str, Any]) -> None:
     """Fit in a process, and put the result or the error into a queue."""
-    blocks.SMALL, plusplus_host._CHUNK_ELEMENTS = 0, 1
+    blocks.SMALL, oversampling_chunks._CHUNK_ELEMENTS = 0, 1
     try:
         found: Any = fit_rank(rows, Pipes(rank, pipes, len(pipes) + 1), k, **options)
     except BaseException:  # noqa: BLE001 (the other process shows it)

@@ -17,7 +17,7 @@ from tsapps.apps.kmeans.distributed import collections, part_engines
 from tsapps.apps.kmeans.distributed.crew import specs_of
 from tsapps.apps.kmeans.distributed.part import Part, PartState
 from tsapps.apps.kmeans.engines.streamed_step import StreamedStep
-from tsapps.apps.kmeans.init import plusplus_host
+from tsapps.apps.kmeans.init import oversampling_chunks
 from tsapps.kernels.devices import NoDeviceError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -37,7 +37,7 @@ def machines(monkeypatch):
     monkeypatch.setattr(DeviceData, "_borrow", lambda data: None if data.source.device is None else borrow(data))
     monkeypatch.setattr(part_engines, "gpu_of", gpu_of)
     monkeypatch.setattr(blocks, "SMALL", 0)
-    monkeypatch.setattr(plusplus_host, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(oversampling_chunks, "_CHUNK_ELEMENTS", 1)
     return made
 
 

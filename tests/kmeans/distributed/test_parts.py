@@ -13,8 +13,8 @@ from tsapps import TSKMeans
 from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.distributed.crew import LocalCrew, cut_rows
 from tsapps.apps.kmeans.distributed.part import Part
-from tsapps.apps.kmeans.init import plusplus_host
-from tsapps.apps.kmeans.init.plusplus_host import plusplus_host_chunk
+from tsapps.apps.kmeans.init import oversampling_chunks, plusplus_host
+from tsapps.apps.kmeans.distributed.crew import chunk_of_parts
 
 # Of 17 or 33 features, 128 rows are a chunk.
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]
@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 def small_chunks(monkeypatch):
     """No X is small, and as many chunks as there can be."""
     monkeypatch.setattr(blocks, "SMALL", 0)
-    monkeypatch.setattr(plusplus_host, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(oversampling_chunks, "_CHUNK_ELEMENTS", 1)
 
 
 def by_hand():
@@ -68,7 +68,7 @@ def test_what_parts_answer_by_hand():
 
 @property_test(50, 1000, st.integers(1, 3000), st.sampled_from([1, 17, 40]), st.lists(st.floats(0.01, 9), min_size=1))
 def test_parts_are_whole_chunks(n, d, shares):
-    chunk = plusplus_host_chunk(n, d, 4)
+    chunk = chunk_of_parts(n, d, np.dtype(np.float32))
     parts = cut_rows(n, d, np.dtype(np.float32), shares)
     assert 0 < len(parts) == min(len(shares), -(-n // chunk))
     assert [row for part in parts for row in part] == list(range(n))
@@ -303,7 +303,7 @@ def test_one_digest_whether_distances_are_kept(monkeypatch):
     rng = np.random.default_rng(0)
     X = samples(rng, 1000, 7, 10, np.float64)[rng.integers(0, 10, 1000)] + 1e-9 * rng.standard_normal((1000, 7))
     expected = fitted(host_engine(X), 20)
-    monkeypatch.setattr(plusplus_host, "_MOST_DISTANCES", 0)
+    monkeypatch.setattr(plusplus_host, "_MOST_KEPT", 0)
     same_bits(fitted(parted_engine(X, shares=(1, 2, 1)), 20), expected)
 
 
@@ -315,7 +315,7 @@ def test_weights_of_drawn_samples(rng, dtype):
     for shares in ((1,), (1, 1), (1, 3, 1, 2)):
         engine = parted_engine(X, weights, shares)
         engine.center(engine.data.moments()[0], 5)
-        oversampling = engine.oversampling()
+        oversampling = engine.oversampling(5)
         oversampling.add(engine.data.rows(np.arange(0, 1100, 100)))
         found.append(oversampling.weights().tolist())
         assert sum(found[-1]) == pytest.approx(weights.sum())

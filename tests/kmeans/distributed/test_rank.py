@@ -15,7 +15,7 @@ from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.distributed import rank
 from tsapps.apps.kmeans.distributed.part import Part
 from tsapps.apps.kmeans.distributed.rank import RankClustering
-from tsapps.apps.kmeans.init import plusplus_host
+from tsapps.apps.kmeans.init import oversampling_chunks
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceW
 def small_chunks(monkeypatch):
     """No X is small, and as many chunks as there can be."""
     monkeypatch.setattr(blocks, "SMALL", 0)
-    monkeypatch.setattr(plusplus_host, "_CHUNK_ELEMENTS", 1)
+    monkeypatch.setattr(oversampling_chunks, "_CHUNK_ELEMENTS", 1)
 
 
 def cut(array, places):

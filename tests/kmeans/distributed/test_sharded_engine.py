@@ -100,7 +100,7 @@ MANY = [pytest.param(case, marks=pytest.mark.exhaustive if case.d > 85 else (), 
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("init", ["k-means++", "random", "array"])
+@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random", "array"])
 @pytest.mark.parametrize("shares", SHARES, ids=str)
 @pytest.mark.parametrize("case", MANY)
 def test_the_bits_are_those_of_one_machine(case, shares, init, rng):
@@ -203,8 +203,6 @@ def test_what_runs_on_one_gpu_only(rng):
     case = Case(SmallKStep, 2100, 20, 9)
     X, _ = case.data(rng)
     _, several = engines(case, X, None, (1, 1))
-    with pytest.raises(NoDeviceError, match=r"init='k-means\|\|' runs on one GPU or the CPU, got device='cuda:0,0'"):
-        fitted(several, case, init="k-means||")
     with pytest.raises(ValueError, match="protect=True runs on one GPU or the CPU, got device='cuda:0,0'"):
         fitted(several, case, protect=True)
     options = Options(kernels=False)

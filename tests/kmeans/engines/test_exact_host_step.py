@@ -12,7 +12,7 @@ from kmeans.host_steps import DTYPES, RowsOnMachine, fixed_point_sums, iterate_o
 
 import tsapps
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.data import host_data
+from tsapps.apps.kmeans.data import blocks, host_data
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import ArrayRows, UnitRows
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
@@ -105,20 +105,14 @@ def test_fits_have_the_bits_of_the_kernels(case, rng):
     assert_same(found, expected)
 
 
-@pytest.mark.parametrize(
-    ("case", "init"),
-    [
-        (Case(SmallDFmaStep, 400, 3, 5), "random"),
-        (Case(SmallDFmaStep, 400, 3, 5), "k-means++"),
-        (Case(SmallKStep, 300, 20, 9, weighted=True), "random"),
-        (Case(SmallKStep, 300, 100, 9), "k-means++"),
-        (Case(SmallKStep, 300, 70, 6, "float64"), "k-means++"),
-        (Case(LargeKStep, 200, 20, 70), "random"),
-    ],
-    ids=str,
-)
-def test_runs_from_drawn_centers_have_the_bits_of_the_kernels(case, init, rng):
+@pytest.mark.each_choice
+@pytest.mark.parametrize("small", [True, False])
+@pytest.mark.parametrize("init", ["random", "k-means++", "k-means||"])
+@pytest.mark.parametrize("case", STEPS, ids=str)
+def test_runs_from_drawn_centers_have_the_bits_of_the_kernels(case, init, small, rng, monkeypatch):
     """Several, some of which `tol` or `max_iter` ends."""
+    if not small:
+        monkeypatch.setattr(blocks, "SMALL", 0)
     X, weights = case.data(rng)
     seen, both = [], []
     for engine in (host_engine(X, weights), device_engine(X, weights)):
@@ -156,10 +150,12 @@ def test_fits_about_another_point_than_the_mean_have_the_bits_of_the_kernels(rng
         np.testing.assert_array_equal(engine.data.host_mean(), expected.astype(np.float32))
 
 
-def test_fits_by_cosine_have_the_bits_of_the_kernels(rng):
+@pytest.mark.parametrize("init", ["array", "random", "k-means++", "k-means||"])
+def test_fits_by_cosine_have_the_bits_of_the_kernels(init, rng, monkeypatch):
+    monkeypatch.setattr(blocks, "SMALL", 0)
     X, _ = STEPS[0].data(rng)
     engines = host_engine(UnitRows(ArrayRows(X), np.float32)), device_engine(UnitRows(RowsOnMachine(X), np.float32))
-    both = [fit(engine, 5, X[:5]) for engine in engines]
+    both = [fit(engine, 5, X[:5] if init == "array" else init) for engine in engines]
     assert_same(*both)
     np.testing.assert_allclose(np.linalg.norm(both[0].centers, axis=1), 1, rtol=1e-6)
 
@@ -210,12 +206,13 @@ def test_protection_changes_no_bit(case, rng):
     case=st.sampled_from(STEPS[:3]),
     n=st.integers(33, 300),
     kind=st.sampled_from(["blobs", "duplicates", "away", "whole numbers", "wide range", "an outlier"]),
-    init=st.sampled_from(["rows", "a far center", "random"]),
+    init=st.sampled_from(["rows", "a far center", "random", "k-means++", "k-means||"]),
+    small=st.booleans(),
     some_zero=st.booleans(),
     options=st.sampled_from([{"max_iter": 4}, {"protect": True, "max_iter": 3}, {"tol": 1e-3}, {"max_iter": 1}]),
     seed=st.integers(0, 2**16),
 )
-def test_any_fits_have_the_bits_of_the_kernels(case, n, kind, init, some_zero, options, seed):
+def test_any_fits_have_the_bits_of_the_kernels(case, n, kind, init, small, some_zero, options, seed):
     rng = np.random.default_rng(seed)
     X, weights = case._replace(n=n).data(rng)
     if kind == "duplicates":
@@ -234,6 +231,8 @@ def test_any_fits_have_the_bits_of_the_kernels(case, n, kind, init, some_zero, o
     first = X[: case.k] if init == "rows" else with_far_center(X, case.k) if init == "a far center" else init
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lloyd, "_warn_of_duplicates", lambda *_: None)
+        if not small:
+            patch.setattr(blocks, "SMALL", 0)
         found, expected = (fit(make(X, weights), case.k, first, **options) for make in (host_engine, device_engine))
     assert (found.faults, expected.faults) == (0, 0)
     assert_same(found, expected)

@@ -74,7 +74,7 @@ def drawn_in_parallel(X, k, seed, weights=None, block_rows=None):
     engine = open_engine(X, device="cpu", sample_weight=weights)
     if block_rows is not None:
         engine.data.block_rows = lambda n_columns: block_rows
-    return oversampling.kmeans_parallel(engine.data, k, np.random.RandomState(seed), engine.oversampling())
+    return oversampling.kmeans_parallel(engine.data, k, np.random.RandomState(seed), engine.oversampling(k))
 
 
 def reference_in_parallel(X, k, seed, weights=None):

@@ -11,22 +11,21 @@ from tsapps.apps.kmeans.data import blocks, host_data
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.engines.engine import HostEngine
-from tsapps.apps.kmeans.init import plusplus, plusplus_host
+from tsapps.apps.kmeans.init import oversampling_chunks, plusplus, plusplus_host, plusplus_order
 from tsapps.apps.kmeans.init.plusplus import equally_likely_samples
-from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, chunk_and_rest, draw_samples, plusplus_host_chunk
+from tsapps.apps.kmeans.init.oversampling_chunks import oversampling_chunk
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, draw_samples
 
-# Of 17 or 33 features, 128 rows are a chunk.
-CHUNK = 128
+# Of 17 features, 16 rows of float64 with 2 candidates are a chunk.
+CHUNK = 16
 
 
 @pytest.fixture(autouse=True)
-def small_chunks(monkeypatch):
-    """No X is small, and as many chunks as there can be."""
+def no_small_data(monkeypatch):
     monkeypatch.setattr(blocks, "SMALL", 0)
-    monkeypatch.setattr(plusplus_host, "_CHUNK_ELEMENTS", 1)
 
 
-def draw_of(X, weights=None, shard=None):
+def draw_of(X, weights=None, shard=None, trials=2):
     """Return a `ChunkedDraw` of X, which is not centered, or of some of its rows."""
     some = slice(None) if shard is None else slice(shard.start, shard.stop)
     return ChunkedDraw(
@@ -36,7 +35,8 @@ def draw_of(X, weights=None, shard=None):
             None if weights is None else weights[some],
             as_kernels=True,
             shard=None if shard is None else Shard(shard.start, len(X)),
-        ).data
+        ).data,
+        trials,
     )
 
 
@@ -74,43 +74,46 @@ def test_by_hand():
 
 
 def by_hand():
-    """Three chunks: 128 rows at 0, 128 rows at 1, and two rows at 0 and 2."""
-    X = np.zeros((258, 17))
-    X[128:256, 0], X[257, 0] = 1, 2
+    """Three chunks: 16 rows at 0, 16 rows at 1, and two rows at 0 and 2."""
+    X = np.zeros((34, 17))
+    X[16:32, 0], X[33, 0] = 1, 2
     return X
 
 
 def test_chunks_by_hand():
     draw = draw_of(by_hand())
-    assert plusplus_host_chunk(258, 17, 8) == draw.chunk == CHUNK
+    assert draw.order.chunk == CHUNK
     draw.add(np.zeros(17))
-    assert draw.sums().tolist() == [0, 128, 4]
+    assert draw.sums().tolist() == [0, 16, 4]
     one, two = np.eye(17)[0], 2 * np.eye(17)[0]
-    assert draw.potentials(np.array([one, two])).tolist() == [[0, 0, 1], [0, 128, 0]]
-    # The running sum of the second chunk is 1, 2, …; that of the third 0, 4.
-    samples, points = draw.find(np.array([1, 1, 1, 2]), np.array([0.5, 1, 1.5, 3]))
-    assert samples.tolist() == [128, 128, 129, 257]
+    assert draw.potentials(np.array([one, two])).tolist() == [[0, 0, 1], [0, 16, 0]]
+    # The running sum of the second chunk is 1, 2, …, after what has passed; that of the third 0, 4.
+    passed, targets = np.array([0.0, 0, 5, 16]), np.array([0.5, 1, 6.5, 19])
+    samples, points = draw.find(np.array([1, 1, 1, 2]), passed, targets)
+    assert samples.tolist() == [16, 16, 17, 33]
     np.testing.assert_array_equal(points, by_hand()[samples])
     draw.add(one)
     assert draw.sums().tolist() == [0, 0, 1]
 
 
-def test_chunk_and_rest_by_hand():
-    running = np.array([0.0, 128, 128, 132])
-    chunks, rest = chunk_and_rest(running, np.array([0.0, 1, 128, 129, 132, 133]))
-    assert chunks.tolist() == [0, 1, 1, 3, 3, 3]
-    assert rest.tolist() == [0, 1, 128, 1, 4, 5]
+def test_chunks_are_found_by_hand():
+    chunks, passed, targets = draw_of(by_hand()).order.find_chunks(
+        np.array([0.0, 16, 0, 4]), np.array([0.0, 0.05, 0.8, 0.85, 0.99])
+    )
+    assert chunks.tolist() == [0, 1, 1, 3, 3]
+    assert passed.tolist() == [0, 0, 0, 16, 16]
+    np.testing.assert_allclose(targets, [0, 1, 16, 17, 19.8])
 
 
 def test_a_target_past_the_end():
     """The last row with a positive w·D²; the last row of a chunk without any."""
-    X, weights = by_hand(), np.ones(258)
-    X[200:256] = 0
-    weights[190:200] = 0
+    X, weights = by_hand(), np.ones(34)
+    X[25:32] = 0
+    weights[24] = 0
     draw = draw_of(X, weights)
     draw.add(np.zeros(17))
-    samples, _ = draw.find(np.array([0, 1, 2]), np.array([1.0, 1000, 1000]))
-    assert samples.tolist() == [127, 189, 257]
+    samples, _ = draw.find(np.array([0, 1, 2]), np.zeros(3), np.array([1.0, 1000, 1000]))
+    assert samples.tolist() == [15, 23, 33]
 
 
 def test_draws_next_to_one(rng):
@@ -152,7 +155,7 @@ def test_draws_of_any_rows(n, d, k, trials, dtype, weighting, seed):
         k = max(1, min(k, np.count_nonzero(weights) // 2))
     first = int(rng.integers(n))
     draws = rng.random((k - 1, trials)) if weights is None or weights.any() else np.zeros((0, trials))
-    found = draw_samples(draw_of(X, weights), first, draws)
+    found = draw_samples(draw_of(X, weights, trials=trials), first, draws)
     assert found.dtype == np.int64
     assert_drawn(found, X, weights, first, draws)
     if weights is not None:
@@ -164,7 +167,7 @@ def all_of(draw):
     draws, answers = np.random.default_rng(0).random((11, 4)), []
 
     class Recorded:
-        rows, add = draw.rows, draw.add
+        rows_as_read, add, order = draw.rows_as_read, draw.add, draw.order
 
         def sums(self):
             answers.append(draw.sums())
@@ -174,9 +177,9 @@ def all_of(draw):
             answers.append(draw.potentials(points))
             return answers[-1]
 
-        def find(self, chunks, targets):
-            answers.append(draw.find(chunks, targets)[0])
-            return draw.find(chunks, targets)
+        def find(self, chunks, passed, targets):
+            answers.append(draw.find(chunks, passed, targets)[0])
+            return draw.find(chunks, passed, targets)
 
     answers.append(draw_samples(Recorded(), 3, draws))
     answers.append(draw.sums())
@@ -205,6 +208,7 @@ def test_bits_do_not_depend_on_blocks_and_threads(X, weighted, rng, monkeypatch)
     for elements, cores in ((1, 1), (CHUNK * 3 * X.shape[1], 3)):
         monkeypatch.setattr(host_data, "_TASK_ELEMENTS", elements)
         monkeypatch.setattr(host_data, "available_cores", lambda cores=cores: cores)
+        monkeypatch.setattr(plusplus_host, "_BLOCK", elements)
         assert_same(all_of(draw_of(X, weights)), expected)
 
 
@@ -218,16 +222,41 @@ def test_bits_do_not_depend_on_whether_rows_are_held(X, monkeypatch):
 
 
 def test_bits_do_not_depend_on_whether_distances_are_kept(X, monkeypatch):
-    """Distances to four candidates take as much memory as X has in four features; they are kept below a fourth."""
     found = []
     for most in (1 << 30, 0):
-        monkeypatch.setattr(plusplus_host, "_MOST_DISTANCES", most)
+        monkeypatch.setattr(plusplus_host, "_MOST_KEPT", most)
         draw = draw_of(X)
+        draw._most_kept = most
         draw.add(X[0])
         draw.potentials(X[:4])
-        assert (draw._kept is None) == (most == 0 and X.shape[1] < 16)
+        assert (draw._kept is None) == (most == 0)
         found.append(all_of(draw_of(X)))
     assert_same(*found)
+
+
+def test_bits_do_not_depend_on_the_scores(X, monkeypatch):
+    """Rows far from the point that is subtracted, whose scores rule out nothing; and distances of all pairs."""
+    expected = all_of(draw_of(X))
+    draw = draw_of(X)
+    draw._middle = X[0] + X.dtype.type(1e5)
+    assert_same(all_of(draw), expected)
+    draw = draw_of(X)
+    draw._relative_error = np.inf
+    assert_same(all_of(draw), expected)
+
+
+def test_few_distances_are_computed(rng, monkeypatch):
+    """Of 20 clusters, a candidate is nearer to the rows of its own than the centers so far, and to few others."""
+    X = (40 * rng.standard_normal((20, 24))[rng.integers(0, 20, 4000)] + rng.standard_normal((4000, 24))).astype("f")
+    computed, distances = [], plusplus_order.PlusPlusOrder.square_distances
+
+    def counted(order, rows, points):
+        computed.append(len(rows))
+        return distances(order, rows, points)
+
+    monkeypatch.setattr(plusplus_order.PlusPlusOrder, "square_distances", counted)
+    draw_samples(draw_of(X, trials=4), 0, rng.random((60, 4)))
+    assert sum(computed) < 0.15 * 4000 * (1 + 60 * 4)
 
 
 def test_bits_do_not_depend_on_what_was_asked_before(X):
@@ -248,8 +277,8 @@ def test_bits_do_not_depend_on_what_was_asked_before(X):
 def test_bits_of_shards_are_those_of_all_rows(X, weighted, rng):
     weights = rng.random(len(X)) if weighted else None
     draw = draw_of(X, weights)
-    chunk = draw.chunk
-    ends = [0, chunk, min(4 * chunk, len(X)), len(X)] if len(X) > 5 * chunk else [0, len(X)]
+    chunk = draw.order.chunk
+    ends = [0, chunk, 4 * chunk, len(X)]
     shards = [range(start, stop) for start, stop in pairwise(ends)]
     parts, points = [draw_of(X, weights, shard) for shard in shards], X[[5, 9, 1000]]
     for one in (draw, *parts):
@@ -260,8 +289,8 @@ def test_bits_of_shards_are_those_of_all_rows(X, weighted, rng):
     sums = draw.sums()
     for shard, part in zip(shards, parts, strict=True):
         some = np.arange(shard.start // chunk, -(-shard.stop // chunk))
-        own, _ = part.find(some - some[0], 0.3 * sums[some])
-        expected, _ = draw.find(some, 0.3 * sums[some])
+        own, _ = part.find(some - some[0], 0.2 * sums[some], 0.3 * sums[some])
+        expected, _ = draw.find(some, 0.2 * sums[some], 0.3 * sums[some])
         assert (own + shard.start).tolist() == expected.tolist()
 
 
@@ -275,8 +304,9 @@ def test_bits_of_shards_are_those_of_all_rows(X, weighted, rng):
 )
 def test_a_chunk_is_a_whole_number_of_chunks_of_moments(n, d, itemsize, elements):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plusplus_host, "_CHUNK_ELEMENTS", elements)
-        chunk, of_moments = plusplus_host_chunk(n, d, itemsize), plusplus_host.moment_chunk(n, d, itemsize)
+        patch.setattr(oversampling_chunks, "_CHUNK_ELEMENTS", elements)
+        chunk = oversampling_chunk(n, d, itemsize)
+        of_moments = oversampling_chunks.moment_chunk(n, d, itemsize)
     assert chunk % of_moments == 0
     assert chunk & (chunk - 1) == 0
     assert chunk * d <= max(elements, of_moments * d)
@@ -287,9 +317,9 @@ def test_no_memory_for_distances(rng, monkeypatch):
     data = draw_of(X)._data
     monkeypatch.setattr(plusplus_host, "available_host_memory", lambda: 7999)
     with pytest.raises(MemoryError, match=r"^X: 0\.00 GiB are needed besides the data"):
-        ChunkedDraw(data)
+        ChunkedDraw(data, 2)
     monkeypatch.setattr(plusplus_host, "available_host_memory", lambda: 8000)
-    ChunkedDraw(data)
+    ChunkedDraw(data, 2)
 
 
 # --- Random samples ---------------------------------------------------------------------------------------------------
