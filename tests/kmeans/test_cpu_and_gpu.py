@@ -27,7 +27,7 @@ def assert_same_bits(found, expected):
     assert (found.n_iter_, found.inertia_) == (expected.n_iter_, expected.inertia_)
 
 
-@pytest.mark.parametrize("init", ["random", "array"])
+@pytest.mark.parametrize("init", ["random", "array", "k-means++", "k-means||"])
 @pytest.mark.parametrize(
     ("n", "d", "k", "dtype", "weighted"),
     [
@@ -50,11 +50,23 @@ def test_the_bits_are_those_of_a_gpu(n, d, k, dtype, weighted, init, rng):
     assert_same_bits(fitted(X, "cpu", k, weights, init=given), fitted(X, "cuda", k, weights, init=given))
 
 
-# In float64 a draw depends on the rounding of a sum once in some 10¹⁰; small float32 data is drawn as in scikit-learn.
 @pytest.mark.parametrize(("n", "dtype"), [(300_000, np.float64), (50_000, np.float32)])
 def test_plusplus(n, dtype, rng):
     X = samples(rng, n, 20, 12, dtype)
     assert_same_bits(fitted(X, "cpu", 12), fitted(X, "cuda", 12))
+
+
+@pytest.mark.parametrize("init", ["random", "array", "k-means++", "k-means||"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_cosine(dtype, init, rng):
+    X = samples(rng, 200_000, 33, 9, dtype)
+    given = X[:9].astype(np.float64) if init == "array" else init
+    assert_same_bits(*(fitted(X, device, 9, init=given, metric="cosine") for device in ("cpu", "cuda")))
+
+
+def test_many_steps_of_plusplus_that_are_pruned(rng):
+    X = samples(rng, 400_000, 96, 200, np.float32)
+    assert_same_bits(fitted(X, "cpu", 200, init="k-means++"), fitted(X, "cuda", 200, init="k-means++"))
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1e25])

@@ -299,12 +299,12 @@ def unit(vectors: Any) -> Any:
     # Vectors are scaled by a power of two first: this is exact, and prevents overflow of the squares.
     _, exponents = xp.frexp(abs(vectors).max(axis=1))
     scaled = xp.ldexp(vectors, -exponents[:, np.newaxis])
-    norms = xp.sqrt(_sums_by_halves(scaled * scaled))
+    norms = xp.sqrt(_sum_of_each(scaled * scaled))
     scaled /= norms.astype(vectors.dtype)[:, np.newaxis]
     return scaled
 
 
-def _sums_by_halves(terms: Any) -> Any:
+def _sum_of_each(terms: Any) -> Any:
     """Return the sum of each row of (n, d), float64, in an order that NumPy and CuPy share, unlike that of their sums.
 
     The halves of a row are added element by element until one number is left.

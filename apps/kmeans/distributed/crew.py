@@ -49,7 +49,7 @@ class Crew(Protocol):
 
 
 def chunk_of_parts(n: int, d: int, dtype: np.dtype) -> int:
-    """Return the number of rows of which parts of X, of shape (n, d), have a multiple, so that they are whole chunks."""
+    """Return the number of rows of which parts of X, of shape (n, d), have a multiple: chunks of all sums are whole."""
     return lcm(oversampling_chunk(n, d, dtype.itemsize), plusplus_chunk(n, d, dtype.itemsize))
 
 

@@ -242,7 +242,7 @@ class Part:
         return self._engine.data.square_norm()
 
     def sums(self) -> np.ndarray:
-        """Return Σ w·D² over each chunk of k-means++ or k-means‖; see `ChunkedDraws.sums`, `ChunkedOversamplings.sums`."""
+        """Return Σ w·D² over each chunk, of k-means++ or of k-means‖; see `ChunkedDraws.sums`."""
         found = self._draw or self._oversampling
         assert found is not None  # there are points
         return found.sums()

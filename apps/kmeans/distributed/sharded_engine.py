@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from math import lcm
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.pinned_rows import is_half
-from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
-from tsapps.apps.kmeans.data.shard import Shard, cut
+from tsapps.apps.kmeans.data.shard import Shard
+from tsapps.apps.kmeans.distributed.crew import cut_rows
 from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for_launches
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData, ShardRows
 from tsapps.apps.kmeans.distributed.sharded_step import ShardedStep
@@ -22,17 +20,15 @@ from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.select_step import MOST_SAMPLES, Options
-from tsapps.apps.kmeans.inertia.plan import inertia_chunk
 from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
-from tsapps.apps.kmeans.init.plan import plusplus_chunk
 from tsapps.apps.kmeans.init.plusplus_shards import draw_plus_plus_of_shards
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["ShardedEngine", "chunk_of"]
+__all__ = ["ShardedEngine"]
 
 
 class ShardedEngine(Engine):
@@ -74,7 +70,7 @@ class ShardedEngine(Engine):
         n, d = source.shape
         if n >= MOST_SAMPLES:
             raise NoDeviceError(f"{source.name} has {n} rows; expected less than {MOST_SAMPLES} on several GPUs")
-        parts = cut(n, chunk_of(n, d, source.dtype, dtype), [1.0] * len(machines) if shares is None else list(shares))
+        parts = cut_rows(n, d, dtype, [1.0] * len(machines) if shares is None else shares)
         machines = machines[: len(parts)]
         _check_alike(machines)
         self._all_reduce = connect(machines) if len(machines) > 1 else _OneGpu()
@@ -196,22 +192,6 @@ def _check_alike(machines: Sequence[Machine]) -> None:
         raise NoDeviceError(
             f"the GPUs have the compute capabilities {found}; expected GPUs of one kind: name those alike"
         )
-
-
-def chunk_of(n: int, d: int, x_dtype: np.dtype, dtype: np.dtype) -> int:
-    """Return the number of rows of which shards of X, of shape (n, d), have a multiple, so that they are whole chunks.
-
-    Parameters
-    ----------
-    n, d : int
-    x_dtype : numpy.dtype
-        The type of X.
-    dtype : {float32, float64}
-        The working type.
-    """
-    held = x_dtype if is_half(x_dtype, dtype) else dtype
-    of_moments, of_inertia = moment_chunk(n, d, dtype.itemsize), inertia_chunk(n, d, held.itemsize)
-    return lcm(of_moments, of_inertia, plusplus_chunk(n, d, dtype.itemsize))
 
 
 def _rescaled_like(source: Rows, rows: Rows) -> Rows:

@@ -6,9 +6,9 @@ rows with the kernels of the fit (oversampling_step.py); the CPU does the same (
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from math import ceil, log2
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,8 +18,10 @@ from tsapps.kernels.arrays import to_host
 
 __all__ = ["ChunkedOversampling", "ChunkedOversamplings", "OversamplingByChunks", "oversampling_chunk"]
 
-# Approximate number of elements of a chunk: rows of a chunk are added up and searched by one NumPy call each.
+# Approximate number of elements of a chunk, which is added up and searched as a whole.
 _CHUNK_ELEMENTS = 1 << 18
+# Approximate number of samples whose D² are added up by one call.
+_SUMMED = 1 << 24
 # Number of bits to which weights are rounded, of few rows.
 _WEIGHT_BITS = 30
 
@@ -94,21 +96,22 @@ class ChunkedOversampling(ABC):
         The largest weight of all samples of X; None if all weights are 1.
     k : int
         Number of drawn samples that rows are compared with at a time.
+    pieces : sequence of Data
+        `data`, or its rows in order, each on its device; whole chunks, except the last.
     """
 
-    def __init__(self, data: Data, most_weight: float | None, k: int) -> None:
+    def __init__(self, data: Data, most_weight: float | None, k: int, pieces: Sequence[Data]) -> None:
         self.chunk = oversampling_chunk(data.n_total, data.n_features, data.dtype.itemsize)
-        self._n, self._n_total, self._k = data.n_samples, data.n_total, k
-        self._weights = None if data.sample_weight is None else to_host(data.sample_weight)
-        self._most_weight, self._drawn = most_weight, np.empty((0, data.n_features), data.dtype)
-
-    @abstractmethod
-    def _closest(self) -> np.ndarray:
-        """Return D² of each sample, (n,), in host memory, in the working type."""
-
-    @abstractmethod
-    def _nearest(self) -> np.ndarray:
-        """Return the index of the nearest drawn sample of each sample, (n,), int32, in host memory."""
+        self._n_total, self._k, self._most_weight = data.n_total, k, most_weight
+        self._drawn = np.empty((0, data.n_features), data.dtype)
+        self._pieces, self._ends = pieces, np.cumsum([piece.n_samples for piece in pieces])
+        # Of each piece: D² of each sample, in the working type, and the index of the nearest drawn sample, int32.
+        self._closest: list[Any] = []
+        self._nearest: list[Any] = []
+        for piece in pieces:
+            with piece:
+                self._closest.append(piece.xp.full(piece.n_samples, np.inf, piece.dtype))
+                self._nearest.append(piece.xp.zeros(piece.n_samples, np.int32))
 
     @abstractmethod
     def _compare(self, points: np.ndarray, numbers: np.ndarray) -> None:
@@ -122,25 +125,35 @@ class ChunkedOversampling(ABC):
 
     def sums(self) -> np.ndarray:
         """Return Σ w·D² over each chunk; see `ChunkedOversamplings.sums`."""
-        closest, chunks = self._closest(), range(-(-self._n // self.chunk))
-        return np.array([self._weighted(closest, chunk).sum(dtype=np.float64) for chunk in chunks])
+        found: list[float] = []
+        for i, piece in enumerate(self._pieces):
+            rows = max(1, _SUMMED // self.chunk) * self.chunk
+            with piece:
+                parts = [self._weighted(i, slice(at, at + rows)) for at in range(0, piece.n_samples, rows)]
+                for part in parts:
+                    found.extend(to_host(_chunk_sums(part, self.chunk, piece.xp)).tolist())
+        return np.array(found)
 
     def found(self, chunks: np.ndarray, targets: np.ndarray) -> np.ndarray:
         """Return the indices of samples; see `ChunkedOversamplings.found`."""
-        closest, found = self._closest(), np.empty(len(chunks), np.int64)
-        for i, (chunk, target) in enumerate(zip(chunks.tolist(), targets.tolist(), strict=True)):
-            weighted = self._weighted(closest, chunk).astype(np.float64)
+        found = np.empty(len(chunks), np.int64)
+        for number, (chunk, target) in enumerate(zip(chunks.tolist(), targets.tolist(), strict=True)):
+            start = chunk * self.chunk
+            i = int(np.searchsorted(self._ends, start, side="right"))
+            at = start - int(self._ends[i]) + self._pieces[i].n_samples
+            with self._pieces[i]:
+                weighted = to_host(self._weighted(i, slice(at, at + self.chunk))).astype(np.float64)
             place = int(np.searchsorted(np.cumsum(weighted), target))
             if place == len(weighted):
                 positive = np.flatnonzero(weighted)
                 place = int(positive[-1]) if positive.size else place - 1
-            found[i] = chunk * self.chunk + place
+            found[number] = start + place
         return found
 
-    def _weighted(self, closest: np.ndarray, chunk: int) -> np.ndarray:
-        """Return w·D² of each sample of a chunk."""
-        part = slice(chunk * self.chunk, (chunk + 1) * self.chunk)
-        return closest[part] if self._weights is None else closest[part] * self._weights[part]
+    def _weighted(self, i: int, part: slice) -> Any:
+        """Return w·D² of some samples of a piece, on its device."""
+        closest, weights = self._closest[i][part], self._pieces[i].sample_weight
+        return closest if weights is None else closest * weights[part]
 
     def weights(self) -> np.ndarray:
         """Return the total weight of each drawn sample; see `ChunkedOversamplings.weights`.
@@ -148,12 +161,31 @@ class ChunkedOversampling(ABC):
         Weights are rounded to whole numbers of a unit, so that sums do not depend on the order of rows. The unit is so
         large that float64 represents the sum of all weights.
         """
-        nearest, count = self._nearest(), len(self._drawn)
-        if self._most_weight is None or self._weights is None:
-            return np.bincount(nearest, minlength=count).astype(np.float64)
-        exponent = min(_WEIGHT_BITS, 52 - self._n_total.bit_length()) - ceil(log2(self._most_weight))
-        numbers = np.rint(np.ldexp(self._weights.astype(np.float64), exponent))
-        return np.ldexp(np.bincount(nearest, weights=numbers, minlength=count), -exponent)
+        exponent, total = 0, np.zeros(len(self._drawn))
+        if self._most_weight is not None:
+            exponent = min(_WEIGHT_BITS, 52 - self._n_total.bit_length()) - ceil(log2(self._most_weight))
+        for piece, nearest in zip(self._pieces, self._nearest, strict=True):
+            with piece:
+                xp, numbers = piece.xp, None
+                if self._most_weight is not None and piece.sample_weight is not None:
+                    numbers = xp.rint(xp.ldexp(piece.sample_weight.astype(np.float64), exponent))
+                total += to_host(xp.bincount(nearest, weights=numbers, minlength=len(total)))
+        return np.ldexp(total, -exponent)
+
+
+def _chunk_sums(values: Any, chunk: int, xp: Any) -> Any:
+    """Return the sum of each chunk of values, (n,), whose size is a power of two, float64.
+
+    The halves of a chunk are added element by element until one number is left, an order that NumPy and CuPy share.
+    """
+    chunks = -(-len(values) // chunk)
+    if len(values) % chunk:
+        values = xp.concatenate([values, xp.zeros(chunks * chunk - len(values), values.dtype)])
+    sums = values.reshape(chunks, chunk).astype(np.float64, copy=chunk == 1)
+    while sums.shape[1] > 1:
+        half = sums.shape[1] // 2
+        sums = sums[:, :half] + sums[:, half:]
+    return sums[:, 0]
 
 
 def _comparisons(first: int, stop: int, k: int) -> Iterator[np.ndarray]:

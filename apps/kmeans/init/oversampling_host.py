@@ -26,17 +26,9 @@ class HostOversampling(ChunkedOversampling):
     """
 
     def __init__(self, data: HostData, k: int) -> None:
-        super().__init__(data, data.most_weight, k)
-        n, size = data.n_samples, data.dtype.itemsize
-        check_memory(data.source.name, n * (size + 4), available_host_memory())
+        check_memory(data.source.name, data.n_samples * (data.dtype.itemsize + 4), available_host_memory())
+        super().__init__(data, data.most_weight, k, [data])
         self._data = data
-        self._distances, self._indices = np.full(n, np.inf, data.dtype), np.zeros(n, np.int32)
-
-    def _closest(self) -> np.ndarray:
-        return self._distances
-
-    def _nearest(self) -> np.ndarray:
-        return self._indices
 
     def _compare(self, points: np.ndarray, numbers: np.ndarray) -> None:
         centers, wide, numbers = HostCenters(points), points.astype(np.float64), numbers.astype(np.int32)
@@ -46,7 +38,7 @@ class HostOversampling(ChunkedOversampling):
 
         def work(start: int, rows: Any) -> None:
             part, lowest = slice(start, start + len(rows)), np.empty(len(rows), rows.dtype)
-            closest, nearest = self._distances[part], self._indices[part]
+            closest, nearest = self._closest[0][part], self._nearest[0][part]
             labels = centers.labels(rows, centers.largest_norms(rows), lowest)
             with np.errstate(over="ignore", invalid="ignore"):
                 least = lowest + (1 - error) * square_norms(rows) - error * most

@@ -28,46 +28,22 @@ class StepOversampling(ChunkedOversampling):
     k : int
         Number of clusters of the step.
     shards : sequence of DeviceData
-        X, or its rows in order, each on its GPU.
+        X, or its rows in order, each on its GPU; whole chunks, except the last.
     label : callable
         See `Label`.
     """
 
     def __init__(self, data: Data, k: int, shards: Sequence[DeviceData], label: Label) -> None:
-        super().__init__(data, shards[0].most_weight, k)
+        super().__init__(data, shards[0].most_weight, k, shards)
         self._shards, self._label = shards, label
-        self._on_host: np.ndarray | None = None  # D², a copy
-        self._arrays = []  # of each shard: D² of its samples, and the indices of the nearest drawn samples
-        for shard in shards:
-            with shard:
-                closest = shard.xp.full(shard.n_samples, np.inf, shard.dtype)
-                self._arrays.append((closest, shard.xp.zeros(shard.n_samples, np.int32)))
-
-    def _closest(self) -> np.ndarray:
-        if self._on_host is None:
-            self._on_host = self._copied(0)
-        return self._on_host
-
-    def _nearest(self) -> np.ndarray:
-        return self._copied(1)
-
-    def _copied(self, which: int) -> np.ndarray:
-        found, end = np.empty(self._n, self._arrays[0][which].dtype), 0
-        for shard, arrays in zip(self._shards, self._arrays, strict=True):
-            with shard:
-                found[end : end + shard.n_samples] = shard.copy_to_host(arrays[which])
-            end += shard.n_samples
-        return found
 
     def _compare(self, points: np.ndarray, numbers: np.ndarray) -> None:
-        self._on_host = None
-        if len(numbers) == 1:  # the first sample
-            labels = [arrays[1] for arrays in self._arrays]
-        else:
+        labels: Sequence[Any] = self._nearest
+        if len(numbers) > 1:  # all are nearest to the first sample
             labels = self._label(np.concatenate([points, np.repeat(points[-1:], self._k - len(points), axis=0)]))
-        for shard, arrays, own in zip(self._shards, self._arrays, labels, strict=True):
+        for shard, *arrays in zip(self._shards, labels, self._closest, self._nearest, strict=True):
             with shard:
-                _update(shard, points, numbers, own, *arrays)
+                _update(shard, points, numbers, *arrays)
 
 
 def _update(

@@ -10,7 +10,7 @@ to a candidate is needed.
 """
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 

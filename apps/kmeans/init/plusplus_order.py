@@ -142,7 +142,7 @@ class PlusPlusOrder:
             reached = np.flatnonzero(passed + up_to[: len(some)] >= target)
             if reached.size:
                 return tile + int(reached[0])
-            passed += every
+            passed += float(every)
         positive = np.flatnonzero(masses)
         return int(positive[-1]) if positive.size else len(masses) - 1
 

@@ -27,7 +27,7 @@ def same_bits(found, expected):
     assert (found.n_iter_, found.inertia_) == (expected.n_iter_, expected.inertia_)
 
 
-@pytest.mark.parametrize("init", ["k-means++", "random", "array"])
+@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random", "array"])
 @pytest.mark.parametrize(
     ("d", "k", "dtype", "weighted"),
     [

@@ -11,10 +11,9 @@ from kmeans.distributed.cut_fits import SHARES, fitted, host_engine, labels_of, 
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans.data import blocks
-from tsapps.apps.kmeans.distributed.crew import LocalCrew, cut_rows
+from tsapps.apps.kmeans.distributed.crew import LocalCrew, chunk_of_parts, cut_rows
 from tsapps.apps.kmeans.distributed.part import Part
 from tsapps.apps.kmeans.init import oversampling_chunks, plusplus_host
-from tsapps.apps.kmeans.distributed.crew import chunk_of_parts
 
 # Of 17 or 33 features, 128 rows are a chunk.
 DTYPES = [np.float32, np.float64, np.float16, ml_dtypes.bfloat16]

@@ -23,6 +23,7 @@ from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
+from tsapps.apps.kmeans.init import oversampling_chunks
 from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.gpu_specs import KNOWN
 
@@ -50,8 +51,9 @@ class AllReduce:
 
 @pytest.fixture(autouse=True)
 def not_small(monkeypatch):
-    """No X is small."""
+    """No X is small, or has fewer chunks of k-means‖ than of other sums."""
     monkeypatch.setattr(blocks, "SMALL", 0)
+    monkeypatch.setattr(oversampling_chunks, "_CHUNK_ELEMENTS", 1)
 
 
 def engines(case, X, weights, shares, source=ArrayRows):

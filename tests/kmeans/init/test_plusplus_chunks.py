@@ -12,8 +12,8 @@ from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.init import oversampling_chunks, plusplus, plusplus_host, plusplus_order
-from tsapps.apps.kmeans.init.plusplus import equally_likely_samples
 from tsapps.apps.kmeans.init.oversampling_chunks import oversampling_chunk
+from tsapps.apps.kmeans.init.plusplus import equally_likely_samples
 from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, draw_samples
 
 # Of 17 features, 16 rows of float64 with 2 candidates are a chunk.

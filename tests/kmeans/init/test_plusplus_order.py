@@ -27,7 +27,8 @@ def test_the_bits_of_every_step_are_those_of_the_kernels(d, k, dtype, weighted, 
     kernels = Seeding(X, k, dtype, None if weights is None else weights.astype(dtype), first=5)
     host, draws = draw_of(X, k, dtype, weights), rng.random((k - 1, trials_of(k)))
     assert host.order.chunk == kernels.plan.chunk
-    host.add(host.rows_as_read(np.array([5]))[0])
+    points, best = host.rows_as_read(np.array([5])), 0
+    host.add(points[0])
     sums = host.sums()[np.newaxis].repeat(trials_of(k), axis=0)
     for step in range(steps):
         kernels.evaluate(step)
