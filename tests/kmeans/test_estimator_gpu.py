@@ -144,11 +144,16 @@ def test_halves_are_worked_on_in_float32(data_sets, dtype, place):
 
 @pytest.fixture
 def no_memory(monkeypatch):
-    """Make the engine read X from its source in every pass, through small pinned buffers."""
+    """Make the engine read X from its source in every pass, in small windows and through small pinned buffers."""
     from tsapps.apps.kmeans.data import gpu_rows, host_stream
+    from tsapps.apps.kmeans.engines import window_pass
+
+    def borrow(data, borrowed=gpu_rows.GpuRows._borrow):
+        return borrowed(data) if data.n_samples < data.n_total else None  # that of a window
 
     monkeypatch.setattr(gpu_rows.GpuRows, "fits", lambda self, size: False)
-    monkeypatch.setattr(gpu_rows.GpuRows, "_borrow", lambda self: None)
+    monkeypatch.setattr(gpu_rows.GpuRows, "_borrow", borrow)
+    monkeypatch.setattr(window_pass, "_WINDOW_BYTES", 1 << 20)
     monkeypatch.setattr(gpu_rows, "pinnable", lambda source, dtype: None)
     monkeypatch.setattr(host_stream, "_PINNED_BYTES", 1 << 16)
     monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 1 << 20)

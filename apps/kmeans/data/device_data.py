@@ -228,10 +228,7 @@ class DeviceData(GpuRows):
         return distances
 
     def inertia(self, centers: np.ndarray, labels: Any, kept: RunningSums | None = None) -> float:
-        """Return Σ w·‖x − c‖²; see `Data.inertia`, and for `kept` `inertia.launch.partial_inertia`.
-
-        With `kept`, X is on the GPU.
-        """
+        """Return Σ w·‖x − c‖²; see `Data.inertia`, and for `kept` `inertia.launch.partial_inertia`."""
         total = self.xp.empty(())
         first, *others = self._inertia_of_blocks(centers, labels, kept, total)
         if others:
@@ -253,7 +250,8 @@ class DeviceData(GpuRows):
         def work(start: int, block: Any) -> Any:
             own, weights = labels[start : start + len(block)], self.weights_of(start, block)
             given = self.machine, block, self.shift, on_gpu, own, weights
-            return partial_inertia(*given, n_total=self.n_total, kept=kept, total=total)
+            of_block = kept if kept is None or start == 0 else kept.of_more_rows()
+            return partial_inertia(*given, n_total=self.n_total, kept=of_block, total=total)
 
         return self.each_block(work, self.temporary_columns)
 

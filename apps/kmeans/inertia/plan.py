@@ -55,6 +55,12 @@ class RunningSums:
     digits: int
     argument: Any
 
+    def of_more_rows(self) -> "RunningSums":
+        """Return the argument of a launch for more rows, after one that has subtracted the side of the sums."""
+        argument = self.argument.copy()
+        argument["sums"] = 0
+        return RunningSums(self.digits, argument)
+
 
 @dataclass(frozen=True)
 class InertiaPlan:

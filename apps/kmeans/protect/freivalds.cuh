@@ -27,7 +27,7 @@ namespace kmeans {
 // is the same structure for NumPy.
 template <int kDigits>
 struct RunningSums {
-  const unsigned long long* sums;
+  const unsigned long long* sums;  // null if another launch, for other rows, subtracts their side
   const typename Integer<kDigits>::Scale* scales;  // fixed-point scale of each column
   const int *of_clusters, *of_columns;             // r, s
   // found[0] is 1 if a row has no valid label. The other words hold the rows' side minus the sums' side: four words for
@@ -117,6 +117,7 @@ class Difference<Work, RunningSums<kDigits>> {
   };
 
   __device__ __forceinline__ Difference(int k, int d, const RunningSums<kDigits>& kept) : kept_(kept), k_(k), d_(d) {
+    if (kept.sums == nullptr) return;
     // Subtracts the sums' side; one warp processes one cluster at a time.
     const int warps = blockDim.x / 32, first = (int)blockIdx.x * warps + (int)threadIdx.x / 32;
     for (long long cluster = first; cluster < k; cluster += (long long)gridDim.x * warps) {

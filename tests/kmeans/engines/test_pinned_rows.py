@@ -10,7 +10,7 @@ from kmeans.engines.test_device_engine import CASES, Case, engine_of
 
 import tsapps
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.data import pinned_rows
+from tsapps.apps.kmeans.data import gpu_rows, pinned_rows
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
@@ -105,6 +105,25 @@ def test_runs_begin_again_in_windows(case, options, rng, full):
     given = {"init": X[: case.k].astype(np.float64), **options}
     engines = engine_over(ArrayRows(X), case), engine_of(case, X, None)
     same_bits(*(fitted(one, case, **given) for one in engines))
+
+
+@pytest.mark.parametrize("case", [Case(SmallKStep, 3000, 100, 9), Case(LargeKStep, 1500, 20, 66, "float64")], ids=str)
+def test_sums_are_checked_against_the_rows_of_all_blocks(case, rng, full, monkeypatch):
+    """The rows of each block count once, and the sums once."""
+    monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 1)
+    X, _ = case.data(rng)
+    init, engine = X[: case.k].astype(np.float64), engine_over(ArrayRows(X), case)
+    assert engine.data.block_rows(0) == engine.data.chunk < case.n // 3
+    found = fitted(engine, case, init=init, max_iter=5, protect=True)
+    same_bits(found, fitted(engine_of(case, X, None), case, init=init, max_iter=5))
+    assert found.faults == 0
+    with engine.fitting(case.k, draws=False):
+        engine.center(engine.data.moments()[0], case.k)
+        step, centers = engine.step_for(case.k), (init - engine.data.host_mean()).astype(case.work)
+        step.assign(centers)
+        assert step.checked_inertia(centers)[1] is None
+        step.labels[-1] = (step.labels[-1] + 1) % case.k  # in the last block
+        assert step.checked_inertia(centers)[1] == "the cluster sums were not those of the labels"
 
 
 def test_empty_clusters_are_relocated_alike(rng, full):
