@@ -34,7 +34,7 @@ from tsapps.apps.kmeans.engines import device_step
 from tsapps.apps.kmeans.inertia import plan as inertia
 from tsapps.apps.kmeans.inertia.plan import RUNNING_SUMS
 from tsapps.apps.kmeans.init import plan as init
-from tsapps.apps.kmeans.init import plusplus_launch, pruned_launch, quantized_copy
+from tsapps.apps.kmeans.init import pruned_launch, quantized_copy
 from tsapps.apps.kmeans.init.plan import COPY
 from tsapps.apps.kmeans.protect import plan as protect
 from tsapps.apps.kmeans.protect.launch import FAULTS
@@ -149,11 +149,12 @@ CONSTANTS = {
     "kmeans::kDistanceDigits<double>": (_FARTHEST, relocation._DISTANCE_DIGITS[8]),
     "kmeans::kFarthestThreads": (_FARTHEST, relocation._SEARCH_THREADS),
     "kmeans::kFaults": (_CHECKS, len(FAULTS)),
-    "kmeans::kGroup": ("apps/kmeans/init/plusplus.cuh", plusplus_launch._GROUP),
+    "kmeans::kDrawThreads": ("apps/kmeans/init/plusplus.cuh", init.DRAW_THREADS),
+    "kmeans::kGroup": ("apps/kmeans/init/plusplus.cuh", init.GROUP),
     "kmeans::kHashFactor": (_CHECKS, protect.HASH_FACTOR),
     "kmeans::kInertiaRows": ("apps/kmeans/inertia/inertia.cuh", inertia.ROWS_TOGETHER),
     "kmeans::kInertiaThreads": ("apps/kmeans/inertia/inertia.cuh", inertia.THREADS),
-    "kmeans::kInterval": ("apps/kmeans/init/candidate_distances.cuh", init._INTERVAL),
+    "kmeans::kInterval": ("apps/kmeans/init/candidate_distances.cuh", init.INTERVAL),
     "kmeans::kMostCenters": ("apps/kmeans/assign/large_k.cuh", MOST_LARGE_K),
     "kmeans::kMostElements": (_SMALL_D, small_d._MOST_ELEMENTS[0][1]),
     "kmeans::kMostRelocated": ("apps/kmeans/data/stopped.cuh", MOST_RELOCATED),

@@ -10,7 +10,9 @@ function of the rows, the state and the question, and may be asked for any numbe
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
@@ -20,13 +22,13 @@ from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.distributed.part_engines import PartStep, engine_of_part
-from tsapps.apps.kmeans.init.oversampling_host import HostOversampling
-from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw
+from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraws
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Part", "PartSpec", "PartState"]
 
-Told = TypeVar("Told", ChunkedDraw, HostOversampling)
+Told = TypeVar("Told", ChunkedDraws, ChunkedOversampling)
 Points = tuple[np.ndarray, ...]
 
 
@@ -119,8 +121,8 @@ class Part:
         self._rows, self._weights, self._spec = rows, weights, spec
         self._asked, self._is_state_known = Lock(), True
         self._step: PartStep | None = None
-        self._draw: ChunkedDraw | None = None
-        self._oversampling: HostOversampling | None = None
+        self._draw: ChunkedDraws | None = None
+        self._oversampling: ChunkedOversampling | None = None
         self._open(0)
 
     def _open(self, exponent: int) -> None:
@@ -167,22 +169,12 @@ class Part:
             self._step = self._draw = self._oversampling = None
         if own.together != state.together:
             self._draw = self._oversampling = None
-        self._draw = self._told(ChunkedDraw, self._draw, own.seeds, state.seeds, state.together)
-        self._oversampling = self._told(HostOversampling, self._oversampling, own.drawn, state.drawn, state.together)
-        if not (state.seeds or state.drawn):
-            self._engine.end_draws()
+        engine, together = self._engine, state.together
+        self._draw = _told(partial(engine.new_draw, together), self._draw, own.seeds, state.seeds)
+        oversampling = partial(engine.new_oversampling, together)
+        self._oversampling = _told(oversampling, self._oversampling, own.drawn, state.drawn)
         self._bring_labels_to(state)
         self._state = state
-
-    def _told(self, kind: type[Told], made: Told | None, own: Points, points: Points, together: int) -> Told | None:
-        """Return an object that has been told `points`: `made`, which has been told `own`, or a new one."""
-        if not points:
-            return None
-        if made is None or len(own) > len(points) or not all(map(_same, own, points)):
-            made, own = kind(self._engine.data_of_draws(), together), ()
-        for some in points[len(own) :]:
-            made.add(some)
-        return made
 
     def _bring_labels_to(self, state: PartState) -> None:
         if state.k == 0:
@@ -323,6 +315,17 @@ class Part:
         partner = np.full(self._labeled.k, -1, np.int32)
         partner[labels] = other_labels
         return partner if np.array_equal(partner[labels], other_labels) else None
+
+
+def _told(make: Callable[[], Told], made: Told | None, own: Points, points: Points) -> Told | None:
+    """Return an object that has been told `points`: `made`, which has been told `own`, or a new one."""
+    if not points:
+        return None
+    if made is None or len(own) > len(points) or not all(map(_same, own, points)):
+        made, own = make(), ()
+    for some in points[len(own) :]:
+        made.add(some)
+    return made
 
 
 def _same(one: np.ndarray | None, other: np.ndarray | None) -> bool:

@@ -11,6 +11,9 @@ from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
+from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling
+from tsapps.apps.kmeans.init.oversampling_host import HostOversampling
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, ChunkedDraws
 from tsapps.kernels.devices import NoDeviceError, choose_device
 
 if TYPE_CHECKING:
@@ -49,11 +52,11 @@ class PartEngine(Protocol):
     def new_step(self, k: int) -> PartStep:
         """Return a step for k clusters with all labels −1."""
 
-    def data_of_draws(self) -> HostData:
-        """Return the rows for the CPU, which draws samples, centered; the same object until `end_draws`."""
+    def new_draw(self, trials: int) -> ChunkedDraws:
+        """Return the rows as samples from which k-means++ draws, with so many candidates per step."""
 
-    def end_draws(self) -> None:
-        """Free what only draws need."""
+    def new_oversampling(self, k: int) -> ChunkedOversampling:
+        """Return the rows as samples from which k-means‖ draws, to begin from k centers."""
 
 
 class _HostPart:
@@ -69,48 +72,44 @@ class _HostPart:
     def new_step(self, k: int) -> PartStep:
         return ExactHostStep(self.data, k)
 
-    def data_of_draws(self) -> HostData:
-        return self.data
+    def new_draw(self, trials: int) -> ChunkedDraws:
+        return ChunkedDraw(self.data, trials)
 
-    def end_draws(self) -> None:
-        pass
+    def new_oversampling(self, k: int) -> ChunkedOversampling:
+        return HostOversampling(self.data, k)
 
 
 class _DevicePart:
-    """Rows on a GPU; see `PartEngine`. A CPU draws samples: it rounds distances otherwise than kernels."""
+    """Rows on a GPU; see `PartEngine`."""
 
     def __init__(self, rows: Rows, dtype: np.dtype, weights: np.ndarray | None, shard: Shard, machine: Machine) -> None:
         from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
         from tsapps.apps.kmeans.engines.select_step import Options
 
-        self._given = rows, dtype, weights, shard
         self._engine = DeviceEngine(rows, dtype, weights, machine, Options(always=True), shard)
         self.data = self._engine.data
-        self._centered: tuple[Statistics, np.ndarray] | None = None
-        self._host: _HostPart | None = None
 
     def center(self, statistics: Statistics, point: np.ndarray) -> None:
         self.data.adopt(statistics)
         self.data.center(point, on_read=True)
-        self._centered, self._host = (statistics, point), None
 
     def new_step(self, k: int) -> PartStep:
-        name, reason = self._engine.selection(k)
-        if name == "cublas":
-            raise NoDeviceError(f"a GPU of a worker needs the kernels of this package, but {reason}; use device='cpu'")
+        self._refuse_cublas(k)
         step = cast(PartStep, self._engine.step_for(k))
         step.reset()
         return step
 
-    def data_of_draws(self) -> HostData:
-        if self._host is None:
-            self._host = _HostPart(*self._given)
-            if self._centered is not None:
-                self._host.center(*self._centered)
-        return self._host.data
+    def _refuse_cublas(self, k: int) -> None:
+        name, reason = self._engine.selection(k)
+        if name == "cublas":
+            raise NoDeviceError(f"a GPU of a worker needs the kernels of this package, but {reason}; use device='cpu'")
 
-    def end_draws(self) -> None:
-        self._host = None
+    def new_draw(self, trials: int) -> ChunkedDraws:
+        return self._engine.chunked_draw(trials)
+
+    def new_oversampling(self, k: int) -> ChunkedOversampling:
+        self._refuse_cublas(k)
+        return self._engine.chunked_oversampling(k)
 
 
 def engine_of_part(rows: Rows, dtype: np.dtype, weights: np.ndarray | None, shard: Shard, device: str) -> PartEngine:

@@ -25,10 +25,11 @@ from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.engines.streamed_step import StreamedStep
 from tsapps.apps.kmeans.engines.window_pass import WindowPass
 from tsapps.apps.kmeans.init.oversampling import Oversampling
-from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
+from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling, OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
-from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, draw_samples
+from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, ChunkedDraws, draw_samples
 from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
+from tsapps.apps.kmeans.init.plusplus_part import DeviceDraw
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
 from tsapps.apps.kmeans.update.fixed_point import integers_of
 from tsapps.kernels.arrays import address, to_host
@@ -189,7 +190,11 @@ class DeviceEngine(Engine):
         return self._plan_for(k).streamed
 
     def oversampling(self, k: int) -> Oversampling:
-        """Return an `Oversampling` of X, whose rows the step for k clusters labels; see `Engine.oversampling`."""
+        """Return an `Oversampling` of X; see `Engine.oversampling`."""
+        return OversamplingByChunks(self.chunked_oversampling(k))
+
+    def chunked_oversampling(self, k: int) -> ChunkedOversampling:
+        """Return the samples from which k-means‖ draws, and which the step for k clusters labels."""
         step = self.step_for(k)
         step.protection = None
 
@@ -198,7 +203,7 @@ class DeviceEngine(Engine):
             return [step.labels]
 
         step.reset()
-        return OversamplingByChunks(StepOversampling(self.data, k, [self.data], label))
+        return StepOversampling(self.data, k, [self.data], label)
 
     def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`.
@@ -207,12 +212,18 @@ class DeviceEngine(Engine):
         """
         if not self.options.kernels:
             return None
-        found, data = draw_plus_plus(self.data, first, draws), self.data
-        if found is not None or data.source.device is not None:
+        found = draw_plus_plus(self.data, first, draws)
+        if found is not None or self.data.source.device is not None:
+            return found
+        return draw_samples(self.chunked_draw(draws.shape[1]), first, draws)
+
+    def chunked_draw(self, trials: int) -> ChunkedDraws:
+        """Return the samples from which k-means++ draws chunk by chunk; on the CPU, if kernels cannot read X."""
+        found, data = DeviceDraw.of(self.data, trials), self.data
+        if found is not None:
             return found
         weights = None if data.sample_weight is None else to_host(data.sample_weight)
-        rows = HostData(data.source, data.dtype, weights, data.shard)
-        return draw_samples(ChunkedDraw(rows, draws.shape[1], data.host_mean()), first, draws)
+        return ChunkedDraw(HostData(data.source, data.dtype, weights, data.shard), trials, data.host_mean())
 
 
 def _step_on(data: DeviceData, selected: StepPlan, k: int) -> DeviceStep:

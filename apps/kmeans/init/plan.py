@@ -10,6 +10,8 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "COPY",
+    "DRAW_THREADS",
+    "GROUP",
     "INTERVAL",
     "MOST_TRIALS",
     "TRY_THREADS",
@@ -37,8 +39,9 @@ COPY = np.dtype(
     [(name, "u8") for name in ("upper", "lower", "rows", "errors", "scales", "largest", "mean")]
     + [("groups", "i4"), ("unit", "f4"), ("roundings", "f4"), ("of_distance", "f4")]
 )
-#: Number of threads per block of evaluate_candidates and evaluate_candidates_pruned (kTryThreads).
-TRY_THREADS = 256
+#: Number of threads per block of evaluate_candidates and evaluate_candidates_pruned (kTryThreads), and of
+#: sample_candidates (kDrawThreads). Number of chunks per group (kGroup).
+TRY_THREADS, DRAW_THREADS, GROUP = 256, 512, 128
 #: WARP: number of lanes per warp. INTERVAL: maximum number of columns of a row that is split among all lanes of a warp
 #: that are summed in the working dtype before a float64 sum adds the result (kInterval).
 WARP, INTERVAL = 32, 1024

@@ -7,6 +7,8 @@ import numpy as np
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import is_vectorizable, load_kernels, pointer
 from tsapps.apps.kmeans.init.plan import (
+    DRAW_THREADS,
+    GROUP,
     TRY_THREADS,
     PlusPlusPlan,
     PrunedPlan,
@@ -21,10 +23,8 @@ from tsapps.kernels.plan.mma import ELEMENT
 
 __all__ = ["GreedyDraw", "draw_plus_plus", "greedy_draw", "plan_draw", "rows_to_draw"]
 
-# Number of blocks of evaluate_candidates per multiprocessor, and of threads per block of sample_candidates.
-_TRY_BLOCKS, _DRAW_THREADS = 2, 512
-# Number of chunks per group (kGroup).
-_GROUP = 128
+# Number of blocks of evaluate_candidates per multiprocessor.
+_TRY_BLOCKS = 2
 
 
 class GreedyDraw:
@@ -79,7 +79,7 @@ class GreedyDraw:
         by_rows.max_dynamic_shared_size_bytes = plan.shared_bytes
         self.closest, self.chosen = xp.full(n, np.inf, data.dtype), xp.empty(steps + 1, np.int64)
         self._allocate(xp, plan, point_words(trials, d, data.dtype.itemsize), distributed=n < data.n_total)
-        groups, own_chunks = -(-plan.chunks // _GROUP), -(-n // plan.chunk)
+        groups, own_chunks = -(-plan.chunks // GROUP), -(-n // plan.chunk)
         group_sums, own_sums = xp.empty((trials, groups)), self.sums[:, self._first // plan.chunk :]
         self.draws = xp.asarray(draws, dtype=np.float64)
         # Before the other launches are bound, so that all kernels compile at the same time.
@@ -94,7 +94,7 @@ class GreedyDraw:
         self._add_up = machine.bind(add_up, (groups,), (32 * trials,), added)
         self._read = *samples, self.closest, np.int64(self._first), chunk, chunks, self.all_sums, group_sums
         sampling = *self._read, self.points[0], self.draws, self.chosen, self.drawn[1]
-        self._sample_candidates = machine.bind(self._sample, (trials,), (_DRAW_THREADS,), sampling)
+        self._sample_candidates = machine.bind(self._sample, (trials,), (DRAW_THREADS,), sampling)
         # Positions of the first argument that changes with the step: in evaluate_candidates, the points after the
         # samples change; in sample_candidates, the last four arguments.
         self._tried, self._drawn = len(samples), len(self._read)
@@ -136,7 +136,7 @@ class GreedyDraw:
         points, drawn = self.points[step % 2], self.drawn[(step + 1) % 2]
         if step == len(self.draws):
             last = points, pointer(None), self.chosen[step:], pointer(None)
-            self._sample((1,), (_DRAW_THREADS,), (*self._read, *last))
+            self._sample((1,), (DRAW_THREADS,), (*self._read, *last))
             return
         changed = address(points), _row(self.draws, step), _row(self.chosen, step), address(drawn)
         for place, argument in enumerate(changed, self._drawn):

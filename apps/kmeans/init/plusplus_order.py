@@ -9,12 +9,9 @@ from functools import lru_cache
 import numpy as np
 
 from tsapps.apps.kmeans.data.kernel_order import running_sums, sum_in_order, warp_sum
-from tsapps.apps.kmeans.init.plan import INTERVAL, WARP, lanes_and_chunk
+from tsapps.apps.kmeans.init.plan import DRAW_THREADS, GROUP, INTERVAL, WARP, lanes_and_chunk
 
 __all__ = ["PlusPlusOrder"]
-
-# Number of chunks per group (kGroup), and of threads of a block that searches a running sum (kDrawThreads).
-_GROUP, _THREADS = 128, 512
 
 
 @dataclass(frozen=True)
@@ -123,20 +120,20 @@ class PlusPlusOrder:
         targets = draws * _sum_by_lane(of_groups)[0]
         every = np.full(len(draws), of_groups.shape[1])
         group, passed = _first_at_least(of_groups, np.zeros(len(draws)), targets, every)
-        padded = np.zeros(of_groups.shape[1] * _GROUP)
+        padded = np.zeros(of_groups.shape[1] * GROUP)
         padded[: len(sums)] = sums
-        of_group = padded.reshape(-1, _GROUP)[group]
-        inner, passed = _first_at_least(of_group, passed, targets, np.minimum(len(sums) - group * _GROUP, _GROUP))
-        return group * _GROUP + inner, passed, targets
+        of_group = padded.reshape(-1, GROUP)[group]
+        inner, passed = _first_at_least(of_group, passed, targets, np.minimum(len(sums) - group * GROUP, GROUP))
+        return group * GROUP + inner, passed, targets
 
     def find_row(self, masses: np.ndarray, passed: float, target: float) -> int:
         """Return the first row of a chunk at which `passed` plus the running sum of w·D² (m,) reaches a target.
 
         If rounding puts the target past the end, it is the last row with a positive w·D², or the last row.
         """
-        for tile in range(0, len(masses), _THREADS):
-            values = np.zeros(_THREADS)
-            some = masses[tile : tile + _THREADS]
+        for tile in range(0, len(masses), DRAW_THREADS):
+            values = np.zeros(DRAW_THREADS)
+            some = masses[tile : tile + DRAW_THREADS]
             values[: len(some)] = some
             up_to, _, every = running_sums(values)
             reached = np.flatnonzero(passed + up_to[: len(some)] >= target)
@@ -156,9 +153,9 @@ def _places(chunk: int, count: int) -> np.ndarray:
 def _group_sums(sums: np.ndarray) -> np.ndarray:
     """Return the sums of groups of chunks, (m, groups), from those of chunks, (m, chunks), as sum_groups does."""
     m, chunks = sums.shape
-    padded = np.zeros((m, -(-chunks // _GROUP) * _GROUP))
+    padded = np.zeros((m, -(-chunks // GROUP) * GROUP))
     padded[:, :chunks] = sums
-    return warp_sum(sum_in_order(padded.reshape(m, -1, _GROUP // WARP, WARP), 2))
+    return warp_sum(sum_in_order(padded.reshape(m, -1, GROUP // WARP, WARP), 2))
 
 
 def _sum_by_lane(sums: np.ndarray) -> np.ndarray:
@@ -176,11 +173,13 @@ def _first_at_least(
 
     `values` is (m, threads), or (1, threads) for all targets, of which `count` (m,) are present; zeros follow.
     """
-    padded = np.zeros((len(values), _THREADS))
+    padded = np.zeros((len(values), DRAW_THREADS))
     padded[:, : values.shape[1]] = values
     up_to, before, _ = running_sums(padded)
-    reached = (passed[:, np.newaxis] + up_to >= targets[:, np.newaxis]) & (np.arange(_THREADS) < count[:, np.newaxis])
+    reached = (passed[:, np.newaxis] + up_to >= targets[:, np.newaxis]) & (
+        np.arange(DRAW_THREADS) < count[:, np.newaxis]
+    )
     positive = padded > 0
-    last = np.where(positive.any(axis=1), _THREADS - 1 - positive[:, ::-1].argmax(axis=1), 0)
+    last = np.where(positive.any(axis=1), DRAW_THREADS - 1 - positive[:, ::-1].argmax(axis=1), 0)
     found = np.where(reached.any(axis=1), reached.argmax(axis=1), last)
     return found, passed + np.broadcast_to(before, reached.shape)[np.arange(len(found)), found]
