@@ -242,7 +242,7 @@ def _check_protectable(engine: Engine) -> None:
     if not engine.certifies:
         raise ValueError("protect=True needs precision='exact': tf32 labels are not certified and cannot be checked")
     if not engine.protects:
-        raise ValueError(f"protect=True runs on one GPU or the CPU, got device={engine.data.device!r}")
+        raise ValueError(f"protect=True runs in one process, got device={engine.data.device!r}")
 
 
 def _warn_of_duplicates(distinct: int, n_clusters: int) -> None:

@@ -170,6 +170,19 @@ class ShardedData(Data):
                 found.append(shard.extents(first))
         return max(one for one, _ in found), max(other for _, other in found)
 
+    def each_centered_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
+        """Yield ``work(first row, block)`` for every block of centered rows; see `Data.each_centered_block`."""
+        for shard in self.shards:
+            with shard:
+                yield from shard.each_centered_block(self._numbered(shard, work), n_columns)
+
+    def weights_of(self, start: int, block: Any) -> Any | None:
+        """Return the weights of the samples of a block, on its GPU; None if all are 1."""
+        if self.sample_weight is None:
+            return None
+        shard = next(shard for shard in reversed(self.shards) if shard.shard.first <= start)
+        return shard.weights_of(start - shard.shard.first, block)
+
     def inertia(self, centers: np.ndarray, labels: np.ndarray) -> float:
         """Return Σ w·‖x − c‖²; see `Data.inertia`."""
         parts = []
@@ -177,6 +190,10 @@ class ShardedData(Data):
             with shard:
                 own = shard.machine.on_gpu(labels[self.slice_of(shard)])
                 parts.append(shard.partial_inertia(centers, own))
+        return self.total_inertia(parts)
+
+    def total_inertia(self, parts: Sequence[Any]) -> float:
+        """Return the inertia from the results of `DeviceData.partial_inertia` for each shard."""
         with self.shards[0] as lead:
             total = float(total_inertia(lead.machine, self._joined(parts)).item())
         return total / (2 if self.spherical else 1)

@@ -55,7 +55,6 @@ class ShardedEngine(Engine):
     """
 
     data: ShardedData
-    protects = False
 
     def __init__(
         self,

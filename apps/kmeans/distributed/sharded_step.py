@@ -11,6 +11,7 @@ alone, and the host waits only for outcomes of the first GPU, one iteration behi
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,14 @@ from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for, wait_fo
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData
 from tsapps.apps.kmeans.engines.device_step import ITERATIONS_AHEAD, DeviceStep
 from tsapps.apps.kmeans.engines.step import Step
+from tsapps.apps.kmeans.protect.checks import Protection
+from tsapps.apps.kmeans.protect.launch import SumsCheck
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
+from tsapps.kernels.arrays import to_host
 
 __all__ = ["ShardedStep"]
+
+_SUMS_DIFFER = "the sums of all rows were not the same on all GPUs"
 
 
 class ShardedStep(Step):
@@ -41,8 +47,10 @@ class ShardedStep(Step):
     def __init__(self, data: ShardedData, steps: Sequence[DeviceStep], all_reduce: AllReduce) -> None:
         super().__init__(data)
         self._steps, self._lead, self._all_reduce = steps, steps[0], all_reduce
+        self._protection: Protection | None = None
         self.certifies = all(step.certifies for step in steps)
         self._labels: np.ndarray | None = None  # a copy of the labels; None if they have changed since
+        self._compares_totals = True  # in a protected fit, after the next iteration
 
     @property
     def sums_units(self) -> np.ndarray:  # type: ignore[override]
@@ -58,13 +66,28 @@ class ShardedStep(Step):
                 self._labels[self.data.slice_of(step.data)] = step.data.copy_to_host(step.labels)
         return self._labels
 
+    @property
+    def protection(self) -> Protection | None:
+        """The checks of a protected fit: each GPU checks its labels, and the sums and centers that it has."""
+        return self._protection
+
+    @protection.setter
+    def protection(self, protection: Protection | None) -> None:
+        if protection is not None and self._lead.weight_of_all is None:
+            weight = sum(step.own_weight() for step in self._each())
+            for step in self._steps:
+                step.weight_of_all = weight
+        self._protection = protection
+        for step in self._steps:
+            step.protection = protection
+
     def labels_on_gpus(self) -> list[Any]:
         """Return the labels of each shard, on its GPU."""
         return [step.labels for step in self._steps]
 
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""
-        self._labels = None
+        self._labels, self._compares_totals = None, True
         for step in self._each():
             step.reset()
 
@@ -104,6 +127,11 @@ class ShardedStep(Step):
                     self._launch(count, tol, is_last=count + 1 == number)
                 launched = min(known + ITERATIONS_AHEAD, number)
                 outcome = self._outcome(known)
+                self._wait_for_checks(known)
+                faulty = next((step for step in self._steps if step.fault(known) is not None), None)
+                differ = self._totals_differ()
+                if faulty is not None or differ:
+                    break
                 self._expect(int(outcome["n_reassigned"]))
                 if report is not None:
                     report(before + known + 1, int(outcome["n_reassigned"]), float(outcome["potential"]))
@@ -118,9 +146,30 @@ class ShardedStep(Step):
             raise
         for step in self._each():
             step.data.machine.current_stream().synchronize()  # iterations in flight still write to the buffers
+        if differ:  # which GPU has the right centers is unknown
+            return IterationResult(centers, known, False, float("nan"), fault=_SUMS_DIFFER, lost=True)
+        # After a fault, only the GPU that found it has stopped, so that it still has the centers of the iteration.
+        checked = self._lead if faulty is None else faulty
+        with checked.data:
+            found = checked.checked_end(known, outcome, checked.fault(known))
+        for step in self._each():
             step.end_iterations(known, outcome)
         with self._lead.data:
-            return self._lead.result(known, outcome)
+            return self._lead.result(known, outcome) if found is None else found
+
+    def _wait_for_checks(self, count: int) -> None:
+        """Wait for the checks of iteration number `count` on all GPUs, if the fit is protected."""
+        for step in self._each() if self.protection is not None else ():
+            what = f"the check of iteration {count + 1} on {step.data.device}"
+            wait_for(partial(step.has_outcome, count), self._all_reduce, self._work, what)
+
+    def _totals_differ(self) -> bool:
+        """Return True if, after the first checks since `reset`, GPUs expect different totals of the sums."""
+        if self.protection is None or not self._compares_totals:
+            return False
+        self._compares_totals = False
+        totals = [step.check.totals for step in self._each() if step.check is not None]
+        return any((some != totals[0]).any() for some in totals)
 
     def _launch(self, count: int, tol: float, *, is_last: bool) -> None:
         """Launch iteration number `count` of the current `iterate` call, from 0, on all GPUs."""
@@ -159,6 +208,21 @@ class ShardedStep(Step):
         with self._lead.data:
             found = self._lead.inertia_of_sums(centers)
         return self.data.inertia(centers, self.labels) if found is None else found
+
+    def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
+        """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""
+        parts, faults, sums = [], [], []
+        for step in self._each():
+            check = SumsCheck(step.data.xp, step.buffers, step.integers)
+            parts.append(step.data.partial_inertia(centers, step.labels, check.kept))
+            faults.append(check.fault())
+            sums.append([np.array(to_host(one)) for one in (step.buffers.sums, step.buffers.total_sums)])
+        fault, of_rows = next((fault for fault in faults if fault is not None), None), self.data.total_inertia(parts)
+        total = np.sum([own for own, _ in sums], axis=0)
+        if fault is None and not all(np.array_equal(total, of_gpu) for _, of_gpu in sums):
+            fault = _SUMS_DIFFER
+        with self._lead.data:
+            return self._lead.compared_inertia(centers, of_rows, fault)
 
     def cluster_sizes(self, labels: Any, k: int) -> np.ndarray:
         """Return the number of samples with each label, from the sums if possible; see `Step.cluster_sizes`."""

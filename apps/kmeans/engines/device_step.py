@@ -27,8 +27,7 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels
 from tsapps.apps.kmeans.data.plan import CENTER_THREADS
 from tsapps.apps.kmeans.engines.bound_launches import BoundLaunches
-from tsapps.apps.kmeans.engines.running_sums_step import RunningSumsStep
-from tsapps.apps.kmeans.protect.launch import FAULTS, LOST, StepCheck
+from tsapps.apps.kmeans.engines.checked_step import ITERATIONS_AHEAD, CheckedStep
 from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout
 from tsapps.apps.kmeans.update.launch import update_args
@@ -42,11 +41,9 @@ __all__ = ["ITERATIONS_AHEAD", "RESCORE_BLOCKS", "RESCORE_THREADS", "DeviceStep"
 
 #: Rescoring kernels: threads per block, and launched blocks per multiprocessor (more than are resident).
 RESCORE_THREADS, RESCORE_BLOCKS = 256, 8
-#: Maximum number of iterations in flight: the host launches this many before it waits for the oldest outcome.
-ITERATIONS_AHEAD = 2
 
 
-class DeviceStep(RunningSumsStep):
+class DeviceStep(CheckedStep):
     """Lloyd step on a GPU for k clusters, with running cluster sums.
 
     Parameters
@@ -176,7 +173,7 @@ class DeviceStep(RunningSumsStep):
         if self.data.spherical:  # update/centers.cuh does not normalise the means
             return super().iterate(centers, before, last, tol, report)
         self.begin(centers)
-        protection, number = self.protection, last - before
+        number = last - before
         launched = known = 0
         try:
             while True:
@@ -185,7 +182,7 @@ class DeviceStep(RunningSumsStep):
                     self._end_launches(count, is_last=count + 1 == number)
                 launched = min(known + ITERATIONS_AHEAD, number)
                 outcome = self.outcome(known)
-                fault = None if self.check is None else self.check.fault(known % ITERATIONS_AHEAD)
+                fault = self.fault(known)
                 if fault is not None:
                     break
                 if outcome["empty"] and self._can_relocate(int(outcome["empty"])):
@@ -204,19 +201,9 @@ class DeviceStep(RunningSumsStep):
         finally:
             # Iterations in flight still write to the buffers.
             self.data.machine.current_stream().synchronize()
-        now, stays, at = known % 2, fault is not None or bool(outcome["empty"]), None
-        if self.check is not None and protection is not None:
-            # `at` is not checked here: if it were wrong, recomputing the result of the run would show a difference.
-            next_centers = self._centers_on_host(now if stays else 1 - now)
-            at = next_centers if stays else self._centers_on_host(now)
-            right = self.check.are_right(next_centers, now if stays else 1 - now)
-            lost = self.check.lost(known % ITERATIONS_AHEAD) or not right
-            if fault is not None or lost:
-                protection.keep(at)
-                return IterationResult(at, known, False, float("nan"), fault=fault or FAULTS[LOST], lost=lost)
-            protection.keep(next_centers)
+        found = self.checked_end(known, outcome, fault)
         self.end_iterations(known, outcome)
-        return self.result(known, outcome, at)
+        return self.result(known, outcome) if found is None else found
 
     def has_outcome(self, count: int) -> bool:
         """Return True if `outcome` need not wait."""
@@ -264,12 +251,7 @@ class DeviceStep(RunningSumsStep):
         self._staging[...], self._staged = centers, None
         self._final_weights, self._prepared = None, None
         self._bounded = self._relocates = False
-        if self.protection is None:
-            self.check = None
-        else:
-            scale = self.integers.scales[-1]
-            self.check = self.check or StepCheck(self.data, self.buffers, self.k, scale, ITERATIONS_AHEAD)
-            self.check.begin()
+        self.begin_check()
         self._run("prepare", self._bind_prepare)
 
     def _bind_prepare(self) -> Iterator[Callable[[], None]]:
@@ -299,6 +281,7 @@ class DeviceStep(RunningSumsStep):
         now, slot = count % 2, count % ITERATIONS_AHEAD
         for launch in self._bound_centers(now, slot, tol):
             launch()
+        self.launch_check(count)
         self._end_launches(count, is_last=is_last)
 
     def _launch(self, count: int, tol: float) -> None:
@@ -312,10 +295,7 @@ class DeviceStep(RunningSumsStep):
         else:
             self._run(key, lambda: chain(self._bound_rows(now), self._bound_centers(now, slot, tol)))
         self._bounded_before[slot] = self._bounded
-        if self.check is not None:
-            if count == 0 and self.protection is not None:  # hash on the host while the GPU runs the first iteration
-                self.check.expect(self.protection.kept.centers)
-            self.check.launch(self.buffers.centers[now], self.buffers.centers[1 - now], slot, now)
+        self.launch_check(count)
 
     def _end_launches(self, count: int, *, is_last: bool) -> None:
         """Record the event of iteration `count`, whose launches are complete, and copy the centers of the last one."""

@@ -102,7 +102,11 @@ class RunningSumsStep(FixedPointStep):
     def checked_inertia(self, centers: np.ndarray) -> tuple[float, str | None]:
         """Return the inertia, and a fault in the inertia or the running sums, or None; see `Step.checked_inertia`."""
         check = SumsCheck(self.data.xp, self.buffers, self.integers)
-        of_rows, fault = self.data.inertia(centers, self.labels, check.kept), check.fault()
+        of_rows = self.data.inertia(centers, self.labels, check.kept)
+        return self.compared_inertia(centers, of_rows, check.fault())
+
+    def compared_inertia(self, centers: np.ndarray, of_rows: float, fault: str | None) -> tuple[float, str | None]:
+        """Return the inertia, and a fault: the given one, or if the inertia of the sums is not that of the rows."""
         of_sums = self.inertia_of_sums(centers)
         if fault is None and of_sums is not None and abs(of_sums - of_rows) > 2 * INERTIA_ERROR * of_rows:
             fault = "the inertia of the cluster sums was not that of the samples"

@@ -19,7 +19,7 @@ from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck"]
+__all__ = ["FAULTS", "LOST", "StepCheck", "SumsCheck", "fixed_point_weight"]
 
 #: Descriptions of the faults that check_iteration.cuh reports, in the order of its fault bits.
 FAULTS = (
@@ -35,6 +35,14 @@ _KNOWN, _FIRST, _NUMBER = 7, 8, 9
 _LABELS = {"int8": "signed char", "int32": "int"}
 
 
+def fixed_point_weight(data: DeviceData, scale: float) -> int:
+    """Return the weight of these samples as in the sums, whose weights have this fixed-point scale."""
+    if data.sample_weight is None:
+        return data.n_samples  # each counts as the integer 1
+    scaled = data.sample_weight.astype(np.float64) * scale
+    return int(data.xp.rint(scaled).astype(np.int64).sum())
+
+
 class StepCheck:
     """Launches the check of each iteration of a Lloyd step on the GPU, and reads the outcomes.
 
@@ -43,13 +51,13 @@ class StepCheck:
     data : DeviceData
     buffers : IterationBuffers
     k : int
-    weight_scale : float
-        Fixed-point scale of the weights in the sums.
+    weight : int
+        The weight of all samples of X, as in the sums; see `fixed_point_weight`.
     ahead : int
         Maximum number of iterations in flight, and number of slots for the outcomes of their checks.
     """
 
-    def __init__(self, data: DeviceData, buffers: IterationBuffers, k: int, weight_scale: float, ahead: int) -> None:
+    def __init__(self, data: DeviceData, buffers: IterationBuffers, k: int, weight: int, ahead: int) -> None:
         n, d = data.source.shape
         self._machine, self._buffers, self._n, self._k = data.machine, buffers, n, k
         xp, pinned = data.xp, data.machine.pinned
@@ -63,10 +71,6 @@ class StepCheck:
         self._over = xp.zeros(1, np.int64)
         self._seen = pinned((ahead, len(FAULTS)), np.uint32)
         self._seen_at = [np.uint64(address(flags)) for flags in self._seen]
-        weight = n  # an unweighted sample counts as the integer 1
-        if data.sample_weight is not None:
-            scaled = data.sample_weight.astype(np.float64) * weight_scale
-            weight = int(xp.rint(scaled).astype(np.int64).sum())
         self._totals[d] = np.uint64(weight % 2**64)
         self._launches: dict[tuple[int, ...], Launch] = {}
         whole = is_aligned(data.rows_on_gpu)
@@ -126,11 +130,16 @@ class StepCheck:
             log2_threads=self._log2_threads,
             each=self._each,
         )
-        sums = buffers.sums, buffers.units, self._totals, np.int32(0)
+        sums = buffers.total_sums, buffers.units, self._totals, np.int32(0)
         counted = np.int64(0), np.int64(0), self._over, buffers.stopped, self._seen_at[slot]
         hashes = structure(HASHES, of_centers=self._hashes[parity], of_next=self._hashes[1 - parity])
         arguments = buffers.rows, now, following, checked, *sums, *counted, hashes
         return self._machine.bind(self._check, (self._blocks,), (THREADS,), arguments)
+
+    @property
+    def totals(self) -> np.ndarray:
+        """Expected total of each column of the sums, (d + 1,), uint64, which the first check has written."""
+        return to_host(self._totals)
 
     def fault(self, slot: int) -> str | None:
         """Return descriptions of the faults in an outcome slot, or None. The check must have ended."""

@@ -85,6 +85,15 @@ def test_the_cosine_metric(rng):
     same_bits(fitted(X, "cuda:all", metric="cosine"), fitted(X, "cuda:0", metric="cosine"))
 
 
+@pytest.mark.parametrize("options", [{}, {"metric": "cosine"}, {"init": "random", "n_init": 2}], ids=str)
+@pytest.mark.parametrize("k", [9, 200])
+def test_protected_fits(k, options, rng):
+    X, weights = samples(rng), rng.random(400_000) + 0.5
+    found = fitted(X, "cuda:all", k, weights, protect=True, **options)
+    same_bits(found, fitted(X, "cuda:0", k, weights, **options))
+    assert found.faults_ == 0
+
+
 def test_predict_transform_and_score(rng):
     X, weights = samples(rng), rng.random(400_000) + 0.5
     one, several = fitted(X, "cuda:0"), fitted(X, "cuda:all")
@@ -109,5 +118,3 @@ def test_what_runs_on_one_gpu_only(rng):
     X = samples(rng)
     with pytest.raises(NoDeviceError, match="engine='cublas' was asked for; use one GPU"):
         fitted(X, "cuda:all", engine="cublas")
-    with pytest.raises(ValueError, match="protect=True runs on one GPU"):
-        fitted(X, "cuda:all", protect=True)

@@ -420,7 +420,7 @@ def test_rows_are_not_read_here(rng):
         fitted(engine, 5, init=lambda X, k, random_state: X[:k])
     with pytest.raises(ValueError, match=r"^X is distributed"):
         engine.data.square_distances(X[:2])
-    with pytest.raises(ValueError, match=r"^protect=True runs on one GPU or the CPU"):
+    with pytest.raises(ValueError, match=r"^protect=True runs in one process"):
         fitted(engine, 5, protect=True)
     with pytest.raises(ValueError, match=r"^n_samples=300 should be >= n_clusters=301"):
         fitted(engine, 301)

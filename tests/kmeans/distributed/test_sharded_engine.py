@@ -205,8 +205,6 @@ def test_what_runs_on_one_gpu_only(rng):
     case = Case(SmallKStep, 2100, 20, 9)
     X, _ = case.data(rng)
     _, several = engines(case, X, None, (1, 1))
-    with pytest.raises(ValueError, match="protect=True runs on one GPU or the CPU, got device='cuda:0,0'"):
-        fitted(several, case, protect=True)
     options = Options(kernels=False)
     several = ShardedEngine(ArrayRows(X), case.work, None, [HostMachine()] * 2, options, AllReduce)
     with pytest.raises(NoDeviceError, match="on cuda:0 engine='cublas' was asked for; use one GPU"):
@@ -300,3 +298,102 @@ def test_more_rows_than_indices_have_bits():
     X = np.broadcast_to(np.float32(0), (1 << 32, 1))
     with pytest.raises(NoDeviceError, match="X has 4294967296 rows; expected less than 4294967168 on several GPUs"):
         ShardedEngine(ArrayRows(X), np.dtype(np.float32), None, [HostMachine()] * 2, Options(), AllReduce)
+
+
+# --- Protected fits ---------------------------------------------------------------------------------------------------
+
+PROTECTED = [
+    Case(SmallDFmaStep, 4200, 8, 12),
+    Case(SmallKStep, 4200, 20, 33, weighted=True),
+    Case(SmallKStep, 4200, 40, 7, "float64"),
+    Case(LargeKStep, 1300, 20, 70),
+]
+
+
+@pytest.mark.each_choice
+@pytest.mark.parametrize("init", ["k-means++", "array", "far"])
+@pytest.mark.parametrize("shares", SHARES, ids=str)
+@pytest.mark.parametrize("case", PROTECTED, ids=str)
+def test_protection_changes_no_bit(case, shares, init, rng):
+    """Also if clusters are empty."""
+    X, weights = case.data(rng)
+    one, several = engines(case, X, weights, shares)
+    given = init
+    if init != "k-means++":
+        given = X[:: len(X) // case.k][: case.k].astype(np.float64)
+        given[case.k // 2] += 1e4 * (init == "far")
+    found = fitted(several, case, init=given, protect=True)
+    same_bits(found, fitted(one, case, init=given))
+    assert found.faults == 0
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_a_protected_fit_by_cosine(weighted, rng):
+    case = Case(SmallKStep, 4200, 20, 9, weighted=weighted)
+    X, weights = case.data(rng)
+    one, several = engines(case, X, weights, (1, 2), source=partial(unit_rows))
+    found = fitted(several, case, init=X[:9].astype(np.float64), protect=True)
+    same_bits(found, fitted(one, case, init=X[:9].astype(np.float64)))
+    assert found.faults == 0
+
+
+def unit_rows(X):
+    return UnitRows(ArrayRows(X), np.float32)
+
+
+def wrong_sum(step):
+    step.buffers.sums[2, 3] += 1 << 20
+
+
+def wrong_sum_of_all(step):
+    step.buffers.total_sums[1, 0] += 1 << 20
+
+
+def wrong_labels(step):
+    step.buffers.labels[: step.data.n_samples // 2] ^= 1
+
+
+def wrong_centers(step):
+    for centers in step.buffers.centers:
+        centers[1, 1] += 1
+
+
+FAULTS = {
+    "sum": (wrong_sum, "launch_rows"),
+    "sum of all": (wrong_sum_of_all, "launch_centers"),
+    "labels": (wrong_labels, "launch_rows"),
+    "centers": (wrong_centers, "launch_rows"),
+    "new centers": (wrong_centers, "launch_check"),
+}
+
+
+@pytest.mark.each_choice
+@pytest.mark.parametrize("gpu", [0, 1, 2])
+@pytest.mark.parametrize("iteration", [1, 4])
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_on_one_gpu_is_repaired(fault, iteration, gpu, rng, monkeypatch):
+    """In the first iteration, whose sums are those that later ones are compared with, and in one of the middle."""
+    case = Case(SmallKStep, 4200, 20, 9)
+    X, _ = case.data(rng)
+    one, several = engines(case, X, None, (2, 1, 1))
+    options = {"init": X[:9].astype(np.float64), "max_iter": 8}
+    expected = fitted(one, case, **options)
+    assert expected.n_iter == 8
+    made, where = FAULTS[fault]
+    called, shard, launches = getattr(DeviceStep, where), several.data.shards[gpu], 0
+
+    def once(step, *arguments, **given):
+        nonlocal launches
+        launches += step.data is shard
+        happens = step.data is shard and launches == iteration
+        if happens and where != "launch_rows":
+            made(step)
+        called(step, *arguments, **given)
+        if happens and where == "launch_rows":
+            made(step)
+
+    monkeypatch.setattr(DeviceStep, where, once)
+    found = fitted(several, case, protect=True, **options)
+    same_bits(found, expected)
+    assert launches > iteration
+    assert found.faults > 0
