@@ -147,13 +147,15 @@ def no_memory(monkeypatch):
     """Make the engine read X from its source in every pass, in small windows and through small pinned buffers."""
     from tsapps.apps.kmeans.data import gpu_rows, host_stream
     from tsapps.apps.kmeans.engines import window_pass
+    from tsapps.kernels.runtime.machine import CudaMachine
 
     def borrow(data, borrowed=gpu_rows.GpuRows._borrow):
-        return borrowed(data) if data.n_samples < data.n_total else None  # that of a window
+        is_window = data.n_samples < data.n_total
+        return borrowed(data) if is_window or not isinstance(data.machine, CudaMachine) else None
 
     monkeypatch.setattr(gpu_rows.GpuRows, "fits", lambda self, size: False)
     monkeypatch.setattr(gpu_rows.GpuRows, "_borrow", borrow)
-    monkeypatch.setattr(window_pass, "_WINDOW_BYTES", 1 << 20)
+    monkeypatch.setattr(window_pass, "_WINDOW_BYTES", 1 << 17)
     monkeypatch.setattr(gpu_rows, "pinnable", lambda source, dtype: None)
     monkeypatch.setattr(host_stream, "_PINNED_BYTES", 1 << 16)
     monkeypatch.setattr(gpu_rows, "_BLOCK_BYTES", 1 << 20)

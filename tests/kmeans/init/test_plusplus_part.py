@@ -40,6 +40,7 @@ def device_draw(X, weights=None, shard=None, trials=4):
     return DeviceDraw.of(data, trials)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize(
     ("n", "d", "dtype"),
