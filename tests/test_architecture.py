@@ -71,7 +71,11 @@ ARROWS = {
         "apps/kmeans",
         *_stages("data", "assign", "bounds", "update", "init", "protect", "inertia", "small_d"),
     },
-    "apps/kmeans/distributed": {*_CORE, "apps/kmeans", *_stages("data", "engines", "inertia", "init", "protect", "update")},
+    "apps/kmeans/distributed": {
+        *_CORE,
+        "apps/kmeans",
+        *_stages("data", "engines", "inertia", "init", "protect", "update"),
+    },
     "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update")},
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
     "tsapps/cli": {
