@@ -27,7 +27,7 @@ namespace kmeans {
 // is the same structure for NumPy.
 template <int kDigits>
 struct RunningSums {
-  const unsigned long long* sums;  // null if another launch, for other rows, subtracts their side
+  const unsigned long long* sums;                  // null if another launch, for other rows, subtracts their side
   const typename Integer<kDigits>::Scale* scales;  // fixed-point scale of each column
   const int *of_clusters, *of_columns;             // r, s
   // found[0] is 1 if a row has no valid label. The other words hold the rows' side minus the sums' side: four words for

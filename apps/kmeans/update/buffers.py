@@ -74,7 +74,7 @@ class ColumnOrderBuffers:
     @classmethod
     def allocated(cls, xp: Any, k: int, layout: Layout, *, sorts: bool) -> ColumnOrderBuffers:
         """Allocate the arrays for k centers. `sorts` says whether columns are sorted."""
-        n_columns, norms = layout.columns_of(k), tuple(xp.empty((2, k), np.int32))
+        n_columns, norms = layout.columns_of(k), tuple(xp.empty((2, -(-k // 4) * 4), np.int32)[:, :k])  # whole vectors
         if not sorts:
             return cls(norms, None, None, None)
         return cls(

@@ -46,26 +46,38 @@ struct ColumnOrder {
 // all others.
 constexpr int kMostSorted = 1 << 14;
 
+// The number of the first `count` norms, at a multiple of 16 bytes, of which `counts(norm, index)` is true. By a block,
+// which has few warps to hide latencies: so a thread loads four norms at a time.
+template <typename Counts>
+__device__ __forceinline__ int number_of(const int* norms, int count, const Counts& counts) {
+  using Four = simt::Vector<int, 4>;
+  int found = 0;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < count / 4; i += blockDim.x) {
+    const Four four = reinterpret_cast<const Four*>(norms)[i];
+#pragma unroll
+    for (int r = 0; r < 4; ++r) found += counts(four.at[r], 4 * i + r);
+  }
+  for (int i = count / 4 * 4 + threadIdx.x; i < count; i += blockDim.x) found += counts(norms[i], i);
+  return (int)over_block(Doubles<1>{(double)found}, [](int, double a, double b) { return a + b; }).at[0];
+}
+
 // The column of center j: the number of centers that come before it. By a block.
 __device__ __forceinline__ int column_of(const ColumnOrder& order, int k, int j) {
   if (k > kMostSorted || order.columns == nullptr) return j;
   const int own = order.norms[j];
-  double before = 0;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < k; i += blockDim.x) {
-    const int norm = order.norms[i];
-    before += norm < own || (norm == own && i < j);
-  }
-  return (int)over_block(Doubles<1>{before}, [](int, double a, double b) { return a + b; }).at[0];
+  return number_of(order.norms, k, [&](int norm, int i) { return norm < own || (norm == own && i < j) ? 1 : 0; });
 }
 
 // True if center j equals an earlier center, which then is the label of all rows of both. `order.norms` are the norms
 // of `centers` (k × d). By a block.
 template <typename Work>
 __device__ __forceinline__ bool repeats(const Work* centers, int d, const ColumnOrder& order, int j) {
+  const int own = order.norms[j];
+  if (number_of(order.norms, j, [&](int norm, int) { return norm == own ? 1 : 0; }) == 0) return false;
   double found = 0;
   for (int i = threadIdx.x; i < j; i += blockDim.x) {
-    if (order.norms[i] != order.norms[j]) continue;
+    if (order.norms[i] != own) continue;
     int same = 0;
     while (same < d && centers[(long long)i * d + same] == centers[(long long)j * d + same]) ++same;
     if (same == d) found = 1;

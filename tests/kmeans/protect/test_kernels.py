@@ -22,7 +22,7 @@ from tsapps.apps.kmeans.assign.plan import assign_plan
 from tsapps.apps.kmeans.data.plan import vector_of
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.apps.kmeans.protect import launch
-from tsapps.apps.kmeans.protect.launch import FAULTS, StepCheck
+from tsapps.apps.kmeans.protect.launch import FAULTS, StepCheck, fixed_point_weight
 from tsapps.apps.kmeans.protect.plan import COLUMNS, HASH_FACTOR, ROWS, THREADS, hash_of
 
 #: What a check may find wrong, as bits in the order of `FAULTS`.
@@ -52,7 +52,7 @@ class Checks:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(launch, "check_plan", plan_of_share(*share))
             patch.setattr(launch, "stride_of", lambda _: stride)
-            self.check = StepCheck(data, buffers, k, weight_scale, 1)
+            self.check = StepCheck(data, buffers, k, fixed_point_weight(data, weight_scale), 1)
         self.check.begin()
 
     def launched(self, centers, following, *, expected=None, stopped=False):
@@ -176,7 +176,7 @@ def test_iterations_in_a_row(rng):
     """Centers change places from one iteration to the next, and each check leaves the hash that the next expects."""
     X, _ = blobs(300, 16, 9, rng, apart=0.5)
     step = step_of(X, 9, KINDS[0])
-    check, buffers = StepCheck(step.data, step.buffers, 9, step.integers.scales[-1], 2), step.buffers
+    check, buffers = StepCheck(step.data, step.buffers, 9, step.own_weight(), 2), step.buffers
     place(step, X[:9])
     check.begin()
     check.expect(buffers.centers[0])
