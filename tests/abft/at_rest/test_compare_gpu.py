@@ -129,6 +129,7 @@ def verdicts_are_the_same(found, expected):
     np.testing.assert_array_equal(found.refused.array, expected.refused.array)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("stripes", [1, 3, 4])
 @pytest.mark.parametrize("damage", DAMAGES)
 def test_verdicts_are_those_of_the_cpu(damage, stripes, as_on_a_gpu, comparisons, rng):

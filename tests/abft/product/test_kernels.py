@@ -155,6 +155,7 @@ def test_weights_by_hand():
     assert (weights(64).astype(np.float32) == weights(64)).all()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("order", "CF")
 @pytest.mark.parametrize("by_spread", [False, True])
 @pytest.mark.parametrize("w", [1, 3, 8, 40, 200])

@@ -371,6 +371,7 @@ def multiplied_on_gpu(A, B, threshold):
     return found.C.get()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("threshold", THRESHOLDS)
 @pytest.mark.parametrize(("dtype", "name"), CASES)
 def test_products_of_every_magnitude(dtype, name, threshold):

@@ -61,6 +61,7 @@ def assign_by_pivots(step, centers):
 KINDS_HERE = [KINDS[0], KINDS[1], KINDS[4]]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("kind", KINDS_HERE, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "plan"), [STAYS, STREAMS, SPLITS[2]], ids=["stays", "streams", "splits"])
 def test_labels_and_sums(d, plan, kind, rng):

@@ -66,6 +66,7 @@ def test_two_chunks_by_hand():
     assert partial_moments(X, np.zeros(1), 512)[0, 0, 0] == 2
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("dtype", WORK)
 @pytest.mark.parametrize(("n", "d"), SHAPES)
 def test_bits_of_the_kernels(n, d, dtype, rng):

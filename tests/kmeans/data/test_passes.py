@@ -56,6 +56,7 @@ def test_three_rows_by_hand():
     assert data.cached_moments[2].tolist() == [4, 4]
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("offset", [0, 1])
 @pytest.mark.parametrize("dtype", WORK)
 @pytest.mark.parametrize(("n", "d", "k"), SHAPES)

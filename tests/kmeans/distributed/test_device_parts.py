@@ -41,6 +41,7 @@ def machines(monkeypatch):
     return made
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
 @pytest.mark.parametrize(
     ("n", "d", "k", "dtype", "weighted"),

@@ -306,7 +306,7 @@ PROTECTED = [
     Case(SmallDFmaStep, 4200, 8, 12),
     Case(SmallKStep, 4200, 20, 33, weighted=True),
     Case(SmallKStep, 4200, 40, 7, "float64"),
-    Case(LargeKStep, 1300, 20, 70),
+    pytest.param(Case(LargeKStep, 1300, 20, 70), marks=pytest.mark.exhaustive),
 ]
 
 

@@ -83,6 +83,7 @@ def test_totals_by_hand():
     assert host_inertia.total_inertia(np.array([3.0])) == 3.0
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", WORK)
 @pytest.mark.parametrize(("n", "d", "k"), MORE_SHAPES)
