@@ -133,16 +133,6 @@ class HostData(FixedPointData):
         blocks = whole_blocks(self.blocks_of(rows), rows) if n_columns == 0 else self.blocks_of(rows)
         return self._each(blocks, work, self.prepared)
 
-    def each_chunk(self, work: Callable[[int, Any], T], chunk: int) -> Iterator[T]:
-        """Yield ``work(number of the chunk, rows)`` for every chunk of `chunk` centered rows, in row order."""
-
-        def each(start: int, block: Any) -> list[T]:
-            return [work((start + at) // chunk, block[at : at + chunk]) for at in range(0, len(block), chunk)]
-
-        rows = max(1, _TASK_ELEMENTS // (self.n_features * chunk)) * chunk
-        for found in self._each(whole_blocks(self.blocks_of(rows), rows), each, self.prepared):
-            yield from found
-
     def each_block_as_read(self, work: Callable[[int, Any], T], chunk: int, elements: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of rows in `dtype`, not centered, in row order.
 

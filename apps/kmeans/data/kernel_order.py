@@ -1,5 +1,7 @@
 """Sums of NumPy arrays in the order in which threads of a GPU add numbers, which gives the same bits."""
 
+from typing import Any
+
 import numpy as np
 
 __all__ = ["block_sum", "running_sums", "sum_in_order", "warp_sum"]
@@ -18,8 +20,11 @@ def sum_in_order(values: np.ndarray, axis: int) -> np.ndarray:
     return np.add.accumulate(values, axis=axis).take(-1, axis=axis)
 
 
-def warp_sum(values: np.ndarray) -> np.ndarray:
-    """Return the sums over the last axis, of 32 numbers, in the order of `simt::warp_sum`."""
+def warp_sum(values: Any) -> Any:
+    """Return the sums over the last axis, whose length is a power of two, in the order of `simt::warp_sum`.
+
+    Halves are added element by element until one number is left, as NumPy and CuPy do alike.
+    """
     while values.shape[-1] > 1:
         half = values.shape[-1] // 2
         values = values[..., :half] + values[..., half:]

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
+from tsapps.apps.kmeans.data.kernel_order import warp_sum
 from tsapps.apps.kmeans.data.plan import moment_chunk
 from tsapps.kernels.arrays import to_host
 
@@ -174,18 +175,11 @@ class ChunkedOversampling(ABC):
 
 
 def _chunk_sums(values: Any, chunk: int, xp: Any) -> Any:
-    """Return the sum of each chunk of values, (n,), whose size is a power of two, float64.
-
-    The halves of a chunk are added element by element until one number is left, an order that NumPy and CuPy share.
-    """
+    """Return the sum of each chunk of values, (n,), whose size is a power of two, float64; see `warp_sum`."""
     chunks = -(-len(values) // chunk)
     if len(values) % chunk:
         values = xp.concatenate([values, xp.zeros(chunks * chunk - len(values), values.dtype)])
-    sums = values.reshape(chunks, chunk).astype(np.float64, copy=chunk == 1)
-    while sums.shape[1] > 1:
-        half = sums.shape[1] // 2
-        sums = sums[:, :half] + sums[:, half:]
-    return sums[:, 0]
+    return warp_sum(values.reshape(chunks, chunk).astype(np.float64))
 
 
 def _comparisons(first: int, stop: int, k: int) -> Iterator[np.ndarray]:

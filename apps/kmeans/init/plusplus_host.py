@@ -178,10 +178,11 @@ class ChunkedDraw:
 
     def find(self, chunks: np.ndarray, passed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find samples; see `ChunkedDraws.find`."""
-        found = np.empty(len(chunks), np.int64)
-        for i, (chunk, before, target) in enumerate(zip(chunks.tolist(), passed, targets, strict=True)):
-            start = chunk * self.order.chunk
-            found[i] = start + self.order.find_row(self._weighted(start, start + self.order.chunk), before, target)
+
+        def masses_of(start: int) -> np.ndarray:
+            return self._weighted(start, start + self.order.chunk)
+
+        found = self.order.find_rows(masses_of, chunks, passed, targets)
         return found, self.rows_as_read(found)
 
     def _weighted(self, start: int, stop: int) -> np.ndarray:

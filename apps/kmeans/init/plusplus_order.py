@@ -3,6 +3,7 @@
 The kernels are those of plusplus.cuh. Pruned steps (plusplus_pruned.cuh) add the rows of a chunk in another order.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -65,10 +66,7 @@ class PlusPlusOrder:
         for step in range(steps):
             for i in range(self.wide):
                 sums += of_step[step, :, i]
-        while len(sums) > 1:
-            half = len(sums) // 2
-            sums = sums[:half] + sums[half:]
-        return sums[0]
+        return warp_sum(sums.T)
 
     def by_chunk(self, values: np.ndarray) -> np.ndarray:
         """Return values of consecutive rows, (m,), as float64 of shape (chunk, chunks); zeros follow the last."""
@@ -87,12 +85,7 @@ class PlusPlusOrder:
     def chunk_sums(self, values: np.ndarray) -> np.ndarray:
         """Return the sum of each chunk of what `by_chunk` returns, (chunks,), as evaluate_candidates adds them."""
         groups = WARP // self.lanes
-        sums = sum_in_order(values.reshape(self.chunk // groups, groups, -1), 0)
-        while len(sums) > 1:
-            half = len(sums) // 2
-            sums = sums[:half] + sums[half:]
-        found: np.ndarray = sums[0]
-        return found
+        return warp_sum(sum_in_order(values.reshape(self.chunk // groups, groups, -1), 0).T)
 
     def totals(self, sums: np.ndarray) -> np.ndarray:
         """Return the sums over all chunks of X, (m,), from the sums of the chunks, (m, chunks)."""
@@ -125,6 +118,19 @@ class PlusPlusOrder:
         of_group = padded.reshape(-1, GROUP)[group]
         inner, passed = _first_at_least(of_group, passed, targets, np.minimum(len(sums) - group * GROUP, GROUP))
         return group * GROUP + inner, passed, targets
+
+    def find_rows(
+        self, masses_of: Callable[[int], np.ndarray], chunks: np.ndarray, passed: np.ndarray, targets: np.ndarray
+    ) -> np.ndarray:
+        """Return for each target the row that `find_row` finds in its chunk; indices count from the first chunk.
+
+        `masses_of` returns w·D² of the rows of the chunk that begins at a row.
+        """
+        found = np.empty(len(chunks), np.int64)
+        for i, (chunk, before, target) in enumerate(zip(chunks.tolist(), passed, targets, strict=True)):
+            start = chunk * self.chunk
+            found[i] = start + self.find_row(masses_of(start), before, target)
+        return found
 
     def find_row(self, masses: np.ndarray, passed: float, target: float) -> int:
         """Return the first row of a chunk at which `passed` plus the running sum of w·D² (m,) reaches a target.

@@ -70,10 +70,7 @@ class DeviceDraw:
 
     def find(self, chunks: np.ndarray, passed: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Find samples; see `ChunkedDraws.find`."""
-        found = np.empty(len(chunks), np.int64)
-        for i, (chunk, before, target) in enumerate(zip(chunks.tolist(), passed, targets, strict=True)):
-            start = chunk * self.order.chunk
-            found[i] = start + self.order.find_row(self._weighted(start), before, target)
+        found = self.order.find_rows(self._weighted, chunks, passed, targets)
         return found, self.rows_as_read(found)
 
     def _weighted(self, start: int) -> np.ndarray:
