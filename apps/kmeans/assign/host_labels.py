@@ -24,7 +24,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.distances import square_norms
 
-__all__ = ["HostCenters"]
+__all__ = ["MOST_RELATIVE_ERROR", "HostCenters"]
 
 # Maximum number of scores per GEMM: 0.5 MiB of float32 or 1 MiB of float64, so that they stay in the L2 cache. Minimum
 # number of rows per GEMM.
@@ -36,8 +36,8 @@ _MOST_FEATURES, _MOST_SCORE_BYTES = 16, 128
 _DIFFERENCES = 1 << 17
 # Squares of numbers between these neither overflow nor lose bits, nor do their sums.
 _LEAST_SQUARED, _MOST_SQUARED = 1e-140, 1e145
-# If (d + 8)·u is larger, error bounds are not valid: every center is a candidate.
-_MOST_RELATIVE_ERROR = 2.0**-5
+#: If a relative error of scores is larger, their bounds are not valid: every center is a candidate.
+MOST_RELATIVE_ERROR = 2.0**-5
 
 
 class HostCenters:
@@ -180,7 +180,7 @@ class HostCenters:
             bounds = 2.04 * errors + 4.0 * self.centers.shape[1] * float(np.finfo(dtype).smallest_subnormal)
             largest = self._lengths[-1]
             bounds[~(2 * norms * largest + largest * largest < float(np.finfo(dtype).max) / 4)] = np.inf
-            if not relative <= _MOST_RELATIVE_ERROR:
+            if not relative <= MOST_RELATIVE_ERROR:
                 bounds[...] = np.inf
             return np.nextafter(bounds.astype(dtype), dtype.type(np.inf))
 

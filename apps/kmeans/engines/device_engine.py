@@ -66,6 +66,7 @@ class DeviceEngine(Engine):
         shard: Shard | None = None,
     ) -> None:
         self.data = DeviceData(source, dtype, sample_weight, machine, takes_16_bit=options.kernels, shard=shard)
+        #: Blockwise Lloyd step, which supports any k.
         self.blocks = CublasStep(self.data)
         self.options = options
         self._selected: tuple[int, StepPlan] | None = None

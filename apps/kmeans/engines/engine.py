@@ -32,14 +32,11 @@ class Engine(ABC):
     Attributes
     ----------
     data : Data
-    blocks : BlockStep
-        Blockwise Lloyd step, which supports any k.
     over : callable
         Takes other `Rows`, and returns an engine of the same kind and with the same options for them.
     """
 
     data: Data
-    blocks: BlockStep
     over: Callable[[Rows], Engine]
     #: Whether labels are certified, and whether fits can be protected.
     certifies, protects = True, True
@@ -155,7 +152,8 @@ class HostEngine(Engine):
         threads: int | None = None,
     ) -> None:
         self.data = HostData(source, dtype, sample_weight, shard, threads)
-        self.blocks = HostStep(self.data)
+        #: Blockwise Lloyd step, which supports any k.
+        self.blocks: BlockStep = HostStep(self.data)
         self.data.as_kernels = (as_kernels or not self.data.is_small) and self.data.weights_alike
         self._step: ExactHostStep | None = None
 

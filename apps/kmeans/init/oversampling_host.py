@@ -4,16 +4,13 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.host_labels import HostCenters
+from tsapps.apps.kmeans.assign.host_labels import MOST_RELATIVE_ERROR, HostCenters
 from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.host_data import HostData, check_memory
 from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling
 from tsapps.kernels.system.host_memory import available_host_memory
 
 __all__ = ["HostOversampling"]
-
-# If relative errors of scores are larger, their bound is not valid, and all distances are computed.
-_MOST_RELATIVE_ERROR = 2.0**-5
 
 
 class HostOversampling(ChunkedOversampling):
@@ -43,7 +40,7 @@ class HostOversampling(ChunkedOversampling):
             with np.errstate(over="ignore", invalid="ignore"):
                 least = lowest + (1 - error) * square_norms(rows) - error * most
                 # Also if a score is not a number, or the bound is not valid.
-                some = np.flatnonzero(~((least > closest * (1 + error)) & (error <= _MOST_RELATIVE_ERROR)))
+                some = np.flatnonzero(~((least > closest * (1 + error)) & (error <= MOST_RELATIVE_ERROR)))
             labels = labels[some]
             distances = square_norms(rows[some].astype(np.float64) - wide[labels]).astype(rows.dtype)
             closer = distances < closest[some]

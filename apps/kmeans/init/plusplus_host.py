@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tsapps.apps.kmeans.assign.host_labels import MOST_RELATIVE_ERROR
 from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.host_data import HostData, check_memory
 from tsapps.apps.kmeans.init.plusplus_order import PlusPlusOrder
@@ -33,8 +34,6 @@ _MOST_COMPUTED = 16
 _SAMPLED = 100
 # Smaller D² may have larger rounding errors than the bound covers (kLeastExact).
 _LEAST_EXACT = {"float32": 2.0**-100, "float64": 2.0**-900}
-# If γ is larger, the bound is not valid, and all distances are computed.
-_MOST_RELATIVE_ERROR = 2.0**-5
 
 
 class ChunkedDraws(Protocol):
@@ -223,7 +222,7 @@ class ChunkedDraw:
             most = closest * (1 + error) - (1 - error) * self._norms_of(start, rows)
             most[closest < _LEAST_EXACT[rows.dtype.name]] = np.inf
             most[closest == 0] = -np.inf
-            if not error <= _MOST_RELATIVE_ERROR:
+            if not error <= MOST_RELATIVE_ERROR:
                 most[closest > 0] = np.inf
             scores = np.ascontiguousarray((rows @ np.ascontiguousarray(-2 * points.T)).T)
             scores += ((1 - error) * square_norms(points))[:, np.newaxis]
