@@ -6,6 +6,7 @@ from hashlib import sha256
 import ml_dtypes
 import numpy as np
 import pytest
+from kmeans.distributed.one_gpu_twice import PLACES, use_one_gpu_twice
 from kmeans.test_checkpoint import Killed, Killing
 
 from tsapps import TSKMeans
@@ -16,7 +17,6 @@ from tsapps.apps.kmeans.data.shard import cut
 from tsapps.apps.kmeans.distributed import crew
 from tsapps.apps.kmeans.engines import window_pass
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.devices import gpus
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -85,9 +85,11 @@ class TestOneDigest:
     def test_one_gpu(self, fits):
         assert fits.digest("cuda:0") == fits.expected
 
-    @pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")
     @pytest.mark.parametrize("shares", [None, (9.0, 1.0)], ids=str)
-    def test_two_gpus(self, fits, shares, monkeypatch):
+    @pytest.mark.parametrize("place", PLACES)
+    def test_two_gpus(self, fits, place, shares, monkeypatch):
+        if place == "one GPU twice":
+            use_one_gpu_twice(monkeypatch)
         if shares is not None:
             monkeypatch.setattr(crew, "cut", lambda n, chunk, _: cut(n, chunk, list(shares)))
         assert fits.digest("cuda:0,1") == fits.expected

@@ -1,14 +1,22 @@
-"""Fits on all GPUs of a machine: the bits of one GPU."""
+"""Fits on all GPUs of a machine, or on one GPU in place of two: the bits of one GPU."""
 
 import numpy as np
 import pytest
+from kmeans.distributed.one_gpu_twice import PLACES, use_one_gpu_twice
 
 import tsapps
 from tsapps import TSKMeans
-from tsapps.kernels.devices import NoDeviceError, gpus
+from tsapps.kernels import devices
+from tsapps.kernels.devices import NoDeviceError
 
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-pytestmark = [pytest.mark.gpu, pytest.mark.skipif(len(gpus()) < 2, reason="needs two GPUs")]
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture(autouse=True, params=PLACES)
+def _several(request, monkeypatch):
+    if request.param == "one GPU twice":
+        use_one_gpu_twice(monkeypatch)
 
 
 def samples(rng, n=400_000, d=40, k=9, dtype=np.float32):
@@ -21,7 +29,7 @@ def fitted(X, device, k=9, weights=None, **options):
 
 
 def same_bits(found, expected):
-    assert found.device_ == f"cuda:{','.join(str(i) for i in range(len(gpus())))}"
+    assert found.device_ in ("cuda:0,0", f"cuda:{','.join(str(gpu.index) for gpu in devices.gpus())}")
     np.testing.assert_array_equal(tsapps.kernels.arrays.to_host(found.labels_), expected.labels_)
     np.testing.assert_array_equal(tsapps.kernels.arrays.to_host(found.cluster_centers_), expected.cluster_centers_)
     assert (found.n_iter_, found.inertia_) == (expected.n_iter_, expected.inertia_)
@@ -53,7 +61,7 @@ def test_where_x_is(where, rng, tmp_path):
     X = samples(rng)
     expected, given = fitted(X, "cuda:0"), X
     if where in ("gpu", "last gpu"):
-        with cupy.cuda.Device(len(gpus()) - 1 if where == "last gpu" else 0):
+        with cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1 if where == "last gpu" else 0):
             given = cupy.asarray(X)
     elif where == "npy":
         np.save(tmp_path / "X.npy", X)
