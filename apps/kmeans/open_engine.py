@@ -6,7 +6,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import Rows, UnitRows, as_numbers, as_rows
+from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows, as_numbers, as_rows
 from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
 from tsapps.kernels.arrays import gpu_index, is_sparse, to_host
 from tsapps.kernels.devices import Choice, choose_device
@@ -216,7 +216,10 @@ def open_engine(
 
 
 def _gpu_engine(rows: Rows, dtype: np.dtype, weights: Any, indices: tuple[int, ...], options: Any) -> Engine:
-    """Return an engine for the GPUs with these indices; small X is on the first of them alone."""
+    """Return an engine for the GPUs with these indices; small X is on the first of them alone.
+
+    Several GPUs that do not hold X together read it in host memory, each its part.
+    """
     from tsapps.kernels.runtime.machine import cuda_machine
 
     n, d = rows.shape
@@ -224,8 +227,14 @@ def _gpu_engine(rows: Rows, dtype: np.dtype, weights: Any, indices: tuple[int, .
         from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 
         return DeviceEngine(rows, dtype, weights, cuda_machine(indices[0]), options)
+    from tsapps.apps.kmeans.distributed.local_parts import LocalPartsEngine, parts_of_gpus
     from tsapps.apps.kmeans.distributed.sharded_engine import ShardedEngine
     from tsapps.kernels.runtime.all_reduce import connect
 
     machines = [cuda_machine(index) for index in indices]
-    return ShardedEngine(rows, dtype, None if weights is None else to_host(weights), machines, options, connect)
+    weights = None if weights is None else to_host(weights)
+    base = rows.source if isinstance(rows, RescaledRows) else rows
+    parts = parts_of_gpus(base, dtype, machines) if options.kernels else None
+    if parts is not None:
+        return LocalPartsEngine(rows, parts, dtype, weights, machines)
+    return ShardedEngine(rows, dtype, weights, machines, options, connect)

@@ -1,17 +1,18 @@
-"""Benchmark of K-means for data that one GPU does not hold.
+"""Benchmark of K-means for data that one GPU, or several, do not hold.
 
     python -m tsapps.bench.scale                     # all cases
-    python -m tsapps.bench.scale file-16M-256-64
+    python -m tsapps.bench.scale file-16M-256-64 --gpus 2
 
 Fits of float32 data, from given rows and for a fixed number of iterations, while X is in host memory, in a file or in
 several files that the page cache holds. Where X, or its half-precision copy in cases named "windows", would fit the
-GPU, other memory takes the place; then a fit that holds X gives the digest that all others must have, and the time of
-its iterations. The labels of some rows are compared with float64.
+GPUs, other memory takes the place; then a fit whose GPU holds X gives the digest that all others must have, and the
+time of its iterations. The labels of some rows are compared with float64.
 
 first_call_ms  the first fit of one iteration, in which the system may have to prepare the pages of X for pinning
 first_ms       a fit of one iteration; `fit_ms` one of all
-iter_ms        what one more iteration takes; `held_iter_ms` the same where the GPU holds X
-pass_gbs       the rate at which the moments of X are computed; `link_gbs` that of a plain copy from pinned memory
+iter_ms        what one more iteration takes; `held_iter_ms` the same where one GPU holds X
+pass_gbs       the rate at which the moments of X are computed
+link_gbs       that of plain copies from pinned memory to all GPUs at once
 """
 
 import argparse
@@ -38,7 +39,7 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import available_cores, gpus, why_no_gpu
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["CASES", "FIELDS", "KEY", "Case", "OnGpu", "digest_of", "main"]
+__all__ = ["CASES", "FIELDS", "KEY", "Case", "OnGpus", "digest_of", "main"]
 
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify it.
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -48,7 +49,7 @@ FIELDS: dict[str, tuple[type, ...]] = {
     "copied": (bool,),
     "held_iter_ms": (float, type(None)),
 }
-KEY = ("what", "device", "engine", "mode", "source", "copied", "n", "d", "k", "dtype")
+KEY = ("what", "device", "engine", "mode", "source", "copied", "n", "d", "k", "dtype", "parts")
 # Iterations of a fit, fits of which the medians are recorded, and rows whose labels are compared.
 _ITERATIONS, _REPEATS, _CHECKED = 20, 3, 20_000
 # Rows of X that are drawn at a time, bytes of a copy over the link, and how many copies are timed.
@@ -63,7 +64,7 @@ _FILES = 4
 class Case:
     """A fit of n samples of d features to k clusters, where X is in `source`: "memory", "file" or "files".
 
-    The GPU has memory for the half-precision copy of X only if `copied`.
+    The GPUs have memory for the half-precision copy of X only if `copied`.
     """
 
     source: str
@@ -96,22 +97,24 @@ CASES = (
 )
 
 
-class OnGpu:
-    """Measures cases on the current GPU.
+class OnGpus:
+    """Measures cases on the first `parts` GPUs.
 
     Parameters
     ----------
     seed : int
         Seed of the data.
+    parts : int
     """
 
     #: Modules whose versions belong to a record.
     modules = ("cupy",)
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, parts: int = 1) -> None:
         import cupy
 
-        self.xp, self.seed, self.device = cupy, seed, record.gpu_name()
+        self.xp, self.seed, self.parts, self.device = cupy, seed, parts, record.gpu_name()
+        self.name = "cuda" if parts == 1 else f"cuda:{','.join(map(str, range(parts)))}"
         self.clock: Clock = GpuClock()
         self.link_gbs = self._link_gbs()
 
@@ -133,13 +136,13 @@ class OnGpu:
         held, held_iter_ms = None, None
         if 2 * case.size < free:
             on_gpu = self.xp.asarray(X)
-            *_, held_iter_ms, fitted = self._times(on_gpu, init)
+            *_, held_iter_ms, fitted = self._times(on_gpu, init, "cuda")
             held = digest_of(fitted)
             del on_gpu
-        left = int(0.9 * case.size) if case.copied else _WINDOWS + _EACH * case.n
+        left = int(0.9 * case.size / self.parts) if case.copied else _WINDOWS + _EACH * case.n
         with placed(X, case.source) as source, self._taken(free - left):
-            first_call_ms, _ = self.clock.wall_ms(partial(self._fit, source, init, 1))
-            first_ms, fit_ms, iter_ms, found = self._times(source, init)
+            first_call_ms, _ = self.clock.wall_ms(partial(self._fit, source, init, 1, self.name))
+            first_ms, fit_ms, iter_ms, found = self._times(source, init, self.name)
             pass_gbs = self._pass_gbs(source, case)
         digest = digest_of(found)
         if held not in (None, digest):
@@ -152,7 +155,7 @@ class OnGpu:
             "source": case.source,
             **{name: getattr(case, name) for name in ("n", "d", "k", "copied")},
             "dtype": "float32",
-            "parts": 1,
+            "parts": self.parts,
             "iterations": found.n_iter_,
             "first_call_ms": first_call_ms,
             "first_ms": first_ms,
@@ -164,15 +167,15 @@ class OnGpu:
             "digest": digest,
         }
 
-    def _fit(self, X: Any, init: np.ndarray, iterations: int) -> Any:
+    def _fit(self, X: Any, init: np.ndarray, iterations: int, device: str) -> Any:
         from tsapps import TSKMeans
 
         k = len(init)
-        return TSKMeans(k, init=init, n_init=1, max_iter=iterations, tol=0, device="cuda").fit(X)
+        return TSKMeans(k, init=init, n_init=1, max_iter=iterations, tol=0, device=device).fit(X)
 
-    def _times(self, X: Any, init: np.ndarray) -> tuple[float, float, float, Any]:
+    def _times(self, X: Any, init: np.ndarray, device: str) -> tuple[float, float, float, Any]:
         """Return the times of a fit of one iteration, of one of all, and of one more one, in ms; and a fit of all."""
-        one, every = (partial(self._fit, X, init, iterations) for iterations in (1, _ITERATIONS))
+        one, every = (partial(self._fit, X, init, iterations, device) for iterations in (1, _ITERATIONS))
         first = float(median([self.clock.wall_ms(one)[0] for _ in range(_REPEATS)]))
         fits = [self.clock.wall_ms(every) for _ in range(_REPEATS)]
         whole = float(median([ms for ms, _ in fits]))
@@ -181,27 +184,42 @@ class OnGpu:
 
     @contextmanager
     def _taken(self, size: int) -> Iterator[None]:
-        """Take `size` bytes of GPU memory, if that is more than none."""
-        free_memory(self.xp)
-        memory = self.xp.cuda.Memory(size) if size > 0 else None
+        """Take `size` bytes of the memory of each GPU, if that is more than none."""
+        taken = []
+        for index in range(self.parts):
+            with self.xp.cuda.Device(index):
+                free_memory(self.xp)
+                taken.append(self.xp.cuda.Memory(size) if size > 0 else None)
         try:
             yield
         finally:
-            del memory
+            taken.clear()
 
     def _link_gbs(self) -> float:
-        """Return the rate of a plain copy from pinned memory."""
+        """Return the rate of plain copies from pinned memory to all GPUs at once."""
         from cupyx import empty_pinned
 
-        source, to = empty_pinned(_COPIED, np.uint8), self.xp.empty(_COPIED, np.uint8)
-        source.fill(1)
-        return float(_COPIED / 1e6 / median([self.clock.wall_ms(partial(to.set, source))[0] for _ in range(_COPIES)]))
+        sources = [empty_pinned(_COPIED, np.uint8) for _ in range(self.parts)]
+        for source in sources:
+            source.fill(1)
+
+        def copy(index: int) -> None:
+            with self.xp.cuda.Device(index):
+                to[index].set(sources[index])
+
+        to = []
+        for index in range(self.parts):
+            with self.xp.cuda.Device(index):
+                to.append(self.xp.empty(_COPIED, np.uint8))
+        with ThreadPoolExecutor(self.parts) as threads:
+            times = [self.clock.wall_ms(lambda: list(threads.map(copy, range(self.parts))))[0] for _ in range(_COPIES)]
+        return float(self.parts * _COPIED / 1e6 / median(times))
 
     def _pass_gbs(self, X: Any, case: Case) -> float:
         """Return the rate at which kernels read X where it is, while they compute its moments."""
         from tsapps.apps.kmeans.open_engine import open_engine
 
-        with open_engine(X, device="cuda") as engine, engine.fitting(case.k, draws=False):
+        with open_engine(X, device=self.name) as engine, engine.fitting(case.k, draws=False):
             times = [self.clock.wall_ms(engine.data.moments)[0] for _ in range(_REPEATS)]
             return float(case.size / 1e6 / median(times))
 
@@ -246,9 +264,10 @@ def line(one: dict[str, Any]) -> str:
     held = "" if one["held_iter_ms"] is None else f" (held {one['held_iter_ms']:.1f})"
     place = one["source"] if one["copied"] else f"{one['source']}, in windows"
     return (
-        f"{place}: {one['n']:,} × {one['d']}, k = {one['k']}: first iteration after {one['first_ms']:.0f} ms "
-        f"({one['first_call_ms']:.0f} at the first call), then {one['iter_ms']:.1f} ms each{held}; {one['fit_ms']:.0f} "
-        f"ms in all; a pass reads {one['pass_gbs']:.1f} GB/s, the link copies {one['link_gbs']:.1f}; {one['digest']}"
+        f"{place}, {one['parts']} GPUs: {one['n']:,} × {one['d']}, k = {one['k']}: first iteration after "
+        f"{one['first_ms']:.0f} ms ({one['first_call_ms']:.0f} at the first call), then {one['iter_ms']:.1f} ms "
+        f"each{held}; {one['fit_ms']:.0f} ms in all; a pass reads {one['pass_gbs']:.1f} GB/s, the link copies "
+        f"{one['link_gbs']:.1f}; {one['digest']}"
     )
 
 
@@ -257,8 +276,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tsapps.bench.scale", description=(__doc__ or "").partition("\n")[0]
     )
+    parser.add_argument("--gpus", type=int, default=1, help="number of GPUs (default: 1)")
     options, cases = chosen_cases(parser, CASES, "scale", arguments)
-    if not gpus():
-        print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)
+    if len(gpus()) < options.gpus:
+        print(f"no {options.gpus} GPUs to time: {why_no_gpu() or f'this machine has {len(gpus())}'}", file=sys.stderr)
         return 1
-    return measure_cases(OnGpu(options.seed), cases, options, "scale", KEY, FIELDS, line)
+    return measure_cases(OnGpus(options.seed, options.gpus), cases, options, "scale", KEY, FIELDS, line)

@@ -7,18 +7,22 @@ __all__ = ["gpus_table", "scale_table", "workers_table"]
 
 
 def scale_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of fits of data that the GPU does not hold."""
+    """Return a Markdown table of fits of data that the GPUs do not hold."""
     lines = [
-        "| X, float32 | in | copy | k | first iteration, s | later, ms | on the GPU, ms | pass, GB/s | link, GB/s |",
-        "|---|---|---|---:|---:|---:|---:|---:|---:|",
+        "| X, float32 | in | copy | k | GPUs | first iteration, s | later, ms | held, ms | pass, GB/s | link, GB/s |",
+        "|---|---|---|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in sorted(records, key=lambda one: (not one["copied"], one["n"] * one["d"], -one["k"], one["source"])):
+
+    def place(one: dict[str, Any]) -> tuple[Any, ...]:
+        return not one["copied"], one["n"] * one["d"], -one["k"], one["source"], one["parts"]
+
+    for one in sorted(records, key=place):
         held = "–" if one["held_iter_ms"] is None else f"{one['held_iter_ms']:.1f}"
         numbers = f"{one['first_ms'] / 1e3:.1f} | {one['iter_ms']:.1f} | {held}"
         rates = f"{one['pass_gbs']:.1f} | {one['link_gbs']:.1f}"
         size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
         copy = "yes" if one["copied"] else "no"
-        lines.append(f"| {size} | {one['source']} | {copy} | {one['k']} | {numbers} | {rates} |")
+        lines.append(f"| {size} | {one['source']} | {copy} | {one['k']} | {one['parts']} | {numbers} | {rates} |")
     return "\n".join(lines)
 
 

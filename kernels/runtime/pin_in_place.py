@@ -38,7 +38,7 @@ class PinningError(OSError):
 class PinnedArray:
     """A host array whose pages are pinned when they are first asked for, until `release`.
 
-    Objects for the same array share the pages.
+    Objects for the same array, and for parts of it, share the pages.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class PinnedArray:
         import cupy
 
         if self._pages is not None:
-            self._pages.pin_all()
+            self._pages.pin_all(*self._range)
         memory = cupy.cuda.UnownedMemory(self._range[0], self.array.nbytes, self.array, self._index)
         return cupy.ndarray(self.array.shape, self.array.dtype, cupy.cuda.MemoryPointer(memory, 0))
 
@@ -108,16 +108,17 @@ class PinnedArray:
                 if pages is not None:
                     pages.users -= 1
                 if pages is not None and pages.users == 0:
-                    del _pages[self._range]
+                    del _pages[pages.place, pages.end]
                     pages.release()
 
     def _pages_of_array(self) -> "_Pages | None":
         from cupy.cuda import Device, runtime
 
-        (place, end), pages = self._range, _pages.get(self._range)
-        if pages is not None:
-            pages.users += 1
-            return pages
+        place, end = self._range
+        for pages in _pages.values():
+            if pages.place <= place and end <= pages.end:
+                pages.users += 1
+                return pages
         if any(place < other_end and other < end for other, other_end in _pages):
             raise PinningError("another fit has pinned some of its pages")
         with Device(self._index):
@@ -133,10 +134,10 @@ class PinnedArray:
 
 
 class _Pages:
-    """The pages of an array, pinned part by part; `users` objects need them."""
+    """The pages from address `place` to `end`, pinned part by part; `users` objects need them."""
 
     def __init__(self, place: int, end: int, index: int, flags: int) -> None:
-        self.users, self._index, self._flags = 1, index, flags
+        self.place, self.end, self.users, self._index, self._flags = place, end, 1, index, flags
         # Not the caller's thread: what Ctrl-C interrupts there is pinned or not, and known to be so.
         self._threads = ThreadPoolExecutor(_THREADS, "tsapps-pin")
         self._parts = _parts(place, end)
@@ -145,17 +146,20 @@ class _Pages:
 
     def pinned(self, begin: int, end: int) -> Iterator[tuple[int, int]]:
         """Yield the intersections of the bytes from `begin` to `end` with the parts, each once its part is pinned."""
-        for part in self._parts:
-            if part[0] < end and begin < part[1]:
-                self._wait(part)
-                yield max(part[0], begin), min(part[1], end)
-
-    def pin_all(self) -> None:
-        """Pin all pages."""
-        for part in self._parts:
-            self._begin(part)
-        for part in self._parts:
+        for part in self._within(begin, end):
             self._wait(part)
+            yield max(part[0], begin), min(part[1], end)
+
+    def pin_all(self, begin: int, end: int) -> None:
+        """Pin the pages of the bytes from `begin` to `end`."""
+        for part in self._within(begin, end):
+            self._begin(part)
+        for part in self._within(begin, end):
+            self._wait(part)
+
+    def _within(self, begin: int, end: int) -> list[tuple[int, int]]:
+        """Return the parts that have some of the bytes from `begin` to `end`."""
+        return [part for part in self._parts if part[0] < end and begin < part[1]]
 
     def release(self) -> None:
         """Release the pages that are pinned, and pin no others."""

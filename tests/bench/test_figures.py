@@ -157,16 +157,16 @@ def test_speedups_over_scikit_learn_by_hand():
 
 def test_table_of_data_that_the_gpu_does_not_hold_by_hand():
     def one(n, k, source, held, copied=True):
-        shape = {"n": n, "d": 250, "k": k, "source": source, "copied": copied, "held_iter_ms": held}
+        shape = {"n": n, "d": 250, "k": k, "source": source, "copied": copied, "parts": 1, "held_iter_ms": held}
         return {**shape, "first_ms": 1540.0, "iter_ms": 20.06, "pass_gbs": 49.0, "link_gbs": 51.55}
 
     given = (9_000_000, 64, "memory", None), (1_000_000, 64, "memory", 2.0), (1_000_000, 64, "file", 2.0)
     records = [one(1_000_000, 64, "files", 2.0, copied=False), *(one(*some) for some in given)]
     assert scale_tables.scale_table(records).splitlines()[2:] == [
-        "| 1,000,000 × 250, 1 GB | file | yes | 64 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
-        "| 1,000,000 × 250, 1 GB | memory | yes | 64 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
-        "| 9,000,000 × 250, 9 GB | memory | yes | 64 | 1.5 | 20.1 | – | 49.0 | 51.5 |",
-        "| 1,000,000 × 250, 1 GB | files | no | 64 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
+        "| 1,000,000 × 250, 1 GB | file | yes | 64 | 1 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
+        "| 1,000,000 × 250, 1 GB | memory | yes | 64 | 1 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
+        "| 9,000,000 × 250, 9 GB | memory | yes | 64 | 1 | 1.5 | 20.1 | – | 49.0 | 51.5 |",
+        "| 1,000,000 × 250, 1 GB | files | no | 64 | 1 | 1.5 | 20.1 | 2.0 | 49.0 | 51.5 |",
     ]
 
 

@@ -75,7 +75,7 @@ def engine_on_workers(request: Request, inputs: Inputs, dtype: "np.dtype") -> It
         device = "cuda" if request.device == "cuda" else "cpu"
         parts = cut_rows(*matrix.shape, dtype, shares_of(client, device))
         blocks = [client.submit(read_rows, source, part.start, part.stop, pure=False) for part in parts]
-        specs = specs_of(parts, dtype, spherical=spherical, name=matrix.name, device=device)
+        specs = specs_of(parts, dtype, spherical=spherical, name=matrix.name, devices=[device])
         crew = DaskCrew(client, blocks, [len(part) for part in parts], parts, specs, weights)
         del blocks  # the parts have the rows
         held = source_of(matrix.shape, matrix.dtype, dtype, spherical=spherical, name=matrix.name)

@@ -363,6 +363,26 @@ class Data(ABC):
 
         return float(sum(self.each_centered_block(work, self.n_features)))
 
+    def totals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|`` over the centered samples, each (d + 1,), float64, by one pass."""
+        d, weights = self.n_features, self.sample_weight
+        totals, magnitudes = np.zeros(d + 1), np.zeros(d + 1)
+
+        def work(start: int, block: Any) -> tuple[Any, Any]:
+            wide = block.astype(np.float64)
+            of_block = self.weights_of(start, wide)
+            if of_block is not None:
+                wide *= of_block[:, np.newaxis]
+            return wide.sum(axis=0), abs(wide).sum(axis=0)
+
+        for total, magnitude in self.each_centered_block(work, 4 * d):
+            totals[:d] += to_host(total)
+            magnitudes[:d] += to_host(magnitude)
+        totals[d] = magnitudes[d] = self.n_samples
+        if weights is not None:
+            totals[d] = magnitudes[d] = float(weights.sum(dtype=np.float64))
+        return totals, magnitudes
+
     def distances(self, points: np.ndarray) -> Any:
         """Return ‖x − p‖ for every sample x and point p, (n, len(points)): the result of `transform`.
 

@@ -17,7 +17,7 @@ from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
 from tsapps.kernels.runtime.pin_in_place import PinningError
 
-__all__ = ["GpuRows"]
+__all__ = ["GpuRows", "memory_of_fit"]
 
 # Target size in bytes of the widest temporary array of a block: so large that launches take a small part of the time.
 _BLOCK_BYTES = 512 << 20
@@ -30,6 +30,20 @@ _KERNEL_NUMBERS, _LIBRARY_NUMBERS = 3, 16
 _LEAST_IN_PLACE = 65
 # Maximum number of rows per block: float32 represents counts up to this number exactly.
 _MOST_ROWS = 1 << 24
+
+
+def memory_of_fit(n: int, d: int, dtype: np.dtype, x_dtype: np.dtype) -> int:
+    """Return the bytes of GPU memory of a fit that holds n rows of X of type `x_dtype`, and their half-precision copy.
+
+    `dtype` is the working type.
+    """
+    element = x_dtype.itemsize if is_half(x_dtype, dtype) else dtype.itemsize
+    copied = 2 if d >= _LEAST_IN_PLACE else 0
+    return n * d * (element + copied) + _working_bytes(n, dtype, _KERNEL_NUMBERS)
+
+
+def _working_bytes(n: int, dtype: np.dtype, numbers: int) -> int:
+    return n * dtype.itemsize * numbers + 2 * _BLOCK_BYTES
 
 
 class GpuRows(FixedPointData):
@@ -93,8 +107,7 @@ class GpuRows(FixedPointData):
     def available_bytes(self) -> int:
         """Return the number of bytes that copies of X may use: the free bytes minus the other memory of a fit."""
         per_sample = _KERNEL_NUMBERS if self._takes_16_bit else _LIBRARY_NUMBERS
-        working = self.n_samples * self.dtype.itemsize * per_sample + 2 * _BLOCK_BYTES
-        return self.machine.free_bytes() - working
+        return self.machine.free_bytes() - _working_bytes(self.n_samples, self.dtype, per_sample)
 
     def fits(self, size: int) -> bool:
         """Return True if a copy of X with `size` bytes leaves enough memory for a fit; see `Data.fits`."""

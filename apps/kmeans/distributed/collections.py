@@ -85,7 +85,7 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     spherical = estimator.metric == "cosine"
     parts = cut_rows(n, d, dtype, shares_of(client, device))
     blocks = client.compute(array.to_delayed().ravel().tolist())
-    specs = specs_of(parts, dtype, spherical=spherical, device=device)
+    specs = specs_of(parts, dtype, spherical=spherical, devices=[device])
     crew = DaskCrew(client, blocks, array.chunks[0], parts, specs, weights)
     source = source_of((n, d), array.dtype, dtype, spherical=spherical)
     best = estimator._fit_with(PartitionedEngine(source, dtype, weights, crew), checkpoint)

@@ -1,12 +1,15 @@
 """`Crew`: the parts of X, wherever they are, and how they are asked; and a crew in this process."""
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import ExitStack, contextmanager
+from itertools import cycle
 from math import lcm
 from typing import Any, Protocol
 
 import numpy as np
 
+from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import cut
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.apps.kmeans.init.oversampling_chunks import oversampling_chunk
@@ -68,49 +71,59 @@ def cut_rows(n: int, d: int, dtype: np.dtype, shares: Sequence[float]) -> list[r
 
 
 def specs_of(
-    parts: Sequence[range], dtype: np.dtype, *, spherical: bool, name: str = "X", device: str = "cpu"
+    parts: Sequence[range], dtype: np.dtype, *, spherical: bool, name: str = "X", devices: Sequence[str] = ("cpu",)
 ) -> list[PartSpec]:
-    """Return the `PartSpec` of each part of X, whose rows are those of all parts; all compute on `device`."""
-    return [PartSpec(part.start, parts[-1].stop, dtype.name, spherical, name, device) for part in parts]
+    """Return the `PartSpec` of each part of X, whose rows are those of all parts.
+
+    Each part computes on one of the devices, in turn.
+    """
+    return [
+        PartSpec(part.start, parts[-1].stop, dtype.name, spherical, name, device)
+        for part, device in zip(parts, cycle(devices), strict=False)
+    ]
 
 
 class LocalCrew:
-    """Parts of an array in this process, each with one thread.
+    """Parts in this process, each with one thread.
 
     Parameters
     ----------
-    X : numpy.ndarray of shape (n, d)
+    rows : sequence of numpy.ndarray or Rows
+        Those of each part.
     weights : numpy.ndarray of shape (n,), optional
-    dtype : {float32, float64}
-        Working type.
-    parts : sequence of range
-        See `cut_rows`.
-    spherical : bool
-        Whether rows are scaled to norm 1.
-    device : {"cpu", "cuda", "cuda:i"}
-        What computes.
+        Those of all rows.
+    specs : sequence of PartSpec
+    device : str
+        See `Crew.device`.
     """
 
     def __init__(
         self,
-        X: np.ndarray,
+        rows: Sequence[np.ndarray | Rows],
         weights: np.ndarray | None,
-        dtype: np.dtype,
-        parts: Sequence[range],
-        *,
-        spherical: bool = False,
+        specs: Sequence[PartSpec],
         device: str = "cpu",
     ) -> None:
-        self.parts, self.device = parts, device
-        specs = specs_of(parts, dtype, spherical=spherical, device=device)
-        slices = [slice(part.start, part.stop) for part in parts]
-        self._parts = [
-            Part(X[some], None if weights is None else weights[some], spec)
-            for some, spec in zip(slices, specs, strict=True)
-        ]
-        self._pool = ThreadPoolExecutor(len(parts))
+        self.device = device
+        sizes = [(spec.first, some.shape[0]) for spec, some in zip(specs, rows, strict=True)]
+        self.parts: Sequence[range] = [range(first, first + size) for first, size in sizes]
+        own = [None if weights is None else weights[part.start : part.stop] for part in self.parts]
+        self._parts = list(map(Part, rows, own, specs))
+        self._pool = ThreadPoolExecutor(len(self._parts))
+
+    @contextmanager
+    def fitting(self, k: int, *, draws: bool) -> Iterator[None]:
+        """Let GPUs read rows in host memory where they are, while a fit runs; see `Engine.fitting`."""
+        with ExitStack() as entered:
+            for part in self._parts:
+                entered.enter_context(part.fitting(k, draws=draws))
+            yield
 
     def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
-        """Ask parts in parallel; see `Crew.ask`."""
+        """Ask parts in parallel; see `Crew.ask`. Returns, or raises an error, when all of them have answered."""
         asked = self._parts if parts is None else [self._parts[i] for i in parts]
-        return list(self._pool.map(lambda part: part.ask(question, state, *arguments), asked))
+        answers = [self._pool.submit(part.ask, question, state, *arguments) for part in asked]
+        try:
+            return [answer.result() for answer in answers]
+        finally:
+            wait(answers)

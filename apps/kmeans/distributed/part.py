@@ -10,7 +10,8 @@ function of the rows, the state and the question, and may be asked for any numbe
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -19,9 +20,10 @@ from typing import Any, TypeVar
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.rows import Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
 from tsapps.apps.kmeans.distributed.part_engines import PartStep, engine_of_part
+from tsapps.apps.kmeans.distributed.row_range import ArrayRange
 from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling
 from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraws
 from tsapps.kernels.arrays import to_host
@@ -95,30 +97,20 @@ class PartState:
     centers: np.ndarray | None = None
 
 
-class PartRows(ArrayRows):
-    """Rows of X from `first` on; messages name them by their numbers in X."""
-
-    def __init__(self, array: np.ndarray, name: str, first: int) -> None:
-        super().__init__(array, name)
-        self._first = first
-
-    def row_name(self, row: int) -> str:
-        """Return what messages call a row; see `data.rows.row_name`."""
-        return f"row {self._first + row}"
-
-
 class Part:
     """Rows of X in one process, and the answers to the questions of a fit; arrays of answers are in host memory.
 
     Parameters
     ----------
-    rows : numpy.ndarray of shape (n, d)
+    rows : numpy.ndarray or Rows of shape (n, d)
     weights : numpy.ndarray of shape (n,), optional
     spec : PartSpec
     """
 
-    def __init__(self, rows: np.ndarray, weights: np.ndarray | None, spec: PartSpec) -> None:
+    def __init__(self, rows: np.ndarray | Rows, weights: np.ndarray | None, spec: PartSpec) -> None:
         self._rows, self._weights, self._spec = rows, weights, spec
+        self._fit: tuple[int, bool] | None = None  # number of clusters, and whether k-means++ draws
+        self._entered = ExitStack()  # `PartEngine.fitting`
         self._asked, self._is_state_known = Lock(), True
         self._step: PartStep | None = None
         self._draw: ChunkedDraws | None = None
@@ -127,16 +119,35 @@ class Part:
 
     def _open(self, exponent: int) -> None:
         """Begin again, with rows that are multiplied by 2^−exponent and not centered."""
-        spec = self._spec
-        rows: Rows = PartRows(self._rows, spec.name, spec.first)
+        spec, rows = self._spec, self._rows
+        if isinstance(rows, np.ndarray):
+            rows = ArrayRange(rows, spec.name, spec.first)
         dtype = np.dtype(spec.dtype)
         if exponent:
             rows = ScaledRows(rows, exponent, dtype)
         elif spec.spherical:
             rows = UnitRows(rows, dtype)
         shard = Shard(spec.first, spec.n_total)
+        self._entered.close()
         self._engine = engine_of_part(rows, dtype, self._weights, shard, spec.device)
+        self._enter()
         self._state, self._step, self._draw, self._oversampling = PartState(exponent), None, None, None
+
+    def _enter(self) -> None:
+        if self._fit is not None:
+            k, draws = self._fit
+            self._entered.enter_context(self._engine.fitting(k, draws=draws))
+
+    @contextmanager
+    def fitting(self, k: int, *, draws: bool) -> Iterator[None]:
+        """Let a GPU read rows in host memory where they are, while a fit runs; see `Engine.fitting`."""
+        self._fit = k, draws
+        try:
+            with self._entered:
+                self._enter()
+                yield
+        finally:
+            self._fit = None
 
     def ask(self, question: str, state: PartState, *arguments: Any) -> Any:
         """Bring the part to a state, and return the answer of the method `question`."""
@@ -156,7 +167,8 @@ class Part:
 
     def __sizeof__(self) -> int:
         """Return the size in bytes in host memory of the rows, and of a centered copy."""
-        return int(self._rows.nbytes) + self._rows.size * np.dtype(self._spec.dtype).itemsize
+        n, d = self._rows.shape
+        return n * d * (self._rows.dtype.itemsize + np.dtype(self._spec.dtype).itemsize)
 
     def _bring_to(self, state: PartState) -> None:
         own = self._state
@@ -195,7 +207,7 @@ class Part:
 
     def _own(self, indices: np.ndarray) -> np.ndarray:
         """Return a mask of the rows with these indices of X that the part has."""
-        own: np.ndarray = (indices >= self._spec.first) & (indices < self._spec.first + len(self._rows))
+        own: np.ndarray = (indices >= self._spec.first) & (indices < self._spec.first + self._rows.shape[0])
         return own
 
     # Questions about X
@@ -232,6 +244,10 @@ class Part:
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the rows."""
         return self._engine.data.square_norm()
+
+    def totals(self) -> np.ndarray:
+        """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|`` over the rows, (2, d + 1); see `Data.totals`."""
+        return np.stack(self._engine.data.totals())
 
     def sums(self) -> np.ndarray:
         """Return Σ w·D² over each chunk, of k-means++ or of k-means‖; see `ChunkedDraws.sums`."""
@@ -282,6 +298,10 @@ class Part:
         self._state = replace(self._state, centers=centers)
         return answer
 
+    def own_sums(self) -> np.ndarray:
+        """Return the sums that `assign` returned last, as they are now."""
+        return self._labeled.own_sums()
+
     def partial_inertia(self, centers: np.ndarray) -> np.ndarray:
         """Return Σ w·‖x − c‖² of each chunk, for the current labels; see `HostData.partial_inertia`."""
         return to_host(self._engine.data.partial_inertia(centers, self._labeled.labels))
@@ -289,6 +309,10 @@ class Part:
     def own_distances(self, centers: np.ndarray) -> np.ndarray:
         """Return ‖x − c‖² of each row and the center of its label."""
         return self._engine.data.own_distances(centers, self._labeled.labels)
+
+    def distances(self, points: np.ndarray) -> np.ndarray:
+        """Return the distance of each row to each point; see `Data.distances`."""
+        return to_host(self._engine.data.distances(points))
 
     def labels(self) -> np.ndarray:
         """Return a copy of the labels of all rows, int32."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
@@ -36,7 +37,10 @@ class PartStep(Protocol):
         """Set every label to −1 and the sums to zero."""
 
     def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
-        """Label every row; return how many labels have changed, and the sums of the rows, (k, d + 1), int64."""
+        """Label every row; return how many labels have changed, and `own_sums`."""
+
+    def own_sums(self) -> np.ndarray:
+        """Return a copy of the sums of the rows, (k, d + 1), int64."""
 
 
 class PartEngine(Protocol):
@@ -45,6 +49,9 @@ class PartEngine(Protocol):
     @property
     def data(self) -> HostData | DeviceData:
         """The rows, and passes over them."""
+
+    def fitting(self, k: int, *, draws: bool) -> AbstractContextManager[None]:
+        """Return a context for a fit, in which a GPU can read rows in host memory; see `Engine.fitting`."""
 
     def center(self, statistics: Statistics, point: np.ndarray) -> None:
         """Subtract a point, (d,), from all rows that are read from now on; all rows of X have these statistics."""
@@ -64,6 +71,9 @@ class _HostPart:
 
     def __init__(self, rows: Rows, dtype: np.dtype, weights: np.ndarray | None, shard: Shard) -> None:
         self.data = HostEngine(rows, dtype, weights, as_kernels=True, shard=shard, threads=1).data
+
+    def fitting(self, k: int, *, draws: bool) -> AbstractContextManager[None]:  # noqa: ARG002 (for a GPU)
+        return nullcontext()
 
     def center(self, statistics: Statistics, point: np.ndarray) -> None:
         self.data.adopt(statistics)
@@ -87,7 +97,7 @@ class _DevicePart:
         from tsapps.apps.kmeans.engines.select_step import Options
 
         self._engine = DeviceEngine(rows, dtype, weights, machine, Options(always=True), shard)
-        self.data = self._engine.data
+        self.data, self.fitting = self._engine.data, self._engine.fitting
 
     def center(self, statistics: Statistics, point: np.ndarray) -> None:
         self.data.adopt(statistics)
@@ -102,7 +112,10 @@ class _DevicePart:
     def _refuse_cublas(self, k: int) -> None:
         name, reason = self._engine.selection(k)
         if name == "cublas":
-            raise NoDeviceError(f"a GPU of a worker needs the kernels of this package, but {reason}; use device='cpu'")
+            raise NoDeviceError(
+                f"a part of X on {self.data.device} needs the kernels of this package, but {reason}; use one GPU that "
+                "has all of X, or device='cpu'"
+            )
 
     def new_draw(self, trials: int) -> ChunkedDraws:
         return self._engine.chunked_draw(trials)

@@ -152,6 +152,11 @@ class PartitionedData(FixedPointData):
         """Return Σ w·‖x‖² over the centered samples, in float64."""
         return float(sum(self.ask("square_norm")))
 
+    def totals(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|`` over the centered samples; see `Data.totals`."""
+        totals, magnitudes = np.sum(self.ask("totals"), axis=0)
+        return totals, magnitudes
+
     def inertia(self, centers: np.ndarray, labels: Any) -> float:  # noqa: ARG002 (those of the parts)
         """Return Σ w·‖x − c‖² for the current labels; see `Data.inertia`."""
         total = total_inertia(np.concatenate(self.ask("partial_inertia", centers)))
@@ -173,12 +178,16 @@ class PartitionedData(FixedPointData):
         return self.n_samples
 
     def each_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:  # noqa: ARG002
-        """Raise ValueError: the rows are in other processes."""
-        raise ValueError(f"{self.source.name} is distributed over several processes: init must not be a callable")
+        """Raise ValueError: only the parts read rows."""
+        raise ValueError(f"{self.source.name} is cut into parts, and not read as a whole: init must not be a callable")
 
     def square_distances(self, points: np.ndarray) -> np.ndarray:  # noqa: ARG002
         """Raise ValueError: there would be a number for each row."""
-        raise ValueError(f"{self.source.name} is distributed over several processes, which find their own distances")
+        raise ValueError(f"{self.source.name} is cut into parts, which find their own distances")
+
+    def distances(self, points: np.ndarray) -> np.ndarray:
+        """Return the distance of every sample to every point, (n, len(points)); see `Data.distances`."""
+        return np.concatenate(self.ask("distances", points))
 
 
 class PartitionedDraws:

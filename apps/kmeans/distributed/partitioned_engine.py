@@ -135,8 +135,12 @@ class PartitionedEngine(Engine):
     def step_for(self, k: int) -> PartitionedStep:
         """Return the step for k clusters; see `Engine.step_for`."""
         if self._step is None or self._step.k != k:
-            self._step = PartitionedStep(self.data, k)
+            self._step = self.new_step(k)
         return self._step
+
+    def new_step(self, k: int) -> PartitionedStep:
+        """Return a new step for k clusters with all labels −1."""
+        return PartitionedStep(self.data, k)
 
     def selection(self, k: int) -> tuple[str, str]:  # noqa: ARG002 (the step does not depend on k)
         """Return the name of the step, and why it was selected; see `Engine.selection`."""

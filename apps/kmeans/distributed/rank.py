@@ -258,7 +258,7 @@ class _RankCrew:
         own = None
         if communicator.rank in self._ranks:
             number = self._ranks.index(communicator.rank)
-            part, spec = self.parts[number], specs_of(self.parts, dtype, spherical=spherical, device=device)[number]
+            part, spec = self.parts[number], specs_of(self.parts, dtype, spherical=spherical, devices=[device])[number]
             own = rows, None if weights is None else weights[part.start : part.stop], spec
         self._part = _on_all(communicator, lambda: None if own is None else Part(*own))
 

@@ -10,26 +10,14 @@ from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.fixed_point_data import are_alike
 from tsapps.apps.kmeans.data.moments import total_moments
 from tsapps.apps.kmeans.data.outliers import sampled_rows, typical_rows
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, row_name
+from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Statistics
 from tsapps.apps.kmeans.inertia.launch import total_inertia
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["ShardRows", "ShardedData"]
+__all__ = ["ShardedData"]
 
 T = TypeVar("T")
-
-
-class ShardRows(ArrayRows):
-    """Consecutive rows of another matrix, those from `first` on, on GPU `device`; messages name rows as it does."""
-
-    def __init__(self, array: Any, source: Rows, first: int, device: int) -> None:
-        super().__init__(array, source.name)
-        self._source, self._first, self.device = source, first, device
-
-    def row_name(self, row: int) -> str:
-        """Return what messages call a row; see `row_name`."""
-        return row_name(self._source, self._first + row)
 
 
 class ShardedData(Data):

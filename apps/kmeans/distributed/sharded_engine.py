@@ -13,7 +13,8 @@ from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.distributed.crew import cut_rows
 from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for_launches
-from tsapps.apps.kmeans.distributed.sharded_data import ShardedData, ShardRows
+from tsapps.apps.kmeans.distributed.row_range import ArrayRange
+from tsapps.apps.kmeans.distributed.sharded_data import ShardedData
 from tsapps.apps.kmeans.distributed.sharded_step import ShardedStep
 from tsapps.apps.kmeans.distributed.upload import distribute
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
@@ -76,7 +77,7 @@ class ShardedEngine(Engine):
         base = source.source if isinstance(source, RescaledRows) else source
         self._engines = []
         for part, machine, array in zip(parts, machines, distribute(base, parts, machines, dtype), strict=True):
-            rows = _rescaled_like(source, ShardRows(array, base, part.start, machine.index))
+            rows = _rescaled_like(source, ArrayRange(array, base.name, part.start, base, machine.index))
             weights = None if sample_weight is None else sample_weight[part.start : part.stop]
             with machine.current():
                 self._engines.append(DeviceEngine(rows, dtype, weights, machine, options, Shard(part.start, n)))

@@ -8,7 +8,8 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.host_stream import stream_to_gpu
 from tsapps.apps.kmeans.data.pinned_rows import is_half
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, in_place
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows
+from tsapps.apps.kmeans.distributed.row_range import row_range
 from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.runtime.machine import Machine
 
@@ -44,26 +45,22 @@ def distribute(source: Rows, parts: Sequence[range], machines: Sequence[Machine]
     """
     kept = source.dtype if is_half(source.dtype, dtype) else dtype
     _check_memory(source, parts, machines, kept)
-    # A file is read, not mapped: if another program shortens it, reading raises an error.
-    array: Any = None
-    if source.device is not None or not getattr(source, "begins_anywhere", False):
-        array = source.array if isinstance(source, ArrayRows) else in_place(source)
-        if array is None:
-            return _from_blocks(source, parts, machines, kept)
-    if source.device is not None:
-        return _from_gpu(array, parts, machines, kept)
+    if source.device is not None and isinstance(source, ArrayRows):
+        return _from_gpu(source.array, parts, machines, kept)
+    ranges = [rows for rows in (row_range(source, part) for part in parts) if rows is not None]
+    if not ranges:
+        return _from_blocks(source, parts, machines, kept)
 
-    def upload(part: range, machine: Machine) -> Any:
-        rows = _part_of(source, part) if array is None else ArrayRows(array[part.start : part.stop], source.name)
+    def upload(rows: Rows, machine: Machine) -> Any:
         with machine.current():
-            copy = machine.xp.empty((len(part), source.shape[1]), kept)
+            copy = machine.xp.empty(rows.shape, kept)
             for start, block in stream_to_gpu(machine, rows, _block_rows(source)):
                 copy[start : start + len(block)] = block
             machine.current_stream().synchronize()
         return copy
 
     with ThreadPoolExecutor(len(machines)) as threads:
-        return list(threads.map(upload, parts, machines))
+        return list(threads.map(upload, ranges, machines))
 
 
 def _check_memory(source: Rows, parts: Sequence[range], machines: Sequence[Machine], kept: np.dtype) -> None:
@@ -77,41 +74,6 @@ def _check_memory(source: Rows, parts: Sequence[range], machines: Sequence[Machi
                 f"cuda:{machine.index}: {len(part)} of {source.shape[0]} rows take {needed / 2**30:.2f} GiB, but "
                 f"{free / 2**30:.2f} GiB are free: use more GPUs, or one GPU, which also reads X where it is"
             )
-
-
-class _Part:
-    """Consecutive rows of a matrix of `tsapps.open_matrix`."""
-
-    device: int | None = None
-
-    def __init__(self, source: Any, part: range) -> None:
-        self._source, self._part = source, part
-        self.name, self.dtype, self.shape = source.name, source.dtype, (len(part), source.shape[1])
-
-    def blocks(self, rows: int) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield (first row, block of at most `rows` rows), in row order."""
-        for start, block in self._source.blocks_between(self._part.start, self._part.stop, rows):
-            yield start - self._part.start, block
-
-    def rows(self, indices: np.ndarray) -> Any:
-        """Return the rows with these indices, in the order of the indices."""
-        return self._source.rows(np.asarray(indices) + self._part.start)
-
-
-class _FilePart(_Part):
-    """Consecutive rows of a file that several threads read directly into the caller's arrays; see `readers`."""
-
-    def check_unchanged(self) -> None:
-        """Raise an error if the file has changed since it was opened."""
-        self._source.check_unchanged()
-
-    def read_into(self, start: int, out: np.ndarray) -> None:
-        """Read the rows from `start` on into an array."""
-        self._source.read_into(self._part.start + start, out)
-
-
-def _part_of(source: Rows, part: range) -> Rows:
-    return (_FilePart if hasattr(source, "read_into") else _Part)(source, part)
 
 
 def _from_gpu(array: Any, parts: Sequence[range], machines: Sequence[Machine], kept: np.dtype) -> list[Any]:

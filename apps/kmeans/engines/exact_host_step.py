@@ -71,9 +71,13 @@ class ExactHostStep(FixedPointStep):
         return found
 
     def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
-        """Label these rows, which may be some of X; return how many labels changed, and the sums (k, d + 1), int64."""
+        """Label these rows, which may be some of X; return how many labels changed, and `own_sums`."""
         n_reassigned = self.assign(centers).n_reassigned
-        return n_reassigned, self.sums.copy()
+        return n_reassigned, self.own_sums()
+
+    def own_sums(self) -> np.ndarray:
+        """Return a copy of the sums of these rows, (k, d + 1), int64."""
+        return self.sums.copy()
 
     def assign_final(self, centers: np.ndarray) -> None:
         """Label every sample with the nearest center, and update the sums, from which the inertia may follow."""

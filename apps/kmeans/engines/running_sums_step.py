@@ -52,14 +52,18 @@ class RunningSumsStep(FixedPointStep):
         """Launch the first part of iteration number `count` of a run, from 0: labels, and sums of these rows."""
 
     def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
-        """Label these rows, which may be some of X; return how many labels changed, and the sums (k, d + 1), int64."""
+        """Label these rows, which may be some of X; return how many labels changed, and `own_sums`."""
         of = self.buffers
         self.begin(centers)
         self.data.machine.fill(of.n_reassigned, 0)
         self.launch_rows(0)
         n_reassigned = int(to_host(of.n_reassigned)[0])
         self.expect(n_reassigned)
-        return n_reassigned, np.array(to_host(of.sums))
+        return n_reassigned, self.own_sums()
+
+    def own_sums(self) -> np.ndarray:
+        """Return a copy of the sums of these rows, (k, d + 1), int64."""
+        return np.array(to_host(self.buffers.sums))
 
     def assigned(self, centers: np.ndarray, *, update: bool, potential: bool) -> Assignment:
         """Return the result of `assign`, after its launches."""

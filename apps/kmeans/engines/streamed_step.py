@@ -72,9 +72,13 @@ class StreamedStep(FixedPointStep):
         return found
 
     def assign_own(self, centers: np.ndarray) -> tuple[int, np.ndarray]:
-        """Label these rows, which may be some of X; return how many labels changed, and the sums (k, d + 1), int64."""
+        """Label these rows, which may be some of X; return how many labels changed, and `own_sums`."""
         n_reassigned = self.assign(centers, update=False).n_reassigned
-        return n_reassigned, np.array(to_host(self._pass.step.buffers.sums))
+        return n_reassigned, self.own_sums()
+
+    def own_sums(self) -> np.ndarray:
+        """Return a copy of the sums of these rows, (k, d + 1), int64."""
+        return np.array(to_host(self._pass.step.buffers.sums))
 
     def _assignment(self, n_reassigned: int) -> Assignment:
         sums = to_host(self._pass.step.buffers.sums)

@@ -179,7 +179,7 @@ class Protection:
         if not _labels_are_nearest(data, labels, centers, indices):
             return "some samples had a label whose center was not the nearest"
         if self._totals is None:
-            self._totals = _totals(data)
+            self._totals = data.totals()
         totals, magnitudes = self._totals
         # The error of a sum of m terms, in any order, is at most γ_m = m·ε / (1 − m·ε) times the sum of magnitudes (ε:
         # rounding unit of the dtype).
@@ -224,27 +224,6 @@ class Protection:
             return "reassigned samples were not counted"
         self.keep(again)
         return None
-
-
-def _totals(data: Data) -> tuple[np.ndarray, np.ndarray]:
-    """Return Σ w·(x, 1) and ``Σ |w·(x, 1)|`` over samples x of weight w, each (d + 1,), float64, by one pass over X."""
-    d, weights = data.n_features, data.sample_weight
-    totals, magnitudes = np.zeros(d + 1), np.zeros(d + 1)
-
-    def work(start: int, block: object) -> tuple[object, object]:
-        wide = block.astype(np.float64)  # type: ignore[attr-defined]
-        of_block = data.weights_of(start, wide)
-        if of_block is not None:
-            wide *= of_block[:, np.newaxis]
-        return wide.sum(axis=0), abs(wide).sum(axis=0)
-
-    for total, magnitude in data.each_centered_block(work, 4 * d):
-        totals[:d] += to_host(total)
-        magnitudes[:d] += to_host(magnitude)
-    totals[d] = magnitudes[d] = data.n_samples
-    if weights is not None:
-        totals[d], magnitudes[d] = (float(one.sum(dtype=np.float64)) for one in (weights, abs(weights)))
-    return totals, magnitudes
 
 
 def _labels_are_nearest(data: Data, labels: Any, centers: np.ndarray, indices: np.ndarray) -> bool:

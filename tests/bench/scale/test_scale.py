@@ -1,6 +1,7 @@
 """tsapps.bench.scale on stand-ins for a GPU, on which NumPy and scikit-learn compute; and on a GPU."""
 
 import json
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -14,21 +15,21 @@ from tsapps.bench.scale.run import CASES, Case
 
 @pytest.fixture
 def on(numpy_for_cupy, monkeypatch):
-    """Return an `OnGpu` whose fits run on the CPU; the link copies 50 GB/s, and a pass reads 40."""
+    """Return an `OnGpus` whose fits run on the CPU; the link copies 50 GB/s, and a pass reads 40."""
     fits = tsapps.TSKMeans
 
     def on_the_cpu(k, *, device, **options):
-        assert device == "cuda"
+        assert device.startswith("cuda")
         return fits(k, device="cpu", **options)
 
     monkeypatch.setattr(tsapps, "TSKMeans", on_the_cpu)
     monkeypatch.setattr(run, "GpuClock", CpuClock)
-    monkeypatch.setattr(run.OnGpu, "_link_gbs", lambda _: 50.0)
-    monkeypatch.setattr(run.OnGpu, "_pass_gbs", lambda *_: 40.0)
+    monkeypatch.setattr(run.OnGpus, "_link_gbs", lambda _: 50.0)
+    monkeypatch.setattr(run.OnGpus, "_pass_gbs", lambda *_: 40.0)
     monkeypatch.setattr(run, "free_memory", lambda _: None)
     monkeypatch.setattr(run, "gpus", lambda: ("an H200",))
-    made = run.OnGpu(3)
-    made.xp.cuda.Memory = bytearray
+    made = run.OnGpus(3)
+    made.xp.cuda.Memory, made.xp.cuda.Device = bytearray, nullcontext
     made.xp.cuda.runtime.memGetInfo = lambda: (30_000, 1 << 40)
     return made
 
@@ -42,14 +43,14 @@ def test_a_fit_is_compared_with_one_that_holds_x(on):
 
 
 def test_another_digest_is_wrong(on, monkeypatch):
-    fit, count = run.OnGpu._fit, iter(range(1000))
+    fit, count = run.OnGpus._fit, iter(range(1000))
 
-    def differing(self, X, init, iterations):
-        found = fit(self, X, init, iterations)
+    def differing(self, X, init, iterations, device):
+        found = fit(self, X, init, iterations, device)
         found.inertia_ += next(count)
         return found
 
-    monkeypatch.setattr(run.OnGpu, "_fit", differing)
+    monkeypatch.setattr(run.OnGpus, "_fit", differing)
     with pytest.raises(NotRightError, match="the digest is"):
         on.measured(Case("memory", 900, 4, 3))
 
@@ -72,7 +73,7 @@ def test_the_file_holds_the_rows_drawn():
 
 def test_the_command_line(on, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(run, "CASES", (Case("memory", 1_000_000, 2, 3),))
-    monkeypatch.setattr(run, "OnGpu", lambda seed: on)
+    monkeypatch.setattr(run, "OnGpus", lambda seed, parts: on)
     on.device = "NVIDIA H200"
     assert run.main(["memory-1M-2-3", "--out", str(tmp_path / "scale.json"), "--seed", "3"]) == 0
     (one,) = json.loads((tmp_path / "scale.json").read_text())
@@ -82,7 +83,7 @@ def test_the_command_line(on, monkeypatch, capsys, tmp_path):
         run.main(["memory"])
     monkeypatch.setattr(run, "gpus", lambda: ())
     assert run.main([]) == 1
-    assert "no GPU to time" in capsys.readouterr().err
+    assert "no 1 GPUs to time" in capsys.readouterr().err
 
 
 def test_the_names_of_the_cases():
@@ -102,5 +103,5 @@ def test_the_names_of_the_cases():
 @pytest.mark.parametrize(("source", "copied"), [("memory", True), ("file", True), ("memory", False), ("files", False)])
 def test_on_a_gpu(source, copied):
     pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-    found = run.OnGpu(1).measured(Case(source, 4_000_000, 500, 20, copied))
+    found = run.OnGpus(1).measured(Case(source, 4_000_000, 500, 20, copied))
     assert min(found[name] for name in ("first_ms", "fit_ms", "pass_gbs", "link_gbs")) > 0

@@ -1,6 +1,7 @@
 """`PinnedArray` on a stand-in for CUDA's runtime, which knows the pages that are pinned."""
 
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from threading import Event, Semaphore, Timer
 from types import MappingProxyType, SimpleNamespace
 
@@ -111,13 +112,29 @@ def test_objects_for_the_same_array_share_its_pages(runtime):
     second.release()
 
 
-def test_pages_that_another_array_has_pinned(runtime):
+@pytest.mark.parametrize("some", [slice(5 * _PAGE), slice(_PAGE, None), slice(6 * _PAGE, 7 * _PAGE), slice(1)], ids=str)
+def test_a_part_of_an_array_that_is_pinned_shares_its_pages(some, runtime):
     array = array_of(9)
-    whole = PinnedArray(array, 0)
-    for part in (array[: 5 * _PAGE], array[_PAGE:], array[:1]):
+    whole, part = PinnedArray(array, 0), PinnedArray(array[some], 0)
+    whole.release()
+    assert part.on_gpu.nbytes == array[some].nbytes
+    place, end = part.on_gpu.ctypes.data, part.on_gpu.ctypes.data + part.on_gpu.nbytes
+    assert all(
+        (first < end and place < first + size) or first == array.ctypes.data for first, size in runtime.parts.items()
+    )
+    pieces = list(part.pieces(0, part.on_gpu.nbytes))
+    assert (pieces[0][0], pieces[-1][1]) == (0, part.on_gpu.nbytes)
+    assert all(end == first for (_, end), (first, _) in pairwise(pieces))
+    part.release()
+
+
+def test_pages_of_which_another_array_has_pinned_some(runtime):
+    array = array_of(9)
+    other = PinnedArray(array[_PAGE : 7 * _PAGE], 0)
+    for part in (array, array[: 5 * _PAGE], array[6 * _PAGE :]):
         with pytest.raises(OSError, match="another fit has pinned some of its pages"):
             PinnedArray(part, 0)
-    whole.release()
+    other.release()
 
 
 def test_memory_that_the_caller_has_pinned(runtime):

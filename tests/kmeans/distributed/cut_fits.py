@@ -11,7 +11,7 @@ import pytest
 
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import ArrayRows, UnitRows
-from tsapps.apps.kmeans.distributed.crew import LocalCrew, cut_rows
+from tsapps.apps.kmeans.distributed.crew import LocalCrew, cut_rows, specs_of
 from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, PartLabels, source_of
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.open_engine import compute_dtype
@@ -70,12 +70,14 @@ def parted_engine(
     *,
     spherical: bool = False,
     crew: type[LocalCrew] = LocalCrew,
-    **options: Any,
+    device: str = "cpu",
 ) -> PartitionedEngine:
-    """Return an engine for X as parts of these shares; `options` are those of the crew."""
+    """Return an engine for X as parts of these shares."""
     dtype = compute_dtype(X.dtype, on_gpu=True)
     weights = None if weights is None else weights.astype(dtype)
-    made = crew(X, weights, dtype, cut_rows(*X.shape, dtype, shares), spherical=spherical, **options)
+    parts = cut_rows(*X.shape, dtype, shares)
+    specs = specs_of(parts, dtype, spherical=spherical, devices=[device])
+    made = crew([X[part.start : part.stop] for part in parts], weights, specs, device)
     return PartitionedEngine(source_of(X.shape, X.dtype, dtype, spherical=spherical), dtype, weights, made)
 
 

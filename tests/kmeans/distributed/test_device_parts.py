@@ -113,7 +113,7 @@ def test_a_part_that_is_made_again_answers_the_same(rng):
     engine = parted_engine(X, shares=(1,), device="cuda")
     fitted(engine, 3)
     state = engine.data.state
-    (spec,) = specs_of([range(256)], np.dtype(np.float32), spherical=False, device="cuda")
+    (spec,) = specs_of([range(256)], np.dtype(np.float32), spherical=False, devices=["cuda"])
     part = Part(X, None, spec)
     asked = [("labels", ()), ("cluster_sizes", ()), ("assign", (state.centers[::-1].copy(),)), ("labels", ())]
     for question, arguments in asked:
@@ -125,13 +125,13 @@ def test_a_part_that_is_made_again_answers_the_same(rng):
 
 def test_no_gpu(monkeypatch, rng):
     monkeypatch.undo()
-    (spec,) = specs_of([range(9)], np.dtype(np.float32), spherical=False, device="cuda:77")
+    (spec,) = specs_of([range(9)], np.dtype(np.float32), spherical=False, devices=["cuda:77"])
     with pytest.raises(NoDeviceError):
         Part(samples(rng, 9, 3, 2), None, spec)
 
 
 def test_too_many_clusters_for_the_kernels(rng, monkeypatch):
-    (spec,) = specs_of([range(256)], np.dtype(np.float32), spherical=False, device="cuda")
+    (spec,) = specs_of([range(256)], np.dtype(np.float32), spherical=False, devices=["cuda"])
     part = Part(samples(rng, 256, 3, 2), None, spec)
     engine = parted_engine(samples(rng, 256, 3, 2), shares=(1,), device="cuda")
     monkeypatch.setattr("tsapps.apps.kmeans.engines.select_step.MOST_LARGE_K", 65)

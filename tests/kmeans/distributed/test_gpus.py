@@ -6,6 +6,10 @@ from kmeans.distributed.one_gpu_twice import PLACES, use_one_gpu_twice
 
 import tsapps
 from tsapps import TSKMeans
+from tsapps.apps.kmeans.data import gpu_rows
+from tsapps.apps.kmeans.data.gpu_rows import GpuRows
+from tsapps.apps.kmeans.distributed import local_parts
+from tsapps.apps.kmeans.engines import window_pass
 from tsapps.kernels import devices
 from tsapps.kernels.devices import NoDeviceError
 
@@ -126,3 +130,52 @@ def test_what_runs_on_one_gpu_only(rng):
     X = samples(rng)
     with pytest.raises(NoDeviceError, match="engine='cublas' was asked for; use one GPU"):
         fitted(X, "cuda:all", engine="cublas")
+
+
+@pytest.fixture(params=["copied", "windows", "streamed"])
+def full(request, monkeypatch):
+    """GPUs that do not hold X together, or not even its half-precision copy, or whose host does not pin X."""
+    monkeypatch.setattr(local_parts, "memory_of_fit", lambda *_: 1 << 60)
+    monkeypatch.setattr(GpuRows, "copies", lambda data: False)
+    monkeypatch.setattr(window_pass, "_WINDOW_BYTES", 4 << 20)
+    if request.param != "copied":
+        monkeypatch.setattr(GpuRows, "available_bytes", lambda data: 0)
+    if request.param == "streamed":
+        monkeypatch.setattr(gpu_rows, "pinnable", lambda source, dtype: None)
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
+@pytest.mark.parametrize(("d", "k", "dtype"), [(80, 9, np.float32), (24, 70, np.float64), (130, 9, np.float16)])
+def test_x_that_the_gpus_do_not_hold(d, k, dtype, init, rng):
+    X, weights = samples(rng, 300_000, d, k, dtype), rng.random(300_000) + 0.5
+    expected = fitted(X, "cpu", k, weights, engine="fused", init=init)
+    same_bits(fitted(X, "cuda:all", k, weights, init=init), expected)
+
+
+@pytest.mark.usefixtures("full")
+@pytest.mark.parametrize("where", ["npy", "parts", "fortran"])
+@pytest.mark.parametrize("options", [{}, {"metric": "cosine"}, {"protect": True}], ids=str)
+def test_where_x_is_that_the_gpus_do_not_hold(where, options, rng, tmp_path):
+    X = samples(rng)
+    expected = fitted(X, "cpu", engine="fused", **{**options, "protect": False})
+    given = np.asfortranarray(X)
+    if where == "npy":
+        np.save(tmp_path / "X.npy", X)
+        given = tsapps.open_matrix(tmp_path / "X.npy")
+    elif where == "parts":
+        np.save(tmp_path / "a.npy", X[:123_457])
+        np.save(tmp_path / "b.npy", X[123_457:])
+        given = tsapps.open_matrix(tmp_path)
+    found = fitted(given, "cuda:all", **options)
+    same_bits(found, expected)
+    assert found.faults_ == 0
+
+
+@pytest.mark.usefixtures("full")
+def test_passes_over_x_that_the_gpus_do_not_hold(rng):
+    X = samples(rng)
+    one, several = (TSKMeans(9, random_state=0, device=device).fit(X[:5000]) for device in ("cuda:0", "cuda:all"))
+    np.testing.assert_array_equal(several.predict(X), one.predict(X))
+    np.testing.assert_array_equal(several.transform(X), one.transform(X))
+    assert several.score(X) == one.score(X)
