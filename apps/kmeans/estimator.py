@@ -72,7 +72,7 @@ class TSKMeans(KMeans):
         2²⁶ elements in X, where they usually save time.
     device : {"auto", "cpu", "cuda", "cuda:i", "cuda:i,j,…", "cuda:all"}, default="auto"
         "auto" selects the GPU that holds X; if X is in host memory, a GPU if one is present, otherwise the CPU. The
-        last two forms distribute X over several GPUs by NCCL: for shapes of our kernels, with the bits of one GPU.
+        last two forms distribute X over several GPUs: for shapes of our kernels, with the bits of one GPU.
     engine : {"auto", "fused", "cublas"}, default="auto"
         The kernels of a GPU fit. "fused" selects our own kernels, and "cublas" Lloyd's algorithm by cuBLAS products,
         for comparison. "auto" selects our own kernels, except for small data. Shapes that our kernels do not support

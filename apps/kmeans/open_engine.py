@@ -228,6 +228,7 @@ def _gpu_engine(rows: Rows, dtype: np.dtype, weights: Any, indices: tuple[int, .
 
         return DeviceEngine(rows, dtype, weights, cuda_machine(indices[0]), options)
     from tsapps.apps.kmeans.distributed.local_parts import LocalPartsEngine, parts_of_gpus
+    from tsapps.apps.kmeans.distributed.rates import measured_shares
     from tsapps.apps.kmeans.distributed.sharded_engine import ShardedEngine
     from tsapps.kernels.runtime.all_reduce import connect
 
@@ -237,4 +238,4 @@ def _gpu_engine(rows: Rows, dtype: np.dtype, weights: Any, indices: tuple[int, .
     parts = parts_of_gpus(base, dtype, machines) if options.kernels else None
     if parts is not None:
         return LocalPartsEngine(rows, parts, dtype, weights, machines)
-    return ShardedEngine(rows, dtype, weights, machines, options, connect)
+    return ShardedEngine(rows, dtype, weights, machines, options, connect, measured_shares(machines))

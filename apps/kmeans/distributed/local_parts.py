@@ -14,14 +14,18 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.gpu_rows import memory_of_fit
+from tsapps.apps.kmeans.data.moments import total_moments
 from tsapps.apps.kmeans.data.pinned_rows import pin, pinnable
 from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
 from tsapps.apps.kmeans.distributed.crew import LocalCrew, cut_rows, specs_of
 from tsapps.apps.kmeans.distributed.partitioned_data import PartitionedData
 from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, PartitionedStep, PartLabels
 from tsapps.apps.kmeans.distributed.row_range import row_range
+from tsapps.apps.kmeans.distributed.sharded_data import joined
+from tsapps.apps.kmeans.distributed.sharded_engine import check_alike
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.results import Assignment
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.runtime.machine import Machine
 from tsapps.kernels.runtime.pin_in_place import PinningError
 
@@ -65,6 +69,10 @@ class LocalPartsEngine(PartitionedEngine):
     sample_weight : numpy.ndarray of shape (n,), optional
     machines : sequence of Machine
         The GPUs, at least as many as there are parts.
+
+    Notes
+    -----
+    The constructor raises NoDeviceError if the GPUs are of several kinds; methods do so if one would need cuBLAS.
     """
 
     protects = True
@@ -77,6 +85,7 @@ class LocalPartsEngine(PartitionedEngine):
         sample_weight: np.ndarray | None,
         machines: Sequence[Machine],
     ) -> None:
+        check_alike(machines[: len(rows)])
         self._machines, ends = machines[: len(rows)], np.cumsum([some.shape[0] for some in rows]).tolist()
         parts = [range(end - some.shape[0], end) for end, some in zip(ends, rows, strict=True)]
         indices = [machine.index for machine in self._machines]
@@ -100,6 +109,10 @@ class LocalPartsEngine(PartitionedEngine):
             entered.enter_context(self._crew.fitting(k, draws=draws))
             yield
 
+    def new_data(self, *arguments: Any) -> PartitionedData:
+        """Return the data; `arguments` are those of `PartitionedData`."""
+        return _LocalData(self._machines, *arguments)
+
     def _center_once(self, mean: np.ndarray, k: int) -> None:
         if self.data.spherical:
             self.data.refuse_non_finite()
@@ -109,6 +122,24 @@ class LocalPartsEngine(PartitionedEngine):
     def new_step(self, k: int) -> PartitionedStep:
         """Return a new step for k clusters; see `PartitionedEngine.new_step`."""
         return _LocalStep(self.data, k)
+
+
+class _LocalData(PartitionedData):
+    """`PartitionedData` whose moments, 24 bytes per column of a chunk, stay on the GPUs, which are `machines`."""
+
+    def __init__(self, machines: Sequence[Machine], *arguments: Any) -> None:
+        self._machines = machines
+        super().__init__(*arguments)
+
+    def partial_moments(self, origin: np.ndarray) -> Any:
+        """Return the moments of each chunk on the first GPU; see `FixedPointData.partial_moments`."""
+        return joined(self._machines, self.ask("own_moments", origin), axis=1)
+
+    def total_moments(self, parts: Any) -> np.ndarray:
+        """Return the moments of X in host memory; see `FixedPointData.total_moments`."""
+        lead = self._machines[0]
+        with lead.current():
+            return to_host(total_moments(lead, parts))
 
 
 class _LocalStep(PartitionedStep):

@@ -218,7 +218,11 @@ class Part:
 
     def partial_moments(self, origin: np.ndarray) -> np.ndarray:
         """Return the moments of each chunk; see `FixedPointData.partial_moments`."""
-        return to_host(self._engine.data.partial_moments(origin))
+        return to_host(self.own_moments(origin))
+
+    def own_moments(self, origin: np.ndarray) -> Any:
+        """Return the moments of each chunk, on the device of the part."""
+        return self._engine.data.partial_moments(origin)
 
     def non_finite(self) -> str | None:
         """Return the message of the first element that is not a finite number, or None."""

@@ -1,5 +1,7 @@
 """Engine for X as parts of a crew: asks all parts the same, and adds up whole numbers and sums of chunks."""
 
+from typing import Any
+
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
@@ -121,11 +123,15 @@ class PartitionedEngine(Engine):
 
     def __init__(self, source: Rows, dtype: np.dtype, sample_weight: np.ndarray | None, crew: Crew) -> None:
         exponent = source.exponent if isinstance(source, ScaledRows) else 0
-        self.data = PartitionedData(source, dtype, sample_weight, crew, exponent)
+        self.data = self.new_data(source, dtype, sample_weight, crew, exponent)
         if not self.data.weights_alike:
             raise ValueError("weights of distributed data must not differ by a factor of more than 65,536")
         self.over = lambda rows: PartitionedEngine(rows, dtype, sample_weight, crew)
         self._step: PartitionedStep | None = None
+
+    def new_data(self, *arguments: Any) -> PartitionedData:
+        """Return the data; `arguments` are those of `PartitionedData`."""
+        return PartitionedData(*arguments)
 
     def center(self, mean: np.ndarray, k: int) -> None:  # noqa: ARG002 (k selects the step on a GPU)
         """Center X about `mean` (d,), or about the point that a GPU would subtract; see `Engine.center`."""

@@ -14,8 +14,9 @@ from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Statistics
 from tsapps.apps.kmeans.inertia.launch import total_inertia
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["ShardedData"]
+__all__ = ["ShardedData", "joined"]
 
 T = TypeVar("T")
 
@@ -130,15 +131,7 @@ class ShardedData(Data):
 
     def _joined(self, parts: Sequence[Any], axis: int = 0) -> Any:
         """Return arrays of the shards, concatenated along an axis, on the GPU of the first shard."""
-        lead = self.shards[0].machine
-        for shard in self.shards:
-            with shard:
-                shard.machine.current_stream().synchronize()
-        with self.shards[0]:
-            copies = [lead.xp.empty(part.shape, part.dtype) for part in parts]
-            for copy, part in zip(copies, parts, strict=True):
-                lead.copy(copy, part)
-            return lead.xp.concatenate(copies, axis=axis)
+        return joined([shard.machine for shard in self.shards], parts, axis)
 
     def square_norm(self) -> float:
         """Return Σ w·‖x‖² over the centered samples, in float64."""
@@ -208,6 +201,19 @@ class ShardedData(Data):
             with shard:
                 found[self.slice_of(shard)] = to_host(shard.centered())
         return found
+
+
+def joined(machines: Sequence[Machine], arrays: Sequence[Any], axis: int) -> Any:
+    """Return arrays, each on the GPU of one machine, concatenated along an axis on the GPU of the first machine."""
+    for machine in machines:
+        with machine.current():
+            machine.current_stream().synchronize()
+    lead = machines[0]
+    with lead.current():
+        copies = [lead.xp.empty(array.shape, array.dtype) for array in arrays]
+        for copy, array in zip(copies, arrays, strict=True):
+            lead.copy(copy, array)
+        return lead.xp.concatenate(copies, axis=axis)
 
 
 def _uncentered(shard: DeviceData, indices: np.ndarray) -> np.ndarray:

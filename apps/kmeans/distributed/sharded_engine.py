@@ -29,7 +29,7 @@ from tsapps.kernels.arrays import to_host
 from tsapps.kernels.devices import NoDeviceError
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["ShardedEngine"]
+__all__ = ["ShardedEngine", "check_alike"]
 
 
 class ShardedEngine(Engine):
@@ -72,7 +72,7 @@ class ShardedEngine(Engine):
             raise NoDeviceError(f"{source.name} has {n} rows; expected less than {MOST_SAMPLES} on several GPUs")
         parts = cut_rows(n, d, dtype, [1.0] * len(machines) if shares is None else shares)
         machines = machines[: len(parts)]
-        _check_alike(machines)
+        check_alike(machines)
         self._all_reduce = connect(machines) if len(machines) > 1 else _OneGpu()
         base = source.source if isinstance(source, RescaledRows) else source
         self._engines = []
@@ -184,7 +184,7 @@ class _OneGpu:
         """Do nothing."""
 
 
-def _check_alike(machines: Sequence[Machine]) -> None:
+def check_alike(machines: Sequence[Machine]) -> None:
     """Raise NoDeviceError if GPUs are of several kinds: their code may round differently."""
     kinds = {machine.gpu.compute_capability: machine.index for machine in machines}
     if len(kinds) > 1:

@@ -24,6 +24,8 @@ from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.engines.window_pass import WindowPass
 from tsapps.apps.kmeans.init import oversampling_chunks
 from tsapps.apps.kmeans.open_engine import compute_dtype
+from tsapps.kernels.devices import NoDeviceError
+from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.runtime.pin_in_place import PinningError
 
 pytestmark = pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
@@ -233,6 +235,13 @@ def test_gpus_that_hold_x_together_have_no_parts(rng):
     for memory, expected in ((needed + 1000 * 320, None), (needed - 1000 * 320, [512, 588])):
         found = parts_of_gpus(X, np.dtype(np.float32), [HostMachine(memory=memory) for _ in range(2)])
         assert found == expected or [some.shape[0] for some in found] == expected
+
+
+def test_gpus_of_several_kinds(rng):
+    X = samples(rng, 1100, 20, 5)
+    machines = [HostMachine(), HostMachine(gpu=KNOWN["A100"])]
+    with pytest.raises(NoDeviceError, match="expected GPUs of one kind"):
+        LocalPartsEngine(ArrayRows(X), [ArrayRows(X[:512]), ArrayRows(X[512:])], X.dtype, None, machines)
 
 
 def test_rows_that_cannot_be_read_without_those_before(rng):
