@@ -8,6 +8,7 @@ import stat
 import time
 import warnings
 from contextlib import suppress
+from functools import partial
 
 import numpy as np
 import pytest
@@ -517,8 +518,11 @@ def test_a_process_killed_at_random_moments(tmp_path, monkeypatch, X, rng):
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run", "run.bits", "whole", "whole.bits"]
 
 
-def test_ctrl_c(tmp_path, always, X):
+def test_ctrl_c(tmp_path, always, X, request):
     """Leaves the last complete checkpoint."""
+    # A process in the background of a script ignores the signal.
+    request.addfinalizer(partial(signal.signal, signal.SIGINT, signal.getsignal(signal.SIGINT)))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def interrupt(progress):
         if progress.iteration == 4:
