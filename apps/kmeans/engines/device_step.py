@@ -218,6 +218,10 @@ class DeviceStep(CheckedStep):
         """Expect that the next iteration reassigns as many of these rows as an earlier one, `n_reassigned`."""
         self._expected_reassigned = n_reassigned
 
+    def centers_at(self, count: int) -> np.ndarray:
+        """Return the centers (k, d) that iteration number `count` of the last call of `iterate` assigned samples to."""
+        return self._centers_on_host(count % 2)
+
     def end_iterations(self, count: int, outcome: Any) -> None:
         """End the current `iterate` call with iteration number `count`, whose outcome is given."""
         self._prepared = None if outcome["empty"] or self.check is not None else 1 - count % 2
