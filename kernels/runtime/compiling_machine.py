@@ -57,6 +57,10 @@ class CompilingMachine:
         """Return the number of free bytes of the GPU when this object was created."""
         return self._free_bytes
 
+    def unique_name(self) -> str:
+        """Return no name."""
+        return ""
+
     def pinned(self, shape: Any, dtype: Any) -> np.ndarray:
         """Return zeros."""
         return np.zeros(shape, dtype)

@@ -56,6 +56,9 @@ class Machine(Protocol):
     def current(self) -> AbstractContextManager[Any]:
         """Return a context within which the GPU is the current one."""
 
+    def unique_name(self) -> str:
+        """Return a name of the GPU that no other has, in this process or another."""
+
     def free_bytes(self) -> int:
         """Return the number of bytes of GPU memory that new arrays can occupy."""
 
@@ -135,6 +138,10 @@ class CudaMachine:
         """Return a context within which the GPU is the current one."""
         context: AbstractContextManager[Any] = self.xp.cuda.Device(self.index)
         return context
+
+    def unique_name(self) -> str:
+        """Return the UUID of the GPU, in hexadecimal digits."""
+        return bytes(self.xp.cuda.runtime.getDeviceProperties(self.index)["uuid"]).hex()
 
     def free_bytes(self) -> int:
         """Return the number of bytes free on the current GPU plus those free in CuPy's memory pool."""

@@ -190,6 +190,9 @@ class HostMachine:
     def current(self):
         return contextlib.nullcontext()
 
+    def unique_name(self):
+        return f"HostMachine {id(self)}"
+
     def free_bytes(self):
         return self.memory
 

@@ -11,11 +11,13 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import cut
+from tsapps.apps.kmeans.distributed.burst import Gang, gang_of
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.apps.kmeans.init.oversampling_chunks import oversampling_chunk
 from tsapps.apps.kmeans.init.plan import plusplus_chunk
+from tsapps.kernels.runtime.all_reduce import Identity
 
-__all__ = ["ClusterError", "Crew", "LocalCrew", "chunk_of_parts", "cut_rows", "specs_of"]
+__all__ = ["ClusterError", "Crew", "LocalCrew", "chunk_of_parts", "cut_rows", "gang_of_parts", "specs_of"]
 
 
 class ClusterError(ConnectionError):
@@ -49,6 +51,26 @@ class Crew(Protocol):
         parts : sequence of int, optional
             Which parts are asked; by default all.
         """
+
+    def gang(self, state: PartState) -> Gang | None:
+        """Return the GPUs of all parts for bursts of the step in a state; None if it has none, now or ever."""
+
+    def ask_gang(self, gang: Gang, question: str, state: PartState, *arguments: Any) -> list[Any] | None:
+        """Ask all parts a question for which they wait for each other; None if one was lost, and the gang is no more.
+
+        Parameters are those of `ask`; the gang is the last argument of the question.
+        """
+
+
+def gang_of_parts(crew: Crew, state: PartState) -> Gang | None:
+    """Return the gang of the parts of a crew, by asking them; see `Crew.gang`."""
+    members = crew.ask("member", state)
+
+    def identity() -> Identity:
+        found: Identity = crew.ask("new_identity", state, parts=[0])[0]
+        return found
+
+    return gang_of(members, [part.start for part in crew.parts], identity)
 
 
 def chunk_of_parts(n: int, d: int, dtype: np.dtype) -> int:
@@ -118,6 +140,14 @@ class LocalCrew:
             for part in self._parts:
                 entered.enter_context(part.fitting(k, draws=draws))
             yield
+
+    def gang(self, state: PartState) -> Gang | None:  # noqa: ARG002 (see `Crew`)
+        """Return None: an iteration takes much longer than a question, as GPUs that hold their rows are shards."""
+        return None
+
+    def ask_gang(self, gang: Gang, question: str, state: PartState, *arguments: Any) -> list[Any] | None:
+        """Ask all parts; see `Crew.ask_gang`."""
+        return self.ask(question, state, *arguments, gang)
 
     def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
         """Ask parts in parallel; see `Crew.ask`. Returns, or raises an error, when all of them have answered."""

@@ -8,20 +8,24 @@ Every wait has a deadline: while answers are outstanding, a thread asks the sche
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from concurrent.futures import Future as Outcome
+from functools import partial
 from threading import Event, Thread
 from typing import Any, TypeVar
 from uuid import uuid4
 
+import distributed
 import numpy as np
-from distributed import Client, Future, KilledWorker, get_client
+from distributed import Client, Future, KilledWorker, MultiLock, get_client
 from distributed.client import FutureCancelledError
 from distributed.comm import CommClosedError
 
-from tsapps.apps.kmeans.distributed.crew import ClusterError
+from tsapps.apps.kmeans.distributed.burst import Gang
+from tsapps.apps.kmeans.distributed.crew import ClusterError, gang_of_parts
 from tsapps.apps.kmeans.distributed.part import Part, PartSpec, PartState
 from tsapps.kernels.arrays import as_array, to_host
+from tsapps.kernels.runtime.all_reduce import GroupError, leave
 from tsapps.kernels.system.version import package_version
 
 __all__ = ["DaskCrew", "check_versions", "current_client", "shares_of", "watched"]
@@ -31,6 +35,8 @@ T = TypeVar("T")
 # Seconds without a word of the scheduler, of any worker, or of one worker, after which a fit is abandoned; and seconds
 # between two questions to the scheduler.
 _SECONDS, _INTERVAL = 60.0, 2.0
+# Seconds that a burst waits for one of another fit on the same GPUs; without the lock, there is no burst.
+_LOCK_SECONDS = 30.0
 
 
 class DaskCrew:
@@ -95,6 +101,43 @@ class DaskCrew:
                 "look for the cause in the logs of the workers, such as too little memory"
             ) from error
 
+    def gang(self, state: PartState) -> Gang | None:
+        """Return the GPUs of all parts; see `Crew.gang`."""
+        found = gang_of_parts(self, state)
+        if found is not None:
+            places = watched(self._client, lambda: self._client.who_has(self._parts), "the places of parts")
+            self._places = {address for addresses in places.values() for address in addresses}
+        return found
+
+    def ask_gang(self, gang: Gang, question: str, state: PartState, *arguments: Any) -> list[Any] | None:
+        """Ask all parts; see `Crew.ask_gang`. No other fit may ask some of these GPUs meanwhile.
+
+        Raises
+        ------
+        ClusterError
+            If the scheduler or the workers are silent for a minute.
+        """
+        lock = MultiLock([member.gpu for member in gang.members.values()], client=self._client)
+        if not watched(self._client, lambda: lock.acquire(timeout=_LOCK_SECONDS), "the lock of a burst"):
+            return None
+        try:
+            futures = self.futures(question, state, *arguments, gang)
+            loss = _Loss(self._places, lambda: self._leave(gang))
+            try:
+                return watched(self._client, lambda: self._client.gather(futures), question, loss)
+            except (GroupError, TimeoutError, KilledWorker):
+                self._leave(gang)
+                watched(self._client, lambda: distributed.wait(futures), "the end of a burst")
+                return None
+        finally:
+            lock.release()
+
+    def _leave(self, gang: Gang) -> None:
+        """Have the GPUs of a gang abandon the group, so that none waits for one that is lost."""
+        if gang.identity is not None:
+            call = partial(self._client.run, leave, gang.identity, on_error="ignore")
+            watched(self._client, call, "the end of a burst")
+
     def futures(
         self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None
     ) -> list[Future]:
@@ -134,7 +177,20 @@ def _answer(part: Part, question: str, state: PartState, arguments: Sequence[Any
     return part.ask(question, state, *arguments)
 
 
-def watched(client: Client, call: Callable[[], T], what: str) -> T:
+class _Loss:
+    """Calls a function once if a worker is lost that has one of these addresses."""
+
+    def __init__(self, addresses: Set[str], call: Callable[[], None]) -> None:
+        self._addresses, self._call = addresses, call
+
+    def look(self, workers: Set[str]) -> None:
+        """Look for the addresses among those of the present workers."""
+        if not self._addresses <= workers:
+            self._addresses = set()
+            self._call()
+
+
+def watched(client: Client, call: Callable[[], T], what: str, loss: "_Loss | None" = None) -> T:
     """Return the result of a call that waits for workers.
 
     Parameters
@@ -144,6 +200,8 @@ def watched(client: Client, call: Callable[[], T], what: str) -> T:
         Is called in another thread.
     what : str
         What is waited for, for messages.
+    loss : _Loss, optional
+        Is told of the workers.
 
     Raises
     ------
@@ -161,13 +219,15 @@ def watched(client: Client, call: Callable[[], T], what: str) -> T:
 
     Thread(target=work, daemon=True, name="tsapps-wait").start()
     if not done.wait(_INTERVAL):
-        _wait_for(done, _Pulse(client), what)
+        _wait_for(done, _Pulse(client), what, loss)
     return outcome.result()
 
 
-def _wait_for(done: Event, pulse: "_Pulse", what: str) -> None:
+def _wait_for(done: Event, pulse: "_Pulse", what: str, loss: _Loss | None) -> None:
     try:
         while not done.wait(_INTERVAL):
+            if loss is not None and pulse.workers is not None:
+                loss.look(pulse.workers)
             silent = pulse.silent()
             if silent is not None:
                 raise ClusterError(f"{silent} for {_SECONDS:.0f} s, while {what!r} was waited for")
@@ -184,6 +244,8 @@ class _Pulse:
         self._scheduler = self._any_worker = now
         # What the scheduler says of each worker, and when that changed.
         self._workers: dict[str, tuple[float, float]] = {}
+        #: The addresses of the workers; None before they are known.
+        self.workers: set[str] | None = None
         Thread(target=self._ask, daemon=True, name="tsapps-pulse").start()
 
     def _ask(self) -> None:
@@ -198,7 +260,7 @@ class _Pulse:
                 if any(info["status"] == "running" for info in workers.values()):  # others are paused, without memory
                     self._any_worker = now
                 heard = {name: float(info["last_seen"]) for name, info in workers.items()}
-                before = self._workers
+                before, self.workers = self._workers, set(workers)
                 self._workers = {
                     name: before[name] if name in before and before[name][0] == seen else (seen, now)
                     for name, seen in heard.items()

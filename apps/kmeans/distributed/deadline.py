@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["AllReduce", "wait_for", "wait_for_launches"]
+__all__ = ["AllReduce", "OneGpu", "wait_for", "wait_for_launches"]
 
 # Seconds that a wait may take in addition to a generous estimate of the work; and floating-point operations per second,
 # of which every GPU makes more.
@@ -18,11 +18,28 @@ _SPINS, _INTERVAL = 0.05, 0.001
 class AllReduce(Protocol):
     """Adds up arrays of 64-bit integers of several GPUs."""
 
+    @property
+    def is_open(self) -> bool:
+        """False after `abort`."""
+
     def __call__(self, own: Sequence[Any], total: Sequence[Any]) -> None:
         """Enqueue on each GPU's current stream that its array in `total` becomes the sum of all arrays in `own`."""
 
     def abort(self) -> None:
         """End all-reduces that wait for another GPU; later calls fail."""
+
+
+class OneGpu:
+    """The all-reduce of a single GPU, which nothing calls."""
+
+    is_open = True
+
+    def __call__(self, own: Sequence[Any], total: Sequence[Any]) -> None:
+        """Raise NotImplementedError."""
+        raise NotImplementedError
+
+    def abort(self) -> None:
+        """Do nothing."""
 
 
 def wait_for(done: Callable[[], bool], all_reduce: AllReduce, work: float, what: str) -> None:

@@ -15,18 +15,23 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
+from tsapps.apps.kmeans.distributed.burst import Burst, Gang, Member, run_burst
 from tsapps.apps.kmeans.distributed.part_engines import PartStep, engine_of_part
 from tsapps.apps.kmeans.distributed.row_range import ArrayRange
 from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling
 from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraws
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.runtime.all_reduce import Identity, new_identity
+
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans.engines.device_step import DeviceStep
 
 __all__ = ["Part", "PartSpec", "PartState"]
 
@@ -301,6 +306,32 @@ class Part:
         answer = self._labeled.assign_own(centers)
         self._state = replace(self._state, centers=centers)
         return answer
+
+    # Questions of a burst
+
+    def member(self) -> Member | None:
+        """Return where a burst of the step for k clusters would run; None if it has no bursts."""
+        return self._engine.member(self._labeled)
+
+    def new_identity(self) -> Identity:
+        """Return a new `Identity` of a group of GPUs."""
+        return new_identity()
+
+    def burst(self, centers: np.ndarray, before: int, last: int, tol: float, gang: Gang) -> tuple[int, Burst | None]:
+        """Iterate together with the other parts; see `run_burst`.
+
+        Returns
+        -------
+        digest : int
+            That of the result.
+        burst : Burst or None
+            The result, from the first part alone.
+        """
+        found = run_burst(cast("DeviceStep", self._labeled), self._spec.first, centers, before, last, tol, gang)
+        self._state = replace(self._state, centers=found.at)
+        return found.digest(), found if self._spec.first == 0 else None
+
+    # Questions of a protected iteration, and of results
 
     def own_sums(self) -> np.ndarray:
         """Return the sums that `assign` returned last, as they are now."""

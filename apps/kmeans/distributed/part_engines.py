@@ -10,6 +10,7 @@ import numpy as np
 from tsapps.apps.kmeans.data.host_data import HostData
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.data.shard import Shard, Statistics
+from tsapps.apps.kmeans.distributed.burst import Member, member_of
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
 from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling
@@ -59,6 +60,9 @@ class PartEngine(Protocol):
     def new_step(self, k: int) -> PartStep:
         """Return a step for k clusters with all labels −1."""
 
+    def member(self, step: PartStep) -> Member | None:
+        """Return where a burst of a step would run; None if it has no bursts."""
+
     def new_draw(self, trials: int) -> ChunkedDraws:
         """Return the rows as samples from which k-means++ draws, with so many candidates per step."""
 
@@ -81,6 +85,9 @@ class _HostPart:
 
     def new_step(self, k: int) -> PartStep:
         return ExactHostStep(self.data, k)
+
+    def member(self, step: PartStep) -> Member | None:  # noqa: ARG002 (it is on a CPU)
+        return None
 
     def new_draw(self, trials: int) -> ChunkedDraws:
         return ChunkedDraw(self.data, trials)
@@ -108,6 +115,13 @@ class _DevicePart:
         step = cast(PartStep, self._engine.step_for(k))
         step.reset()
         return step
+
+    def member(self, step: PartStep) -> Member | None:
+        from tsapps.apps.kmeans.engines.device_step import DeviceStep
+
+        # update/centers.cuh does not normalise the means of the cosine metric.
+        bursts = isinstance(step, DeviceStep) and not self.data.spherical
+        return member_of(self.data.machine) if bursts else None
 
     def _refuse_cublas(self, k: int) -> None:
         name, reason = self._engine.selection(k)

@@ -1,11 +1,14 @@
 """Engine for X as parts of a crew: asks all parts the same, and adds up whole numbers and sums of chunks."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import Rows, UnitRows
+from tsapps.apps.kmeans.distributed.burst import Burst, Gang
 from tsapps.apps.kmeans.distributed.crew import Crew
 from tsapps.apps.kmeans.distributed.partitioned_data import (
     HeldRows,
@@ -19,9 +22,14 @@ from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
 from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
 from tsapps.apps.kmeans.init.plusplus_host import draw_samples
-from tsapps.apps.kmeans.results import Assignment
+from tsapps.apps.kmeans.results import Assignment, IterationResult, Report
 
 __all__ = ["PartLabels", "PartitionedEngine", "PartitionedStep", "source_of"]
+
+
+# A burst has iterations for about so many seconds, but a number between these. After more losses of GPUs than this, a
+# fit has no more bursts.
+_SECONDS, _LEAST, _MOST, _MOST_LOSSES = 2.0, 16, 1000, 3
 
 
 class PartLabels:
@@ -57,6 +65,9 @@ class PartitionedStep(FixedPointStep):
         super().__init__(data)
         self.k = k
         self._sums = np.zeros((k, data.n_features + 1), np.int64)
+        # Bursts: the GPUs that take part, whether there are any, how often one was lost, and iterations of the next.
+        self._gang: Gang | None = None
+        self._has_bursts, self._losses, self._length = True, 0, _LEAST
         self.reset()
 
     @property
@@ -85,6 +96,47 @@ class PartitionedStep(FixedPointStep):
         found.potential = found.potential_about(centers)
         return found
 
+    def iterate(
+        self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
+    ) -> IterationResult:
+        """Iterate in bursts where the parts have GPUs that can; see `Step.iterate`."""
+        done = before
+        while True:
+            found = self._burst(centers, done, last, tol, report)
+            if found is None:
+                found = super().iterate(centers, done, done + 1 if self._has_bursts else last, tol, report)
+            done, centers = done + found.count, found.centers
+            converged = found.strict or found.shift <= tol
+            if converged or done == last or found.empty is not None or found.fault is not None:
+                return replace(found, count=done - before)
+
+    def _burst(
+        self, centers: np.ndarray, before: int, last: int, tol: float, report: Report | None
+    ) -> IterationResult | None:
+        """Return the result of a burst, of `last` − `before` iterations at most; None if there was none."""
+        if not self._has_bursts or self.protection is not None:
+            return None
+        crew, state = self.data.crew, self.data.state
+        gang = crew.gang(state) if self._gang is None else self._gang
+        if gang is None:
+            self._has_bursts = False
+            return None
+        self._gang, end = gang, min(last, before + self._length)
+        answers = crew.ask_gang(gang, "burst", state, centers, before, end, tol)
+        if answers is None:
+            self._gang, self._losses = None, self._losses + 1
+            self._has_bursts = self._losses <= _MOST_LOSSES
+            return None
+        _check_digests([digest for digest, _ in answers])
+        burst = Burst(*answers[0][1])
+        self._length = max(_LEAST, min(_MOST, round(burst.iterations * _SECONDS / max(burst.seconds, 1e-3))))
+        self._sums = burst.sums
+        self.data.tell(centers=burst.at)
+        if report is not None:
+            for outcome in burst.told:
+                report(*outcome)
+        return burst.result()
+
     def terms_of_sums(self, centers: np.ndarray) -> np.ndarray:
         """Return terms of the sums of all parts; see `FixedPointStep.terms_of_sums`."""
         return sum_terms(self._sums, self.sums_units, centers)
@@ -102,6 +154,12 @@ class PartitionedStep(FixedPointStep):
                 return False
             partner = np.maximum(partner, of_part)
         return True
+
+
+def _check_digests(digests: Sequence[int]) -> None:
+    """Raise RuntimeError if the results of the GPUs of a burst differ."""
+    if len(set(digests)) > 1:
+        raise RuntimeError(f"GPUs computed different centers from the same sums: {digests}; one of them is faulty")
 
 
 class PartitionedEngine(Engine):

@@ -12,7 +12,7 @@ from tsapps.apps.kmeans.data.frame import ScaledRows
 from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.distributed.crew import cut_rows
-from tsapps.apps.kmeans.distributed.deadline import AllReduce, wait_for_launches
+from tsapps.apps.kmeans.distributed.deadline import AllReduce, OneGpu, wait_for_launches
 from tsapps.apps.kmeans.distributed.row_range import ArrayRange
 from tsapps.apps.kmeans.distributed.sharded_data import ShardedData
 from tsapps.apps.kmeans.distributed.sharded_step import ShardedStep
@@ -73,7 +73,7 @@ class ShardedEngine(Engine):
         parts = cut_rows(n, d, dtype, [1.0] * len(machines) if shares is None else shares)
         machines = machines[: len(parts)]
         check_alike(machines)
-        self._all_reduce = connect(machines) if len(machines) > 1 else _OneGpu()
+        self._all_reduce = connect(machines) if len(machines) > 1 else OneGpu()
         base = source.source if isinstance(source, RescaledRows) else source
         self._engines = []
         for part, machine, array in zip(parts, machines, distribute(base, parts, machines, dtype), strict=True):
@@ -172,16 +172,6 @@ class ShardedEngine(Engine):
         with self._engines[0].data as lead:
             work = 1e4 * self.data.n_samples * self.data.n_features  # more than of the steps that are launched together
             wait_for_launches(lead.machine, self._all_reduce, work, f"k-means++ on {self.data.device}")
-
-
-class _OneGpu:
-    """The all-reduce of a single GPU, which nothing calls."""
-
-    def __call__(self, own: Sequence[Any], total: Sequence[Any]) -> None:
-        raise NotImplementedError
-
-    def abort(self) -> None:
-        """Do nothing."""
 
 
 def check_alike(machines: Sequence[Machine]) -> None:

@@ -82,7 +82,7 @@ def test_every_total_is_the_sum(nccl, arrays):
     own = [np.array([1, -5, 1 << 60]), np.array([2, 3, 4])]
     total = [np.zeros(3, np.int64), np.zeros(3, np.int64)]
     arrays.update((id(array), array) for array in (*own, *total))
-    add_up = NcclAllReduce((0, 1))
+    add_up = NcclAllReduce.of_indices((0, 1))
     add_up(own, total)
     for array in total:
         assert array.tolist() == [3, -2, (1 << 60) + 4]
@@ -93,7 +93,7 @@ def test_every_total_is_the_sum(nccl, arrays):
 
 
 def test_a_group_is_ended_after_an_error(nccl):
-    add_up = NcclAllReduce((0, 1))
+    add_up = NcclAllReduce.of_indices((0, 1))
     assert add_up.is_open
     with pytest.raises(KeyError):
         add_up([np.zeros(1, np.int64)] * 2, [np.zeros(1, np.int64)] * 2)
@@ -113,7 +113,7 @@ def test_ctrl_c_in_the_middle_of_a_call(nccl, arrays, monkeypatch):
         all_reduce_(*arguments)
 
     monkeypatch.setattr(nccl, "all_reduce", interrupted)
-    add_up = NcclAllReduce((0, 1))
+    add_up = NcclAllReduce.of_indices((0, 1))
     with pytest.raises(KeyboardInterrupt):
         add_up(own, total)
     assert (nccl.open, nccl.aborted) == (0, 2)
@@ -133,14 +133,14 @@ def test_an_error_at_the_end_of_a_call(error, nccl, arrays, monkeypatch):
             raise error
 
     monkeypatch.setattr(nccl, "groupEnd", failing)
-    add_up = NcclAllReduce((0, 1))
+    add_up = NcclAllReduce.of_indices((0, 1))
     with pytest.raises(type(error)):
         add_up(own, total)
     assert (nccl.open, nccl.aborted, add_up.is_open) == (0, 2, False)
 
 
 def test_a_gpu_that_does_not_even_abort(nccl, monkeypatch):
-    add_up = NcclAllReduce((0, 1))
+    add_up = NcclAllReduce.of_indices((0, 1))
     first, _ = add_up._communicators
 
     def failing():
@@ -163,7 +163,7 @@ def test_gpus_are_connected_once_and_again_after_an_abort(nccl):
 
 def test_gpus_that_nccl_cannot_connect(nccl):
     with pytest.raises(NoDeviceError, match=r"NCCL cannot connect cuda:0, cuda:1, cuda:2: NCCL_ERROR_SYSTEM_ERROR"):
-        NcclAllReduce((0, 1, 2))
+        NcclAllReduce.of_indices((0, 1, 2))
 
 
 def test_without_nccl(monkeypatch):
@@ -171,7 +171,7 @@ def test_without_nccl(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     with pytest.raises(NoDeviceError, match=r"several GPUs need NCCL, .*pip install nvidia-nccl-cu13"):
-        NcclAllReduce((0, 1))
+        NcclAllReduce.of_indices((0, 1))
 
 
 @pytest.mark.gpu
@@ -186,7 +186,7 @@ def test_on_gpus(size, rng):
         with cupy.cuda.Device(index):
             own.append(cupy.asarray(numbers[index]))
             total.append(cupy.empty(size, np.int64))
-    add_up = NcclAllReduce(range(count))
+    add_up = NcclAllReduce.of_indices(range(count))
     add_up(own, total)
     for index in range(count):
         with cupy.cuda.Device(index) as device:
