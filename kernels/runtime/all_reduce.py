@@ -16,8 +16,8 @@ from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
 __all__ = ["GroupError", "Identity", "NcclAllReduce", "connect", "join", "leave", "nccl_version", "new_identity"]
 
-#: What the processes of a group have in common: a unique number of NCCL.
-Identity = tuple[int, ...]
+#: What the processes of a group have in common: a unique number of NCCL, in hexadecimal digits.
+Identity = str
 
 # Seconds that processes wait for each other when they join a group.
 _SECONDS = 60.0
@@ -148,7 +148,7 @@ def nccl_version() -> int | None:
 
 def new_identity() -> Identity:
     """Return a new `Identity`, made by one of the processes of a group for all."""
-    return tuple(_nccl().get_unique_id())
+    return bytes(byte % 256 for byte in _nccl().get_unique_id()).hex()
 
 
 # The group that each GPU of this process has joined last, by CUDA's number of the GPU.
@@ -186,7 +186,7 @@ def join(machine: Machine, identity: Identity, rank: int, size: int) -> NcclAllR
     def connect_gpu() -> None:
         try:
             with machine.current():
-                communicator.set_result(_nccl().NcclCommunicator(size, identity, rank))
+                communicator.set_result(_nccl().NcclCommunicator(size, _number_of(identity), rank))
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
             communicator.set_exception(error)
 
@@ -202,6 +202,13 @@ def join(machine: Machine, identity: Identity, rank: int, size: int) -> NcclAllR
         atexit.register(_leave_all)
     _joined[machine.index] = identity, made
     return made
+
+
+def _number_of(identity: Identity) -> Any:
+    """Return a unique number as CuPy takes it: bytes or, before version 14, a tuple of signed ones."""
+    number = bytes.fromhex(identity)
+    is_tuple = isinstance(_nccl().get_unique_id(), tuple)
+    return tuple((byte + 128) % 256 - 128 for byte in number) if is_tuple else number
 
 
 def leave(identity: Identity) -> None:

@@ -67,7 +67,8 @@ def gang_of_parts(crew: Crew, state: PartState) -> Gang | None:
     members = crew.ask("member", state)
 
     def identity() -> Identity:
-        return tuple(crew.ask("new_identity", state, parts=[0])[0])
+        found: Identity = crew.ask("new_identity", state, parts=[0])[0]
+        return found
 
     return gang_of(members, [part.start for part in crew.parts], identity)
 
