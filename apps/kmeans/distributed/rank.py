@@ -108,7 +108,7 @@ def fit_rank(
     metric : {"euclidean", "cosine"}
     device : {"cpu", "cuda", "cuda:i"}
         What computes in this process; processes may differ. The rows are copied to a GPU, or streamed if they do not
-        fit. k-means++ and k-means‖ are drawn by the CPU.
+        fit. If all processes have a GPU of their own and NCCL, iterations do not use the communicator.
 
     Returns
     -------

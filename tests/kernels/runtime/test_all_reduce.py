@@ -2,6 +2,7 @@
 
 import sys
 from contextlib import nullcontext
+from threading import Event
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -9,11 +10,28 @@ import pytest
 
 from tsapps.kernels.devices import NoDeviceError, gpus
 from tsapps.kernels.runtime import all_reduce
-from tsapps.kernels.runtime.all_reduce import NcclAllReduce
+from tsapps.kernels.runtime.all_reduce import GroupError, NcclAllReduce
 
 
 class NcclError(RuntimeError):
     pass
+
+
+class Communicator:
+    """A communicator of one GPU of a group; `initAll` returns some for all GPUs of this process."""
+
+    nccl = None
+
+    def __init__(self, size, identity, rank):
+        assert isinstance(identity, type(self.nccl.get_unique_id()))
+        self.nccl.joined.append((size, bytes(byte % 256 for byte in identity), rank))
+        self.allReduce, self.destroy, self.abort = self.nccl.all_reduce, self.nccl.destroy, self.nccl.abort
+        if size > 2:
+            raise NcclError("NCCL_ERROR_REMOTE_ERROR")
+
+    @classmethod
+    def initAll(cls, indices):  # noqa: N802
+        return cls.nccl.init_all(indices)
 
 
 class Nccl(ModuleType):
@@ -25,7 +43,11 @@ class Nccl(ModuleType):
     def __init__(self, arrays):
         super().__init__("cupy.cuda.nccl")
         self.arrays, self.group, self.open, self.destroyed, self.aborted = arrays, [], 0, 0, 0
-        self.NcclCommunicator = SimpleNamespace(initAll=self.init_all)
+        self.NcclCommunicator, self.joined = Communicator, []
+        Communicator.nccl = self
+
+    def get_unique_id(self):
+        return bytes(range(128))
 
     def get_version(self):
         return 22809
@@ -66,13 +88,14 @@ def arrays():
 @pytest.fixture
 def nccl(arrays, monkeypatch):
     monkeypatch.setattr(all_reduce, "_connected", {})
+    monkeypatch.setattr(all_reduce, "_joined", {})
     module = Nccl(arrays)
     cuda = ModuleType("cupy.cuda")
     cuda.nccl = module
     monkeypatch.setitem(sys.modules, "cupy", ModuleType("cupy"))
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     stream = SimpleNamespace(ptr=0)
-    machine = SimpleNamespace(current=nullcontext, current_stream=lambda: stream)
+    machine = SimpleNamespace(current=nullcontext, current_stream=lambda: stream, index=0)
     monkeypatch.setattr(all_reduce, "cuda_machine", lambda index: machine)
     monkeypatch.setattr(all_reduce, "address", id)
     return module
@@ -172,6 +195,57 @@ def test_without_nccl(monkeypatch):
     monkeypatch.setitem(sys.modules, "cupy.cuda", cuda)
     with pytest.raises(NoDeviceError, match=r"several GPUs need NCCL, .*pip install nvidia-nccl-cu13"):
         NcclAllReduce.of_indices((0, 1))
+
+
+def test_a_gpu_joins_a_group_once(nccl, arrays):
+    machine, identity = all_reduce.cuda_machine(0), all_reduce.new_identity()
+    assert identity == bytes(range(128)).hex()
+    joined = all_reduce.join(machine, identity, 1, 2)
+    assert all_reduce.join(machine, identity, 1, 2) is joined
+    assert nccl.joined == [(2, bytes(range(128)), 1)]
+    own, total = np.array([5, -6]), np.zeros(2, np.int64)
+    arrays.update({id(own): own, id(total): total})
+    joined([own], [total])
+    assert total.tolist() == [5, -6]
+
+
+def test_a_gpu_leaves_its_last_group(nccl):
+    machine = all_reduce.cuda_machine(0)
+    first = all_reduce.join(machine, "00", 0, 2)
+    second = all_reduce.join(machine, "ff", 0, 2)
+    assert (first.is_open, second.is_open, nccl.aborted) == (False, True, 1)
+    all_reduce.leave("00")
+    assert second.is_open
+    all_reduce.leave("ff")
+    assert not second.is_open
+    for call in (lambda: second([], []), lambda: all_reduce.join(machine, "ff", 0, 2)):
+        with pytest.raises(GroupError, match="the group of GPUs was abandoned"):
+            call()
+
+
+def test_older_versions_have_signed_numbers(nccl, monkeypatch):
+    monkeypatch.setattr(nccl, "get_unique_id", lambda: (-128, -1, 0, 127))
+    identity = all_reduce.new_identity()
+    assert identity == "80ff007f"
+    all_reduce.join(all_reduce.cuda_machine(0), identity, 0, 2)
+    assert nccl.joined == [(2, bytes.fromhex("80ff007f"), 0)]
+
+
+def test_a_group_that_cannot_be_joined(nccl, monkeypatch):
+    machine, forever = all_reduce.cuda_machine(0), Event()
+    with pytest.raises(GroupError, match="NCCL cannot connect GPU 1 of 3: NCCL_ERROR_REMOTE_ERROR"):
+        all_reduce.join(machine, "00", 1, 3)
+    monkeypatch.setattr(all_reduce, "_SECONDS", 0.01)
+    monkeypatch.setattr(Communicator, "__init__", lambda *_: forever.wait())
+    with pytest.raises(GroupError, match="2 GPUs did not join within 0 s: one is lost"):
+        all_reduce.join(machine, "00", 1, 2)
+    forever.set()
+
+
+def test_the_version_of_nccl(nccl, monkeypatch):
+    assert all_reduce.nccl_version() == 22809
+    monkeypatch.setitem(sys.modules, "cupy.cuda", ModuleType("cupy.cuda"))
+    assert all_reduce.nccl_version() is None
 
 
 @pytest.mark.gpu

@@ -171,7 +171,7 @@ def test_a_limit_is_twice_the_distance():
 
 
 @property_test(
-    4,
+    2,
     200,
     d=st.integers(1, 90),
     sizes=st.lists(st.integers(1, 60), min_size=3, max_size=8),

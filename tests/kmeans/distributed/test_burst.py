@@ -9,6 +9,7 @@ from host_cuda.machine import HostMachine
 from kmeans.distributed.cut_fits import fitted, host_engine, parted_engine, same_bits, samples, within
 from kmeans.distributed.ranks import on_threads
 
+from tsapps import TSKMeans
 from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.distributed import burst, part_engines, partitioned_engine
@@ -245,3 +246,99 @@ def test_ranks(sizes, rng):
         np.testing.assert_array_equal(one.cluster_centers, expected.centers)
         assert (one.inertia, one.n_iter) == (expected.inertia, expected.n_iter)
     assert len(assigned) <= 2 * len(sizes)  # that of the last centers, and no iteration
+
+
+#: The groups of a test, for `leave` on Dask's workers, which are threads here.
+GROUPS: dict = {}
+
+
+def leave(identity):
+    GROUPS[identity].abort()
+
+
+@pytest.fixture
+def dask_fit(machines, monkeypatch):
+    """Return a function that fits X on two workers of Dask, threads of this process, and the bursts of the driver."""
+    da, distributed = pytest.importorskip("dask.array"), pytest.importorskip("distributed")
+    from tsapps.apps.kmeans.distributed import collections, dask_crew
+
+    monkeypatch.setattr(collections, "SMALL", 0)
+    monkeypatch.setattr(dask_crew, "leave", leave)
+    monkeypatch.setattr(f"{__name__}.GROUPS", machines)
+    answers, ask = [], dask_crew.DaskCrew.ask_gang
+
+    def kept(*given):
+        answers.append(ask(*given))
+        return answers[-1]
+
+    monkeypatch.setattr(dask_crew.DaskCrew, "ask_gang", kept)
+
+    def fit(X, **given):
+        options = {"processes": False, "n_workers": 2, "threads_per_worker": 1, "dashboard_address": None}
+        with distributed.Client(**options):
+            rows = da.from_array(X, chunks=(700, X.shape[1]))
+            model = TSKMeans(4, device="cuda", random_state=0, n_init=1, init="random", **given).fit(rows)
+            return model, model.labels_.compute(), answers
+
+    return fit
+
+
+def same_as_one_process(model, labels, X, **given):
+    expected = TSKMeans(4, device="cpu", engine="fused", random_state=0, n_init=1, init="random", **given).fit(X)
+    np.testing.assert_array_equal(labels, expected.labels_)
+    np.testing.assert_array_equal(model.cluster_centers_, expected.cluster_centers_)
+    assert (model.inertia_, model.n_iter_) == (expected.inertia_, expected.n_iter_)
+
+
+def test_dask(rng, dask_fit):
+    X = rng.standard_normal((3000, 17)).astype(np.float32)
+    model, labels, bursts = dask_fit(X, max_iter=8, tol=0)
+    assert [one[0][1][1] for one in bursts] == [3, 3, 2]
+    same_as_one_process(model, labels, X, max_iter=8, tol=0)
+
+
+@pytest.mark.parametrize("at", [0, 2])
+def test_a_gpu_of_dask_that_fails_in_a_burst(at, rng, dask_fit, monkeypatch):
+    """The other one waits for it until it is told to leave the group."""
+    X, calls, ask = rng.standard_normal((3000, 17)).astype(np.float32), [], Part.burst
+
+    def failing(part, *given):
+        calls.append(part)
+        if len(calls) == 1 + at:
+            raise GroupError("this GPU is lost")
+        return ask(part, *given)
+
+    monkeypatch.setattr(Part, "burst", failing)
+    model, labels, bursts = dask_fit(X, max_iter=8, tol=0)
+    assert bursts.count(None) == 1
+    assert bursts[-1] is not None
+    same_as_one_process(model, labels, X, max_iter=8, tol=0)
+
+
+def test_two_fits_on_the_same_gpus(rng, dask_fit, monkeypatch):
+    """Without the lock, a fit has no bursts."""
+    from tsapps.apps.kmeans.distributed import dask_crew
+
+    class Lock:
+        def __init__(self, names, client):
+            assert len(set(names)) == 2
+
+        def acquire(self, timeout):
+            assert timeout == dask_crew._LOCK_SECONDS
+            return False
+
+    monkeypatch.setattr(dask_crew, "MultiLock", Lock)
+    X = rng.standard_normal((3000, 17)).astype(np.float32)
+    model, labels, bursts = dask_fit(X, max_iter=8, tol=0)
+    assert bursts == [None] * (1 + partitioned_engine._MOST_LOSSES)
+    same_as_one_process(model, labels, X, max_iter=8, tol=0)
+
+
+def test_a_lost_worker_is_told_once():
+    from tsapps.apps.kmeans.distributed.dask_crew import _Loss
+
+    calls = []
+    loss = _Loss({"a", "b"}, lambda: calls.append(1))
+    for workers in ({"a", "b"}, {"a", "b", "c"}, {"a", "c"}, {"c"}):
+        loss.look(workers)
+    assert calls == [1]

@@ -48,7 +48,7 @@ def machines(monkeypatch):
     [
         (1100, 40, 5, np.float32, False),
         (700, 17, 5, np.float32, True),
-        (700, 20, 70, np.float64, False),
+        pytest.param(700, 20, 70, np.float64, False, marks=pytest.mark.exhaustive),
         (700, 33, 4, np.float16, False),
         (1100, 33, 4, ml_dtypes.bfloat16, False),
     ],

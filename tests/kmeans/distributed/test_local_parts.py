@@ -77,7 +77,7 @@ PLACES = ["copied", "windows", "streamed"]
     [
         (1100, 80, 5, np.float32, False),
         (1100, 17, 5, np.float32, True),
-        (700, 20, 70, np.float64, False),
+        (700, 20, 66, np.float64, False),
         (1100, 33, 4, np.float16, True),
         (1100, 70, 4, ml_dtypes.bfloat16, False),
         (1500, 3, 5, np.float32, False),

@@ -52,6 +52,7 @@ def test_any_magnitude(made, d, magnitude, rng):
         assert_assigns(step, now)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("which", [0, 3])
 @pytest.mark.parametrize("away", [30.0, 1e4, 1e30])
 @pytest.mark.parametrize(("made", "d"), KERNELS)
