@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache, partial
 from pathlib import Path
-from threading import Lock
+from threading import Lock, local
 from typing import Any, Protocol
 
 import numpy as np
@@ -136,8 +136,7 @@ class CudaMachine:
 
     def current(self) -> AbstractContextManager[Any]:
         """Return a context within which the GPU is the current one."""
-        context: AbstractContextManager[Any] = self.xp.cuda.Device(self.index)
-        return context
+        return _CurrentGpu(self.xp.cuda.runtime, self.xp.cuda.Device(self.index))
 
     def unique_name(self) -> str:
         """Return the UUID of the GPU, in hexadecimal digits."""
@@ -211,6 +210,30 @@ class CudaMachine:
 def cuda_machine(index: int) -> CudaMachine:
     """Return the machine of GPU `index`."""
     return CudaMachine(index)
+
+
+# Whether a thread has a CUDA context.
+_thread = local()
+
+
+class _CurrentGpu:
+    """Context of `CudaMachine.current`: makes a GPU current, a `cupy.cuda.Device`, also in a new thread.
+
+    A thread has no CUDA context before it calls CUDA's runtime, and launches need one. CuPy does not call the runtime
+    to make a GPU current that is the thread's by default.
+    """
+
+    def __init__(self, runtime: Any, device: Any) -> None:
+        self._runtime, self._device = runtime, device
+
+    def __enter__(self) -> None:
+        if not hasattr(_thread, "has_context"):
+            self._runtime.setDevice(self._runtime.getDevice())
+            _thread.has_context = True
+        self._device.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._device.__exit__(*exception)
 
 
 class _PrivateKernel:
