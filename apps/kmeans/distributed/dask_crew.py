@@ -125,8 +125,12 @@ class DaskCrew:
             loss = _Loss(self._places, lambda: self._leave(gang))
             try:
                 return watched(self._client, lambda: self._client.gather(futures), question, loss)
-            except (GroupError, TimeoutError, KilledWorker):
+            except ClusterError:  # nobody could be told
+                raise
+            except BaseException as error:  # Ctrl-C too: the other GPUs wait for one that has failed
                 self._leave(gang)
+                if not isinstance(error, (GroupError, TimeoutError, KilledWorker)):
+                    raise
                 watched(self._client, lambda: distributed.wait(futures), "the end of a burst")
                 return None
         finally:

@@ -253,7 +253,7 @@ GROUPS: dict = {}
 
 
 def leave(identity):
-    GROUPS[identity].abort()
+    GROUPS.setdefault(identity, Group(2)).abort()
 
 
 @pytest.fixture
@@ -313,6 +313,22 @@ def test_a_gpu_of_dask_that_fails_in_a_burst(at, rng, dask_fit, monkeypatch):
     assert bursts.count(None) == 1
     assert bursts[-1] is not None
     same_as_one_process(model, labels, X, max_iter=8, tol=0)
+
+
+def test_another_error_in_a_burst_is_raised(rng, dask_fit, monkeypatch):
+    """The other GPU does not wait for the one that failed."""
+    X, calls, ask = rng.standard_normal((3000, 17)).astype(np.float32), [], Part.burst
+
+    def failing(part, *given):
+        calls.append(part)
+        if len(calls) == 1:
+            raise MemoryError("the GPU is full")
+        return ask(part, *given)
+
+    monkeypatch.setattr(Part, "burst", failing)
+    with pytest.raises(MemoryError, match="the GPU is full"):
+        dask_fit(X, max_iter=8, tol=0)
+    assert [group.is_open for group in GROUPS.values()] == [False]
 
 
 def test_two_fits_on_the_same_gpus(rng, dask_fit, monkeypatch):
