@@ -1,4 +1,5 @@
 // cp.async.bulk and mbarrier: bulk copies to shared memory, and barriers that count the copied bytes (sm_90 and later).
+// Barriers that count arrivals alone, of threads and of cp_async copies, need sm_80.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
@@ -35,7 +36,11 @@ TSA_PTX unsigned shared_address(const void* shared) { return (unsigned)__cvta_ge
 TSA_PTX void mbarrier_init(Mbarrier* barrier, int arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)), "r"(arrivals) : "memory");
 }
-TSA_PTX void mbarrier_init_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+TSA_PTX void mbarrier_init_fence() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+#endif
+}
 
 TSA_PTX void mbarrier_arrive(Mbarrier* barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier)) : "memory");
@@ -51,7 +56,11 @@ TSA_PTX void mbarrier_arrive_expect(Mbarrier* barrier, int bytes) {
 TSA_PTX void mbarrier_wait(Mbarrier* barrier, unsigned parity) {
   asm volatile(
       "{ .reg .pred over;\n\t"
+#if __CUDA_ARCH__ >= 900
       "AGAIN: mbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n\t"
+#else
+      "AGAIN: mbarrier.test_wait.parity.shared::cta.b64 over, [%0], %1;\n\t"
+#endif
       "@over bra DONE;\n\t"
       "bra AGAIN;\n\t"
       "DONE: }" ::"r"(shared_address(barrier)),

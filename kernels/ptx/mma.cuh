@@ -145,6 +145,18 @@ TSA_PTX void mma_m16n8k16_f16(float (&d)[4], const unsigned (&a)[4], const unsig
 #endif
 }
 
+// mma m16n8k8 ─ half as deep.
+TSA_PTX void mma_m16n8k8_f16(float (&d)[4], const unsigned (&a)[2], const unsigned (&b)[1]) {
+#if defined(TSA_HOST)
+  mma_on_host<16, 8, 2, tensor::kLeastOfHalf>(
+      d, a, b, [](unsigned x, int half) { return cuda_host::half_value(x >> 16 * half & 0xffff); });
+#else
+  asm("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(b[0]));
+#endif
+}
+
 TSA_PTX void mma_m16n8k16_bf16(float (&d)[4], const unsigned (&a)[4], const unsigned (&b)[2]) {
 #if defined(TSA_HOST)
   mma_on_host<16, 16, 2>(d, a, b,

@@ -13,8 +13,12 @@ import numpy as np
 from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
+    "KEPT_TILES",
+    "LEAST_COLUMNS",
     "MANY_PRODUCTS",
+    "MOST_COLUMNS",
     "ONE_PRODUCT",
+    "RESERVED",
     "SPLIT_ROWS",
     "WINDOW",
     "ResidentPlan",
@@ -23,6 +27,7 @@ __all__ = [
     "depth_of",
     "large_k_plan",
     "list_candidates",
+    "panels_of",
     "stream_plan",
 ]
 
@@ -35,11 +40,13 @@ SPLIT_ROWS = np.dtype([("X", "u8"), ("shifts", "u8"), ("n", "u4"), ("scale", "f4
 #: have space for all these rows; and such launches are many times longer than the gaps between launches.
 WINDOW = 1 << 26
 
-# Maximum number of centers per column tile of four warpgroups, which registers limit; minimum number, which the
-# epilogue needs; and bytes of shared memory that the driver and the epilogue use.
-_MOST_COLUMNS, _LEAST_COLUMNS, _RESERVED = 128, 32, 1024
-# Maximum number of column tiles of which lanes keep all candidates; registers of four warpgroups limit it.
-_KEPT_TILES = 3
+#: Maximum number of centers per column tile of four warpgroups, which registers limit; minimum number, which the
+#: epilogue needs; and bytes of shared memory that the driver and the epilogue use.
+MOST_COLUMNS, LEAST_COLUMNS, RESERVED = 128, 32, 1024
+#: Maximum number of column tiles of which lanes keep all candidates; registers of four warpgroups limit it.
+KEPT_TILES = 3
+# The compute capability that has wgmma.
+_WARPGROUPS = "9.0"
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
@@ -155,7 +162,7 @@ class ResidentPlan(_LargeKPlan):
         row together.
         """
         rows = f"kmeans::SplitRows<{types}, {self.features}, {str(aligned).lower()}>"
-        candidates = f"kmeans::StreamedCandidates<{self.columns}, {_KEPT_TILES}, true, false>"
+        candidates = f"kmeans::StreamedCandidates<{self.columns}, {KEPT_TILES}, true, false>"
         if self.unrolled:
             candidates = f"kmeans::ResidentCandidates<{self.columns}, {self.tiles}>"
         epilogue = f"kmeans::LargeKArgminEpilogue<{candidates}, {self.candidates}>"
@@ -207,6 +214,8 @@ class StreamPlan(_LargeKPlan):
 
     #: Columns are sorted by norm, and column tiles have error bounds of their own.
     sorts = True
+    #: The kernel and its header, and the class of C++ that has its code.
+    NAME, CLASS = "gemm_wgmma_streamed", "GemmWgmmaStreamed"
 
     @property
     def row_panels(self) -> int:
@@ -231,7 +240,7 @@ class StreamPlan(_LargeKPlan):
         """Return the name expression of the kernel for C++ classes of products and of an epilogue."""
         sizes = self.columns, self.panels, self.chunks, self.groups, self.stages_a, self.stages_b
         numbers = ", ".join(map(str, sizes))
-        return f"tsm2::gemm_wgmma_streamed<{numbers}, {str(self.stays).lower()}, tsm2::{products}, {epilogue}>"
+        return f"tsm2::{self.NAME}<{numbers}, {str(self.stays).lower()}, tsm2::{products}, {epilogue}>"
 
     @property
     def kernel(self) -> str:
@@ -243,7 +252,7 @@ class StreamPlan(_LargeKPlan):
     @property
     def kept(self) -> str:
         """Template arguments of `StreamedCandidates`. With four warpgroups, registers limit it to three units."""
-        kept = self.tiles or (_KEPT_TILES if self.groups > 3 else 5)
+        kept = self.tiles or (KEPT_TILES if self.groups > 3 else 5)
         return f"{self.columns}, {kept}, {str(self.levels).lower()}, {str(self.tiles is not None).lower()}"
 
 
@@ -255,10 +264,10 @@ def large_k_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> 
     Rows of up to 16 features are split into two parts as they are read, if shared memory holds all centers: 1,792 of 16
     features, and 7,168 of up to 4.
     """
-    if certifies and d <= _MOST_SPLIT and device.compute_capability == "9.0":
-        tiles = ceil(k / _MOST_COLUMNS)
+    if certifies and d <= _MOST_SPLIT and device.compute_capability == _WARPGROUPS:
+        tiles = ceil(k / MOST_COLUMNS)
         plan = ResidentPlan(8 * ceil(k / tiles / 8), tiles, d)
-        if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
+        if plan.shared_bytes <= device.shared_memory_per_block - RESERVED:
             return plan
     return stream_plan(d, k, device, certifies=certifies)
 
@@ -284,11 +293,9 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     rows of a block do not fit, they stream as the centers do. Short rows are split into two parts, which makes score
     error bounds two orders of magnitude smaller. Measurements are in docs/notes/lloyd.md.
     """
-    if device.compute_capability != "9.0":
+    if device.compute_capability != _WARPGROUPS:
         return None
-    single, double = (-(-depth_of(d, split=split) // 16) for split in (False, True))
-    split = certifies and d <= _MOST_SPLIT and (double - single) * k <= _MOST_ADDED
-    panels_of_row = double if split else single
+    panels_of_row, split = panels_of(d, k, certifies=certifies)
     plan = _resident_plan(panels_of_row, k, device, levels=certifies, split=split)
     if plan is not None:
         return plan
@@ -297,7 +304,14 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     # For such large d the GEMM takes much longer than its epilogue. So three warpgroups suffice, and levels, which
     # shorten the epilogue, would save little.
     plans = (StreamPlan(4, -(-panels_of_row // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
-    return next(plan for plan in plans if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED)
+    return next(plan for plan in plans if plan.shared_bytes <= device.shared_memory_per_block - RESERVED)
+
+
+def panels_of(d: int, k: int, *, certifies: bool) -> tuple[int, bool]:
+    """Return the number of panels per row for k centers, and whether rows are split; see `StreamPlan.split`."""
+    single, double = (-(-depth_of(d, split=split) // 16) for split in (False, True))
+    split = certifies and d <= _MOST_SPLIT and (double - single) * k <= _MOST_ADDED
+    return double if split else single, split
 
 
 def batched_stream_plan(d: int, k: int, device: GpuSpec) -> StreamPlan | None:
@@ -308,7 +322,7 @@ def batched_stream_plan(d: int, k: int, device: GpuSpec) -> StreamPlan | None:
     StreamPlan or None
         None if the GPU has no wgmma instructions, or rows do not fit in shared memory.
     """
-    if device.compute_capability != "9.0":
+    if device.compute_capability != _WARPGROUPS:
         return None
     return _resident_plan(ceil(d / 16), k, device, levels=True, split=False)
 
@@ -319,14 +333,14 @@ def _resident_plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool,
     Column tiles are as wide as the fewest that hold k centers need. With few of them, levels would take longer than
     they save.
     """
-    tiles = ceil(k / _MOST_COLUMNS)
-    columns, keeps_all = max(_LEAST_COLUMNS, 8 * ceil(k / tiles / 8)), tiles <= _KEPT_TILES
+    tiles = ceil(k / MOST_COLUMNS)
+    columns, keeps_all = max(LEAST_COLUMNS, 8 * ceil(k / tiles / 8)), tiles <= KEPT_TILES
     for most in (8, 4):
         chunks = -(-panels_of_row // most)
         panels = -(-panels_of_row // chunks)
         for stages_a, stages_b in ((6, 4), (6, 3), (5, 4), (5, 3), (4, 4)):
             options: Any = {"levels": levels and not keeps_all, "tiles": tiles if keeps_all else None, "split": split}
             plan = StreamPlan(panels, chunks, 4, stages_a, stages_b, columns, **options)
-            if plan.shared_bytes <= device.shared_memory_per_block - _RESERVED:
+            if plan.shared_bytes <= device.shared_memory_per_block - RESERVED:
                 return plan
     return None

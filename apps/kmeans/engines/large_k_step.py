@@ -42,7 +42,6 @@ from tsapps.kernels.runtime.machine import Launch
 __all__ = ["LargeKStep"]
 
 _INCLUDE = '#include "{}.cuh"\n'.format
-_STREAMED = _INCLUDE("kernels/tsm2/gemm_wgmma_streamed") + _INCLUDE("apps/kmeans/assign/large_k")
 _RESIDENT = "".join(
     map(_INCLUDE, ("kernels/tsm2/gemm_wgmma_resident", "apps/kmeans/assign/large_k", "apps/kmeans/assign/split_rows"))
 )
@@ -91,7 +90,8 @@ class LargeKStep(DeviceStep):
         else:
             operand = data.half_copy(plan.row_panels, certifies=certifies, split=plan.split)
             self._depth = depth_of(data.n_features, split=plan.split)
-            source, name = _STREAMED, plan.kernel
+            source = _INCLUDE(f"kernels/tsm2/{plan.NAME}") + _INCLUDE("apps/kmeans/assign/large_k")
+            name = plan.kernel
         self._operand = operand
         self._coefficients = tile_coefficients(self._depth, float(operand.rounding), levels=plan.levels)
         layout = Layout(operand.placement, plan.columns)

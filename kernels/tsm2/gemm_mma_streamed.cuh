@@ -1,0 +1,182 @@
+// Streamed GEMM by mma, for GPUs from sm_80 on: S (m × n) = A (m × k) · Bᵀ (k × n) + bias (a number per column), in
+// float16 with float32 accumulators. S is never stored: an epilogue consumes it from registers, one column tile at a
+// time. This is gemm_wgmma_streamed.cuh, with its terms, operands and epilogues, for GPUs without wgmma.
+//
+//               k                     n            In a turn, each of kG = kGroups warpgroups multiplies kTogether row
+//          ┌─────────┐         ┌────┬────┬────┐    tiles of 64 rows by all of B: a warp, 16 rows of each. So a fragment
+//  128 · kG│row tiles│   ×   k │    │ →  │ →  │    of B, once it is in registers, is multiplied kTogether times.
+//          └─────────┘         └────┴────┴────┘
+//                           B: copied every turn, in column tiles and chunks (mma_streamed_pipeline.cuh)
+//
+// Why it is fast: a core matrix of the layout is 128 contiguous bytes, so ldmatrix has no bank conflicts. A warp reads
+// kColumns + 16 · kTogether rows of a panel for kColumns / 8 · kTogether instructions: with 128 columns and two row
+// tiles 5 KB for 32 of them, which take a multiprocessor of an H100 51 clocks at least; shared memory delivers 6.5 KB
+// in that time. Warps wait for copies only, not for each other, so that some run their epilogues while others multiply.
+#pragma once
+#include "kernels/device/simt.cuh"
+#include "kernels/ptx/dependent_launch.cuh"
+#include "kernels/ptx/ldmatrix.cuh"
+#include "kernels/ptx/mma.cuh"
+#include "kernels/ptx/types.cuh"
+#include "kernels/tsm2/mma_streamed_pipeline.cuh"
+
+namespace tsm2 {
+
+// Template constants are those of mma_streamed_pipeline.cuh. Epilogue: see gemm_wgmma_streamed.cuh; without levels.
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, typename Products,
+          typename Epilogue>
+class GemmMmaStreamed {
+  static constexpr int kTogether = kMmaTogether, kFragments = kColumns / 8;
+  static_assert(!Epilogue::kLevels && kColumns % 16 == 0, "sums begin with biases alone; B is loaded by 16 columns");
+  using Pipelines = MmaStreamedPipelines<kColumns, kPanels, kChunks, kGroups, kBuffersA, kStages, Products>;
+  using Sums = float[kTogether][kFragments][4];
+
+ public:
+  static constexpr int kThreads = Pipelines::kThreads, kSharedBytes = Pipelines::kSharedBytes;
+
+  // B has `column_tiles` column tiles.
+  __device__ GemmMmaStreamed(unsigned char* shared, const ptx::Half* A, const ptx::Half* B, const Products& products,
+                             int column_tiles, const Epilogue& epilogue)
+      : pipelines_(shared, A, B, products, column_tiles), epilogue_(epilogue) {}
+
+  __device__ __forceinline__ void run() {
+    pipelines_.set_up();
+    epilogue_.open();
+    __syncthreads();
+    multiply();
+    __syncthreads();
+    epilogue_.close();
+  }
+
+ private:
+  __device__ __forceinline__ void multiply() {
+    // A shuffle tells the compiler that all lanes have the same value.
+    const int group = simt::shuffle((int)threadIdx.x / 128, 0), column_tiles = pipelines_.column_tiles;
+    const int start = pipelines_.start_of(group), end = start + pipelines_.turns * column_tiles;
+    typename Epilogue::Rows rows[kTogether];
+    auto at = pipelines_.first_turn;
+    const auto row = [&](int i) { return (long long)at.row_tile(group * kTogether + i) * kPanelRows; };
+    pipelines_.begin(group);
+    {
+      typename Epilogue::Fetched fetched[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) epilogue_.fetch(fetched[i], row(i), at.product());
+      begin_rows(rows, fetched);
+    }
+    const unsigned char* stays = nullptr;
+    int column_tile = 0, turn = 0, column = 0;  // column: of this turn
+    const int steps = pipelines_.turns == 0 ? 0 : pipelines_.steps_of_columns();
+#pragma unroll 1
+    for (int step = 0; step < steps; ++step) {
+      const bool active = start <= step && step < end;
+      if (Pipelines::kStays && active && column == 0) stays = pipelines_.begin_turn(group, turn);
+      Sums sums = {};
+#pragma unroll 1
+      for (int chunk = 0; chunk < kChunks; ++chunk) {
+        const unsigned char* const stage = pipelines_.next_stage();
+        if (active) {
+          const unsigned char* const of_a = Pipelines::kStays
+                                                ? stays + chunk * Pipelines::kPiece
+                                                : stage + Pipelines::kPiecesAt + group * kTogether * Pipelines::kPiece;
+          if (chunk == 0) add_biases(sums, stage);
+          multiply_chunk(sums, of_a, stage + Pipelines::kPanelB);
+        }
+        pipelines_.release();
+      }
+      if (active) {
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) epilogue_.take(rows[i], column_tile, sums[i]);
+        if (++column == column_tiles) {
+          column = 0, ++turn;
+          if (Pipelines::kStays) pipelines_.end_turn(group);
+          const long long first = row(0), second = row(1);
+          at.next();
+          typename Epilogue::Fetched fetched[kTogether];
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) {
+            epilogue_.fetch(fetched[i], row(i), at.product());
+            epilogue_.end(rows[i], i == 0 ? first : second);
+          }
+          begin_rows(rows, fetched);
+        }
+      }
+      if (++column_tile == column_tiles) column_tile = 0;
+    }
+  }
+
+  __device__ __forceinline__ void begin_rows(typename Epilogue::Rows (&rows)[kTogether],
+                                             const typename Epilogue::Fetched (&fetched)[kTogether]) const {
+    float levels[2];  // not used
+#pragma unroll
+    for (int i = 0; i < kTogether; ++i) epilogue_.begin(rows[i], fetched[i], levels);
+  }
+
+  // Adds the biases of a column tile, whose parts are in the first eight columns of B's first panel.
+  static __device__ __forceinline__ void add_biases(Sums& sums, const unsigned char* of_b) {
+    const int lane = threadIdx.x % 32, columns = lane % 4;
+    const unsigned scales = columns == 0   ? ptx::to_half_pair(kPartScale[0], kPartScale[1])
+                            : columns == 1 ? ptx::to_half_pair(kPartScale[2], 0)
+                                           : 0;
+    const unsigned ones[2] = {scales, scales};  // rows g and g + 8 of A
+#pragma unroll
+    for (int j = 0; j < kFragments; j += 4) {
+      unsigned parts[4];
+      // Past the last group of eight columns, lanes read it again.
+      const int group = j + lane / 8 < kFragments ? j + lane / 8 : kFragments - 1;
+      ptx::ldmatrix_x4(parts, of_b + group * kPanelGroup + lane % 8 * 16);
+#pragma unroll
+      for (int each = 0; each < 4 && j + each < kFragments; ++each) {
+        const unsigned part[1] = {parts[each]};
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) ptx::mma_m16n8k8_f16(sums[i][j + each], ones, part);
+      }
+    }
+  }
+
+  // Adds the products of a chunk: this warp's 16 rows of each row tile, by all columns.
+  static __device__ __forceinline__ void multiply_chunk(Sums& sums, const unsigned char* of_a,
+                                                        const unsigned char* of_b) {
+    constexpr int kBetween = Pipelines::kStays ? Pipelines::kRowTile : Pipelines::kPiece;  // bytes from tile to tile
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    // A: rows 0–7 and 8–15 of the first eight columns, then of the others. B: the columns of a group of eight, then of
+    // the next, both in the order of memory.
+    of_a += (2 * warp + lane / 8 % 2) * kPanelGroup + lane / 16 * (kPanelGroup / 2) + lane % 8 * 16;
+    of_b += lane * 16;
+#pragma unroll
+    for (int panel = 0; panel < kPanels; ++panel) {
+      unsigned a[kTogether][4];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) ptx::ldmatrix_x4(a[i], of_a + i * kBetween + panel * Pipelines::kPanelA);
+#pragma unroll
+      for (int j = 0; j < kFragments; j += 2) {
+        unsigned b[4];
+        ptx::ldmatrix_x4(b, of_b + panel * Pipelines::kPanelB + j * kPanelGroup);
+        const unsigned one[2] = {b[0], b[1]}, other[2] = {b[2], b[3]};
+#pragma unroll
+        for (int i = 0; i < kTogether; ++i) {
+          ptx::mma_m16n8k16_f16(sums[i][j], a[i], one);
+          ptx::mma_m16n8k16_f16(sums[i][j + 1], a[i], other);
+        }
+      }
+    }
+  }
+
+  Pipelines pipelines_;
+  const Epilogue& epilogue_;
+};
+
+// `column_tiles` is at least 1.
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, typename Products,
+          typename Epilogue>
+__global__ void __launch_bounds__(128 * kGroups, 1)
+    gemm_mma_streamed(const ptx::Half* A, const ptx::Half* B, const Products products, int column_tiles,
+                      const Epilogue epilogue) {
+  ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  if (epilogue.idle()) return;
+  using Kernel = GemmMmaStreamed<kColumns, kPanels, kChunks, kGroups, kBuffersA, kStages, Products, Epilogue>;
+  unsigned char* shared = simt::dynamic_shared<unsigned char>();
+  Kernel(shared, A, B, products, column_tiles, epilogue).run();
+}
+
+}  // namespace tsm2

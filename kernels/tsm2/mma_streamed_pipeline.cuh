@@ -1,0 +1,172 @@
+// Shared-memory pipelines of gemm_mma_streamed.cuh, filled by the warps that multiply, with instructions of sm_80.
+//
+//   step              0 1 2 3 4 5 …          A step is a chunk of a column tile of B. While a warp multiplies that of
+//   stage (of three)  0 1 2 0 1 2 …          step s, it copies its share of that of step s + kAhead. The stage for it
+//   copied ahead      2 3 4 5 6 7 …          must have been multiplied by all warps, kStages − kAhead steps before s.
+//
+// mbarriers mark full and empty stages; a warp that is behind in its epilogue holds up others only when they are
+// kStages − kAhead steps ahead of it. If the row tiles of A do not fit in shared memory (kBuffersA is 0), a stage has
+// the chunk of each of them, too; A is then read again for every column tile. Otherwise each warpgroup has memory for
+// its row tiles of this turn and, with two buffers, of the next. Warpgroups start their row tiles at different column
+// tiles, as in streamed_pipeline.cuh.
+//
+// Why it is fast: no warp only copies, which would take the registers of one that multiplies. Copies are contiguous in
+// global memory.
+#pragma once
+#include "kernels/ptx/bulk_copy.cuh"
+#include "kernels/ptx/cp_async.cuh"
+#include "kernels/ptx/types.cuh"
+#include "kernels/ptx/warp_specialization.cuh"
+#include "kernels/tsm2/core_matrix_layout.cuh"
+#include "kernels/tsm2/streamed_turns.cuh"
+
+namespace tsm2 {
+
+// Number of row tiles that a warpgroup multiplies together; registers of a thread limit it.
+constexpr int kMmaTogether = 2;
+
+// Constants as in streamed_pipeline.cuh, but kGroups is the number of warpgroups. kBuffersA: 0, 1 or 2, see above.
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, typename Products>
+class MmaStreamedPipelines {
+ public:
+  static constexpr bool kStays = kBuffersA > 0;
+  static constexpr int kThreads = 128 * kGroups, kTiles = kMmaTogether * kGroups;
+  static constexpr int kPanelA = kPanelRows / 8 * kPanelGroup, kPanelB = kColumns / 8 * kPanelGroup;
+  static constexpr int kPiece = kPanels * kPanelA, kRowTile = kChunks * kPiece, kChunkB = kPanels * kPanelB;
+  // A stage: space for B's first panel, a chunk of B and, if A streams, a piece of every row tile.
+  static constexpr int kPiecesAt = kPanelB + kChunkB, kStage = kPiecesAt + (kStays ? 0 : kTiles * kPiece);
+  static constexpr int kStagesAt = kBuffersA * kTiles * kRowTile, kBarriersAt = kStagesAt + kStages * kStage;
+  static constexpr int kBarriers = 2 * kStages + kBuffersA * kGroups;
+  static constexpr int kSharedBytes = kBarriersAt + kBarriers * (int)sizeof(ptx::Mbarrier);
+  static constexpr int kAhead = (kStages + 1) / 2;
+  // Minimum number of turns for which a block staggers its warpgroups.
+  static constexpr int kManyTurns = 16;
+  static_assert(kStages >= 2 && kBuffersA <= 2, "a chunk is multiplied while the next is copied");
+
+  // B has `column_tiles` column tiles.
+  __device__ MmaStreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B,
+                                  const Products& products, int column_tiles)
+      : column_tiles(column_tiles), first_turn(products), turns(first_turn.count()), shared_(shared),
+        full_(reinterpret_cast<ptx::Mbarrier*>(shared + kBarriersAt)), empty_(full_ + kStages),
+        full_a_(empty_ + kStages), A_(reinterpret_cast<const unsigned char*>(A)),
+        B_(reinterpret_cast<const unsigned char*>(B)), apart_(first_turn.kOneB && turns >= kManyTurns),
+        copied_turn_(first_turn), row_tiles_turn_(first_turn) {}
+
+  // Initializes the barriers. All threads of the block call it; a barrier must follow.
+  __device__ __forceinline__ void set_up() const {
+    if (threadIdx.x != 0) return;
+    for (int i = 0; i < kStages; ++i) {
+      ptx::mbarrier_init(full_ + i, kThreads);
+      ptx::mbarrier_init(empty_ + i, kThreads / 32);
+    }
+    for (int i = 0; i < kBuffersA * kGroups; ++i) ptx::mbarrier_init(full_a_ + i, 128);
+    ptx::mbarrier_init_fence();
+  }
+
+  // The number of column tiles that pass before a warpgroup starts, and that pass in all.
+  __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
+  __device__ __forceinline__ int steps_of_columns() const { return turns * column_tiles + start_of(kGroups - 1); }
+
+  // Copies this thread's share of the steps before those that `next_stage` copies, and of its first row tiles.
+  __device__ __forceinline__ void begin(int group) {
+    if (turns == 0) return;
+    if (kStays) copy_row_tiles(group);
+#pragma unroll 1
+    for (int step = 0; step < kAhead; ++step) copy_next();
+  }
+
+  // Copies the share of a later step, and waits for this step; returns its stage.
+  __device__ __forceinline__ const unsigned char* next_stage() {
+    copy_next();
+    ptx::mbarrier_wait(full_ + stage_, parity_);
+    return shared_ + kStagesAt + stage_ * kStage;
+  }
+
+  // Releases the stage of this step when all lanes have read it, and goes to the next.
+  __device__ __forceinline__ void release() {
+    simt::sync_warp();
+    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty_ + stage_);
+    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+  }
+
+  // Waits for the row tiles of a turn of a warpgroup, which stay; returns the address of the first.
+  __device__ __forceinline__ const unsigned char* begin_turn(int group, int turn) {
+    constexpr int kBuffers = kStays ? kBuffersA : 1;
+    const int buffer = turn % kBuffers;
+    if (kBuffersA == 2) copy_row_tiles(group);  // of the next turn
+    ptx::mbarrier_wait(full_a_ + group * kBuffers + buffer, (unsigned)turn / kBuffers % 2);
+    return shared_ + (group * kBuffers + buffer) * kMmaTogether * kRowTile;
+  }
+
+  // Ends a turn of a warpgroup: its row tiles are not read again.
+  __device__ __forceinline__ void end_turn(int group) {
+    ptx::barrier_sync(1 + group, 128);
+    if (kBuffersA == 1) copy_row_tiles(group);
+  }
+
+  const int column_tiles;
+  // The first turn of this block, and the number of its turns.
+  const Turns<Products, kTiles> first_turn;
+  const int turns;
+
+ private:
+  // Copies this thread's share of the next step that is not copied yet, if there is one.
+  __device__ __forceinline__ void copy_next() {
+    if (copied_columns_ == steps_of_columns()) return;
+    if (is_used_) ptx::mbarrier_wait(empty_ + copied_stage_, copied_parity_ ^ 1);
+    unsigned char* const stage = shared_ + kStagesAt + copied_stage_ * kStage;
+    const int more = copied_chunk_ == 0 ? kPanelB : 0;
+    const long long tile = (long long)copied_turn_.product() * column_tiles + copied_column_;
+    const long long from = tile * (kChunks * (long long)kChunkB + kPanelB) + copied_chunk_ * kChunkB + kPanelB - more;
+    copy(stage + kPanelB - more, B_ + from, kChunkB + more, threadIdx.x, kThreads);
+    if (!kStays) {
+#pragma unroll 1
+      for (int i = 0; i < kTiles; ++i) {
+        const long long piece = (long long)copied_turn_.copied_tile(i) * kChunks + copied_chunk_;
+        copy(stage + kPiecesAt + i * kPiece, A_ + piece * kPiece, kPiece, threadIdx.x, kThreads);
+      }
+    }
+    ptx::cp_async_arrive(full_ + copied_stage_);
+    if (++copied_stage_ == kStages) copied_stage_ = 0, copied_parity_ ^= 1, is_used_ = true;
+    if (++copied_chunk_ == kChunks) {
+      copied_chunk_ = 0, ++copied_columns_;
+      if (++copied_column_ == column_tiles) copied_column_ = 0, copied_turn_.next();
+    }
+  }
+
+  // Copies this thread's share of the next row tiles of its warpgroup.
+  __device__ __forceinline__ void copy_row_tiles(int group) {
+    if (copied_row_tiles_ == turns) return;
+    constexpr int kBuffers = kStays ? kBuffersA : 1;
+    const int buffer = group * kBuffers + copied_row_tiles_++ % kBuffers;
+#pragma unroll
+    for (int i = 0; i < kMmaTogether; ++i) {
+      const long long tile = row_tiles_turn_.copied_tile(group * kMmaTogether + i);
+      copy(shared_ + (buffer * kMmaTogether + i) * kRowTile, A_ + tile * kRowTile, kRowTile, threadIdx.x % 128, 128);
+    }
+    ptx::cp_async_arrive(full_a_ + buffer);
+    row_tiles_turn_.next();
+  }
+
+  static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int bytes, int thread,
+                                              int threads) {
+#pragma unroll 4
+    for (int at = 16 * thread; at < bytes; at += 16 * threads) ptx::cp_async<16>(to + at, from + at);
+  }
+
+  unsigned char* const shared_;
+  ptx::Mbarrier *const full_, *const empty_, *const full_a_;
+  const unsigned char *const A_, *const B_;
+  const bool apart_;
+  // The stage of this step, and the parity of the phase that fills it.
+  int stage_ = 0;
+  unsigned parity_ = 0;
+  // The next step to copy: its stage, the parity, whether the stage was used before, chunk, column tile and turn, and
+  // the number of column tiles before it. And the next turn whose row tiles are copied.
+  int copied_stage_ = 0, copied_chunk_ = 0, copied_column_ = 0, copied_columns_ = 0, copied_row_tiles_ = 0;
+  unsigned copied_parity_ = 0;
+  bool is_used_ = false;
+  Turns<Products, kTiles> copied_turn_, row_tiles_turn_;
+};
+
+}  // namespace tsm2
