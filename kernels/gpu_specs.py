@@ -4,6 +4,7 @@
 reads the specification of an installed GPU through CuPy, but takes the rates from `KNOWN` if that contains the GPU.
 """
 
+import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from functools import cache
 from types import MappingProxyType
 from typing import Any
 
-__all__ = ["KNOWN", "GpuSpec", "file_name_of", "find", "from_attributes", "live", "measured_alike"]
+__all__ = ["KNOWN", "GpuSpec", "file_name_of", "find", "from_attributes", "limited", "live", "measured_alike"]
 
 
 def file_name_of(device_name: str) -> str:
@@ -278,7 +279,7 @@ def from_attributes(attributes: Mapping[str, Any]) -> GpuSpec:
 
 @cache
 def live(index: int = 0) -> GpuSpec:
-    """Read the specification of an installed GPU through CuPy.
+    """Read the specification of an installed GPU through CuPy; with ``TSAPPS_MAX_ARCH``, as `limited`.
 
     Parameters
     ----------
@@ -292,6 +293,8 @@ def live(index: int = 0) -> GpuSpec:
 
     Raises
     ------
+    ValueError
+        If ``TSAPPS_MAX_ARCH`` is not a compute capability.
     ImportError
         If CuPy is not installed.
     cupy.cuda.runtime.CUDARuntimeError
@@ -303,4 +306,34 @@ def live(index: int = 0) -> GpuSpec:
     # of cudaDeviceAttr in driver_types.h.
     numbers = {"clockRate": 13, "memoryClockRate": 36, "memoryBusWidth": 37}
     rates = {key: runtime.deviceGetAttribute(number, index) for key, number in numbers.items()}
-    return from_attributes({**runtime.getDeviceProperties(index), **rates})
+    found = from_attributes({**runtime.getDeviceProperties(index), **rates})
+    most = os.environ.get("TSAPPS_MAX_ARCH", "")
+    return limited(found, most) if most else found
+
+
+def limited(spec: GpuSpec, most: str) -> GpuSpec:
+    """Return a GPU as one of an earlier generation: for tests of what the kernels select there.
+
+    Parameters
+    ----------
+    spec : GpuSpec
+    most : str
+        The largest compute capability, without its dot: "80".
+
+    Returns
+    -------
+    GpuSpec
+        The given one if its compute capability is not larger; else with this one, and with a name that no table of
+        tuned plans has.
+
+    Raises
+    ------
+    ValueError
+        If `most` is not a compute capability.
+    """
+    if not (most.isascii() and most.isdigit() and len(most) in (2, 3)):
+        raise ValueError(f"TSAPPS_MAX_ARCH must be a compute capability without its dot, such as 80, got {most!r}")
+    capability = f"{most[:-1]}.{most[-1]}"
+    if float(spec.compute_capability) <= float(capability):
+        return spec
+    return replace(spec, name=f"sm_{most} of {spec.name}", compute_capability=capability)

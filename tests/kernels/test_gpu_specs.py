@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from tsapps.kernels.gpu_specs import KNOWN, GpuSpec, find, from_attributes, live, measured_alike
+from tsapps.kernels.gpu_specs import KNOWN, GpuSpec, find, from_attributes, limited, live, measured_alike
 
 # An RTX 4090, which is not in KNOWN: 128 SMs, 2520 MHz, GDDR6X of 10 501 MHz on 384 bits.
 RTX_4090 = {
@@ -153,6 +153,23 @@ def test_unknown_units_and_dtypes():
     with pytest.raises(ValueError, match="K40c has no latency for dtype 'int8'"):
         KNOWN["K40c"].fma_latency("int8")
     assert KNOWN["M40"].fma_latency("float64") == 48
+
+
+@pytest.mark.parametrize(("most", "capability"), [("80", "8.0"), ("89", "8.9"), ("90", "9.0"), ("120", "9.0")])
+def test_a_gpu_as_one_of_an_earlier_generation(most, capability):
+    h200 = dataclasses.replace(KNOWN["H200"], name="NVIDIA H200")
+    found = limited(h200, most)
+    assert found.compute_capability == capability
+    assert (found is h200) == (capability == "9.0")
+    if found is not h200:
+        assert (find(found.name), measured_alike(found.name)) == (None, None)
+    assert found.shared_memory_per_block == h200.shared_memory_per_block
+
+
+@pytest.mark.parametrize("most", ["8.0", "sm_80", "8", "", "1000", "٨٠"])
+def test_what_is_no_compute_capability(most):
+    with pytest.raises(ValueError, match="TSAPPS_MAX_ARCH must be a compute capability without its dot, such as 80"):
+        limited(KNOWN["H200"], most)
 
 
 @pytest.mark.gpu
