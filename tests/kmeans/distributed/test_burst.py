@@ -89,14 +89,14 @@ class GangCrew(LocalCrew):
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
+@pytest.mark.parametrize("init", ["random", "k-means||", "k-means++"])
 @pytest.mark.parametrize("shares", [(1,), (1, 1), (1, 2, 1)])
 @pytest.mark.parametrize(
     ("n", "d", "k", "dtype", "weighted"),
     [
         (1100, 40, 5, np.float32, False),
         (1100, 17, 5, np.float32, True),
-        (1100, 20, 70, np.float64, False),
+        pytest.param(1100, 20, 70, np.float64, False, marks=pytest.mark.exhaustive),
         (1100, 33, 4, np.float16, False),
         (1500, 3, 5, np.float32, False),
     ],
@@ -109,6 +109,14 @@ def test_the_bits_are_those_of_a_cpu(n, d, k, dtype, weighted, init, shares, rng
     same_bits(fitted(engine, k, init=init, n_init=2, max_iter=8), expected)
     assert len(engine.data.crew.bursts) >= 2
     assert all(end - before <= 3 for _, (before, end) in engine.data.crew.bursts)
+
+
+def test_many_clusters(rng):
+    X = samples(rng, 700, 20, 66)
+    engine = parted_engine(X, None, (1, 1), crew=GangCrew, device="cuda")
+    options = {"init": X[:66].astype(np.float64), "max_iter": 4}
+    same_bits(fitted(engine, 66, **options), fitted(host_engine(X), 66, **options))
+    assert len(engine.data.crew.bursts) == 2
 
 
 @pytest.mark.parametrize("shares", [(1, 1), (1, 2, 1)])

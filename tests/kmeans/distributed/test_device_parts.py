@@ -42,7 +42,7 @@ def machines(monkeypatch):
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
+@pytest.mark.parametrize("init", ["random", "k-means||", "k-means++"])
 @pytest.mark.parametrize(
     ("n", "d", "k", "dtype", "weighted"),
     [

@@ -102,7 +102,7 @@ MANY = [pytest.param(case, marks=pytest.mark.exhaustive if case.d > 85 else (), 
 
 
 @pytest.mark.each_choice
-@pytest.mark.parametrize("init", ["k-means++", "k-means||", "random", "array"])
+@pytest.mark.parametrize("init", ["array", "random", "k-means||", "k-means++"])
 @pytest.mark.parametrize("shares", SHARES, ids=str)
 @pytest.mark.parametrize("case", MANY)
 def test_the_bits_are_those_of_one_machine(case, shares, init, rng):
@@ -136,7 +136,7 @@ def test_empty_clusters(case, rng):
         same_bits(fitted(several, case, init=init, max_iter=3), fitted(one, case, init=init, max_iter=3))
 
 
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(st.lists(st.floats(0.05, 1), min_size=2, max_size=6))
 def test_any_shares(shares):
     case = Case(SmallKStep, 2600, 20, 5)

@@ -89,6 +89,7 @@ def test_the_bits_are_those_of_rows_on_the_gpu(case, subtracted, rng, full):
         np.testing.assert_array_equal(found.centers, expected.centers)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("init", ["k-means++", "k-means||", "random"])
 @pytest.mark.parametrize("case", [Case(SmallKStep, 300, 100, 9), Case(LargeKStep, 200, 20, 66)], ids=str)
 def test_drawn_centers_are_those_of_rows_on_the_gpu(case, init, rng, full):
