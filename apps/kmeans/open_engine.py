@@ -6,7 +6,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows, as_numbers, as_rows
+from tsapps.apps.kmeans.data.rows import Rows, UnitRows, as_numbers, as_rows, unscaled
 from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
 from tsapps.kernels.arrays import gpu_index, is_sparse, to_host
 from tsapps.kernels.devices import Choice, choose_device
@@ -234,8 +234,7 @@ def _gpu_engine(rows: Rows, dtype: np.dtype, weights: Any, indices: tuple[int, .
 
     machines = [cuda_machine(index) for index in indices]
     weights = None if weights is None else to_host(weights)
-    base = rows.source if isinstance(rows, RescaledRows) else rows
-    parts = parts_of_gpus(base, dtype, machines) if options.kernels else None
+    parts = parts_of_gpus(unscaled(rows), dtype, machines) if options.kernels else None
     if parts is not None:
         return LocalPartsEngine(rows, parts, dtype, weights, machines)
     return ShardedEngine(rows, dtype, weights, machines, options, connect, measured_shares(machines))

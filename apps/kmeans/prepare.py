@@ -7,7 +7,7 @@ import numpy as np
 from tsapps.apps.kmeans.checkpoint_files import digest
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.frame import Frame, ScaledRows, exponent_of, is_in_range
-from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, unscaled
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.kernels.arrays import to_host
 
@@ -50,8 +50,7 @@ def facts_of(engine: Engine, n_clusters: int, frame: Frame, moments: Moments) ->
     The values of X are identified by their mean and variance, whose bits do not depend on how rows are cut into blocks
     and shards. They are all read before a fit anyway.
     """
-    data, source = engine.data, engine.data.source
-    source = source.source if isinstance(source, RescaledRows) else source
+    data, source = engine.data, unscaled(engine.data.source)
     weights = data.sample_weight
     mean, variance = moments.exact
     step = engine.selection(n_clusters)[0]

@@ -10,7 +10,7 @@ from tsapps.apps.kmeans.data.host_stream import buffer_rows, stream_to_gpu
 from tsapps.apps.kmeans.data.pinned_rows import is_half, pin, pinnable
 from tsapps.apps.kmeans.data.pinned_windows import copied_windows
 from tsapps.apps.kmeans.data.plan import ROWS
-from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows
+from tsapps.apps.kmeans.data.rows import ArrayRows, RescaledRows, Rows, unscaled
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.runtime.launch import structure
@@ -273,7 +273,7 @@ class GpuRows(FixedPointData):
     @property
     def _unscaled(self) -> Rows:
         """The matrix that is streamed from the host: `RescaledRows` are scaled on the GPU."""
-        return self.source.source if isinstance(self.source, RescaledRows) else self.source
+        return unscaled(self.source)
 
     def source_blocks(self, rows: int) -> Iterator[tuple[int, Any]]:
         """Yield (first row, block) of the source on this GPU, in the source's own dtype, not centered."""

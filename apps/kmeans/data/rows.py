@@ -28,6 +28,7 @@ __all__ = [
     "readers",
     "row_name",
     "unit",
+    "unscaled",
 ]
 
 #: A function that copies a slice of a block's rows into an array; several threads may call it at the same time.
@@ -291,6 +292,11 @@ class UnitRows(RescaledRows):
             f"{self.name}: {self.row_name(index)}, column {column} is {row[column]}: K-means needs finite numbers; "
             "remove or replace such rows first"
         )
+
+
+def unscaled(rows: Rows) -> Rows:
+    """Return the matrix whose rows `RescaledRows` rescale; other rows themselves."""
+    return rows.source if isinstance(rows, RescaledRows) else rows
 
 
 def unit(vectors: Any) -> Any:

@@ -8,7 +8,7 @@ sums of the parts (partitioned_engine.py).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy as np
 from tsapps.apps.kmeans.data.gpu_rows import memory_of_fit
 from tsapps.apps.kmeans.data.moments import total_moments
 from tsapps.apps.kmeans.data.pinned_rows import pin, pinnable
-from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.rows import Rows, UnitRows, unscaled
 from tsapps.apps.kmeans.distributed.crew import LocalCrew, cut_rows, specs_of
 from tsapps.apps.kmeans.distributed.partitioned_data import PartitionedData
 from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, PartitionedStep, PartLabels
@@ -45,11 +45,12 @@ def parts_of_gpus(source: Rows, dtype: np.dtype, machines: Sequence[Machine]) ->
     """
     n, d = source.shape
     parts = cut_rows(n, d, dtype, [1.0] * len(machines))
-    for part, machine in zip(parts, machines, strict=False):
+
+    def holds(machine: Machine, part: range) -> bool:
         with machine.current():
-            if memory_of_fit(len(part), d, dtype, source.dtype) > machine.free_bytes():
-                break
-    else:
+            return memory_of_fit(len(part), d, dtype, source.dtype) <= machine.free_bytes()
+
+    if all(map(holds, machines, parts)):
         return None
     ranges = [row_range(source, part) for part in parts]
     return [rows for rows in ranges if rows is not None] or None
@@ -99,13 +100,10 @@ class LocalPartsEngine(PartitionedEngine):
     def fitting(self, k: int, *, draws: bool) -> Iterator[None]:
         """Pin X in place, and begin to compile the kernels of a fit; see `Engine.fitting`."""
         with ExitStack() as entered:
-            source = self.data.source
-            array = pinnable(source.source if isinstance(source, RescaledRows) else source, self.data.dtype)
-            try:
-                if array is not None:  # of which the GPUs pin their parts: two of them may share a page
+            array = pinnable(unscaled(self.data.source), self.data.dtype)
+            if array is not None:  # of which the GPUs pin their parts: two of them may share a page
+                with suppress(PinningError):  # the parts find that, too, and are streamed
                     entered.callback(pin(array, self._machines[0]).release)
-            except PinningError:
-                pass  # the parts find that, too, and are streamed
             entered.enter_context(self._crew.fitting(k, draws=draws))
             yield
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import RescaledRows, Rows, UnitRows
+from tsapps.apps.kmeans.data.rows import Rows, UnitRows, unscaled
 from tsapps.apps.kmeans.data.shard import Shard
 from tsapps.apps.kmeans.distributed.crew import cut_rows
 from tsapps.apps.kmeans.distributed.deadline import AllReduce, OneGpu, wait_for_launches
@@ -74,7 +74,7 @@ class ShardedEngine(Engine):
         machines = machines[: len(parts)]
         check_alike(machines)
         self._all_reduce = connect(machines) if len(machines) > 1 else OneGpu()
-        base = source.source if isinstance(source, RescaledRows) else source
+        base = unscaled(source)
         self._engines = []
         for part, machine, array in zip(parts, machines, distribute(base, parts, machines, dtype), strict=True):
             rows = _rescaled_like(source, ArrayRange(array, base.name, part.start, base, machine.index))
