@@ -83,14 +83,9 @@ class Burst(NamedTuple):
         return IterationResult(self.centers, self.iterations, self.strict, self.shift, empty, self.at)
 
 
-def process_name() -> str:
-    """Return a name of this process that no process of another machine has."""
-    return f"{socket.gethostname()}:{os.getpid()}"
-
-
 def member_of(machine: Machine) -> Member:
     """Return where parts on a GPU of this process compute."""
-    return Member(process_name(), machine.unique_name(), nccl_version())
+    return Member(f"{socket.gethostname()}:{os.getpid()}", machine.unique_name(), nccl_version())
 
 
 def gang_of(

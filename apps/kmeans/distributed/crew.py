@@ -54,12 +54,14 @@ class Crew(Protocol):
 
     def gang(self, state: PartState) -> Gang | None:
         """Return the GPUs of all parts for bursts of the step in a state; None if it has none, now or ever."""
+        return gang_of_parts(self, state)
 
     def ask_gang(self, gang: Gang, question: str, state: PartState, *arguments: Any) -> list[Any] | None:
         """Ask all parts a question for which they wait for each other; None if one was lost, and the gang is no more.
 
         Parameters are those of `ask`; the gang is the last argument of the question.
         """
+        return self.ask(question, state, *arguments, gang)
 
 
 def gang_of_parts(crew: Crew, state: PartState) -> Gang | None:
@@ -105,7 +107,7 @@ def specs_of(
     ]
 
 
-class LocalCrew:
+class LocalCrew(Crew):
     """Parts in this process, each with one thread.
 
     Parameters
@@ -144,10 +146,6 @@ class LocalCrew:
     def gang(self, state: PartState) -> Gang | None:  # noqa: ARG002 (see `Crew`)
         """Return None: an iteration takes much longer than a question, as GPUs that hold their rows are shards."""
         return None
-
-    def ask_gang(self, gang: Gang, question: str, state: PartState, *arguments: Any) -> list[Any] | None:
-        """Ask all parts; see `Crew.ask_gang`."""
-        return self.ask(question, state, *arguments, gang)
 
     def ask(self, question: str, state: PartState, *arguments: Any, parts: Sequence[int] | None = None) -> list[Any]:
         """Ask parts in parallel; see `Crew.ask`. Returns, or raises an error, when all of them have answered."""

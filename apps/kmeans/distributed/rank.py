@@ -19,8 +19,7 @@ import numpy as np
 
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import as_numbers
-from tsapps.apps.kmeans.distributed.burst import Gang
-from tsapps.apps.kmeans.distributed.crew import chunk_of_parts, gang_of_parts, specs_of
+from tsapps.apps.kmeans.distributed.crew import Crew, chunk_of_parts, specs_of
 from tsapps.apps.kmeans.distributed.part import Part, PartState
 from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
 from tsapps.apps.kmeans.estimator import TSKMeans
@@ -239,7 +238,7 @@ class _Cut:
         return found
 
 
-class _RankCrew:
+class _RankCrew(Crew):
     """The parts of all ranks, each asked by its own process; see `Crew`."""
 
     def __init__(
@@ -271,14 +270,6 @@ class _RankCrew:
             self._communicator, lambda: part.ask(question, state, *arguments) if asked and part is not None else None
         )
         return [answers[rank] for rank in ranks]
-
-    def gang(self, state: PartState) -> Gang | None:
-        """Return the GPUs of all ranks; see `Crew.gang`."""
-        return gang_of_parts(self, state)
-
-    def ask_gang(self, gang: Gang, question: str, state: PartState, *arguments: Any) -> list[Any] | None:
-        """Ask all parts; see `Crew.ask_gang`. If a GPU is lost, its rank is, too."""
-        return self.ask(question, state, *arguments, gang)
 
     def own_labels(self, state: PartState) -> np.ndarray:
         """Return the labels of the own part, (n,), int32; they are those of a state."""
