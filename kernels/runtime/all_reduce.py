@@ -148,7 +148,7 @@ def nccl_version() -> int | None:
 
 def new_identity() -> Identity:
     """Return a new `Identity`, made by one of the processes of a group for all."""
-    return bytes(byte % 256 for byte in _nccl().get_unique_id()).hex()
+    return str(_nccl().get_unique_id().hex())
 
 
 # The group that each GPU of this process has joined last, by CUDA's number of the GPU.
@@ -186,7 +186,7 @@ def join(machine: Machine, identity: Identity, rank: int, size: int) -> NcclAllR
     def connect_gpu() -> None:
         try:
             with machine.current():
-                communicator.set_result(_nccl().NcclCommunicator(size, _number_of(identity), rank))
+                communicator.set_result(_nccl().NcclCommunicator(size, bytes.fromhex(identity), rank))
         except BaseException as error:  # noqa: BLE001 (raised again in the caller's thread)
             communicator.set_exception(error)
 
@@ -204,13 +204,6 @@ def join(machine: Machine, identity: Identity, rank: int, size: int) -> NcclAllR
     return made
 
 
-def _number_of(identity: Identity) -> Any:
-    """Return a unique number as CuPy takes it: bytes or, before version 14, a tuple of signed ones."""
-    number = bytes.fromhex(identity)
-    is_tuple = isinstance(_nccl().get_unique_id(), tuple)
-    return tuple((byte + 128) % 256 - 128 for byte in number) if is_tuple else number
-
-
 def leave(identity: Identity) -> None:
     """Abandon a group, if a GPU of this process has joined it: all-reduces that wait for others end without result."""
     for known, all_reduce in list(_joined.values()):
@@ -219,5 +212,5 @@ def leave(identity: Identity) -> None:
 
 
 def _leave_all() -> None:
-    for identity, _ in list(_joined.values()):
-        leave(identity)
+    for _, all_reduce in list(_joined.values()):
+        all_reduce.abort()

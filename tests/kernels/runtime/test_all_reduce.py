@@ -23,8 +23,8 @@ class Communicator:
     nccl = None
 
     def __init__(self, size, identity, rank):
-        assert isinstance(identity, type(self.nccl.get_unique_id()))
-        self.nccl.joined.append((size, bytes(byte % 256 for byte in identity), rank))
+        assert isinstance(identity, bytes)
+        self.nccl.joined.append((size, identity, rank))
         self.allReduce, self.destroy, self.abort = self.nccl.all_reduce, self.nccl.destroy, self.nccl.abort
         if size > 2:
             raise NcclError("NCCL_ERROR_REMOTE_ERROR")
@@ -221,14 +221,6 @@ def test_a_gpu_leaves_its_last_group(nccl):
     for call in (lambda: second([], []), lambda: all_reduce.join(machine, "ff", 0, 2)):
         with pytest.raises(GroupError, match="the group of GPUs was abandoned"):
             call()
-
-
-def test_older_versions_have_signed_numbers(nccl, monkeypatch):
-    monkeypatch.setattr(nccl, "get_unique_id", lambda: (-128, -1, 0, 127))
-    identity = all_reduce.new_identity()
-    assert identity == "80ff007f"
-    all_reduce.join(all_reduce.cuda_machine(0), identity, 0, 2)
-    assert nccl.joined == [(2, bytes.fromhex("80ff007f"), 0)]
 
 
 def test_a_group_that_cannot_be_joined(nccl, monkeypatch):
