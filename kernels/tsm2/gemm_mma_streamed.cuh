@@ -89,13 +89,15 @@ class GemmMmaStreamed {
         if (++column == column_tiles) {
           column = 0, ++turn;
           if (Pipelines::kStays) pipelines_.end_turn(group);
-          const long long first = row(0), second = row(1);
+          long long ended[kTogether];
+#pragma unroll
+          for (int i = 0; i < kTogether; ++i) ended[i] = row(i);
           at.next();
           typename Epilogue::Fetched fetched[kTogether];
 #pragma unroll
           for (int i = 0; i < kTogether; ++i) {
             epilogue_.fetch(fetched[i], row(i), at.product());
-            epilogue_.end(rows[i], i == 0 ? first : second);
+            epilogue_.end(rows[i], ended[i]);
           }
           begin_rows(rows, fetched);
         }

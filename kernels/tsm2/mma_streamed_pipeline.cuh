@@ -30,6 +30,7 @@ template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, in
 class MmaStreamedPipelines {
  public:
   static constexpr bool kStays = kBuffersA > 0;
+  static constexpr int kBuffers = kStays ? kBuffersA : 1;  // of the code for row tiles that stay
   static constexpr int kThreads = 128 * kGroups, kTiles = kMmaTogether * kGroups;
   static constexpr int kPanelA = kPanelRows / 8 * kPanelGroup, kPanelB = kColumns / 8 * kPanelGroup;
   static constexpr int kPiece = kPanels * kPanelA, kRowTile = kChunks * kPiece, kChunkB = kPanels * kPanelB;
@@ -91,7 +92,6 @@ class MmaStreamedPipelines {
 
   // Waits for the row tiles of a turn of a warpgroup, which stay; returns the address of the first.
   __device__ __forceinline__ const unsigned char* begin_turn(int group, int turn) {
-    constexpr int kBuffers = kStays ? kBuffersA : 1;
     const int buffer = turn % kBuffers;
     if (kBuffersA == 2) copy_row_tiles(group);  // of the next turn
     ptx::mbarrier_wait(full_a_ + group * kBuffers + buffer, (unsigned)turn / kBuffers % 2);
@@ -137,7 +137,6 @@ class MmaStreamedPipelines {
   // Copies this thread's share of the next row tiles of its warpgroup.
   __device__ __forceinline__ void copy_row_tiles(int group) {
     if (copied_row_tiles_ == turns) return;
-    constexpr int kBuffers = kStays ? kBuffersA : 1;
     const int buffer = group * kBuffers + copied_row_tiles_++ % kBuffers;
 #pragma unroll
     for (int i = 0; i < kMmaTogether; ++i) {
