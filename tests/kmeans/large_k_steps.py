@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+from host_cuda import harness
 from kmeans.host_steps import DTYPES, KINDS, assert_right, assign_placed, away_of, blobs, data_on_host, place
 
 from tsapps.apps.kmeans.assign.large_k_plan import ResidentPlan, StreamPlan
@@ -91,6 +92,19 @@ def assert_labels_and_sums(d, plan, kind, n, k, most_ambiguous, rng):
         assert_right(step, now)
         assert n_reassigned == np.count_nonzero(before != step.labels)
         assert len(ambiguous) <= most_ambiguous
+
+
+def assert_right_whatever_the_data(d, plan, kind, n, k, grain, seed):
+    """Assert the labels and sums of random data in two assignments, of which `grain` makes many ties."""
+    rng = np.random.default_rng(seed)
+    X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
+    if grain:
+        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
+    step = step_of(X, k, kind, plan)
+    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
+        for now in (centers, centers[::-1].copy()):
+            assign(step, now)
+            assert_right(step, now)
 
 
 def assert_lowest_of_equal_centers(d, plan, places, most_ambiguous, rng):

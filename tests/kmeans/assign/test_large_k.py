@@ -27,6 +27,7 @@ from kmeans.large_k_steps import (
     STAYS_IN_PARTS,
     assert_labels_and_sums,
     assert_lowest_of_equal_centers,
+    assert_right_whatever_the_data,
     assign,
     candidates,
     step_of,
@@ -336,16 +337,7 @@ def test_iterations_without_the_host(kind, rng):
     seed=st.integers(0, 2**16),
 )
 def test_any_data(of, kind, n, k, grain, seed):
-    d, plan = of
-    rng = np.random.default_rng(seed)
-    X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
-    if grain:  # many ties
-        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
-    step = step_of(X, k, kind, plan)
-    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
-        for now in (centers, centers[::-1].copy()):
-            assign(step, now)
-            assert_right(step, now)
+    assert_right_whatever_the_data(*of, kind, n, k, grain, seed)
 
 
 def test_plans_know_sizes_of_the_kernel():

@@ -8,7 +8,13 @@ from exhaustive import property_test
 from host_cuda import harness
 from hypothesis import strategies as st
 from kmeans.host_steps import FAR_KINDS, KINDS, assert_right, blobs
-from kmeans.large_k_steps import assert_labels_and_sums, assert_lowest_of_equal_centers, assign, step_of
+from kmeans.large_k_steps import (
+    assert_labels_and_sums,
+    assert_lowest_of_equal_centers,
+    assert_right_whatever_the_data,
+    assign,
+    step_of,
+)
 
 from tsapps.apps.kmeans.assign.large_k_mma_plan import MmaPlan, mma_plan
 from tsapps.apps.kmeans.assign.large_k_plan import RESERVED, depth_of
@@ -82,16 +88,7 @@ def test_equal_centers(places, rng):
     seed=st.integers(0, 2**16),
 )
 def test_any_data(of, kind, n, k, grain, seed):
-    d, plan = of
-    rng = np.random.default_rng(seed)
-    X, centers = blobs(n, d, k, rng, apart=rng.choice([0.1, 1.0, 30.0]))
-    if grain:  # many ties
-        X, centers = np.round(X / grain) * grain, np.round(centers / grain) * grain
-    step = step_of(X, k, kind, plan)
-    with harness.schedule(seed=seed, copies="early" if seed % 2 else "late"):
-        for now in (centers, centers[::-1].copy()):
-            assign(step, now)
-            assert_right(step, now)
+    assert_right_whatever_the_data(*of, kind, n, k, grain, seed)
 
 
 def gpu_with(kib):

@@ -4,11 +4,13 @@ import faulthandler
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 import pytest
 
+from tsapps import open_matrix
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.data.rows import ArrayRows, UnitRows
 from tsapps.apps.kmeans.distributed.crew import LocalCrew, cut_rows, specs_of
@@ -16,7 +18,7 @@ from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine,
 from tsapps.apps.kmeans.engines.engine import HostEngine
 from tsapps.apps.kmeans.open_engine import compute_dtype
 
-__all__ = ["SHARES", "fitted", "host_engine", "labels_of", "parted_engine", "same_bits", "samples", "within"]
+__all__ = ["SHARES", "fitted", "host_engine", "labels_of", "parted_engine", "same_bits", "samples", "stored", "within"]
 
 T = TypeVar("T")
 
@@ -79,6 +81,17 @@ def parted_engine(
     specs = specs_of(parts, dtype, spherical=spherical, devices=[device])
     made = crew([X[part.start : part.stop] for part in parts], weights, specs, device)
     return PartitionedEngine(source_of(X.shape, X.dtype, dtype, spherical=spherical), dtype, weights, made)
+
+
+def stored(X: np.ndarray, where: str, folder: Path) -> Any:
+    """Return X in a file ("npy"), in two files ("parts"), or as an array whose columns are contiguous ("fortran")."""
+    if where == "fortran":
+        return np.asfortranarray(X)
+    cut = len(X) if where == "npy" else len(X) * 3 // 10 + 1
+    for name, rows in zip("ab", np.split(X, [cut]), strict=True):
+        if len(rows):
+            np.save(folder / f"{name}.npy", rows)
+    return open_matrix(folder / "a.npy" if where == "npy" else folder)
 
 
 def fitted(engine: Any, k: int, **options: Any) -> lloyd.Clustering:

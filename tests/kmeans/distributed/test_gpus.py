@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from kmeans.distributed.cut_fits import stored
 from kmeans.distributed.one_gpu_twice import PLACES, use_one_gpu_twice
 
 import tsapps
@@ -63,19 +64,12 @@ def test_the_bits_are_those_of_one_gpu(d, k, dtype, weighted, init, rng):
 @pytest.mark.parametrize("where", ["gpu", "last gpu", "npy", "fortran", "parts"])
 def test_where_x_is(where, rng, tmp_path):
     X = samples(rng)
-    expected, given = fitted(X, "cuda:0"), X
+    expected = fitted(X, "cuda:0")
     if where in ("gpu", "last gpu"):
         with cupy.cuda.Device(cupy.cuda.runtime.getDeviceCount() - 1 if where == "last gpu" else 0):
             given = cupy.asarray(X)
-    elif where == "npy":
-        np.save(tmp_path / "X.npy", X)
-        given = tsapps.open_matrix(tmp_path / "X.npy")
-    elif where == "fortran":
-        given = np.asfortranarray(X)
     else:
-        np.save(tmp_path / "a.npy", X[:123_457])
-        np.save(tmp_path / "b.npy", X[123_457:])
-        given = tsapps.open_matrix(tmp_path)
+        given = stored(X, where, tmp_path)
     same_bits(fitted(given, "cuda:all"), expected)
 
 
@@ -159,15 +153,7 @@ def test_x_that_the_gpus_do_not_hold(d, k, dtype, init, rng):
 def test_where_x_is_that_the_gpus_do_not_hold(where, options, rng, tmp_path):
     X = samples(rng)
     expected = fitted(X, "cpu", engine="fused", **{**options, "protect": False})
-    given = np.asfortranarray(X)
-    if where == "npy":
-        np.save(tmp_path / "X.npy", X)
-        given = tsapps.open_matrix(tmp_path / "X.npy")
-    elif where == "parts":
-        np.save(tmp_path / "a.npy", X[:123_457])
-        np.save(tmp_path / "b.npy", X[123_457:])
-        given = tsapps.open_matrix(tmp_path)
-    found = fitted(given, "cuda:all", **options)
+    found = fitted(stored(X, where, tmp_path), "cuda:all", **options)
     same_bits(found, expected)
     assert found.faults_ == 0
 

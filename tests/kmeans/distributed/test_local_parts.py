@@ -7,14 +7,13 @@ import numpy as np
 import pytest
 import scipy.sparse
 from host_cuda.machine import HostMachine
-from kmeans.distributed.cut_fits import fitted, host_engine, same_bits, samples
+from kmeans.distributed.cut_fits import fitted, host_engine, same_bits, samples, stored
 from kmeans.engines.test_pinned_rows import Pinning
 
-import tsapps
 from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.frame import ScaledRows
-from tsapps.apps.kmeans.data.rows import ArrayRows, SparseRows, UnitRows
+from tsapps.apps.kmeans.data.rows import ArrayRows, SparseRows, UnitRows, as_rows
 from tsapps.apps.kmeans.distributed import part_engines
 from tsapps.apps.kmeans.distributed.local_parts import LocalPartsEngine, parts_of_gpus
 from tsapps.apps.kmeans.distributed.part import Part, PartState
@@ -137,19 +136,11 @@ def test_empty_clusters(rng, over):
     same_bits(fitted(over(X), 6, init=init), fitted(host_engine(X), 6, init=init))
 
 
-@pytest.mark.parametrize("where", ["npy", "files", "fortran", "every other"])
+@pytest.mark.parametrize("where", ["npy", "parts", "fortran", "every other"])
 def test_where_x_is(where, rng, tmp_path, over):
-    X, given = samples(rng, 1100, 20, 5), None
-    if where == "npy":
-        np.save(tmp_path / "X.npy", X)
-        given = tsapps.open_matrix(tmp_path / "X.npy")
-    elif where == "files":
-        np.save(tmp_path / "a.npy", X[:333])
-        np.save(tmp_path / "b.npy", X[333:])
-        given = tsapps.open_matrix(tmp_path)
-    else:
-        given = ArrayRows(np.asfortranarray(X) if where == "fortran" else np.repeat(X, 2, axis=0)[::2])
-    engine = over(X, source=lambda _: given)
+    X = samples(rng, 1100, 20, 5)
+    given = np.repeat(X, 2, axis=0)[::2] if where == "every other" else stored(X, where, tmp_path)
+    engine = over(X, source=lambda _: as_rows(given))
     same_bits(fitted(engine, 5), fitted(host_engine(X), 5))
     pinned = [array for machine in engine._machines for array in machine.pinned_arrays]
     assert bool(pinned) == (where == "npy")
