@@ -41,6 +41,19 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
 #endif
 }
 
+// cp.async ─ copies 16 bytes from `offset` bytes after `global` to `offset` bytes after `shared`. The instruction has the
+// offset, so that successive copies need no address arithmetic.
+template <int offset>
+TSA_PTX void cp_async_at(void* shared, const void* global) {
+#if defined(TSA_HOST)
+  cuda_host::copy_async(static_cast<char*>(shared) + offset, static_cast<const char*>(global) + offset, 16, 16);
+#else
+  asm volatile("cp.async.cg.shared.global [%0 + %2], [%1 + %2], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+               "l"(__cvta_generic_to_global(global)), "n"(offset)
+               : "memory");
+#endif
+}
+
 // Combines the copies that this thread has issued since its last commit into a group.
 TSA_PTX void cp_async_commit() {
 #if defined(TSA_HOST)

@@ -70,16 +70,20 @@ class GemmMmaStreamed {
     for (int step = 0; step < steps; ++step) {
       const bool active = start <= step && step < end;
       if (Pipelines::kStays && active && column == 0) stays = pipelines_.begin_turn(group, turn);
-      Sums sums = {};
+      Sums sums;
 #pragma unroll 1
       for (int chunk = 0; chunk < kChunks; ++chunk) {
         const unsigned char* const stage = pipelines_.next_stage();
+        const auto pass_core = [&] { pipelines_.pass_core(group, chunk == kChunks - 1 && step == steps - 1); };
+        pipelines_.acquire_core(group);
         if (active) {
           const unsigned char* const of_a = Pipelines::kStays
                                                 ? stays + chunk * Pipelines::kPiece
                                                 : stage + Pipelines::kPiecesAt + group * kTogether * Pipelines::kPiece;
-          if (chunk == 0) add_biases(sums, stage);
-          multiply_chunk(sums, of_a, stage + Pipelines::kPanelB);
+          if (chunk == 0) begin_sums(sums, stage);
+          multiply_chunk(sums, of_a, stage + Pipelines::kPanelB, pass_core);
+        } else {
+          pass_core();
         }
         pipelines_.release();
       }
@@ -113,8 +117,8 @@ class GemmMmaStreamed {
     for (int i = 0; i < kTogether; ++i) epilogue_.begin(rows[i], fetched[i], levels);
   }
 
-  // Adds the biases of a column tile, whose parts are in the first eight columns of B's first panel.
-  static __device__ __forceinline__ void add_biases(Sums& sums, const unsigned char* of_b) {
+  // Sets the sums to the biases of a column tile, whose parts are in the first eight columns of B's first panel.
+  static __device__ __forceinline__ void begin_sums(Sums& sums, const unsigned char* of_b) {
     const int lane = threadIdx.x % 32, columns = lane % 4;
     const unsigned scales = columns == 0   ? ptx::to_half_pair(kPartScale[0], kPartScale[1])
                             : columns == 1 ? ptx::to_half_pair(kPartScale[2], 0)
@@ -130,14 +134,20 @@ class GemmMmaStreamed {
       for (int each = 0; each < 4 && j + each < kFragments; ++each) {
         const unsigned part[1] = {parts[each]};
 #pragma unroll
-        for (int i = 0; i < kTogether; ++i) ptx::mma_m16n8k8_f16(sums[i][j + each], ones, part);
+        for (int i = 0; i < kTogether; ++i) {
+          float(&sum)[4] = sums[i][j + each];
+          sum[0] = sum[1] = sum[2] = sum[3] = 0;
+          ptx::mma_m16n8k8_f16(sum, ones, part);
+        }
       }
     }
   }
 
-  // Adds the products of a chunk: this warp's 16 rows of each row tile, by all columns.
+  // Adds the products of a chunk: this warp's 16 rows of each row tile, by all columns. Before the last panel, it passes
+  // the tensor core on, so that the next warp's first products follow the last of this one.
+  template <typename PassCore>
   static __device__ __forceinline__ void multiply_chunk(Sums& sums, const unsigned char* of_a,
-                                                        const unsigned char* of_b) {
+                                                        const unsigned char* of_b, PassCore pass_core) {
     constexpr int kBetween = Pipelines::kStays ? Pipelines::kRowTile : Pipelines::kPiece;  // bytes from tile to tile
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
     // A: rows 0–7 and 8–15 of the first eight columns, then of the others. B: the columns of a group of eight, then of
@@ -146,6 +156,7 @@ class GemmMmaStreamed {
     of_b += lane * 16;
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
+      if (panel == kPanels - 1) pass_core();
       unsigned a[kTogether][4];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) ptx::ldmatrix_x4(a[i], of_a + i * kBetween + panel * Pipelines::kPanelA);

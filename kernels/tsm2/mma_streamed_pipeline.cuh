@@ -10,8 +10,14 @@
 // its row tiles of this turn and, with two buffers, of the next. Warpgroups start their row tiles at different column
 // tiles, as in streamed_pipeline.cuh.
 //
+// Warps of different warpgroups that have the same number share a scheduler, and so its tensor core. They take it in
+// rotation, a chunk each:
+//
+//   warpgroup 0   multiply │ epilogue │ multiply │ epilogue          Without this, all wait for the same stage, multiply
+//   warpgroup 1            │ multiply │ epilogue │ multiply │ …      at the same time, and then leave the core idle.
+//
 // Why it is fast: no warp only copies, which would take the registers of one that multiplies. Copies are contiguous in
-// global memory.
+// global memory. The tensor cores multiply for one warpgroup while the other units process the sums of another.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -43,6 +49,8 @@ class MmaStreamedPipelines {
   // Minimum number of turns for which a block staggers its warpgroups.
   static constexpr int kManyTurns = 16;
   static_assert(kStages >= 2 && kBuffersA <= 2, "a chunk is multiplied while the next is copied");
+  // Named barriers: kGroups for the ends of turns, then one per warp for its turn at the tensor core.
+  static_assert(5 * kGroups < 16, "a block has 16 named barriers");
 
   // B has `column_tiles` column tiles.
   __device__ MmaStreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B,
@@ -71,6 +79,7 @@ class MmaStreamedPipelines {
   // Copies this thread's share of the steps before those that `next_stage` copies, and of its first row tiles.
   __device__ __forceinline__ void begin(int group) {
     if (turns == 0) return;
+    if (group == kGroups - 1) ptx::barrier_arrive(core_barrier(0), 64);
     if (kStays) copy_row_tiles(group);
 #pragma unroll 1
     for (int step = 0; step < kAhead; ++step) copy_next();
@@ -81,6 +90,18 @@ class MmaStreamedPipelines {
     copy_next();
     ptx::mbarrier_wait(full_ + stage_, parity_);
     return shared_ + kStagesAt + stage_ * kStage;
+  }
+
+  // Waits until the tensor core of this warp's scheduler is its own.
+  __device__ __forceinline__ void acquire_core(int group) const { ptx::barrier_sync(core_barrier(group), 64); }
+
+  // Passes the tensor core on to the warp of the next warpgroup. `last`: there is no further step.
+  __device__ __forceinline__ void pass_core(int group, bool last) const {
+    if (group < kGroups - 1) {
+      ptx::barrier_arrive(core_barrier(group + 1), 64);
+    } else if (!last) {
+      ptx::barrier_arrive(core_barrier(0), 64);
+    }
   }
 
   // Releases the stage of this step when all lanes have read it, and goes to the next.
@@ -110,24 +131,28 @@ class MmaStreamedPipelines {
   const int turns;
 
  private:
+  static __device__ __forceinline__ int core_barrier(int group) {
+    return 1 + kGroups + 4 * group + (int)threadIdx.x / 32 % 4;
+  }
+
   // Copies this thread's share of the next step that is not copied yet, if there is one.
   __device__ __forceinline__ void copy_next() {
     if (copied_columns_ == steps_of_columns()) return;
-    if (is_used_) ptx::mbarrier_wait(empty_ + copied_stage_, copied_parity_ ^ 1);
+    ptx::mbarrier_wait(empty_ + copied_stage_, copied_parity_ ^ 1);  // which a barrier's first phase does not delay
     unsigned char* const stage = shared_ + kStagesAt + copied_stage_ * kStage;
-    const int more = copied_chunk_ == 0 ? kPanelB : 0;
     const long long tile = (long long)copied_turn_.product() * column_tiles + copied_column_;
-    const long long from = tile * (kChunks * (long long)kChunkB + kPanelB) + copied_chunk_ * kChunkB + kPanelB - more;
-    copy(stage + kPanelB - more, B_ + from, kChunkB + more, threadIdx.x, kThreads);
+    const unsigned char* const column_tile = B_ + tile * (kPanelB + kChunks * kChunkB);
+    if (kChunks == 1 || copied_chunk_ == 0) copy<kPanelB, kThreads>(stage, column_tile);
+    copy<kChunkB, kThreads>(stage + kPanelB, column_tile + kPanelB + copied_chunk_ * kChunkB);
     if (!kStays) {
-#pragma unroll 1
+#pragma unroll
       for (int i = 0; i < kTiles; ++i) {
-        const long long piece = (long long)copied_turn_.copied_tile(i) * kChunks + copied_chunk_;
-        copy(stage + kPiecesAt + i * kPiece, A_ + piece * kPiece, kPiece, threadIdx.x, kThreads);
+        const long long row_tile = copied_turn_.copied_tile(i);
+        copy<kPiece, kThreads>(stage + kPiecesAt + i * kPiece, A_ + row_tile * kRowTile + copied_chunk_ * kPiece);
       }
     }
     ptx::cp_async_arrive(full_ + copied_stage_);
-    if (++copied_stage_ == kStages) copied_stage_ = 0, copied_parity_ ^= 1, is_used_ = true;
+    if (++copied_stage_ == kStages) copied_stage_ = 0, copied_parity_ ^= 1;
     if (++copied_chunk_ == kChunks) {
       copied_chunk_ = 0, ++copied_columns_;
       if (++copied_column_ == column_tiles) copied_column_ = 0, copied_turn_.next();
@@ -141,16 +166,18 @@ class MmaStreamedPipelines {
 #pragma unroll
     for (int i = 0; i < kMmaTogether; ++i) {
       const long long tile = row_tiles_turn_.copied_tile(group * kMmaTogether + i);
-      copy(shared_ + (buffer * kMmaTogether + i) * kRowTile, A_ + tile * kRowTile, kRowTile, threadIdx.x % 128, 128);
+      copy<kRowTile, 128>(shared_ + (buffer * kMmaTogether + i) * kRowTile, A_ + tile * kRowTile);
     }
     ptx::cp_async_arrive(full_a_ + buffer);
     row_tiles_turn_.next();
   }
 
-  static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, int bytes, int thread,
-                                              int threads) {
-#pragma unroll 4
-    for (int at = 16 * thread; at < bytes; at += 16 * threads) ptx::cp_async<16>(to + at, from + at);
+  // Copies kBytes bytes by kOf threads that have successive numbers, 16 each, from `kFrom` bytes on.
+  template <int kBytes, int kOf, int kFrom = 0>
+  static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from) {
+    if constexpr (kFrom == 0) to += 16 * (threadIdx.x % kOf), from += 16 * (threadIdx.x % kOf);
+    if (kFrom + 16 * kOf <= kBytes || kFrom + 16 * (int)(threadIdx.x % kOf) < kBytes) ptx::cp_async_at<kFrom>(to, from);
+    if constexpr (kFrom + 16 * kOf < kBytes) copy<kBytes, kOf, kFrom + 16 * kOf>(to, from);
   }
 
   unsigned char* const shared_;
@@ -160,11 +187,10 @@ class MmaStreamedPipelines {
   // The stage of this step, and the parity of the phase that fills it.
   int stage_ = 0;
   unsigned parity_ = 0;
-  // The next step to copy: its stage, the parity, whether the stage was used before, chunk, column tile and turn, and
-  // the number of column tiles before it. And the next turn whose row tiles are copied.
+  // The next step to copy: its stage, the parity, chunk, column tile and turn, and the number of column tiles before it.
+  // And the next turn whose row tiles are copied.
   int copied_stage_ = 0, copied_chunk_ = 0, copied_column_ = 0, copied_columns_ = 0, copied_row_tiles_ = 0;
   unsigned copied_parity_ = 0;
-  bool is_used_ = false;
   Turns<Products, kTiles> copied_turn_, row_tiles_turn_;
 };
 
