@@ -15,6 +15,8 @@
 //   simt::load_from_other_block     loads an element that another block wrote; bypasses the L1 cache
 //   simt::dynamic_shared<T>()       the block's dynamic shared memory
 //   simt::kept(x)                   forces x into a register; all lanes take part
+//   simt::opaque(x)                 x, of which the compiler does not know the bits: an address plus a constant then
+//                                   stays a sum, which an instruction has, instead of becoming an OR
 //   simt::last_to_arrive(…)         true if this block is the last of several to publish its writes
 //   SIMT_BLOCK(threads)             written before `void`: declares the block size, on HIP only. Without it, AMD's
 //                                   compiler assumes 1024 threads per block and spills many registers. On CUDA, ptxas
@@ -94,6 +96,12 @@ __device__ __forceinline__ void sync_warp() { __syncwarp(); }
 template <typename T>
 __device__ __forceinline__ T kept(T value) {
   return shuffle(value, (int)threadIdx.x % warp_size);
+}
+__device__ __forceinline__ int opaque(int value) {
+#if !defined(TSA_HOST) && !defined(TSA_HIP)
+  asm("" : "+r"(value));
+#endif
+  return value;
 }
 // `kept` for a pointer to shared memory.
 template <typename T>

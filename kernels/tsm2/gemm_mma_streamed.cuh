@@ -52,7 +52,6 @@ class GemmMmaStreamed {
   __device__ __forceinline__ void multiply() {
     // A shuffle tells the compiler that all lanes have the same value.
     const int group = simt::shuffle((int)threadIdx.x / 128, 0), column_tiles = pipelines_.column_tiles;
-    const int start = pipelines_.start_of(group), end = start + pipelines_.turns * column_tiles;
     typename Epilogue::Rows rows[kTogether];
     auto at = pipelines_.first_turn;
     const auto row = [&](int i) { return (long long)at.row_tile(group * kTogether + i) * kPanelRows; };
@@ -63,50 +62,37 @@ class GemmMmaStreamed {
       for (int i = 0; i < kTogether; ++i) epilogue_.fetch(fetched[i], row(i), at.product());
       begin_rows(rows, fetched);
     }
-    const unsigned char* stays = nullptr;
-    int column_tile = 0, turn = 0, column = 0;  // column: of this turn
-    const int steps = pipelines_.turns == 0 ? 0 : pipelines_.steps_of_columns();
 #pragma unroll 1
-    for (int step = 0; step < steps; ++step) {
-      const bool active = start <= step && step < end;
-      if (Pipelines::kStays && active && column == 0) stays = pipelines_.begin_turn(group, turn);
-      Sums sums;
+    for (int turn = 0; turn < pipelines_.turns; ++turn) {
+      const unsigned char* const stays = Pipelines::kStays ? pipelines_.begin_turn(group, turn) : nullptr;
 #pragma unroll 1
-      for (int chunk = 0; chunk < kChunks; ++chunk) {
-        const unsigned char* const stage = pipelines_.next_stage();
-        const auto pass_core = [&] { pipelines_.pass_core(group, chunk == kChunks - 1 && step == steps - 1); };
-        pipelines_.acquire_core(group);
-        if (active) {
+      for (int column_tile = 0; column_tile < column_tiles; ++column_tile) {
+        Sums sums;
+#pragma unroll 1
+        for (int chunk = 0; chunk < kChunks; ++chunk) {
+          const unsigned char* const stage = pipelines_.next_stage();
           const unsigned char* const of_a = Pipelines::kStays
                                                 ? stays + chunk * Pipelines::kPiece
                                                 : stage + Pipelines::kPiecesAt + group * kTogether * Pipelines::kPiece;
           if (chunk == 0) begin_sums(sums, stage);
-          multiply_chunk(sums, of_a, stage + Pipelines::kPanelB, pass_core);
-        } else {
-          pass_core();
+          multiply_chunk(sums, of_a, stage + Pipelines::kPanelB);
+          pipelines_.release();
         }
-        pipelines_.release();
-      }
-      if (active) {
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) epilogue_.take(rows[i], column_tile, sums[i]);
-        if (++column == column_tiles) {
-          column = 0, ++turn;
-          if (Pipelines::kStays) pipelines_.end_turn(group);
-          long long ended[kTogether];
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) ended[i] = row(i);
-          at.next();
-          typename Epilogue::Fetched fetched[kTogether];
-#pragma unroll
-          for (int i = 0; i < kTogether; ++i) {
-            epilogue_.fetch(fetched[i], row(i), at.product());
-            epilogue_.end(rows[i], ended[i]);
-          }
-          begin_rows(rows, fetched);
-        }
       }
-      if (++column_tile == column_tiles) column_tile = 0;
+      if (Pipelines::kStays) pipelines_.end_turn(group);
+      long long ended[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) ended[i] = row(i);
+      at.next();
+      typename Epilogue::Fetched fetched[kTogether];
+#pragma unroll
+      for (int i = 0; i < kTogether; ++i) {
+        epilogue_.fetch(fetched[i], row(i), at.product());
+        epilogue_.end(rows[i], ended[i]);
+      }
+      begin_rows(rows, fetched);
     }
   }
 
@@ -118,12 +104,9 @@ class GemmMmaStreamed {
   }
 
   // Sets the sums to the biases of a column tile, whose parts are in the first eight columns of B's first panel.
-  static __device__ __forceinline__ void begin_sums(Sums& sums, const unsigned char* of_b) {
-    const int lane = threadIdx.x % 32, columns = lane % 4;
-    const unsigned scales = columns == 0   ? ptx::to_half_pair(kPartScale[0], kPartScale[1])
-                            : columns == 1 ? ptx::to_half_pair(kPartScale[2], 0)
-                                           : 0;
-    const unsigned ones[2] = {scales, scales};  // rows g and g + 8 of A
+  __device__ __forceinline__ void begin_sums(Sums& sums, const unsigned char* of_b) const {
+    const int lane = threadIdx.x % 32;
+    const unsigned scales = scales_of_parts(), ones[2] = {scales, scales};  // rows g and g + 8 of A
 #pragma unroll
     for (int j = 0; j < kFragments; j += 4) {
       unsigned parts[4];
@@ -143,20 +126,13 @@ class GemmMmaStreamed {
     }
   }
 
-  // Adds the products of a chunk: this warp's 16 rows of each row tile, by all columns. Before the last panel, it passes
-  // the tensor core on, so that the next warp's first products follow the last of this one.
-  template <typename PassCore>
-  static __device__ __forceinline__ void multiply_chunk(Sums& sums, const unsigned char* of_a,
-                                                        const unsigned char* of_b, PassCore pass_core) {
+  // Adds the products of a chunk: this warp's 16 rows of each row tile, by all columns.
+  __device__ __forceinline__ void multiply_chunk(Sums& sums, const unsigned char* of_a,
+                                                 const unsigned char* of_b) const {
     constexpr int kBetween = Pipelines::kStays ? Pipelines::kRowTile : Pipelines::kPiece;  // bytes from tile to tile
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
-    // A: rows 0–7 and 8–15 of the first eight columns, then of the others. B: the columns of a group of eight, then of
-    // the next, both in the order of memory.
-    of_a += (2 * warp + lane / 8 % 2) * kPanelGroup + lane / 16 * (kPanelGroup / 2) + lane % 8 * 16;
-    of_b += lane * 16;
+    of_a += simt::opaque(lane_of_a()), of_b += simt::opaque(lane_of_b());
 #pragma unroll
     for (int panel = 0; panel < kPanels; ++panel) {
-      if (panel == kPanels - 1) pass_core();
       unsigned a[kTogether][4];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) ptx::ldmatrix_x4(a[i], of_a + i * kBetween + panel * Pipelines::kPanelA);
@@ -174,8 +150,25 @@ class GemmMmaStreamed {
     }
   }
 
+  // The offset in a panel of the 16 bytes that this lane passes to ldmatrix. A: rows 0–7 and 8–15 of the first eight
+  // columns, then of the others, of this warp's 16 rows.
+  static __device__ __forceinline__ int lane_of_a() {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32 % 4;
+    return (2 * warp + lane / 8 % 2) * kPanelGroup + lane / 16 * (kPanelGroup / 2) + lane % 8 * 16;
+  }
+  // B: the columns of a group of eight, then of the next, both in the order of memory.
+  static __device__ __forceinline__ int lane_of_b() { return threadIdx.x % 32 * 16; }
+
+  // The multipliers of the parts of a bias in this lane's columns of A.
+  static __device__ __forceinline__ unsigned scales_of_parts() {
+    const unsigned first = ptx::to_half_pair(kPartScale[0], kPartScale[1]), third = ptx::to_half_pair(kPartScale[2], 0);
+    const int columns = threadIdx.x % 4;
+    return columns == 0 ? first : columns == 1 ? third : 0;
+  }
+
   Pipelines pipelines_;
   const Epilogue& epilogue_;
+  const int lane_of_a_ = simt::kept(lane_of_a()), lane_of_b_ = lane_of_b();
 };
 
 // `column_tiles` is at least 1.

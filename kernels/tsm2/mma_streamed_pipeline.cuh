@@ -7,17 +7,12 @@
 // mbarriers mark full and empty stages; a warp that is behind in its epilogue holds up others only when they are
 // kStages − kAhead steps ahead of it. If the row tiles of A do not fit in shared memory (kBuffersA is 0), a stage has
 // the chunk of each of them, too; A is then read again for every column tile. Otherwise each warpgroup has memory for
-// its row tiles of this turn and, with two buffers, of the next. Warpgroups start their row tiles at different column
-// tiles, as in streamed_pipeline.cuh.
+// its row tiles of this turn and, with two buffers, of the next.
 //
-// Warps of different warpgroups that have the same number share a scheduler, and so its tensor core. They take it in
-// rotation, a chunk each:
-//
-//   warpgroup 0   multiply │ epilogue │ multiply │ epilogue          Without this, all wait for the same stage, multiply
-//   warpgroup 1            │ multiply │ epilogue │ multiply │ …      at the same time, and then leave the core idle.
+// If A stays, column tiles have one chunk, and there are as many as stages, they are copied once, for all turns.
 //
 // Why it is fast: no warp only copies, which would take the registers of one that multiplies. Copies are contiguous in
-// global memory. The tensor cores multiply for one warpgroup while the other units process the sums of another.
+// global memory.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -46,19 +41,15 @@ class MmaStreamedPipelines {
   static constexpr int kBarriers = 2 * kStages + kBuffersA * kGroups;
   static constexpr int kSharedBytes = kBarriersAt + kBarriers * (int)sizeof(ptx::Mbarrier);
   static constexpr int kAhead = (kStages + 1) / 2;
-  // Minimum number of turns for which a block staggers its warpgroups.
-  static constexpr int kManyTurns = 16;
   static_assert(kStages >= 2 && kBuffersA <= 2, "a chunk is multiplied while the next is copied");
-  // Named barriers: kGroups for the ends of turns, then one per warp for its turn at the tensor core.
-  static_assert(5 * kGroups < 16, "a block has 16 named barriers");
 
   // B has `column_tiles` column tiles.
   __device__ MmaStreamedPipelines(unsigned char* shared, const ptx::Half* A, const ptx::Half* B,
                                   const Products& products, int column_tiles)
-      : column_tiles(column_tiles), first_turn(products), turns(first_turn.count()), shared_(shared),
-        full_(reinterpret_cast<ptx::Mbarrier*>(shared + kBarriersAt)), empty_(full_ + kStages),
+      : column_tiles(column_tiles), first_turn(products), turns(first_turn.count()), shared_(simt::kept_shared(shared)),
+        full_(reinterpret_cast<ptx::Mbarrier*>(shared_ + kBarriersAt)), empty_(full_ + kStages),
         full_a_(empty_ + kStages), A_(reinterpret_cast<const unsigned char*>(A)),
-        B_(reinterpret_cast<const unsigned char*>(B)), apart_(first_turn.kOneB && turns >= kManyTurns),
+        B_(reinterpret_cast<const unsigned char*>(B)), once_(kStays && kChunks == 1 && first_turn.kOneB && column_tiles == kStages),
         copied_turn_(first_turn), row_tiles_turn_(first_turn) {}
 
   // Initializes the barriers. All threads of the block call it; a barrier must follow.
@@ -72,14 +63,9 @@ class MmaStreamedPipelines {
     ptx::mbarrier_init_fence();
   }
 
-  // The number of column tiles that pass before a warpgroup starts, and that pass in all.
-  __device__ __forceinline__ int start_of(int group) const { return apart_ ? group * column_tiles / kGroups : 0; }
-  __device__ __forceinline__ int steps_of_columns() const { return turns * column_tiles + start_of(kGroups - 1); }
-
   // Copies this thread's share of the steps before those that `next_stage` copies, and of its first row tiles.
   __device__ __forceinline__ void begin(int group) {
     if (turns == 0) return;
-    if (group == kGroups - 1) ptx::barrier_arrive(core_barrier(0), 64);
     if (kStays) copy_row_tiles(group);
 #pragma unroll 1
     for (int step = 0; step < kAhead; ++step) copy_next();
@@ -88,26 +74,14 @@ class MmaStreamedPipelines {
   // Copies the share of a later step, and waits for this step; returns its stage.
   __device__ __forceinline__ const unsigned char* next_stage() {
     copy_next();
-    ptx::mbarrier_wait(full_ + stage_, parity_);
+    ptx::mbarrier_wait(full_ + stage_, once_ ? 0 : parity_);
     return shared_ + kStagesAt + stage_ * kStage;
-  }
-
-  // Waits until the tensor core of this warp's scheduler is its own.
-  __device__ __forceinline__ void acquire_core(int group) const { ptx::barrier_sync(core_barrier(group), 64); }
-
-  // Passes the tensor core on to the warp of the next warpgroup. `last`: there is no further step.
-  __device__ __forceinline__ void pass_core(int group, bool last) const {
-    if (group < kGroups - 1) {
-      ptx::barrier_arrive(core_barrier(group + 1), 64);
-    } else if (!last) {
-      ptx::barrier_arrive(core_barrier(0), 64);
-    }
   }
 
   // Releases the stage of this step when all lanes have read it, and goes to the next.
   __device__ __forceinline__ void release() {
     simt::sync_warp();
-    if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty_ + stage_);
+    if (!once_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty_ + stage_);
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
 
@@ -131,19 +105,19 @@ class MmaStreamedPipelines {
   const int turns;
 
  private:
-  static __device__ __forceinline__ int core_barrier(int group) {
-    return 1 + kGroups + 4 * group + (int)threadIdx.x / 32 % 4;
-  }
-
   // Copies this thread's share of the next step that is not copied yet, if there is one.
   __device__ __forceinline__ void copy_next() {
-    if (copied_columns_ == steps_of_columns()) return;
+    if (copied_turns_ == (once_ ? 1 : turns)) return;
     ptx::mbarrier_wait(empty_ + copied_stage_, copied_parity_ ^ 1);  // which a barrier's first phase does not delay
     unsigned char* const stage = shared_ + kStagesAt + copied_stage_ * kStage;
     const long long tile = (long long)copied_turn_.product() * column_tiles + copied_column_;
     const unsigned char* const column_tile = B_ + tile * (kPanelB + kChunks * kChunkB);
-    if (kChunks == 1 || copied_chunk_ == 0) copy<kPanelB, kThreads>(stage, column_tile);
-    copy<kChunkB, kThreads>(stage + kPanelB, column_tile + kPanelB + copied_chunk_ * kChunkB);
+    if constexpr (kChunks == 1) {
+      copy<kPanelB + kChunkB, kThreads>(stage, column_tile);
+    } else {
+      if (copied_chunk_ == 0) copy<kPanelB, kThreads>(stage, column_tile);
+      copy<kChunkB, kThreads>(stage + kPanelB, column_tile + kPanelB + copied_chunk_ * kChunkB);
+    }
     if (!kStays) {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
@@ -154,8 +128,8 @@ class MmaStreamedPipelines {
     ptx::cp_async_arrive(full_ + copied_stage_);
     if (++copied_stage_ == kStages) copied_stage_ = 0, copied_parity_ ^= 1;
     if (++copied_chunk_ == kChunks) {
-      copied_chunk_ = 0, ++copied_columns_;
-      if (++copied_column_ == column_tiles) copied_column_ = 0, copied_turn_.next();
+      copied_chunk_ = 0;
+      if (++copied_column_ == column_tiles) copied_column_ = 0, ++copied_turns_, copied_turn_.next();
     }
   }
 
@@ -172,24 +146,32 @@ class MmaStreamedPipelines {
     row_tiles_turn_.next();
   }
 
-  // Copies kBytes bytes by kOf threads that have successive numbers, 16 each, from `kFrom` bytes on.
-  template <int kBytes, int kOf, int kFrom = 0>
+  // Copies kBytes bytes by kOf threads that have successive numbers. A warp copies successive bytes, so that the
+  // distances of a lane's copies are small enough for the instructions to have them.
+  template <int kBytes, int kOf>
   static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from) {
-    if constexpr (kFrom == 0) to += 16 * (threadIdx.x % kOf), from += 16 * (threadIdx.x % kOf);
-    if (kFrom + 16 * kOf <= kBytes || kFrom + 16 * (int)(threadIdx.x % kOf) < kBytes) ptx::cp_async_at<kFrom>(to, from);
-    if constexpr (kFrom + 16 * kOf < kBytes) copy<kBytes, kOf, kFrom + 16 * kOf>(to, from);
+    constexpr int kOfWarp = (kBytes + 16 * kOf - 1) / (16 * kOf) * 512;
+    const int mine = (int)threadIdx.x % kOf / 32 * kOfWarp + (int)threadIdx.x % 32 * 16;
+    copy_every_512<kOfWarp, kBytes % (16 * kOf) == 0>(to + mine, from + mine, kBytes - mine);
+  }
+
+  // Copies 16 of every 512 bytes, kBytes in all; if not kAll, those that begin before `end`.
+  template <int kBytes, bool kAll, int kAt = 0>
+  static __device__ __forceinline__ void copy_every_512(unsigned char* to, const unsigned char* from, int end) {
+    if (kAll || kAt < end) ptx::cp_async_at<kAt>(to, from);
+    if constexpr (kAt + 512 < kBytes) copy_every_512<kBytes, kAll, kAt + 512>(to, from, end);
   }
 
   unsigned char* const shared_;
   ptx::Mbarrier *const full_, *const empty_, *const full_a_;
   const unsigned char *const A_, *const B_;
-  const bool apart_;
+  const bool once_;  // B is copied once
   // The stage of this step, and the parity of the phase that fills it.
   int stage_ = 0;
   unsigned parity_ = 0;
-  // The next step to copy: its stage, the parity, chunk, column tile and turn, and the number of column tiles before it.
-  // And the next turn whose row tiles are copied.
-  int copied_stage_ = 0, copied_chunk_ = 0, copied_column_ = 0, copied_columns_ = 0, copied_row_tiles_ = 0;
+  // The next step to copy: its stage, the parity, chunk, column tile and turn, and the number of turns before it. And the
+  // next turn whose row tiles are copied.
+  int copied_stage_ = 0, copied_chunk_ = 0, copied_column_ = 0, copied_turns_ = 0, copied_row_tiles_ = 0;
   unsigned copied_parity_ = 0;
   Turns<Products, kTiles> copied_turn_, row_tiles_turn_;
 };
