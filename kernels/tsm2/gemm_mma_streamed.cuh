@@ -78,10 +78,10 @@ class GemmMmaStreamed {
           multiply_chunk(sums, of_a, stage + Pipelines::kPanelB);
           pipelines_.release();
         }
+        if (Pipelines::kStays && column_tile == column_tiles - 1) pipelines_.end_turn(group);
 #pragma unroll
         for (int i = 0; i < kTogether; ++i) epilogue_.take(rows[i], column_tile, sums[i]);
       }
-      if (Pipelines::kStays) pipelines_.end_turn(group);
       long long ended[kTogether];
 #pragma unroll
       for (int i = 0; i < kTogether; ++i) ended[i] = row(i);

@@ -6,8 +6,8 @@
 //
 // mbarriers mark full and empty stages; a warp that is behind in its epilogue holds up others only when they are
 // kStages − kAhead steps ahead of it. If the row tiles of A do not fit in shared memory (kBuffersA is 0), a stage has
-// the chunk of each of them, too; A is then read again for every column tile. Otherwise each warpgroup has memory for
-// its row tiles of this turn and, with two buffers, of the next.
+// the chunk of each of them, too; A is then read again for every column tile. Otherwise each warp copies the rows that
+// it multiplies, for this turn and, with two buffers, for the next, and waits for no other warp.
 //
 // If A stays, column tiles have one chunk, and there are as many as stages, they are copied once, for all turns.
 //
@@ -17,7 +17,6 @@
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/types.cuh"
-#include "kernels/ptx/warp_specialization.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 #include "kernels/tsm2/streamed_turns.cuh"
 
@@ -38,7 +37,7 @@ class MmaStreamedPipelines {
   // A stage: space for B's first panel, a chunk of B and, if A streams, a piece of every row tile.
   static constexpr int kPiecesAt = kPanelB + kChunkB, kStage = kPiecesAt + (kStays ? 0 : kTiles * kPiece);
   static constexpr int kStagesAt = kBuffersA * kTiles * kRowTile, kBarriersAt = kStagesAt + kStages * kStage;
-  static constexpr int kBarriers = 2 * kStages + kBuffersA * kGroups;
+  static constexpr int kWarps = kThreads / 32, kBarriers = 2 * kStages + kBuffersA * kWarps;
   static constexpr int kSharedBytes = kBarriersAt + kBarriers * (int)sizeof(ptx::Mbarrier);
   static constexpr int kAhead = (kStages + 1) / 2;
   static_assert(kStages >= 2 && kBuffersA <= 2, "a chunk is multiplied while the next is copied");
@@ -57,16 +56,16 @@ class MmaStreamedPipelines {
     if (threadIdx.x != 0) return;
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full_ + i, kThreads);
-      ptx::mbarrier_init(empty_ + i, kThreads / 32);
+      ptx::mbarrier_init(empty_ + i, kWarps);
     }
-    for (int i = 0; i < kBuffersA * kGroups; ++i) ptx::mbarrier_init(full_a_ + i, 128);
+    for (int i = 0; i < kBuffersA * kWarps; ++i) ptx::mbarrier_init(full_a_ + i, 32);
     ptx::mbarrier_init_fence();
   }
 
-  // Copies this thread's share of the steps before those that `next_stage` copies, and of its first row tiles.
+  // Copies this thread's share of the steps before those that `next_stage` copies, and of its warp's first rows.
   __device__ __forceinline__ void begin(int group) {
     if (turns == 0) return;
-    if (kStays) copy_row_tiles(group);
+    if (kStays) copy_rows(group);
 #pragma unroll 1
     for (int step = 0; step < kAhead; ++step) copy_next();
   }
@@ -85,18 +84,18 @@ class MmaStreamedPipelines {
     if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
   }
 
-  // Waits for the row tiles of a turn of a warpgroup, which stay; returns the address of the first.
+  // Waits for this warp's rows of a turn, which stay; returns the address of the first row tile.
   __device__ __forceinline__ const unsigned char* begin_turn(int group, int turn) {
     const int buffer = turn % kBuffers;
-    if (kBuffersA == 2) copy_row_tiles(group);  // of the next turn
-    ptx::mbarrier_wait(full_a_ + group * kBuffers + buffer, (unsigned)turn / kBuffers % 2);
+    if (kBuffersA == 2) copy_rows(group);  // of the next turn
+    ptx::mbarrier_wait(full_a_ + threadIdx.x / 32 * kBuffers + buffer, (unsigned)turn / kBuffers % 2);
     return shared_ + (group * kBuffers + buffer) * kMmaTogether * kRowTile;
   }
 
-  // Ends a turn of a warpgroup: its row tiles are not read again.
+  // Ends the products of a turn: all lanes have read this warp's rows.
   __device__ __forceinline__ void end_turn(int group) {
-    ptx::barrier_sync(1 + group, 128);
-    if (kBuffersA == 1) copy_row_tiles(group);
+    simt::sync_warp();
+    if (kBuffersA == 1) copy_rows(group);
   }
 
   const int column_tiles;
@@ -133,16 +132,18 @@ class MmaStreamedPipelines {
     }
   }
 
-  // Copies this thread's share of the next row tiles of its warpgroup.
-  __device__ __forceinline__ void copy_row_tiles(int group) {
+  // Copies this lane's share of its warp's rows of the next turn: 16 rows of each row tile.
+  __device__ __forceinline__ void copy_rows(int group) {
     if (copied_row_tiles_ == turns) return;
-    const int buffer = group * kBuffers + copied_row_tiles_++ % kBuffers;
+    const int buffer = copied_row_tiles_++ % kBuffers, mine = (int)threadIdx.x % 128 * 16;
 #pragma unroll
     for (int i = 0; i < kMmaTogether; ++i) {
-      const long long tile = row_tiles_turn_.copied_tile(group * kMmaTogether + i);
-      copy<kRowTile, 128>(shared_ + (buffer * kMmaTogether + i) * kRowTile, A_ + tile * kRowTile);
+      unsigned char* const to = shared_ + ((group * kBuffers + buffer) * kMmaTogether + i) * kRowTile + mine;
+      const unsigned char* const from = A_ + row_tiles_turn_.copied_tile(group * kMmaTogether + i) * (long long)kRowTile;
+#pragma unroll 8
+      for (int at = 0; at < kRowTile; at += kPanelA) ptx::cp_async<16>(to + at, from + mine + at);
     }
-    ptx::cp_async_arrive(full_a_ + buffer);
+    ptx::cp_async_arrive(full_a_ + threadIdx.x / 32 * kBuffers + buffer);
     row_tiles_turn_.next();
   }
 

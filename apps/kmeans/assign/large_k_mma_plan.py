@@ -51,7 +51,7 @@ class MmaPlan(StreamPlan):
         """Dynamic shared memory of a block in bytes (kSharedBytes in mma_streamed_pipeline.cuh)."""
         piece, chunk = 32 * self.panels * self.ROWS, 32 * (self.panels + 1) * self.columns
         stage = chunk + (0 if self.stages_a else self.groups * piece)
-        barriers = 2 * self.stages_b + self.stages_a * self.groups // 2
+        barriers = 2 * self.stages_b + 2 * self.stages_a * self.groups
         return self.stages_a * self.groups * self.chunks * piece + self.stages_b * stage + 8 * barriers
 
     def kernel_of(self, products: str, epilogue: str) -> str:
