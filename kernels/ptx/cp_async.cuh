@@ -41,8 +41,9 @@ TSA_PTX void cp_async(void* shared, const void* global, int read = bytes) {
 #endif
 }
 
-// cp.async ─ copies 16 bytes from `offset` bytes after `global` to `offset` bytes after `shared`. The instruction has the
-// offset, so that successive copies need no address arithmetic.
+// cp.async ─ copies 16 bytes from `offset` bytes after `global` to `offset` bytes after `shared`. The instruction has
+// the offset, so that successive copies need no address arithmetic. Offsets of global addresses in instructions are
+// below 2 KB in magnitude.
 template <int offset>
 TSA_PTX void cp_async_at(void* shared, const void* global) {
 #if defined(TSA_HOST)

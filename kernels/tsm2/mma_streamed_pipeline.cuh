@@ -9,7 +9,7 @@
 // the chunk of each of them, too; A is then read again for every column tile. Otherwise each warp copies the rows that
 // it multiplies, for this turn and, with two buffers, for the next, and waits for no other warp.
 //
-// If A stays, column tiles have one chunk, and there are as many as stages, they are copied once, for all turns.
+// If A stays, and all of B fits in the stages, a column tile of one chunk in each, B is copied once for all turns.
 //
 // Why it is fast: no warp only copies, which would take the registers of one that multiplies. Copies are contiguous in
 // global memory.
@@ -48,8 +48,9 @@ class MmaStreamedPipelines {
       : column_tiles(column_tiles), first_turn(products), turns(first_turn.count()), shared_(simt::kept_shared(shared)),
         full_(reinterpret_cast<ptx::Mbarrier*>(shared_ + kBarriersAt)), empty_(full_ + kStages),
         full_a_(empty_ + kStages), A_(reinterpret_cast<const unsigned char*>(A)),
-        B_(reinterpret_cast<const unsigned char*>(B)), once_(kStays && kChunks == 1 && first_turn.kOneB && column_tiles == kStages),
-        copied_turn_(first_turn), row_tiles_turn_(first_turn) {}
+        B_(reinterpret_cast<const unsigned char*>(B)),
+        once_(kStays && kChunks == 1 && first_turn.kOneB && column_tiles <= kStages), copied_turn_(first_turn),
+        rows_turn_(first_turn) {}
 
   // Initializes the barriers. All threads of the block call it; a barrier must follow.
   __device__ __forceinline__ void set_up() const {
@@ -67,12 +68,13 @@ class MmaStreamedPipelines {
     if (turns == 0) return;
     if (kStays) copy_rows(group);
 #pragma unroll 1
-    for (int step = 0; step < kAhead; ++step) copy_next();
+    for (int step = 0; step < kAhead; ++step) copy_next(step, 0);
   }
 
   // Copies the share of a later step, and waits for this step; returns its stage.
   __device__ __forceinline__ const unsigned char* next_stage() {
-    copy_next();
+    const bool wraps = stage_ + kAhead >= kStages;
+    copy_next(stage_ + kAhead - (wraps ? kStages : 0), parity_ ^ wraps);
     ptx::mbarrier_wait(full_ + stage_, once_ ? 0 : parity_);
     return shared_ + kStagesAt + stage_ * kStage;
   }
@@ -81,7 +83,7 @@ class MmaStreamedPipelines {
   __device__ __forceinline__ void release() {
     simt::sync_warp();
     if (!once_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty_ + stage_);
-    if (++stage_ == kStages) stage_ = 0, parity_ ^= 1;
+    if (++stage_ == (once_ ? column_tiles : kStages)) stage_ = 0, parity_ ^= 1;
   }
 
   // Waits for this warp's rows of a turn, which stay; returns the address of the first row tile.
@@ -104,11 +106,12 @@ class MmaStreamedPipelines {
   const int turns;
 
  private:
-  // Copies this thread's share of the next step that is not copied yet, if there is one.
-  __device__ __forceinline__ void copy_next() {
+  // Copies this thread's share of the next step that is not copied yet, if there is one, to a stage. `parity`: of the
+  // phase that the copies complete.
+  __device__ __forceinline__ void copy_next(int to, unsigned parity) {
     if (copied_turns_ == (once_ ? 1 : turns)) return;
-    ptx::mbarrier_wait(empty_ + copied_stage_, copied_parity_ ^ 1);  // which a barrier's first phase does not delay
-    unsigned char* const stage = shared_ + kStagesAt + copied_stage_ * kStage;
+    ptx::mbarrier_wait(empty_ + to, parity ^ 1);  // which a barrier's first phase does not delay
+    unsigned char* const stage = shared_ + kStagesAt + to * kStage;
     const long long tile = (long long)copied_turn_.product() * column_tiles + copied_column_;
     const unsigned char* const column_tile = B_ + tile * (kPanelB + kChunks * kChunkB);
     if constexpr (kChunks == 1) {
@@ -124,8 +127,7 @@ class MmaStreamedPipelines {
         copy<kPiece, kThreads>(stage + kPiecesAt + i * kPiece, A_ + row_tile * kRowTile + copied_chunk_ * kPiece);
       }
     }
-    ptx::cp_async_arrive(full_ + copied_stage_);
-    if (++copied_stage_ == kStages) copied_stage_ = 0, copied_parity_ ^= 1;
+    ptx::cp_async_arrive(full_ + to);
     if (++copied_chunk_ == kChunks) {
       copied_chunk_ = 0;
       if (++copied_column_ == column_tiles) copied_column_ = 0, ++copied_turns_, copied_turn_.next();
@@ -134,17 +136,17 @@ class MmaStreamedPipelines {
 
   // Copies this lane's share of its warp's rows of the next turn: 16 rows of each row tile.
   __device__ __forceinline__ void copy_rows(int group) {
-    if (copied_row_tiles_ == turns) return;
-    const int buffer = copied_row_tiles_++ % kBuffers, mine = (int)threadIdx.x % 128 * 16;
+    if (copied_rows_ == turns) return;
+    const int buffer = copied_rows_++ % kBuffers, mine = (int)threadIdx.x % 128 * 16;
 #pragma unroll
     for (int i = 0; i < kMmaTogether; ++i) {
       unsigned char* const to = shared_ + ((group * kBuffers + buffer) * kMmaTogether + i) * kRowTile + mine;
-      const unsigned char* const from = A_ + row_tiles_turn_.copied_tile(group * kMmaTogether + i) * (long long)kRowTile;
+      const unsigned char* const from = A_ + rows_turn_.copied_tile(group * kMmaTogether + i) * (long long)kRowTile;
 #pragma unroll 8
       for (int at = 0; at < kRowTile; at += kPanelA) ptx::cp_async<16>(to + at, from + mine + at);
     }
     ptx::cp_async_arrive(full_a_ + threadIdx.x / 32 * kBuffers + buffer);
-    row_tiles_turn_.next();
+    rows_turn_.next();
   }
 
   // Copies kBytes bytes by kOf threads that have successive numbers. A warp copies successive bytes, so that the
@@ -170,11 +172,10 @@ class MmaStreamedPipelines {
   // The stage of this step, and the parity of the phase that fills it.
   int stage_ = 0;
   unsigned parity_ = 0;
-  // The next step to copy: its stage, the parity, chunk, column tile and turn, and the number of turns before it. And the
-  // next turn whose row tiles are copied.
-  int copied_stage_ = 0, copied_chunk_ = 0, copied_column_ = 0, copied_turns_ = 0, copied_row_tiles_ = 0;
-  unsigned copied_parity_ = 0;
-  Turns<Products, kTiles> copied_turn_, row_tiles_turn_;
+  // The next step to copy: its chunk, column tile and turn, and the number of turns before it. And the next turn whose
+  // rows are copied.
+  int copied_chunk_ = 0, copied_column_ = 0, copied_turns_ = 0, copied_rows_ = 0;
+  Turns<Products, kTiles> copied_turn_, rows_turn_;
 };
 
 }  // namespace tsm2

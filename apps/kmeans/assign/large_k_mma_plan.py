@@ -13,16 +13,19 @@ from tsapps.apps.kmeans.assign.large_k_plan import (
 )
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["MmaPlan", "mma_plan"]
+__all__ = ["MmaStreamPlan", "mma_stream_plan"]
 
 # The least compute capability that has mma of float16 pairs, asynchronous copies and mbarriers.
 _LEAST_CAPABILITY = 8.0
-# Maximum number of centers per column tile if rows stream, whose addresses take registers, too.
-_MOST_STREAMED = 112
+# Maximum number of panels of a chunk, turns whose row tiles shared memory holds, and stages; the best first.
+# _SHORT: for up to two column tiles of one chunk, which shared memory then holds, too.
+_SHORT = ((8, 2, 2), (8, 1, 2))
+_STAYS = ((8, 1, 4), (8, 1, 3), (8, 1, 2), (4, 1, 4), (4, 1, 3))
+_STREAMS = ((8, 0, 2), (6, 0, 2), (3, 0, 2), (2, 0, 2))
 
 
 @dataclass(frozen=True)
-class MmaPlan(StreamPlan):
+class MmaStreamPlan(StreamPlan):
     """Template arguments of gemm_mma_streamed.cuh, for GPUs without wgmma.
 
     Attributes
@@ -54,39 +57,51 @@ class MmaPlan(StreamPlan):
         barriers = 2 * self.stages_b + 2 * self.stages_a * self.groups
         return self.stages_a * self.groups * self.chunks * piece + self.stages_b * stage + 8 * barriers
 
+    @property
+    def kept(self) -> str:
+        """Template arguments of `StreamedCandidates`. With several chunks, registers limit it to two units."""
+        kept = self.tiles or (KEPT_TILES if self.chunks == 1 else 2)
+        return f"{self.columns}, {kept}, false, {str(self.tiles is not None).lower()}"
+
     def kernel_of(self, products: str, epilogue: str) -> str:
         """Return the name expression of the kernel; see `StreamPlan.kernel_of`."""
         sizes = self.columns, self.panels, self.chunks, self.groups // 2, self.stages_a, self.stages_b
         return f"tsm2::{self.NAME}<{', '.join(map(str, sizes))}, tsm2::{products}, {epilogue}>"
 
 
-def mma_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> MmaPlan | None:
+def mma_stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> MmaStreamPlan | None:
     """Plan the GEMM of an iteration for large k without wgmma; parameters as for `stream_plan`.
 
     Returns
     -------
-    MmaPlan or None
-        None if the compute capability of the GPU is below 8.0.
+    MmaStreamPlan or None
+        None if the compute capability of the GPU is below 8.0, or its shared memory too small.
 
     Notes
     -----
-    With four row tiles, a block has eight warps of 255 registers each, which 128 columns take. Large chunks need fewer
-    steps; a second buffer of row tiles hides their copies, and more stages let warps be further apart.
+    Of 128 columns and four row tiles, every one of eight warps has 128 sums per lane, as many as its registers allow:
+    the more, the fewer loads a product takes. Large chunks need fewer steps. Measurements are in docs/notes/lloyd.md.
     """
     if float(device.compute_capability) < _LEAST_CAPABILITY:
         return None
     panels_of_row, split = panels_of(d, k, certifies=certifies)
-
-    def plan(most: int, buffers: int, stages: int) -> MmaPlan:
+    tiles = ceil(k / MOST_COLUMNS)
+    columns = max(LEAST_COLUMNS, 16 * ceil(k / tiles / 16))
+    for most, buffers, stages in (_SHORT if tiles <= 2 else ()) + _STAYS + _STREAMS:
         chunks = -(-panels_of_row // most)
-        panels = -(-panels_of_row // chunks)
-        tiles = ceil(k / (MOST_COLUMNS if buffers else _MOST_STREAMED))
-        columns, kept = max(LEAST_COLUMNS, 16 * ceil(k / tiles / 16)), tiles if tiles <= KEPT_TILES else None
-        return MmaPlan(panels, chunks, 4, buffers, stages, columns, stays=buffers > 0, tiles=kept, split=split)
-
-    # Panels of a chunk at most, turns whose row tiles are held, and stages.
-    two_turns = (8, 2, 4), (8, 2, 3), (4, 2, 4)
-    one_turn = (8, 1, 4), (8, 1, 3), (4, 1, 4), (4, 1, 3), (2, 1, 4), (2, 1, 3), (2, 1, 2)
-    streams = (4, 0, 3), (2, 0, 4), (2, 0, 3), (1, 0, 3), (1, 0, 2)
-    plans = (plan(*sizes) for sizes in two_turns + one_turn + streams)
-    return next(plan for plan in plans if plan.shared_bytes <= device.shared_memory_per_block - RESERVED)
+        plan = MmaStreamPlan(
+            -(-panels_of_row // chunks),
+            chunks,
+            4,
+            buffers,
+            stages,
+            columns,
+            stays=buffers > 0,
+            tiles=tiles if tiles <= KEPT_TILES else None,
+            split=split,
+        )
+        if buffers and stages == 2 and chunks > 1:
+            continue  # ptxas spills registers of these kernels
+        if plan.shared_bytes <= device.shared_memory_per_block - RESERVED:
+            return plan
+    return None

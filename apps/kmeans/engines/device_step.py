@@ -8,7 +8,7 @@ same bits on every run.
 
     small d            small_d_step.py    one kernel reads X itself, labels the rows and updates the sums
     k <= 64            small_k_step.py    GEMM on the half-precision copy of X; centers in shared memory
-    k > 64, on Hopper  large_k_step.py    GEMM on the half-precision copy of X; centers streamed
+    k > 64             large_k_step.py    GEMM on the half-precision copy of X; centers streamed
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Lloyd step for large k (k > 64) on Hopper GPUs: a compute-bound tensor-core GEMM.
+"""Lloyd step for large k (k > 64): a compute-bound tensor-core GEMM.
 
     assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh or, for few features, of gemm_wgmma_resident.cuh
     → assign/center_distances.cuh → assign/rescore_by_pivot.cuh (large problems)
@@ -70,7 +70,7 @@ class _Window(NamedTuple):
 
 
 class LargeKStep(DeviceStep):
-    """Lloyd step for large k on Hopper GPUs, without Hamerly bounds.
+    """Lloyd step for large k, without Hamerly bounds.
 
     Parameters
     ----------

@@ -3,6 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Any
 
+from tsapps.apps.kmeans.assign.large_k_mma_plan import mma_stream_plan
 from tsapps.apps.kmeans.assign.large_k_plan import WINDOW, ResidentPlan, large_k_plan, list_candidates, stream_plan
 from tsapps.apps.kmeans.assign.plan import (
     AMBIGUOUS_BYTES,
@@ -215,22 +216,22 @@ def select_step(facts: Facts, k: int, gpu: GpuSpec, options: Options) -> StepPla
         plan = fma_plan(d, k, facts.x_dtype, facts.norms.shift, facts.norms.rows, gpu)
         if plan is not None and facts.norms.digits == NARROW and facts.x_address % ALIGNMENT == 0:
             return StepPlan("small_d", f"d = {d} and k = {k}: one launch reads X in place", plan, bounds, certifies)
+    why = f"k = {k} > {MOST_CLUSTERS}"
     if k <= MOST_CLUSTERS:
         small_k = assign_plan(n, d, k, gpu, bounds=bounds)
-        if small_k is None:
-            return StepPlan("cublas", f"no kernel for d = {d} and k = {k} fits the GPU")
-        found = StepPlan(
-            "small_k", f"k = {k} <= {MOST_CLUSTERS}: centers stay in shared memory", small_k, bounds, certifies
-        )
-        return _if_it_fits(found, facts, k, 0)
+        if small_k is not None:
+            reason = f"k = {k} <= {MOST_CLUSTERS}: centers stay in shared memory"
+            return _if_it_fits(StepPlan("small_k", reason, small_k, bounds, certifies), facts, k, 0)
+        why = f"shared memory does not hold {k} centers of {d} features"
     if k > MOST_LARGE_K:
         return StepPlan("cublas", f"k = {k} exceeds the limit, {MOST_LARGE_K}")
-    large_k = (large_k_plan if on_gpu else stream_plan)(d, k, gpu, certifies=certifies)
+    by_wgmma = (large_k_plan if on_gpu else stream_plan)(d, k, gpu, certifies=certifies)
+    large_k = by_wgmma or mma_stream_plan(d, k, gpu, certifies=certifies)
     if large_k is None:
-        return StepPlan("cublas", f"k = {k} > {MOST_CLUSTERS} requires a Hopper GPU")
+        return StepPlan("cublas", f"no kernel for d = {d} and k = {k} fits the GPU")
     copied = not isinstance(large_k, ResidentPlan)
     how = "centers are streamed" if copied else f"d = {d}: X is read in place"
-    found = StepPlan("large_k", f"k = {k} > {MOST_CLUSTERS}: {how}", large_k, False, certifies)
+    found = StepPlan("large_k", f"{why}: {how}", large_k, False, certifies)
     return _if_it_fits(found, facts, k, large_k.row_panels, copied=copied)
 
 

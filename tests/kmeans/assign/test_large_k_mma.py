@@ -16,18 +16,18 @@ from kmeans.large_k_steps import (
     step_of,
 )
 
-from tsapps.apps.kmeans.assign.large_k_mma_plan import MmaPlan, mma_plan
+from tsapps.apps.kmeans.assign.large_k_mma_plan import MmaStreamPlan, mma_stream_plan
 from tsapps.apps.kmeans.assign.large_k_plan import RESERVED, depth_of
 from tsapps.kernels.gpu_specs import KNOWN
 
 #: d and a plan: row tiles of one turn and of two, in one chunk and in several, rows that stream by, rows split into two
 #: parts, and lanes that keep the candidates of all column tiles.
 PLANS = [
-    (100, MmaPlan(7, 1, 4, 1, 2)),
-    (50, MmaPlan(2, 2, 4, 2, 4, 64)),
-    (70, MmaPlan(1, 5, 4, 0, 3, 96, stays=False)),
-    (16, MmaPlan(3, 1, 2, 2, 3, split=True)),
-    (40, MmaPlan(3, 1, 2, 1, 5, 112, tiles=3)),
+    (100, MmaStreamPlan(7, 1, 4, 1, 2)),
+    (50, MmaStreamPlan(2, 2, 4, 2, 4, 64)),
+    (70, MmaStreamPlan(1, 5, 4, 0, 3, 96, stays=False)),
+    (16, MmaStreamPlan(3, 1, 2, 2, 3, split=True)),
+    (40, MmaStreamPlan(3, 1, 2, 1, 5, 112, tiles=3)),
 ]
 IDS = ["one turn", "two turns", "streams", "split", "keeps all"]
 #: Shared memory of a block in KiB: of sm_86, sm_89 and sm_120, of sm_80, and of sm_90 and sm_100.
@@ -41,7 +41,7 @@ def test_by_hand():
     centers[:, 1] = np.arange(k)
     X[:, 1] = np.arange(n) % k + np.where(np.arange(n) % 2, 0.25, -0.25)
     X[-1, 1] = 41.5
-    step = step_of(X, k, KINDS[3], MmaPlan(1, 1, 2, 1, 2))
+    step = step_of(X, k, KINDS[3], MmaStreamPlan(1, 1, 2, 1, 2))
     _, n_reassigned = assign(step, centers)
     assert n_reassigned == n
     expected = np.arange(n) % k
@@ -61,11 +61,20 @@ def test_labels_and_sums(d, plan, kind, rng):
 
 
 @pytest.mark.parametrize("copies", ["late", "early"])
-@pytest.mark.parametrize(("d", "plan"), [(3, MmaPlan(1, 1, 4, 1, 2, 64)), (20, MmaPlan(1, 2, 4, 2, 3, 64))], ids=str)
-def test_warpgroups_that_begin_apart(d, plan, copies, rng):
-    """Of at least 16 turns of a block, by several column tiles."""
-    n, k = 3 * 256 * 16, 180
-    X, centers = blobs(n, d, k, rng, apart=1.0)
+@pytest.mark.parametrize(
+    ("d", "plan", "k"),
+    [
+        (3, MmaStreamPlan(1, 1, 4, 1, 2, 64), 180),
+        (20, MmaStreamPlan(1, 2, 4, 2, 3, 64), 180),
+        (3, MmaStreamPlan(1, 1, 4, 1, 3, 64), 180),  # B stays: as many column tiles as stages, and fewer
+        (3, MmaStreamPlan(1, 1, 4, 2, 4, 64), 90),
+        (3, MmaStreamPlan(1, 1, 4, 2, 2, 64, tiles=1), 50),
+        (20, MmaStreamPlan(1, 2, 4, 0, 2, 64, stays=False), 180),
+    ],
+    ids=str,
+)
+def test_many_turns_of_a_block(d, plan, k, copies, rng):
+    X, centers = blobs(3 * 256 * 5, d, k, rng, apart=1.0)
     step = step_of(X, k, KINDS[0], plan)
     with harness.schedule(seed=1, copies=copies):
         assign(step, centers)
@@ -97,7 +106,7 @@ def gpu_with(kib):
 
 def test_plans_know_sizes_of_the_kernel():
     shapes = (3, 100), (128, 1024), (768, 1000), (4096, 70)
-    plans = {*(plan for _, plan in PLANS), *(mma_plan(d, k, gpu_with(kib)) for d, k in shapes for kib in SHARED)}
+    plans = {*(plan for _, plan in PLANS), *(mma_stream_plan(d, k, gpu_with(kib)) for d, k in shapes for kib in SHARED)}
     assertions = [
         f"static_assert({name}::kSharedBytes == {plan.shared_bytes} && {name}::kThreads == {plan.threads});"
         for plan in plans
@@ -112,7 +121,7 @@ def test_plans_know_sizes_of_the_kernel():
 @pytest.mark.parametrize("d", [1, 16, 17, 96, 128, 200, 256, 257, 500, 768, 4096])
 def test_plans(d, k, kib):
     gpu = gpu_with(kib)
-    plan = mma_plan(d, k, gpu)
+    plan = mma_stream_plan(d, k, gpu)
     assert plan.split == (d == 1 or (d == 16 and k <= 512))
     assert depth_of(d, split=plan.split) <= 16 * plan.row_panels < depth_of(d, split=plan.split) + 16 * plan.chunks
     assert plan.shared_bytes <= gpu.shared_memory_per_block - RESERVED
@@ -126,7 +135,7 @@ def test_plans(d, k, kib):
 
 
 def test_gpus_without_asynchronous_copies():
-    assert mma_plan(128, 100, KNOWN["V100"]) is None
+    assert mma_stream_plan(128, 100, KNOWN["V100"]) is None
 
 
 @pytest.mark.compile
@@ -135,7 +144,7 @@ def test_kernels_do_not_spill(arch, kib):
     from tsapps.kernels.jit import compiler
 
     include = '#include "{}.cuh"\n'.format
-    plans = {mma_plan(d, k, gpu_with(kib)) for d in (16, 96, 128, 256, 768) for k in (100, 1024)}
+    plans = {mma_stream_plan(d, k, gpu_with(kib)) for d in (16, 96, 128, 256, 768) for k in (100, 1024)}
     source = include("kernels/tsm2/gemm_mma_streamed") + include("apps/kmeans/assign/large_k")
     made = compiler.build(source, [plan.kernel for plan in plans], arch)
     for plan in plans:
