@@ -1,12 +1,13 @@
 """Lloyd step for large k (k > 64): a compute-bound tensor-core GEMM.
 
-    assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh or, for few features, of gemm_wgmma_resident.cuh
+    assign/large_k.cuh, the epilogue of gemm_wgmma_streamed.cuh, of gemm_mma_streamed.cuh without wgmma, or for few
+    features of gemm_wgmma_resident.cuh
     → assign/center_distances.cuh → assign/rescore_by_pivot.cuh (large problems)
     → assign/rescore_large_k.cuh → sums of reassigned rows → update/centers.cuh
 
 If few rows are reassigned (`sorts_lists`), update/add_reassigned.cuh adds them to the cluster sums. Otherwise
 update/sort_reassigned.cuh sorts them by cluster for update/segmented_sum.cuh. The two methods give the same bits.
-The step supports smaller k too, but `select_step` selects it only for k > 64.
+The step supports smaller k too, but `select_step` selects it only if the centers do not stay in shared memory.
 """
 
 from __future__ import annotations
