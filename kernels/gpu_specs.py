@@ -1,6 +1,6 @@
 """GPU specifications: sizes, rates and latencies, the input of the performance model and of the plans.
 
-`KNOWN` holds published specifications of a few GPUs, so that models and plans work without an installed GPU. `live`
+`KNOWN` holds published specifications (known_gpus.json), so that models and plans work without an installed GPU. `live`
 reads the specification of an installed GPU through CuPy, but takes the rates from `KNOWN` if that contains the GPU.
 """
 
@@ -9,8 +9,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
+
+from tsapps.kernels.system.strict_json import read_json
 
 __all__ = ["KNOWN", "GpuSpec", "file_name_of", "find", "from_attributes", "limited", "live", "measured_alike"]
 
@@ -84,80 +87,45 @@ def _entry(pairs: tuple[tuple[str, float], ...], key: str, complaint: str) -> fl
     raise ValueError(f"{complaint} {key!r}; expected one of {', '.join(name for name, _ in pairs) or '(none)'}")
 
 
-def _latencies(float32: int, float64: int) -> tuple[tuple[str, int], ...]:
-    return (("float32", float32), ("float64", float64))
-
-
-# Sizes and rates are from the vendor's data sheets and architecture white papers. Sizes missing there (registers,
-# shared memory, resident threads) are from the table of compute capabilities in the CUDA C++ Programming Guide.
+# Sizes and rates are from the vendor's data sheets and architecture white papers; tensor-core peaks are dense, with
+# float32 sums. Sizes missing there (registers, shared memory, resident threads) are from the table of compute
+# capabilities in the CUDA C++ Programming Guide.
 #
 # Latencies are measured. Kepler to Volta: Arafa, Badawy, Chennupati, Santhi, Eidenbenz, "Instructions' latencies
 # characterization for NVIDIA GPGPUs" (arXiv:1905.08778), global memory and dependent fma/dfma. A100 and H100, global
 # memory: Luo et al., "Benchmarking and dissecting the Nvidia Hopper GPU architecture via microbenchmarking"
-# (arXiv:2402.13499), rounded. Assumed: the fma latency of A100 and later is Volta's, and the H200's latencies are the
-# H100's.
-_RECORDS = (
-    # 15 multiprocessors with 192 float32 and 64 float64 units each. Both peaks are at the base clock of 745 MHz, not at
-    # the boost clock of 875 MHz.
-    GpuSpec(
-        "K40c", "3.5", 15, 65_536, 48 << 10, 48 << 10, 2048, 745e6, 288e9, 1536 << 10,
-        (("float64", 1.43e12), ("float32", 4.29e12)), 331, _latencies(9, 10),
-    ),
-    # 24 multiprocessors with 4 float64 units each, at 1114 MHz: the float64 peak is 1/32 of the float32 peak. The data
-    # sheet rounds it to 0.2 Tflop/s.
-    GpuSpec(
-        "M40", "5.2", 24, 65_536, 96 << 10, 48 << 10, 2048, 1114e6, 288e9, 3 << 20,
-        (("float64", 0.2139e12), ("float32", 6.844e12)), 379, _latencies(6, 48),
-    ),
-    # P100 PCIe, 16 GB. It has no tensor cores; a float16 peak would be that of tensor cores.
-    GpuSpec(
-        "P100", "6.0", 56, 65_536, 64 << 10, 48 << 10, 2048, 1303e6, 732e9, 4 << 20,
-        (("float64", 4.7e12), ("float32", 9.3e12)), 482, _latencies(6, 8),
-    ),
-    # V100 SXM2.
-    GpuSpec(
-        "V100", "7.0", 80, 65_536, 96 << 10, 96 << 10, 2048, 1530e6, 900e9, 6 << 20,
-        (("float64", 7.8e12), ("float32", 15.7e12), ("float16", 125e12)), 362, _latencies(4, 8),
-    ),
-    # A100 SXM4, 80 GB.
-    GpuSpec(
-        "A100", "8.0", 108, 65_536, 164 << 10, 163 << 10, 2048, 1410e6, 2039e9, 40 << 20,
-        (
-            ("float64", 9.7e12), ("float32", 19.5e12), ("float64_tensor", 19.5e12),
-            ("tf32", 156e12), ("float16", 312e12), ("bfloat16", 312e12),
-        ), 466, _latencies(4, 8),
-    ),
-    # H100 SXM5, 80 GB. Tensor-core peaks are without sparsity: half the numbers of the data sheet.
-    GpuSpec(
-        "H100", "9.0", 132, 65_536, 228 << 10, 227 << 10, 2048, 1980e6, 3350e9, 50 << 20,
-        (
-            ("float64", 33.5e12), ("float32", 66.9e12), ("float64_tensor", 66.9e12),
-            ("tf32", 494.7e12), ("float16", 989.4e12), ("bfloat16", 989.4e12),
-        ), 479, _latencies(4, 8),
-    ),
-)  # fmt: skip
+# (arXiv:2402.13499), rounded. Assumed: the fma latency of A100 and later is Volta's, and later GPUs have the latencies
+# of the A100 (compute capability 8.x) or of the H100.
+#
+# "called" is a regular expression for the name that CUDA reports, after "NVIDIA". Variants of a GPU with other clocks
+# or other memory (PCIe, NVL, 40 GB, a MIG slice) are different devices and do not match.
+_DATA: Mapping[str, Mapping[str, Any]] = read_json(Path(__file__).with_name("known_gpus.json"))
+
+
+def _spec_of(name: str, of: Mapping[str, Any]) -> GpuSpec:
+    return GpuSpec(
+        name,
+        of["compute_capability"],
+        of["multiprocessors"],
+        of["registers"],
+        of["shared_kib"] << 10,
+        of["shared_per_block_kib"] << 10,
+        of["threads"],
+        of["clock_mhz"] * 1e6,
+        of["bandwidth_gbs"] * 1e9,
+        of["l2_kib"] << 10,
+        tuple((unit, peak * 1e12) for unit, peak in of["tflops"].items()),
+        of["latencies"]["memory"],
+        tuple((dtype, of["latencies"][dtype]) for dtype in ("float32", "float64")),
+    )
+
 
 #: The published specifications, by the short name of the GPU.
-KNOWN: Mapping[str, GpuSpec] = MappingProxyType(
-    # The H200 has the multiprocessors of the H100. Its level-2 cache has the size that the driver reports.
-    {d.name: d for d in (*_RECORDS, replace(_RECORDS[-1], name="H200", bandwidth=4800e9, l2=60 << 20))}
-)
-
-# Regular expressions for the text after the short name in the device name that CUDA reports. Variants of a GPU with
-# other clocks or other memory (PCIe, NVL, 40 GB, a MIG slice) are different devices and do not match.
-_CALLED = {
-    "K40c": r"",
-    "M40": r"( 24GB)?",
-    "P100": r"(-PCIE-16GB)?",
-    "V100": r"(-SXM2-(16|32)GB)?",
-    "A100": r"(-SXM4-80GB)?",
-    "H100": r"( 80GB HBM3)?",
-    "H200": r"",
-}
+KNOWN: Mapping[str, GpuSpec] = MappingProxyType({name: _spec_of(name, of) for name, of in _DATA.items()})
 
 # Fused multiply-adds per cycle and multiprocessor, by compute capability. Sources: "Arithmetic Instructions" of the
-# CUDA C++ Programming Guide; for tensor cores, the architecture white papers. Tensor rates of consumer GPUs depend on
-# the model and are omitted.
+# CUDA C++ Programming Guide; for tensor cores, the architecture white papers. Tensor rates of 8.6, 8.9 and 12.0 depend
+# on the model: those here are of the consumer GPUs, half of the others'.
 _FMA_UNITS: dict[str, dict[str, int]] = {
     "3.5": {"float64": 64, "float32": 192},
     "3.7": {"float64": 64, "float32": 192},
@@ -170,12 +138,12 @@ _FMA_UNITS: dict[str, dict[str, int]] = {
     "7.0": {"float64": 32, "float32": 64, "float16": 512},
     "7.5": {"float64": 2, "float32": 64},
     "8.0": {"float64": 32, "float32": 64, "float64_tensor": 64, "tf32": 512, "float16": 1024, "bfloat16": 1024},
-    "8.6": {"float64": 2, "float32": 128},
+    "8.6": {"float64": 2, "float32": 128, "tf32": 128, "float16": 256, "bfloat16": 256},
     "8.7": {"float64": 2, "float32": 128},
-    "8.9": {"float64": 2, "float32": 128},
+    "8.9": {"float64": 2, "float32": 128, "tf32": 128, "float16": 256, "bfloat16": 256},
     "9.0": {"float64": 64, "float32": 128, "float64_tensor": 128, "tf32": 1024, "float16": 2048, "bfloat16": 2048},
-    "10.0": {"float64": 64, "float32": 128},
-    "12.0": {"float64": 2, "float32": 128},
+    "10.0": {"float64": 64, "float32": 128, "tf32": 2048, "float16": 4096, "bfloat16": 4096},
+    "12.0": {"float64": 2, "float32": 128, "tf32": 128, "float16": 256, "bfloat16": 256},
 }
 # By major compute capability: the GPU in KNOWN whose measured latencies are used for all GPUs of that generation. Later
 # generations use the latencies of the H100.
@@ -195,8 +163,8 @@ def find(name: str) -> GpuSpec | None:
     GpuSpec or None
         None if the GPU is unknown, or is a variant of a known GPU with other rates.
     """
-    for short, rest in _CALLED.items():
-        if re.fullmatch(rf"(NVIDIA )?(Tesla )?{short}{rest}", name.strip(), re.IGNORECASE):
+    for short, of in _DATA.items():
+        if re.fullmatch(rf"(NVIDIA )?(Tesla )?({short}|{of['called']})", name.strip(), re.IGNORECASE):
             return KNOWN[short]
     return None
 

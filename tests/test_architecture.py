@@ -34,7 +34,7 @@ def _stages(*names: str) -> set[str]:
 
 
 ARROWS = {
-    "kernels": {f"kernels/{name}" for name in ("blas", "jit", "plan", "runtime")},
+    "kernels": {f"kernels/{name}" for name in ("blas", "jit", "plan", "runtime", "system")},
     "kernels/blas": {"kernels", "kernels/plan", "kernels/runtime"},
     "kernels/device": {"kernels/ptx"},
     "kernels/jit": {"kernels/system"},

@@ -197,6 +197,9 @@ _GROUPS = ((1, 2), (2, 1), (3, 1))
 # gemm_mma.cuh with keep_b. _TEAMS: (one-warp teams per block, blocks per multiprocessor). _WARPS: (warps per block, all
 # of them one team; blocks per multiprocessor).
 _TEAMS = ((8, 1), (12, 1), (16, 1), (4, 2), (8, 2), (16, 2), (4, 4), (8, 3))
+# _LITTLE_SHARED: bytes of shared memory per block of GPUs with little. If two stages of the smallest of _TEAMS exceed
+# it, four teams are tried, too.
+_LITTLE_SHARED = 99 << 10
 _WARPS = ((4, 1), (4, 2), (4, 3), (4, 4), (8, 1), (8, 2))
 
 
@@ -214,6 +217,8 @@ def _tsm2l(problem: Problem) -> Iterator[MmaPlan]:
         for rows, (teams, blocks), stages in product((16, 32, 64, 128), _TEAMS, (2, 3, 4, 6))
         if least <= rows * row * teams * blocks * (stages - 1) <= 163_840
     ]
+    if 2 * 8 * 16 * row > _LITTLE_SHARED:
+        shapes += [(16, 1, 4, 1, stages) for stages in (2, 3)]
     if not problem.a.along_depth:
         shapes += [
             (rows, warps, 1, blocks, stages)
