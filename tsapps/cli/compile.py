@@ -63,9 +63,9 @@ GpuName = Annotated[
     str | None,
     typer.Option(
         "--gpu",
-        metavar="A100|H100|H200",
+        metavar="NAME",
         show_default=False,
-        help="Compile for this GPU instead of one in this machine; needs no GPU, only CuPy.",
+        help="Compile for this GPU, such as H100 or RTX 4090, instead of one in this machine; needs no GPU, only CuPy.",
     ),
 ]
 
