@@ -1,6 +1,7 @@
 """Figures of README.md and docs/ from the records. ``python -m tsapps.bench.figures`` writes them.
 
-A page has ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``; what stands between is generated.
+A page has ``<!-- figures: NAME -->`` and ``<!-- end of figures -->``, or ``<!-- table: NAME -->`` and ``<!-- end of
+table -->`` for a table that needs no records; what stands between is generated.
 """
 
 import os
@@ -17,12 +18,14 @@ from tsapps.bench.common.timing import median
 from tsapps.bench.gemm.summary import memory_bound, of_floor, ours, over_library
 from tsapps.bench.kmeans.batched import PEERS as BATCHED_PEERS
 from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
+from tsapps.bench.kmeans.gpu_table import gpu_table
 from tsapps.bench.kmeans.problems import GPU_SHAPES
 from tsapps.bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text
 from tsapps.bench.scale.scale_tables import gpus_table, scale_table, workers_table
 
 __all__ = [
     "FIGURES",
+    "TABLES",
     "abft_table",
     "batched_table",
     "fits_table",
@@ -42,6 +45,7 @@ __all__ = [
 
 RECORDS = record.ROOT / "bench" / "results"
 _BLOCK = re.compile(r"<!-- figures: (?P<name>.+?) -->\n.*?<!-- end of figures -->", re.DOTALL)
+_TABLE = re.compile(r"<!-- table: (?P<name>.+?) -->\n.*?<!-- end of table -->", re.DOTALL)
 #: Products in the tables: shape, m, k, and widths w.
 PRODUCTS = (
     ("tsm2r", 20_480, 20_480, (2, 8, 16, 32, 64)),
@@ -352,6 +356,10 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
 }
 
 
+#: Tables that need no records, by their names.
+TABLES: dict[str, Callable[[], str]] = {"GPUs": gpu_table}
+
+
 def pages() -> list[Path]:
     """Return the pages that may have figures."""
     docs = (path for path in sorted((record.ROOT / "docs").rglob("*.md")) if "_generated" not in path.parts)
@@ -373,7 +381,10 @@ def with_figures(page: Path) -> str:
         line = fill(line, 118, break_on_hyphens=False)
         return f"<!-- figures: {match['name']} -->\n{wrapped}\n\n{line}\n<!-- end of figures -->"
 
-    return _BLOCK.sub(generated, page.read_text(encoding="utf-8"))
+    text = _BLOCK.sub(generated, page.read_text(encoding="utf-8"))
+    return _TABLE.sub(
+        lambda match: f"<!-- table: {match['name']} -->\n{TABLES[match['name']]()}\n<!-- end of table -->", text
+    )
 
 
 if __name__ == "__main__":

@@ -136,7 +136,7 @@ _FMA_UNITS: dict[str, dict[str, int]] = {
     "6.1": {"float64": 4, "float32": 128},
     "6.2": {"float64": 4, "float32": 128},
     "7.0": {"float64": 32, "float32": 64, "float16": 512},
-    "7.5": {"float64": 2, "float32": 64},
+    "7.5": {"float64": 2, "float32": 64, "float16": 512},
     "8.0": {"float64": 32, "float32": 64, "float64_tensor": 64, "tf32": 512, "float16": 1024, "bfloat16": 1024},
     "8.6": {"float64": 2, "float32": 128, "tf32": 128, "float16": 256, "bfloat16": 256},
     "8.7": {"float64": 2, "float32": 128},

@@ -120,7 +120,7 @@ def test_gpus_that_an_h200s_picks_serve(name, alike):
 
 
 def test_every_known_gpu_is_found_by_its_name():
-    assert len(KNOWN) == 20
+    assert len(KNOWN) == 21
     assert all(find(name) is device and device.name == name for name, device in KNOWN.items())
 
 

@@ -100,6 +100,10 @@ def test_any_data(of, kind, n, k, grain, seed):
     assert_right_whatever_the_data(*of, kind, n, k, grain, seed)
 
 
+#: (d, k) of plans with other chunks, buffers, stages and candidates.
+SHAPES = ((16, 100), (96, 4096), (128, 256), (128, 1024), (200, 1024), (256, 1024), (768, 1000))
+
+
 def gpu_with(kib):
     return replace(KNOWN["A100"], compute_capability=SHARED[kib], shared_memory_per_block=int(kib) << 10)
 
@@ -139,12 +143,15 @@ def test_gpus_without_asynchronous_copies():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(("arch", "kib"), [("sm_80", "163"), ("sm_86", "99"), ("sm_90", "227"), ("sm_120", "99")])
+@pytest.mark.parametrize(
+    ("arch", "kib"),
+    [*(("sm_80", "163"), ("sm_90a", "227"), ("sm_100a", "227")), *((f"sm_{cc}", "99") for cc in ("86", "89", "120a"))],
+)
 def test_kernels_do_not_spill(arch, kib):
     from tsapps.kernels.jit import compiler
 
     include = '#include "{}.cuh"\n'.format
-    plans = {mma_stream_plan(d, k, gpu_with(kib)) for d in (16, 96, 128, 256, 768) for k in (100, 1024)}
+    plans = {mma_stream_plan(d, k, gpu_with(kib)) for d, k in SHAPES}
     source = include("kernels/tsm2/gemm_mma_streamed") + include("apps/kmeans/assign/large_k")
     made = compiler.build(source, [plan.kernel for plan in plans], arch)
     for plan in plans:
