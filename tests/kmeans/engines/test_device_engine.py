@@ -17,6 +17,7 @@ from tsapps.apps.kmeans.engines.large_k_step import LargeKStep
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.engines.small_d_step import SmallDFmaStep, SmallDMmaStep
 from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
+from tsapps.kernels.gpu_specs import KNOWN
 
 
 class Case(NamedTuple):
@@ -29,10 +30,12 @@ class Case(NamedTuple):
     dtype: str = "float32"
     weighted: bool = False
     bounds: bool = False
+    gpu: str = "H200"
 
     def __str__(self):
         flags = [name for name in ("weighted", "bounds") if getattr(self, name)]
-        return "-".join(map(str, (self.step.__name__, self.n, self.d, self.k, self.dtype, *flags)))
+        gpu = () if self.gpu == "H200" else (self.gpu,)
+        return "-".join(map(str, (self.step.__name__, self.n, self.d, self.k, self.dtype, *flags, *gpu)))
 
     @property
     def work(self):
@@ -65,7 +68,7 @@ CASES = [
 
 def engine_of(case, X, weights):
     options = Options(always=True, bounds=case.bounds)
-    return DeviceEngine(RowsOnMachine(X), case.work, weights, HostMachine(), options)
+    return DeviceEngine(RowsOnMachine(X), case.work, weights, HostMachine(gpu=KNOWN[case.gpu]), options)
 
 
 def lloyd_in_float64(X, centers, weights):
@@ -91,7 +94,15 @@ def center_tolerance(X, work, digits):
     return np.finfo(work).eps / 2 * (2 * spread + largest) + 2.0 ** (-29 if digits == 2 else -44) * spread
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+# Without wgmma, and with so little shared memory that it does not hold the centers.
+OTHER_GPUS = [
+    Case(LargeKStep, 400, 20, 70, gpu="A100"),
+    Case(LargeKStep, 400, 90, 80, "float64", weighted=True, gpu="B200"),
+    Case(LargeKStep, 300, 300, 9, gpu="RTX 5090"),
+]
+
+
+@pytest.mark.parametrize("case", [*CASES, *OTHER_GPUS], ids=str)
 def test_fits_are_those_of_float64(case, rng):
     X, weights = case.data(rng)
     first = X[: case.k].astype(np.float64)
