@@ -196,6 +196,7 @@ class TestAgainstThePaper:
 
 
 class TestDescent:
+    @pytest.mark.each_choice
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
     @pytest.mark.parametrize("device", KNOWN.values(), ids=KNOWN)
     def test_bound_by_memory_it_ends_beside_the_search(self, device, dtype):

@@ -60,6 +60,7 @@ def test_labels_and_sums(d, plan, kind, rng):
     assert_labels_and_sums(d, plan, kind, 200, plan.columns + 12, 50, rng)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("copies", ["late", "early"])
 @pytest.mark.parametrize(
     ("d", "plan", "k"),

@@ -20,6 +20,7 @@ from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.update import relocation
 from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.compiler import architecture_of, build
 from tsapps.kernels.runtime.compiling_machine import CompilingMachine
 
 
@@ -190,6 +191,22 @@ def test_kernels_for_some_values_only():
 def test_a_shape_larger_than_memory_takes_none():
     fit = Case("large_k", 10**9, 200, 1000, always=False).fit()
     assert any("gemm_wgmma_streamed" in some[0] for _, some in every_kernel_of(fit, KNOWN["H200"]))
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("gpu", ["L4", "RTX 5090"])
+@pytest.mark.parametrize(("d", "k"), [(16, 16), (128, 64), (128, 1000)])
+def test_kernels_for_gpus_with_little_shared_memory(gpu, d, k):
+    """No other test compiles most of them for these architectures."""
+    spec = KNOWN[gpu]
+    fit = Case("large_k" if k > 64 else "small_k", 10**6, d, k, always=False).fit()
+    for source, names in every_kernel_of(fit, spec):
+        text = source if isinstance(source, str) else source.read_text(encoding="utf-8")
+        for kernel, used in build(text, names, architecture_of(spec.compute_capability)).resources.items():
+            assert used.shared <= spec.shared_memory_per_block
+            # As for the other architectures (tests/kmeans/assign/test_plan.py): exact rescoring may spill a few words.
+            most = 48 if "rescore" in kernel or "pruned" in kernel else 0
+            assert max(used.stack, used.spill_stores, used.spill_loads) <= most, (kernel, used)
 
 
 @pytest.mark.parametrize(
