@@ -168,7 +168,6 @@ class GemmMmaStreamed {
 
   Pipelines pipelines_;
   const Epilogue& epilogue_;
-  const int lane_of_a_ = simt::kept(lane_of_a()), lane_of_b_ = lane_of_b();
 };
 
 // `column_tiles` is at least 1.
