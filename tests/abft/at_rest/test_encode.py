@@ -140,6 +140,7 @@ def test_plans_know_the_kernels_sizes():
     harness.build("\n".join(parts))
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])

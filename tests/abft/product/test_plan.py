@@ -123,6 +123,7 @@ COMPILED = [(8, 16, "packed"), (64, 64, "packed"), (1000, 5, "any"), (4096, 16, 
 COMPILED += [(4096, 64, "columns")]
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -18,6 +18,7 @@ def columns(m, k, w, dtype, *, lead=None, alignment=16):
     return Problem(m, k, w, dtype, a, Layout(True, k, 16, 16), c="columns")
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("alignment", [16, 4])
 @pytest.mark.parametrize("arch", ARCHITECTURES)

@@ -178,6 +178,7 @@ def test_centers_have_two_parts_where_rows_are_long_and_they_are_few():
     assert [center_parts(4096, k) for k in (1, 16, 17, 64)] == [2, 2, 1, 1]
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize(
     ("name", "shapes"),
@@ -256,6 +257,7 @@ def test_products_of_split_rows_compile_without_spills(types, aligned, d, k):
     assert used.registers * plan.threads <= 65_536
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("scalar", ["float", "double"])
@@ -323,6 +325,7 @@ def test_other_kernels_compile_without_spills(scalar, arch):
             assert max(used.stack, used.spill_stores, used.spill_loads) <= most, kernel
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("scalar", ["float", "double"])

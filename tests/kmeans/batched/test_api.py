@@ -174,6 +174,7 @@ def test_blocks_of_the_centers():
     assert [center_blocks(300, b, 132, plan) for b in (1, 32, 1024)] == [38, 17, 1]
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("scalar", ["float", "ptx::Half", "ptx::Bfloat16"])

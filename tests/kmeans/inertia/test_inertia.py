@@ -409,6 +409,7 @@ def test_sum_terms_compile_without_spills(arch):
     assert all(used[name].spill_stores == used[name].spill_loads == 0 for name in names)
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
 @pytest.mark.parametrize("dtype", WORK)

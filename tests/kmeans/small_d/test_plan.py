@@ -187,6 +187,7 @@ def test_multiply_adds_compile_without_spills(arch):
         assert_no_spills(file, of_file, arch, "kmeans::place_constants<float>")
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize("d", [5, 16, 24, 32, 64])
@@ -198,6 +199,7 @@ def test_products_compile_without_spills(d, arch):
     assert_no_spills("small_d/iteration_mma.cuh", plans, arch, but=32 if d == 24 else 0)
 
 
+@pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 @pytest.mark.parametrize(("d", "dtype"), [(16, "float32"), (32, "float32"), (64, "float16")])
