@@ -151,6 +151,7 @@ def test_the_order_of_a_blas_is_found(monkeypatch, accumulators):
         assert depth.own.error < 1.2 * 2.0**-24
 
 
+@pytest.mark.exhaustive
 @pytest.mark.each_choice
 @pytest.mark.parametrize(("m", "k", "w"), [(1, 300, 5), (200, 300, 40), (999, 90, 1), (150, 700, 8)])
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS)

@@ -93,6 +93,7 @@ def speed(numpy_for_cupy, monkeypatch):
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", every(2, abft_speed.ITEMSIZE))
 def test_encoding_is_timed(dtype, speed, monkeypatch):
     def add_checksums(machine, A, plan):

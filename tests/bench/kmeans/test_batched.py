@@ -55,6 +55,7 @@ def test_draw(problem):
     assert (X[0] != X[1]).mean() > 0.9  # problems differ
 
 
+@pytest.mark.exhaustive
 def test_our_steps_and_iterations(problem):
     shape, X, centers = problem
     peer = OnHost(X, centers)

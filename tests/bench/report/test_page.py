@@ -202,6 +202,7 @@ def test_dark_colors_replace_all_light_ones():
     assert {"--page", "--text", "--own", "--s7"} <= light
 
 
+@pytest.mark.exhaustive
 def test_the_same_records_have_the_same_page():
     """Also under another order of the hashes of strings."""
     code = (

@@ -35,6 +35,7 @@ def test_a_case_and_its_record(monkeypatch, tmp_path, capsys):
     assert "on 2 workers" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 @pytest.mark.usefixtures("_quick")
 def test_another_digest_is_wrong(monkeypatch):
     digests = iter(("0123", "4567"))

@@ -187,11 +187,13 @@ def sanitized(*arguments):
     return harness.run_sanitized(f"import runpy; runpy.run_path({__file__!r})['run_in_exact_memory'](*{arguments!r})")
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_touched_out_of_bounds():
     run = sanitized(SOURCE + "".join(entry(variant, "float", 64, 4, 2) for variant in VARIANTS), list(VARIANTS))
     assert run.returncode == 0, run.stderr
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("variant", "old", "new", "message"),
     [

@@ -87,7 +87,10 @@ def problem_of(row):
 @pytest.mark.compile
 # Of the table's own architecture, and of others, every so many: all take many minutes.
 @pytest.mark.parametrize("steps", [(8, 20), pytest.param((1, 5), marks=pytest.mark.exhaustive)], ids=["some", "all"])
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "arch",
+    [WARPGROUPS, *(pytest.param(arch, marks=pytest.mark.exhaustive) for arch in ARCHITECTURES if arch != WARPGROUPS)],
+)
 @pytest.mark.parametrize("table", TABLES)
 def test_picks_compile_without_spills_and_as_small_as_planned(monkeypatch, capfd, table, arch, steps):
     # Machine code stays in pytest's cache, whose key is all that it is made of.

@@ -176,7 +176,9 @@ def assert_no_spills(file, plans, arch, *more, but=0):
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", ARCHITECTURES)
+@pytest.mark.parametrize(
+    "arch", ["sm_90a", *(pytest.param(f"sm_{cc}", marks=pytest.mark.exhaustive) for cc in ("80", "100a"))]
+)
 def test_multiply_adds_compile_without_spills(arch):
     shapes = [(1, 1), (2, 9), (3, 16), (4, 16), (4, 32), (4, 64), (5, 9), (8, 64), (9, 32), (16, 16), (16, 20)]
     plans = [multiply_adds_plan(d, k, "float32", mean, 1.0, ROOM) for d, k in shapes for mean in (0.0, 2.0)]
