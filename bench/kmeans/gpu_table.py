@@ -14,7 +14,7 @@ from tsapps.kernels.plan.select import tuned_table
 __all__ = ["gpu_table"]
 
 _RESULTS = record.ROOT / "bench" / "results"
-# The first compute capability with ordinary kernels for products.
+# The table begins with Volta.
 _LEAST_CAPABILITY = 7.0
 _HEAD = (
     *("GPU", "Compute capability", "Memory, GB/s", "K-means, k ≤ 64", "K-means, k > 64", "`kmeans_batched`"),

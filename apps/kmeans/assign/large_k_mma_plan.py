@@ -58,10 +58,9 @@ class MmaStreamPlan(StreamPlan):
         return self.stages_a * self.groups * self.chunks * piece + self.stages_b * stage + 8 * barriers
 
     @property
-    def kept(self) -> str:
-        """Template arguments of `StreamedCandidates`. With several chunks, registers limit it to two units."""
-        kept = self.tiles or (KEPT_TILES if self.chunks == 1 else 2)
-        return f"{self.columns}, {kept}, false, {str(self.tiles is not None).lower()}"
+    def kept_units(self) -> int:
+        """See `StreamPlan`. With several chunks, registers limit it to two units."""
+        return KEPT_TILES if self.chunks == 1 else 2
 
     def kernel_of(self, products: str, epilogue: str) -> str:
         """Return the name expression of the kernel; see `StreamPlan.kernel_of`."""

@@ -251,9 +251,14 @@ class StreamPlan(_LargeKPlan):
 
     @property
     def kept(self) -> str:
-        """Template arguments of `StreamedCandidates`. With four warpgroups, registers limit it to three units."""
-        kept = self.tiles or (KEPT_TILES if self.groups > 3 else 5)
-        return f"{self.columns}, {kept}, {str(self.levels).lower()}, {str(self.tiles is not None).lower()}"
+        """Template arguments of `StreamedCandidates`."""
+        units = self.tiles or self.kept_units
+        return f"{self.columns}, {units}, {str(self.levels).lower()}, {str(self.tiles is not None).lower()}"
+
+    @property
+    def kept_units(self) -> int:
+        """Number of units whose candidates a lane keeps, if not all. Registers of four warpgroups limit it to three."""
+        return KEPT_TILES if self.groups > 3 else 5
 
 
 def large_k_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> ResidentPlan | StreamPlan | None:

@@ -7,8 +7,7 @@ import pytest
 from tsapps.apps.kmeans.engines.select_step import Facts, Norms, Options, iteration_bytes, select_step, why_cublas
 from tsapps.kernels.gpu_specs import KNOWN
 
-H200, A100 = KNOWN["H200"], KNOWN["A100"]
-ADA = replace(A100, compute_capability="8.9", shared_memory_per_block=99 << 10)
+H200, A100, L4 = KNOWN["H200"], KNOWN["A100"], KNOWN["L4"]
 NORMS = Norms(shift=0.0, rows=10.0, digits=2)
 FACTS = Facts(n=1_000_000, d=128, dtype="float32", x_dtype="float32", norms=NORMS)
 DOUBLE = replace(FACTS, dtype="float64", x_dtype="float64", norms=replace(NORMS, digits=3))
@@ -25,8 +24,8 @@ CASES = [
     (FACTS, 65, H200, Options(), "large_k", "k = 65 > 64: centers are streamed"),
     (FACTS, 65, A100, Options(), "large_k", "k = 65 > 64: centers are streamed"),
     (replace(FACTS, d=16), 256, A100, Options(), "large_k", "centers are streamed"),
-    (replace(FACTS, d=200), 64, ADA, Options(), "large_k", "does not hold 64 centers of 200 features: centers are str"),
-    (replace(FACTS, d=100), 64, ADA, Options(), "small_k", "k = 64"),
+    (replace(FACTS, d=200), 64, L4, Options(), "large_k", "does not hold 64 centers of 200 features: centers are str"),
+    (replace(FACTS, d=100), 64, L4, Options(), "small_k", "k = 64"),
     (FACTS, 65, replace(A100, shared_memory_per_block=48 << 10), Options(), "cublas", "no kernel for d = 128"),
     (replace(FACTS, n=2**31), 65, H200, Options(), "large_k", "centers are streamed"),
     (FACTS, 2**16 + 1, H200, Options(), "cublas", "k = 65537 exceeds the limit"),
