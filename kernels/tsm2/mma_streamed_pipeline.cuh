@@ -57,7 +57,7 @@ class MmaStreamedPipelines {
     if (threadIdx.x != 0) return;
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full_ + i, kThreads);
-      ptx::mbarrier_init(empty_ + i, kWarps);
+      ptx::mbarrier_init(empty_ + i, kThreads);
     }
     for (int i = 0; i < kBuffersA * kWarps; ++i) ptx::mbarrier_init(full_a_ + i, 32);
     ptx::mbarrier_init_fence();
@@ -79,10 +79,9 @@ class MmaStreamedPipelines {
     return shared_ + kStagesAt + stage_ * kStage;
   }
 
-  // Releases the stage of this step when all lanes have read it, and goes to the next.
+  // Releases the stage of this step, which this thread has read, and goes to the next.
   __device__ __forceinline__ void release() {
-    simt::sync_warp();
-    if (!once_ && threadIdx.x % 32 == 0) ptx::mbarrier_arrive(empty_ + stage_);
+    if (!once_) ptx::mbarrier_arrive(empty_ + stage_);
     if (++stage_ == (once_ ? column_tiles : kStages)) stage_ = 0, parity_ ^= 1;
   }
 
@@ -115,16 +114,16 @@ class MmaStreamedPipelines {
     const long long tile = (long long)copied_turn_.product() * column_tiles + copied_column_;
     const unsigned char* const column_tile = B_ + tile * (kPanelB + kChunks * kChunkB);
     if constexpr (kChunks == 1) {
-      copy<kPanelB + kChunkB, kThreads>(stage, column_tile);
+      copy<kPanelB + kChunkB>(stage, column_tile);
     } else {
-      if (copied_chunk_ == 0) copy<kPanelB, kThreads>(stage, column_tile);
-      copy<kChunkB, kThreads>(stage + kPanelB, column_tile + kPanelB + copied_chunk_ * kChunkB);
+      if (copied_chunk_ == 0) copy<kPanelB>(stage, column_tile);
+      copy<kChunkB>(stage + kPanelB, column_tile + kPanelB + copied_chunk_ * kChunkB);
     }
     if (!kStays) {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         const long long row_tile = copied_turn_.copied_tile(i);
-        copy<kPiece, kThreads>(stage + kPiecesAt + i * kPiece, A_ + row_tile * kRowTile + copied_chunk_ * kPiece);
+        copy<kPiece>(stage + kPiecesAt + i * kPiece, A_ + row_tile * kRowTile + copied_chunk_ * kPiece);
       }
     }
     ptx::cp_async_arrive(full_ + to);
@@ -149,13 +148,13 @@ class MmaStreamedPipelines {
     rows_turn_.next();
   }
 
-  // Copies kBytes bytes by kOf threads that have successive numbers. A warp copies successive bytes, so that the
-  // distances of a lane's copies are small enough for the instructions to have them.
-  template <int kBytes, int kOf>
+  // Copies this thread's share of kBytes bytes. A warp copies successive bytes, so that the distances of a lane's copies
+  // are small enough for the instructions to have them.
+  template <int kBytes>
   static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from) {
-    constexpr int kOfWarp = (kBytes + 16 * kOf - 1) / (16 * kOf) * 512;
-    const int mine = (int)threadIdx.x % kOf / 32 * kOfWarp + (int)threadIdx.x % 32 * 16;
-    copy_every_512<kOfWarp, kBytes % (16 * kOf) == 0>(to + mine, from + mine, kBytes - mine);
+    constexpr int kOfWarp = (kBytes + 16 * kThreads - 1) / (16 * kThreads) * 512;
+    const int mine = (int)threadIdx.x / 32 * kOfWarp + (int)threadIdx.x % 32 * 16;
+    copy_every_512<kOfWarp, kBytes % (16 * kThreads) == 0>(to + mine, from + mine, kBytes - mine);
   }
 
   // Copies 16 of every 512 bytes, kBytes in all; if not kAll, those that begin before `end`.
