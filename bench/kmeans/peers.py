@@ -4,6 +4,7 @@ Each adapter is bound to one X and its initial centers, both CuPy arrays. It imp
 the library could silently fall back to another implementation, the adapter names its kernels explicitly.
 """
 
+import os
 from abc import ABC, abstractmethod
 from importlib.util import find_spec
 from typing import Any, ClassVar
@@ -66,9 +67,14 @@ class Tsapps(Peer):
     #: Hamerly bounds: True, False, or None to use them where they are likely to save time.
     bounds: bool | None = None
     device = "cuda"
+    #: The value of ``TSAPPS_MAX_ARCH`` that this engine needs.
+    max_arch = ""
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
+        given = os.environ.get("TSAPPS_MAX_ARCH", "")
+        if given != self.max_arch:
+            raise ValueError(f"{self.name} needs TSAPPS_MAX_ARCH={self.max_arch or '(none)'}, got {given or '(none)'}")
         import tsapps  # so that the first fit does not import modules
         from tsapps.apps.kmeans.open_engine import compute_dtype
 
@@ -162,6 +168,16 @@ class TsappsProtected(Tsapps):
 
     name = "tsapps-protected"
     protect = True
+
+
+class TsappsSm80(Tsapps):
+    """Kernels of tsapps for GPUs of compute capability 8.0, which have no wgmma.
+
+    ``TSAPPS_MAX_ARCH=80`` holds for a process, so other engines of tsapps need another one.
+    """
+
+    name = "tsapps-sm80"
+    max_arch = "80"
 
 
 class Cublas(Tsapps):
@@ -332,6 +348,7 @@ PEERS: dict[str, type[Peer]] = {
         TsappsAllRows,
         TsappsTf32,
         TsappsProtected,
+        TsappsSm80,
         Cublas,
         ScikitLearn,
         Torch,
