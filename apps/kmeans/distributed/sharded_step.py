@@ -71,7 +71,7 @@ class ShardedStep(Step):
 
     def labels_on_gpus(self) -> list[Any]:
         """Return the labels of each shard, on its GPU."""
-        return [step.labels for step in self._steps]
+        return [step.labels for step in self._shared.each()]
 
     def reset(self) -> None:
         """Set every label to −1 and the sums to zero; see `Step.reset`."""

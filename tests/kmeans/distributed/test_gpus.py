@@ -15,7 +15,8 @@ from tsapps.kernels import devices
 from tsapps.kernels.devices import NoDeviceError
 
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
-pytestmark = pytest.mark.gpu
+# CuPy warns when a GPU computes with another one's memory, which not all pairs of GPUs can reach.
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("error:The device where the array resides")]
 
 
 @pytest.fixture(autouse=True, params=PLACES)
