@@ -55,6 +55,8 @@ class GpuSpec:
         Cycles from a load to the arrival of its data, if the load misses all caches and the memory is idle.
     compute_latency : tuple of (str, int)
         Cycles from a fused multiply-add to the next one that uses its result, by dtype.
+    is_portable : bool
+        True for a GPU as which only instructions count that later GPUs have, too; see `limited`.
     """
 
     name: str
@@ -70,6 +72,12 @@ class GpuSpec:
     peaks: tuple[tuple[str, float], ...]
     memory_latency: int
     compute_latency: tuple[tuple[str, int], ...]
+    is_portable: bool = False
+
+    @property
+    def has_wgmma(self) -> bool:
+        """True if it has the instructions wgmma of Hopper (sm_90a), which later GPUs do not have."""
+        return self.compute_capability == "9.0" and not self.is_portable
 
     def peak(self, unit: str) -> float:
         """Return the peak of a unit in flop/s; raise ValueError if the device has no such unit."""
@@ -291,8 +299,8 @@ def limited(spec: GpuSpec, most: str) -> GpuSpec:
     Returns
     -------
     GpuSpec
-        The given one if its compute capability is not larger; else with this one, and with a name that no table of
-        tuned plans has.
+        The given one if its compute capability is smaller; else with this one, without instructions that later GPUs do
+        not have, such as wgmma, and with a name that no table of tuned plans has.
 
     Raises
     ------
@@ -302,6 +310,7 @@ def limited(spec: GpuSpec, most: str) -> GpuSpec:
     if not (most.isascii() and most.isdigit() and len(most) in (2, 3)):
         raise ValueError(f"TSAPPS_MAX_ARCH must be a compute capability without its dot, such as 80, got {most!r}")
     capability = f"{most[:-1]}.{most[-1]}"
-    if float(spec.compute_capability) <= float(capability):
+    if float(spec.compute_capability) < float(capability):
         return spec
-    return replace(spec, name=f"sm_{most} of {spec.name}", compute_capability=capability)
+    name = f"sm_{most} of {spec.name}"
+    return replace(spec, name=name, compute_capability=capability, is_portable=True)

@@ -180,6 +180,13 @@ class TsappsSm80(Tsapps):
     max_arch = "80"
 
 
+class TsappsSm90(Tsapps):
+    """Kernels of tsapps for GPUs from compute capability 9.0 on, which need no wgmma; see `TsappsSm80`."""
+
+    name = "tsapps-sm90"
+    max_arch = "90"
+
+
 class Cublas(Tsapps):
     """Lloyd's algorithm on cuBLAS: `TSKMeans(engine="cublas")`."""
 
@@ -349,6 +356,7 @@ PEERS: dict[str, type[Peer]] = {
         TsappsTf32,
         TsappsProtected,
         TsappsSm80,
+        TsappsSm90,
         Cublas,
         ScikitLearn,
         Torch,

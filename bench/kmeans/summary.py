@@ -34,7 +34,7 @@ __all__ = [
 Record = dict[str, Any]
 OURS = "tsapps"
 #: Engines of this package, which are not peers.
-OWN = (OURS, "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "tsapps-sm80", "cublas")
+OWN = (OURS, "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "tsapps-sm80", "tsapps-sm90", "cublas")
 #: Shapes whose whole fits are drawn, and the engines beside ours.
 FITS = tuple(Shape.parse(name) for name in ("50M-16-16-f32", "10M-128-64-f32", "1M-768-1000-f32", "262144-4096-16-f32"))
 PEERS = ("flashlib", "flash-kmeans", "torch", "cuvs")

@@ -15,8 +15,8 @@ __all__ = ["RESERVED", "candidates", "fits", "foldable", "most_registers", "regi
 RESERVED = 1024
 # Bytes of static shared memory per block: the flag of simt::last_to_arrive, with padding for alignment.
 _STATIC = 128
-# The tensor-core instructions of gemm_mma.cuh need compute capability 8.0 or later; wgmma needs exactly 9.0.
-_LEAST_CAPABILITY, _WARPGROUPS = 8, "9.0"
+# The tensor-core instructions of gemm_mma.cuh need this compute capability or a later one.
+_LEAST_CAPABILITY = 8
 # The largest k at which a float32 product is computed as six tf32 products instead of three.
 _SMALL = 4
 # Maximum w of all products, m of a TSMTTSM, and k of a TSM2L for which gemm_wgmma.cuh is not tried: it is not faster.
@@ -84,7 +84,7 @@ def candidates(problem: Problem, device: GpuSpec) -> list[AnyPlan]:
     if not tensor_cores:
         return found
     plans: list[MmaPlan] = [*generators[shape](problem)]
-    if device.compute_capability == _WARPGROUPS:
+    if device.has_wgmma:
         plans += _warpgroups(problem)
     for one in plans:
         made = instantiate(one, problem)

@@ -23,12 +23,12 @@
 namespace tsm2 {
 
 // Template constants are those of mma_streamed_pipeline.cuh. Epilogue: see gemm_wgmma_streamed.cuh; without levels.
-template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, typename Products,
-          typename Epilogue>
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, bool kBulk,
+          typename Products, typename Epilogue>
 class GemmMmaStreamed {
   static constexpr int kTogether = kMmaTogether, kFragments = kColumns / 8;
   static_assert(!Epilogue::kLevels && kColumns % 16 == 0, "sums begin with biases alone; B is loaded by 16 columns");
-  using Pipelines = MmaStreamedPipelines<kColumns, kPanels, kChunks, kGroups, kBuffersA, kStages, Products>;
+  using Pipelines = MmaStreamedPipelines<kColumns, kPanels, kChunks, kGroups, kBuffersA, kStages, kBulk, Products>;
   using Sums = float[kTogether][kFragments][4];
 
  public:
@@ -171,15 +171,15 @@ class GemmMmaStreamed {
 };
 
 // `column_tiles` is at least 1.
-template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, typename Products,
-          typename Epilogue>
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, bool kBulk,
+          typename Products, typename Epilogue>
 __global__ void __launch_bounds__(128 * kGroups, 1)
     gemm_mma_streamed(const ptx::Half* A, const ptx::Half* B, const Products products, int column_tiles,
                       const Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   if (epilogue.idle()) return;
-  using Kernel = GemmMmaStreamed<kColumns, kPanels, kChunks, kGroups, kBuffersA, kStages, Products, Epilogue>;
+  using Kernel = GemmMmaStreamed<kColumns, kPanels, kChunks, kGroups, kBuffersA, kStages, kBulk, Products, Epilogue>;
   unsigned char* shared = simt::dynamic_shared<unsigned char>();
   Kernel(shared, A, B, products, column_tiles, epilogue).run();
 }

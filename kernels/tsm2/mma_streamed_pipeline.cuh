@@ -1,8 +1,10 @@
-// Shared-memory pipelines of gemm_mma_streamed.cuh, filled by the warps that multiply, with instructions of sm_80.
+// Shared-memory pipelines of gemm_mma_streamed.cuh, filled by the warps that multiply.
 //
 //   step              0 1 2 3 4 5 …          A step is a chunk of a column tile of B. While a warp multiplies that of
 //   stage (of three)  0 1 2 0 1 2 …          step s, it copies its share of that of step s + kAhead. The stage for it
 //   copied ahead      2 3 4 5 6 7 …          must have been multiplied by all warps, kStages − kAhead steps before s.
+//
+// kBulk: one thread copies whole steps by bulk copies, which need sm_90. Otherwise all threads copy 16 bytes at a time.
 //
 // mbarriers mark full and empty stages; a warp that is behind in its epilogue holds up others only when they are
 // kStages − kAhead steps ahead of it. If the row tiles of A do not fit in shared memory (kBuffersA is 0), a stage has
@@ -17,6 +19,7 @@
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
 #include "kernels/ptx/types.cuh"
+#include "kernels/ptx/wgmma.cuh"
 #include "kernels/tsm2/core_matrix_layout.cuh"
 #include "kernels/tsm2/streamed_turns.cuh"
 
@@ -26,7 +29,8 @@ namespace tsm2 {
 constexpr int kMmaTogether = 2;
 
 // Constants as in streamed_pipeline.cuh, but kGroups is the number of warpgroups. kBuffersA: 0, 1 or 2, see above.
-template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, typename Products>
+template <int kColumns, int kPanels, int kChunks, int kGroups, int kBuffersA, int kStages, bool kBulk,
+          typename Products>
 class MmaStreamedPipelines {
  public:
   static constexpr bool kStays = kBuffersA > 0;
@@ -56,7 +60,7 @@ class MmaStreamedPipelines {
   __device__ __forceinline__ void set_up() const {
     if (threadIdx.x != 0) return;
     for (int i = 0; i < kStages; ++i) {
-      ptx::mbarrier_init(full_ + i, kThreads);
+      ptx::mbarrier_init(full_ + i, kBulk ? 1 : kThreads);
       ptx::mbarrier_init(empty_ + i, kThreads);
     }
     for (int i = 0; i < kBuffersA * kWarps; ++i) ptx::mbarrier_init(full_a_ + i, 32);
@@ -81,7 +85,10 @@ class MmaStreamedPipelines {
 
   // Releases the stage of this step, which this thread has read, and goes to the next.
   __device__ __forceinline__ void release() {
-    if (!once_) ptx::mbarrier_arrive(empty_ + stage_);
+    if (!once_) {
+      if constexpr (kBulk) ptx::async_fence();  // of this thread's loads, before copies
+      ptx::mbarrier_arrive(empty_ + stage_);
+    }
     if (++stage_ == (once_ ? column_tiles : kStages)) stage_ = 0, parity_ ^= 1;
   }
 
@@ -105,32 +112,41 @@ class MmaStreamedPipelines {
   const int turns;
 
  private:
-  // Copies this thread's share of the next step that is not copied yet, if there is one, to a stage. `parity`: of the
-  // phase that the copies complete.
+  // Copies the next step that is not copied yet, if there is one, to a stage, or this thread's share of it. `parity`:
+  // of the phase that the copies complete.
   __device__ __forceinline__ void copy_next(int to, unsigned parity) {
     if (copied_turns_ == (once_ ? 1 : turns)) return;
-    ptx::mbarrier_wait(empty_ + to, parity ^ 1);  // which a barrier's first phase does not delay
-    unsigned char* const stage = shared_ + kStagesAt + to * kStage;
+    if (!kBulk || threadIdx.x == 0) {
+      ptx::mbarrier_wait(empty_ + to, parity ^ 1);  // which a barrier's first phase does not delay
+      copy_step(shared_ + kStagesAt + to * kStage, full_ + to);
+    }
+    if (++copied_chunk_ == kChunks) {
+      copied_chunk_ = 0;
+      if (++copied_column_ == column_tiles) copied_column_ = 0, ++copied_turns_, copied_turn_.next();
+    }
+  }
+
+  __device__ __forceinline__ void copy_step(unsigned char* stage, ptx::Mbarrier* full) const {
     const long long tile = (long long)copied_turn_.product() * column_tiles + copied_column_;
     const unsigned char* const column_tile = B_ + tile * (kPanelB + kChunks * kChunkB);
+    const bool begins = kChunks == 1 || copied_chunk_ == 0;
+    if constexpr (kBulk) {
+      ptx::mbarrier_arrive_expect(full, kChunkB + (begins ? kPanelB : 0) + (kStays ? 0 : kTiles * kPiece));
+    }
     if constexpr (kChunks == 1) {
-      copy<kPanelB + kChunkB>(stage, column_tile);
+      copy<kPanelB + kChunkB>(stage, column_tile, full);
     } else {
-      if (copied_chunk_ == 0) copy<kPanelB>(stage, column_tile);
-      copy<kChunkB>(stage + kPanelB, column_tile + kPanelB + copied_chunk_ * kChunkB);
+      if (begins) copy<kPanelB>(stage, column_tile, full);
+      copy<kChunkB>(stage + kPanelB, column_tile + kPanelB + copied_chunk_ * kChunkB, full);
     }
     if (!kStays) {
 #pragma unroll
       for (int i = 0; i < kTiles; ++i) {
         const long long row_tile = copied_turn_.copied_tile(i);
-        copy<kPiece>(stage + kPiecesAt + i * kPiece, A_ + row_tile * kRowTile + copied_chunk_ * kPiece);
+        copy<kPiece>(stage + kPiecesAt + i * kPiece, A_ + row_tile * kRowTile + copied_chunk_ * kPiece, full);
       }
     }
-    ptx::cp_async_arrive(full_ + to);
-    if (++copied_chunk_ == kChunks) {
-      copied_chunk_ = 0;
-      if (++copied_column_ == column_tiles) copied_column_ = 0, ++copied_turns_, copied_turn_.next();
-    }
+    if constexpr (!kBulk) ptx::cp_async_arrive(full);
   }
 
   // Copies this lane's share of its warp's rows of the next turn: 16 rows of each row tile.
@@ -148,13 +164,17 @@ class MmaStreamedPipelines {
     rows_turn_.next();
   }
 
-  // Copies this thread's share of kBytes bytes. A warp copies successive bytes, so that the distances of a lane's copies
-  // are small enough for the instructions to have them.
+  // Copies kBytes bytes, or this thread's share of them. A warp copies successive bytes, so that the distances of a
+  // lane's copies are small enough for the instructions to have them.
   template <int kBytes>
-  static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from) {
-    constexpr int kOfWarp = (kBytes + 16 * kThreads - 1) / (16 * kThreads) * 512;
-    const int mine = (int)threadIdx.x / 32 * kOfWarp + (int)threadIdx.x % 32 * 16;
-    copy_every_512<kOfWarp, kBytes % (16 * kThreads) == 0>(to + mine, from + mine, kBytes - mine);
+  static __device__ __forceinline__ void copy(unsigned char* to, const unsigned char* from, ptx::Mbarrier* full) {
+    if constexpr (kBulk) {
+      ptx::bulk_copy(to, from, kBytes, full);
+    } else {
+      constexpr int kOfWarp = (kBytes + 16 * kThreads - 1) / (16 * kThreads) * 512;
+      const int mine = (int)threadIdx.x / 32 * kOfWarp + (int)threadIdx.x % 32 * 16;
+      copy_every_512<kOfWarp, kBytes % (16 * kThreads) == 0>(to + mine, from + mine, kBytes - mine);
+    }
   }
 
   // Copies 16 of every 512 bytes, kBytes in all; if not kAll, those that begin before `end`.

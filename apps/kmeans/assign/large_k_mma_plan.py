@@ -15,8 +15,8 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = ["MmaStreamPlan", "mma_stream_plan"]
 
-# The least compute capability that has mma of float16 pairs, asynchronous copies and mbarriers.
-_LEAST_CAPABILITY = 8.0
+# The least compute capability that has mma of float16 pairs, asynchronous copies and mbarriers; that has bulk copies.
+_LEAST_CAPABILITY, _BULK_CAPABILITY = 8.0, 9.0
 # Maximum number of panels of a chunk, turns whose row tiles shared memory holds, and stages; the best first.
 # _SHORT: for up to two column tiles of one chunk, which shared memory then holds, too.
 _SHORT = ((8, 2, 2), (8, 1, 2))
@@ -38,9 +38,12 @@ class MmaStreamPlan(StreamPlan):
         Number of turns whose row tiles shared memory holds, 1 or 2; 0 if rows stream.
     stages_b : int
         Number of pipeline stages. A stage holds one chunk of a column tile and, if rows stream, of all row tiles.
+    bulk : bool
+        True if stages are filled by bulk copies.
     """
 
     levels: bool = False
+    bulk: bool = False
 
     NAME, CLASS = "gemm_mma_streamed", "GemmMmaStreamed"
 
@@ -59,13 +62,14 @@ class MmaStreamPlan(StreamPlan):
 
     @property
     def kept_units(self) -> int:
-        """See `StreamPlan`. With several chunks, registers limit it to two units."""
-        return KEPT_TILES if self.chunks == 1 else 2
+        """See `StreamPlan`. With several chunks, registers limit it to two units, unless rows stream by bulk copies."""
+        return KEPT_TILES if self.chunks == 1 or (self.bulk and not self.stays) else 2
 
     def kernel_of(self, products: str, epilogue: str) -> str:
         """Return the name expression of the kernel; see `StreamPlan.kernel_of`."""
         sizes = self.columns, self.panels, self.chunks, self.groups // 2, self.stages_a, self.stages_b
-        return f"tsm2::{self.NAME}<{', '.join(map(str, sizes))}, tsm2::{products}, {epilogue}>"
+        bulk = str(self.bulk).lower()
+        return f"tsm2::{self.NAME}<{', '.join(map(str, sizes))}, {bulk}, tsm2::{products}, {epilogue}>"
 
 
 def mma_stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> MmaStreamPlan | None:
@@ -96,8 +100,9 @@ def mma_stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) 
             stages,
             columns,
             stays=buffers > 0,
-            tiles=tiles if tiles <= KEPT_TILES else None,
+            tiles=tiles if tiles <= KEPT_TILES and not (buffers and chunks > 1) else None,
             split=split,
+            bulk=float(device.compute_capability) >= _BULK_CAPABILITY,
         )
         if buffers and stages == 2 and chunks > 1:
             continue  # ptxas spills registers of these kernels

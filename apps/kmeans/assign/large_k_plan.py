@@ -45,8 +45,6 @@ WINDOW = 1 << 26
 MOST_COLUMNS, LEAST_COLUMNS, RESERVED = 128, 32, 1024
 #: Maximum number of column tiles of which lanes keep all candidates; registers of four warpgroups limit it.
 KEPT_TILES = 3
-# The compute capability that has wgmma.
-_WARPGROUPS = "9.0"
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
 _COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
@@ -269,7 +267,7 @@ def large_k_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> 
     Rows of up to 16 features are split into two parts as they are read, if shared memory holds all centers: 1,792 of 16
     features, and 7,168 of up to 4.
     """
-    if certifies and d <= _MOST_SPLIT and device.compute_capability == _WARPGROUPS:
+    if certifies and d <= _MOST_SPLIT and device.has_wgmma:
         tiles = ceil(k / MOST_COLUMNS)
         plan = ResidentPlan(8 * ceil(k / tiles / 8), tiles, d)
         if plan.shared_bytes <= device.shared_memory_per_block - RESERVED:
@@ -298,7 +296,7 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     rows of a block do not fit, they stream as the centers do. Short rows are split into two parts, which makes score
     error bounds two orders of magnitude smaller. Measurements are in docs/notes/lloyd.md.
     """
-    if device.compute_capability != _WARPGROUPS:
+    if not device.has_wgmma:
         return None
     panels_of_row, split = panels_of(d, k, certifies=certifies)
     plan = _resident_plan(panels_of_row, k, device, levels=certifies, split=split)
@@ -327,7 +325,7 @@ def batched_stream_plan(d: int, k: int, device: GpuSpec) -> StreamPlan | None:
     StreamPlan or None
         None if the GPU has no wgmma instructions, or rows do not fit in shared memory.
     """
-    if device.compute_capability != _WARPGROUPS:
+    if not device.has_wgmma:
         return None
     return _resident_plan(ceil(d / 16), k, device, levels=True, split=False)
 

@@ -4,7 +4,8 @@
 // Why it is fast: a group of lanes rescores a row with a list of candidates, and prefetches later rows. A whole block
 // compares kRescoredRows rows with all centers at a time. The rows are in shared memory, so the block reads each center
 // from the L2 cache once for all of them. It stops reading a center whose first features alone make it farther from
-// every row than the row's label. If such rows are many, rescore_by_pivot.cuh has found the nearest centers of most.
+// every row than the row's label. A single row is compared by larger loads. If such rows are many, rescore_by_pivot.cuh
+// has found the nearest centers of most.
 #pragma once
 #include "apps/kmeans/assign/rescore.cuh"
 #include "apps/kmeans/assign/large_k.cuh"
@@ -244,7 +245,7 @@ __global__ void __launch_bounds__(kRescoreThreads, 3)
     if ((int)threadIdx.x < some) nearest[threadIdx.x] = found_before(entries[-(int)threadIdx.x]);
     __syncthreads();
     if constexpr (sizeof(Work) == sizeof(float)) {
-      if (together && is_any_missing(nearest, some)) {
+      if (together && some > 1 && is_any_missing(nearest, some)) {
         const auto row_of = [&](int r) { return (long long)entries[r < some ? -r : 0].row; };
         const auto label_of = [&](int r) { return entries[r < some ? -r : 0].label; };
         float* const values = simt::dynamic_shared<float>();

@@ -296,7 +296,7 @@ def fma_plan(d: int, k: int, dtype: str, mean: float, norm: float, device: GpuSp
             return plan
     if k > MOST_CLUSTERS or d > _MOST_FOR_PRODUCTS[ITEMSIZE[dtype]]:
         return None
-    warpgroups = dtype in PARTS_ROUNDING and device.compute_capability == "9.0" and mean <= _MOST_MEAN * norm
+    warpgroups = dtype in PARTS_ROUNDING and device.has_wgmma and mean <= _MOST_MEAN * norm
     return products_plan(d, k, dtype, shared_memory, warpgroups=warpgroups)
 
 

@@ -61,13 +61,13 @@ def test_fewer_rows_are_compared_for_large_k(name, rows):
 
 
 def test_every_adapter_is_listed_under_its_name():
-    ours = {"tsapps", "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "tsapps-sm80", "cublas"}
+    ours = {"tsapps", "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "tsapps-sm80", "tsapps-sm90", "cublas"}
     theirs = {"scikit-learn", "torch", "cuvs", "flash-kmeans", "flashlib"}
     assert set(PEERS) == ours | theirs
     assert all(name == peer.name for name, peer in PEERS.items())
 
 
-@pytest.mark.parametrize(("name", "given"), [("tsapps", "80"), ("tsapps-sm80", ""), ("tsapps-sm80", "90")])
+@pytest.mark.parametrize(("name", "given"), [("tsapps", "80"), ("tsapps-sm80", ""), ("tsapps-sm90", "80")])
 def test_engines_are_timed_with_the_max_arch_of_their_name(name, given, monkeypatch):
     monkeypatch.setenv("TSAPPS_MAX_ARCH", given)
     with pytest.raises(ValueError, match=rf"{name} needs TSAPPS_MAX_ARCH=.*, got"):

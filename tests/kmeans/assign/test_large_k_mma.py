@@ -21,15 +21,17 @@ from tsapps.apps.kmeans.assign.large_k_plan import RESERVED, depth_of
 from tsapps.kernels.gpu_specs import KNOWN
 
 #: d and a plan: row tiles of one turn and of two, in one chunk and in several, rows that stream by, rows split into two
-#: parts, and lanes that keep the candidates of all column tiles.
+#: parts, lanes that keep the candidates of all column tiles, and bulk copies.
 PLANS = [
     (100, MmaStreamPlan(7, 1, 4, 1, 2)),
     (50, MmaStreamPlan(2, 2, 4, 2, 4, 64)),
     (70, MmaStreamPlan(1, 5, 4, 0, 3, 96, stays=False)),
     (16, MmaStreamPlan(3, 1, 2, 2, 3, split=True)),
     (40, MmaStreamPlan(3, 1, 2, 1, 5, 112, tiles=3)),
+    (70, MmaStreamPlan(1, 5, 4, 0, 3, 96, stays=False, bulk=True)),
+    (50, MmaStreamPlan(2, 2, 4, 1, 3, 64, bulk=True)),
 ]
-IDS = ["one turn", "two turns", "streams", "split", "keeps all"]
+IDS = ["one turn", "two turns", "streams", "split", "keeps all", "streams in bulk", "in bulk"]
 #: Shared memory of a block in KiB: of sm_86, sm_89 and sm_120, of sm_80, and of sm_90 and sm_100.
 SHARED = {"99": "8.6", "163": "8.0", "227": "10.0"}
 
@@ -71,6 +73,9 @@ def test_labels_and_sums(d, plan, kind, rng):
         (3, MmaStreamPlan(1, 1, 4, 2, 4, 64), 90),
         (3, MmaStreamPlan(1, 1, 4, 2, 2, 64, tiles=1), 50),
         (20, MmaStreamPlan(1, 2, 4, 0, 2, 64, stays=False), 180),
+        (20, MmaStreamPlan(1, 2, 4, 0, 2, 64, stays=False, bulk=True), 180),
+        (20, MmaStreamPlan(1, 2, 4, 1, 3, 64, bulk=True), 180),
+        (3, MmaStreamPlan(1, 1, 4, 1, 3, 64, bulk=True), 180),
     ],
     ids=str,
 )
@@ -132,7 +137,8 @@ def test_plans(d, k, kib):
     assert plan.shared_bytes <= gpu.shared_memory_per_block - RESERVED
     assert plan.stays == (plan.stages_a > 0)
     assert plan.columns % 16 == 0
-    assert (plan.tiles is None) == (k > 3 * (128 if plan.stays else 112))
+    assert (plan.tiles is None) == (k > 3 * 128 or (plan.stays and plan.chunks > 1))
+    assert plan.bulk == (float(gpu.compute_capability) >= 9)
     for n in (1, 64, 65, 10**6, 2**31 - 1):
         blocks = plan.blocks(n, 108)
         assert 1 <= blocks <= 108
