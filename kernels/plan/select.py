@@ -2,14 +2,13 @@
 
 candidates.py lists the plans that a device can run for a problem; `plan` selects one plan. If a row of a tuning
 table applies, that row decides, and may select cuBLAS. Shipped tables are in kernels/plan/tuned/; ``tsapps tune``
-writes the user's table. Without a row, the fastest plan by `predict` is selected. `predict` derives the memory time
-from the bytes in flight (Little's law), and the compute time from the instructions and tensor-core products of a stage.
+writes the user's table. Without a row, the fastest by predict.py is selected, which may be cuBLAS, too.
 """
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
-from math import inf, log2
+from math import log2
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,7 @@ from tsapps.kernels.gpu_specs import GpuSpec, file_name_of, measured_alike
 from tsapps.kernels.plan.candidates import candidates, stage_bytes
 from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
 from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
+from tsapps.kernels.plan.predict import library_seconds, predict
 from tsapps.kernels.plan.simt import AnyPlan, ColumnsPlan, RowsPlan, SmallTsmttsmPlan, SplitPlan, WidePlan
 from tsapps.kernels.problem import NARROW, Problem
 from tsapps.kernels.system.strict_json import read_json
@@ -34,7 +34,6 @@ __all__ = [
     "key_of_row",
     "library_algorithms",
     "plan",
-    "predict",
     "promising",
     "tuned_table",
 ]
@@ -47,68 +46,6 @@ _TUNED = Path(__file__).resolve().parent / "tuned"
 _ALIKE = 2
 # `tune` measures this many cublasLt algorithms for each of the two forms of a product (`own_orders`).
 _RANKS = 8
-# If the table of tuned plans has no row for a product, a kernel without tensor cores is preferred up to this k · w.
-_SIMPLE = 128
-
-
-def predict(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
-    """Predict the time of a plan in seconds, as bounded by memory, instruction issue or tensor cores.
-
-    Parameters
-    ----------
-    plan : MmaPlan
-        One of `candidates`.
-    problem : Problem
-    device : GpuSpec
-
-    Returns
-    -------
-    float
-
-    Notes
-    -----
-    Per stage, every warp issues copies, fragment reads, splits into tf32 parts, products and rounded additions. All
-    stages except one are in flight; Little's law gives the bytes in flight that keep the memory busy. After the barrier
-    of a stage, warps wait for one latency of shared memory and tensor cores; other blocks and teams hide part of that
-    time. Constants other than rates were fitted to the times of 600 plans on an H200.
-    """
-    size = problem.itemsize
-    m, w, k = problem.m * plan.fold, problem.w * plan.fold, -(-problem.k // plan.fold)
-    units = plan.units(m, k, w)
-    together = plan.blocks * plan.teams  # tiles in progress per multiprocessor
-    resident = device.multiprocessors * together
-    rounds = -(-units // min(units, resident))  # number of stages that the busiest team processes
-    stage = plan.depth * (plan.tile_m + (0 if plan.keep_b or plan.gram else plan.tile_n)) * size
-    out = plan.tile_m * plan.tile_n * size * plan.depth / max(k, plan.depth)
-    need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
-    in_flight = together * (plan.stages - 1) * stage
-    memory = (stage + out) * resident / (device.bandwidth * min(1.0, in_flight / need))
-    words = {8: 1, 4: 1, 2: 2}[size]
-    row_blocks, column_blocks = -(-plan.tile_m // plan.warps_m // 16), -(-plan.tile_n // plan.warps_n // 8)
-    pairs = plan.depth / plan.warps_k / (8 * words)
-    a_words, b_words = 4 * row_blocks, 2 * column_blocks
-    steps = plan.products if size == 4 else 1
-    products = steps * row_blocks * column_blocks
-    parts = 3 if size == 4 else 1
-    splitting = parts * a_words + b_words * (0.5 if plan.shares_parts else parts)
-    per_pair = splitting + products + (4 * row_blocks * column_blocks / 4 if size < 8 else 0)
-    warps = plan.warps
-    copies = 4 * stage / 512
-    epilogue = 6 * row_blocks * column_blocks * warps * plan.depth / max(k, plan.depth)
-    preparing = pairs * b_words * plan.warps_n * (parts + 2) if plan.prepare_b else 0
-    issue = together * (warps * (pairs * per_pair + 60) + preparing + copies + epilogue) / 4
-    # The tensor-core cycles per instruction follow from the peak rate: an instruction computes 2·16·8·(8·words) flops.
-    unit = {8: "float64_tensor", 4: "tf32", 2: problem.dtype}[size]
-    flops = 2 * 16 * 8 * 8 * words
-    try:
-        rate = device.peak(unit) / device.multiprocessors / device.clock_hz
-    except ValueError:
-        rate = 1024.0
-    tensor = together * warps * pairs * products * flops / rate
-    waiting = 2500 / together
-    busiest = max(issue, tensor)
-    # Loads overlap with the longer of instruction issue and tensor-core time, except for about a fifth of that time.
-    return rounds * (max(memory, busiest / device.clock_hz) + 0.2 * (busiest + waiting) / device.clock_hz)
 
 
 def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] | None = None) -> AnyPlan | str:
@@ -133,28 +70,29 @@ def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] |
         return algorithm
     configuration = _look_up(rows, problem, by_warpgroups=any(isinstance(one, WgmmaPlan) for one in found))
     if configuration is None:
-        simple = isinstance(found[0], SplitPlan) or problem.k * problem.w <= _SIMPLE
-        return (
-            found[0]
-            if simple and not isinstance(found[0], MmaPlan)
-            else min(found, key=lambda one: _seconds(one, problem, device))
-        )
-    if configuration["kernel"] == LIBRARY:
+        return _fastest(found, problem, device)
+    if configuration["kernel"] == LIBRARY and problem.c != "any":
         return LIBRARY
     alike = [one for one in found if one.kernel_name == configuration["kernel"]]
-    if not alike:  # the row's kernel does not support the layout of this problem
-        return min(found, key=lambda one: _seconds(one, problem, device))
-    return min(alike, key=lambda one: (_unlike(one, configuration), _seconds(one, problem, device)))
+    if not alike:  # cuBLAS or the row's kernel does not support the layout of this problem
+        return _fastest(found, problem, device)
+    return min(alike, key=lambda one: (_unlike(one, configuration), predict(one, problem, device)))
+
+
+def _fastest(found: Sequence[AnyPlan], problem: Problem, device: GpuSpec) -> AnyPlan | str:
+    """Return the plan that is predicted to be the fastest, or `LIBRARY` if that is predicted to be faster."""
+    seconds, best = min(((predict(one, problem, device), at) for at, one in enumerate(found)))
+    return found[best] if seconds <= library_seconds(problem, device) else LIBRARY
 
 
 def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
     """Return the plans worth measuring: the `most` fastest by `predict`, at most `_ALIKE` with the same tile and warps.
 
-    Plans that `predict` does not support are always included.
+    Plans of other kernels than gemm_mma.cuh are always included: they are few.
     """
     found: list[AnyPlan] = []
     alike: Counter[tuple[int, ...]] = Counter()
-    for one in sorted(candidates(problem, device), key=lambda one: _seconds(one, problem, device)):
+    for one in sorted(candidates(problem, device), key=lambda one: predict(one, problem, device)):
         if type(one) is MmaPlan:
             kind = one.tile_m, one.depth, one.warps_m, one.warps_n, one.warps_k, one.teams * one.blocks
             if len(found) >= most or alike[kind] == _ALIKE:
@@ -169,11 +107,6 @@ def library_algorithms(problem: Problem) -> list[LibraryAlgorithm]:
     if problem.c == "any":
         return []
     return [LibraryAlgorithm(rank, own) for own in (False, True) for rank in range(1, _RANKS + 1)]
-
-
-def _seconds(plan: AnyPlan, problem: Problem, device: GpuSpec) -> float:
-    """Return the predicted seconds of a plan; infinite for plans that `predict` does not support."""
-    return predict(plan, problem, device) if type(plan) is MmaPlan else inf
 
 
 #: The key of a table row. `m`, `depth` and `w` are the m, k and w of the measured product. `k` is its second small

@@ -13,7 +13,8 @@ from tsapps.kernels.epilogue import Epilogue
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.candidates import candidates, fits, most_registers, registers
 from tsapps.kernels.plan.mma import ELEMENT, OWN_EPILOGUE, SUM, MmaPlan, WgmmaPlan
-from tsapps.kernels.plan.select import plan, predict, tuned_table
+from tsapps.kernels.plan.predict import predict
+from tsapps.kernels.plan.select import plan, tuned_table
 from tsapps.kernels.plan.user_table import of_version
 from tsapps.kernels.problem import ITEMSIZE, NARROW, Lies, Problem
 

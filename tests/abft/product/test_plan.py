@@ -27,7 +27,8 @@ from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.mma import ELEMENT, SUM, MmaPlan
-from tsapps.kernels.plan.select import configuration_of, predict, tuned_table
+from tsapps.kernels.plan.predict import predict
+from tsapps.kernels.plan.select import configuration_of, tuned_table
 from tsapps.kernels.problem import ITEMSIZE, Layout, Problem
 from tsapps.kernels.tune import Cell
 
