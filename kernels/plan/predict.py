@@ -21,20 +21,23 @@ _LAUNCH = 5e-6
 # The share of the peak bandwidth that a plain copy of large arrays reaches.
 _STREAM = 0.9
 # Bytes of a line in a column-major matrix that take as long as starting the line.
-_LINE_START = 42
-# Cycles of latency of a tile of whole rows. Cycles between two instructions of a warp; more if others issue, too.
-_TILE_CYCLES, _BETWEEN = 700, 5
+_LINE_START = 34
+# Cycles of latency of a tile of whole rows. Cycles between two instructions of a warp: at best, and at least the other
+# number divided by the warps that share a scheduler.
+_TILE_CYCLES, _BETWEEN, _BETWEEN_ALONE = 600, 1.3, 4
+# Warps that a scheduler needs to issue an instruction per cycle.
+_ENOUGH_WARPS = 2
 # Instructions to store 16 × 8 elements of C.
 _STORING = 65
 # The share of the tensor cores' peak that mma reaches: of float64; and of other types on GPUs of these compute
 # capabilities, whose peak needs other instructions.
-_OF_PEAK, _OF_FASTER_PEAK, _FASTER = 0.86, 0.47, ("9.0", "10.0")
+_OF_PEAK, _OF_FASTER_PEAK, _FASTER = 0.72, 0.44, ("9.0", "10.0")
 # The share of a B that the level-2 cache holds in the time of its stages' loads.
 _OF_CACHED = 0.2
-# Transfers of a partial sum that take as long as writing and reading it, with the latency of doing so.
-_ADDING = 5
-# Bytes of a product that occupies all threads.
-_FULL = 16 << 20
+# Cycles in which a thread adds a number of another block to its own, and of another warp.
+_ADDING, _ADDING_WARPS = 8, 2
+# Bytes of a product that occupies all threads; that takes cuBLAS little more than its launch.
+_FULL, _SMALL = 16 << 20, 4 << 20
 # Lanes of a multiprocessor that issue an ordinary instruction per cycle.
 _LANES = 128
 
@@ -90,25 +93,28 @@ def _of_mma(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     stores = row_blocks * column_blocks * plan.warps * tiles
     # The tensor-core cycles per instruction follow from the peak rate: an instruction computes 2·16·8·(8·words) flops.
     tensor = together * plan.warps * pairs * products * 2 * 16 * 8 * 8 * words / _tensor_rate(problem, device)
+    warps = together * plan.warps / 4  # of a scheduler
     if isinstance(plan, WgmmaPlan):
         # Consumers read A, and wait for products of their warpgroup. Producers copy, and prepare B.
         of_warp = pairs * (6 * reads_a + 0.15 * (products + additions)) + 90
         issue = together * (plan.warps * of_warp + 6 * preparing + 3.5 * (copies + 6 * stores)) / 4
-        busy, least = max(issue, tensor), 0.0
+        cycles, least = max(issue, tensor), 0.0
     else:
         of_warp = pairs * (reads_a + reads_b * (0.5 if plan.shares_parts else parts) + additions) + 60
         issue = together * (plan.warps * of_warp + preparing * plan.prepare_b + copies + _STORING * stores) / 4
         share = _OF_PEAK if size == 8 else _OF_FASTER_PEAK if device.compute_capability in _FASTER else 1.0
-        busy = issue + tensor / share  # which do not overlap
+        cycles = issue * max(1, _ENOUGH_WARPS / warps) + tensor / share  # which do not overlap
         of_tile = pairs * (reads_a + reads_b + products) + 60 + _STORING * row_blocks * column_blocks
-        each = max(1.3, _BETWEEN / (together * plan.warps / 4))
-        least = _TILE_CYCLES + each * of_tile if plan.keep_b else 0.0
-    busy, least = busy / device.clock_hz, least / device.clock_hz
-    # Teams that end in the middle of a tile write and read partial sums.
-    partial = 0 if plan.keep_b else min(units, resident) * plan.tile_m * plan.tile_n * max(size, 4)
-    adding = _ADDING * partial / device.bandwidth
-    # Loads overlap with the rest, except for about a third of the shorter of the two times.
-    return rounds * (max(memory, busy, least) + 0.3 * min(memory, busy)) + _launches(problem) + adding
+        least = _TILE_CYCLES + max(_BETWEEN, _BETWEEN_ALONE / warps) * of_tile if plan.keep_b else 0.0
+    # Sums of a tile that several warps or blocks share.
+    of_thread = plan.tile_m * plan.tile_n / plan.threads
+    blocks = 0 if plan.keep_b else min(units, resident) / (-(-m // plan.tile_m) * -(-w // plan.tile_n))
+    adding = _ADDING * of_thread * (blocks if blocks > 1 else 0)
+    of_warps = _ADDING_WARPS * of_thread * (plan.warps_k - 1) * tiles
+    # Loads overlap with the rest, except for about a quarter of the shorter of the two times.
+    busy = cycles / device.clock_hz
+    each = max(memory, busy, least / device.clock_hz) + 0.26 * min(memory, busy) + of_warps / device.clock_hz
+    return rounds * each + _launches(problem) + adding / device.clock_hz
 
 
 def _busy(plan: MmaPlan, stage: int, device: GpuSpec) -> float:
@@ -116,7 +122,7 @@ def _busy(plan: MmaPlan, stage: int, device: GpuSpec) -> float:
     need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
     if isinstance(plan, WgmmaPlan):  # of whose stages two are not in flight
         return 1 - exp(-max((plan.stages - 2) * stage, 0.3 * need) / (2 * need))
-    return min(1.0, (plan.stages - 1) * stage / need)
+    return 1 - exp(-(plan.stages - 1) * stage / (0.9 * need))
 
 
 def _tensor_rate(problem: Problem, device: GpuSpec) -> float:
@@ -148,7 +154,7 @@ def _of_rows(plan: RowsPlan, problem: Problem, device: GpuSpec) -> float:
 
 def _of_wide(plan: WidePlan, problem: Problem, device: GpuSpec) -> float:
     half = problem.itemsize == 2
-    share = 0.84
+    share = 0.84 if plan.w * problem.itemsize > 64 else 0.5
     if plan.w * problem.itemsize % 16:  # a vector of C spans two rows
         share = 0.78 if not half else 0.68 if plan.k <= 4 else 0.15
     # Rows of A that are loaded ahead hide latency, but are too many for a small product.
@@ -158,8 +164,10 @@ def _of_wide(plan: WidePlan, problem: Problem, device: GpuSpec) -> float:
 def _of_columns(plan: ColumnsPlan, problem: Problem, device: GpuSpec) -> float:
     large, half = problem.bytes > device.l2, problem.itemsize == 2
     share = 0.92 if plan.w < 64 else 0.8
-    if large and not plan.streams:  # C displaces A in the cache
+    if (large or half) and not plan.streams:  # C displaces A in the cache
         share *= 0.97 if plan.w < max(4, plan.k) else 0.4 if half else 0.9
+    if plan.k > plan.w >= 32:  # registers hold neither the columns of A nor those of C
+        share *= 0.65
     # Many threads of a block hide latency, but are too few blocks for a small product.
     if (plan.threads > 128) != large:
         share *= 0.95
@@ -179,25 +187,29 @@ def _of_split(plan: SplitPlan, problem: Problem, device: GpuSpec) -> float:
 def _of_small(plan: SmallTsmttsmPlan, problem: Problem, device: GpuSpec) -> float:
     # At the end, the sums of all threads are added; a small product has fewer threads.
     adding = 0.35e-6 * plan.m * plan.w * min(1.0, problem.bytes / _FULL)
-    return _launches(problem) + adding + problem.bytes / (device.bandwidth * (0.85 if problem.itemsize == 2 else 0.95))
+    share = 0.85 if problem.itemsize == 2 else 0.95
+    if not plan.along and plan.m * problem.itemsize > 64:  # a thread's rows are far from those of its neighbors
+        share *= 0.72
+    return _launches(problem) + adding + problem.bytes / (device.bandwidth * share)
 
 
 def library_seconds(problem: Problem, device: GpuSpec) -> float:
     """Predict the time of cuBLAS in seconds where it is near the bound of memory or arithmetic; elsewhere infinity.
 
-    That is for float64 and 16-bit elements, if the small dimensions are multiples of eight and A is not narrow. If C is
-    neither row- nor column-major, cuBLAS does not support it.
+    That is for float64 and 16-bit elements, if the small dimensions are multiples of eight and A is not narrow; and for
+    small products of 16-bit elements. If C is neither row- nor column-major, cuBLAS does not support it.
     """
-    size = problem.itemsize
+    size, small = problem.itemsize, problem.bytes < _SMALL
     is_near = problem.shape == "tsm2r" or (problem.shape == "tsm2l" and problem.k >= 32)
-    if size == 4 or not is_near or problem.w % 8 or problem.k % 8 or problem.c == "any":
+    is_near = is_near and problem.w % 8 == 0 and problem.k % 8 == 0
+    if problem.c == "any" or problem.gram or size == 4 or not (is_near or (size == 2 and small)):
         return inf
     flops = 2 * problem.m * problem.k * problem.w
     try:
         rate = device.peak("float64_tensor" if size == 8 else problem.dtype)
     except ValueError:
         return inf
-    return max(_streamed(problem, device, 0.8), _LAUNCH + flops / (0.62 * rate))
+    return max(_streamed(problem, device, 0.4 if small else 0.8), _LAUNCH + flops / (0.62 * rate))
 
 
 _SECONDS_OF: Mapping[type, Callable[[Any, Problem, GpuSpec], float]] = {
