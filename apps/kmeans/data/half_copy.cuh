@@ -19,7 +19,8 @@
 // each of several rows, 64 bytes in all, and loads the next vectors before it converts the current ones. So 24 warps
 // have 48 KB per multiprocessor in flight. The reduction over a group leaves sums of different rows in different lanes,
 // so one shuffle, square root or store serves several rows. This takes 2.5 shuffles per row; it would take 10 if every
-// lane received all sums.
+// lane received all sums. In panels, eight columns of neighboring rows are neighbors: two lanes exchange halves of them,
+// so that a warp writes whole sectors of 32 bytes.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 #include "kernels/ptx/types.cuh"
@@ -78,6 +79,22 @@ __device__ __forceinline__ float norm_of(float square, float lost, float inverse
   return 1.0002f * sqrtf(least > square ? least : square);
 }
 
+// Stores four elements of each of two rows of this lane, in panels: it has columns j to j + 3, and the lane next to it
+// the other half of eight columns, which are 16 bytes of a panel. Each of the two lanes stores these of one row, so that
+// neighboring rows are stored together. Nothing is stored past column `padded`. All lanes of a warp call it.
+__device__ __forceinline__ void store_two_rows(ptx::Half* half_copy, const simt::Vector<unsigned, 2>& one,
+                                               const simt::Vector<unsigned, 2>& other, long long row_of_one,
+                                               long long row_of_other, int j, int padded, int panels) {
+  const bool upper = j & 4;
+  simt::Vector<unsigned, 2> received;
+#pragma unroll
+  for (int i = 0; i < 2; ++i) received.at[i] = simt::shuffle_xor(upper ? one.at[i] : other.at[i], 1);
+  const simt::Vector<unsigned, 4> row = {upper ? received.at[0] : one.at[0], upper ? received.at[1] : one.at[1],
+                                         upper ? other.at[0] : received.at[0], upper ? other.at[1] : received.at[1]};
+  const long long to = tsm2::panel_offset(upper ? row_of_other : row_of_one, j & ~7, panels, tsm2::kPanelRows);
+  if (j < padded) simt::store_streaming(reinterpret_cast<unsigned*>(half_copy + to), row);
+}
+
 template <typename T, typename Work, bool kAligned>
 __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
     make_half_copy(const T* X, long long leading, long long rows, int d, int padded, int panels, const Work* mean,
@@ -117,44 +134,50 @@ __global__ void __launch_bounds__(256, sizeof(T) == 2 ? 2 : 3)
     read(next, later, following + column);
     const int j = from + column;
     const long long row = (first < last ? first : last) + in_tile;
-    if (j < padded) {
-      simt::Vector<Work, kWide> middle;
-      if constexpr (kAligned) {
-        middle = *reinterpret_cast<const simt::Vector<Work, kWide>*>(mean + (j < d ? j : 0));
-      } else {
+    simt::Vector<Work, kWide> middle;
+    if constexpr (kAligned) {
+      middle = *reinterpret_cast<const simt::Vector<Work, kWide>*>(mean + (j < d ? j : 0));
+    } else {
 #pragma unroll
-        for (int i = 0; i < kWide; ++i) middle.at[i] = mean[j + i < d ? j + i : 0];
+      for (int i = 0; i < kWide; ++i) middle.at[i] = mean[j + i < d ? j + i : 0];
+    }
+    simt::Vector<unsigned, kWide / 2> before;  // of the previous row
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      simt::Vector<T, kWide> x;
+#pragma unroll
+      for (int i = 0; i < kLoads; ++i) {
+        const auto elements = now[r][i].elements();
+#pragma unroll
+        for (int e = 0; e < kWide / kLoads; ++e) x.at[i * (kWide / kLoads) + e] = elements.at[e];
       }
+      simt::Vector<unsigned, kWide / 2> pairs;
 #pragma unroll
-      for (int r = 0; r < kRows; ++r) {
-        simt::Vector<T, kWide> x;
+      for (int i = 0; i < kWide; i += 2) {
+        Work value[2];
 #pragma unroll
-        for (int i = 0; i < kLoads; ++i) {
-          const auto elements = now[r][i].elements();
-#pragma unroll
-          for (int e = 0; e < kWide / kLoads; ++e) x.at[i * (kWide / kLoads) + e] = elements.at[e];
+        for (int e = 0; e < 2; ++e) {
+          value[e] = centered<T, Work>(x.at[i + e], middle.at[i + e]) * (Work)scale;
+          if (j + (kAligned ? 0 : i + e) >= d) value[e] = 0;
         }
-        simt::Vector<unsigned, kWide / 2> pairs;
-#pragma unroll
-        for (int i = 0; i < kWide; i += 2) {
-          Work value[2];
-#pragma unroll
-          for (int e = 0; e < 2; ++e) {
-            value[e] = centered<T, Work>(x.at[i + e], middle.at[i + e]) * (Work)scale;
-            if (j + (kAligned ? 0 : i + e) >= d) value[e] = 0;
-          }
-          const unsigned pair = pairs.at[i / 2] = ptx::to_half_pair((float)value[0], (float)value[1]);
-          const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
-          const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
-          const float of_a = (float)(value[0] - a), of_b = (float)(value[1] - b);
-          sums[r] += a * a + b * b;
-          sums[kRows + r] += of_a * of_a + of_b * of_b;
-        }
-        // One store writes all elements of a lane: they are contiguous in panels too.
-        const long long to =
-            panels ? tsm2::panel_offset(row + r * below, j, panels, tsm2::kPanelRows) : (row + r * below) * padded + j;
-        simt::store_streaming(reinterpret_cast<unsigned*>(half_copy + to), pairs);
+        const unsigned pair = pairs.at[i / 2] = ptx::to_half_pair((float)value[0], (float)value[1]);
+        const float a = ptx::to_float(ptx::Half{(unsigned short)(pair & 0xffff)});
+        const float b = ptx::to_float(ptx::Half{(unsigned short)(pair >> 16)});
+        const float of_a = (float)(value[0] - a), of_b = (float)(value[1] - b);
+        sums[r] += a * a + b * b;
+        sums[kRows + r] += of_a * of_a + of_b * of_b;
       }
+      const long long stored = row + r * below;
+      // One store writes all elements of a lane: they are contiguous in panels too.
+      if (!panels) {
+        if (j < padded) simt::store_streaming(reinterpret_cast<unsigned*>(half_copy + stored * padded + j), pairs);
+      } else if constexpr (kWide != 4) {
+        const long long to = tsm2::panel_offset(stored, j, panels, tsm2::kPanelRows);
+        if (j < padded) simt::store_streaming(reinterpret_cast<unsigned*>(half_copy + to), pairs);
+      } else if (r % 2 == 1) {
+        store_two_rows(half_copy, before, pairs, stored - below, stored, j, padded, panels);
+      }
+      before = pairs;
     }
     if (ends) {
       if (lanes >= 2 * kRows) {
