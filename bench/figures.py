@@ -15,12 +15,13 @@ from typing import Any
 
 from tsapps.bench.common import record
 from tsapps.bench.common.timing import median
+from tsapps.bench.gemm import untuned
 from tsapps.bench.gemm.summary import memory_bound, of_floor, ours, over_library
 from tsapps.bench.kmeans.batched import PEERS as BATCHED_PEERS
 from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
 from tsapps.bench.kmeans.gpu_table import gpu_table
 from tsapps.bench.kmeans.problems import GPU_SHAPES
-from tsapps.bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text
+from tsapps.bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text, without_wgmma
 from tsapps.bench.scale.scale_tables import gpus_table, scale_table, workers_table
 
 __all__ = [
@@ -339,6 +340,8 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "whole fits": ("h200/kmeans.json", fits_table),
     "iterations": ("h200/kmeans.json", kmeans_table),
     "grid": ("h200/kmeans.json", grid_text),
+    "plans without a table": ("h200/gemm-untuned.json", untuned.table),
+    "without wgmma": ("h200/kmeans-without-wgmma.json", without_wgmma),
     "batched": ("h200/kmeans-batched.json", batched_table),
     "against scikit-learn": ("h200/kmeans-small.json", scikit_learn_text),
     "small data": ("h200/kmeans-small.json", small_table),

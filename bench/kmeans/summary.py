@@ -29,6 +29,7 @@ __all__ = [
     "plot_fits",
     "plot_grid",
     "text",
+    "without_wgmma",
 ]
 
 Record = dict[str, Any]
@@ -38,6 +39,8 @@ OWN = (OURS, "tsapps-all-rows", "tsapps-tf32", "tsapps-protected", "tsapps-sm80"
 #: Shapes whose whole fits are drawn, and the engines beside ours.
 FITS = tuple(Shape.parse(name) for name in ("50M-16-16-f32", "10M-128-64-f32", "1M-768-1000-f32", "262144-4096-16-f32"))
 PEERS = ("flashlib", "flash-kmeans", "torch", "cuvs")
+#: Engines beside each other on a GPU whose wgmma ours may not use.
+WITHOUT_WGMMA = ("tsapps-sm80", "tsapps-sm90", "flashlib", "flash-kmeans")
 _COLOURS = ("tab:red", "tab:blue", "tab:orange", "tab:green", "tab:purple", "black", "tab:brown", "tab:pink")
 
 
@@ -67,6 +70,27 @@ def text(records: Sequence[Record]) -> str:
             f"| {theirs / mine:.2f} |"
         )
     return "\n".join(lines)
+
+
+def without_wgmma(records: Sequence[Record]) -> str:
+    """Return a Markdown table of iterations and whole fits in ms, and in how many ours are the fastest."""
+    engines = [name for name in WITHOUT_WGMMA if any(one["engine"] == name for one in records)]
+    titles = " | ".join(f"{what}: {' | '.join(engines)}" for what in ("iteration", "fit"))
+    lines = [f"| n | d | k | dtype | {titles} |", f"|---:|---:|---:|---|{'---:|' * (2 * len(engines))}"]
+    ahead = {name: [0, 0] for name in engines if name in OWN}
+    shapes = by_shape(records)
+    for shape, found in shapes:
+        cells = []
+        for at, field in enumerate(("iter_ms", "fit_ms")):
+            cells += [f"{found[name][field]:,.{2 - at}f}" for name in engines]
+            for name, counts in ahead.items():
+                counts[at] += found[name][field] < min(found[other][field] for other in engines if other not in OWN)
+        lines.append(f"| {shape.n:,} | {shape.d} | {shape.k:,} | {shape.dtype} | {' | '.join(cells)} |")
+    won = [
+        f"`{name}` is faster than both others in {of_iterations} iterations and {of_fits} fits of {len(shapes)}"
+        for name, (of_iterations, of_fits) in ahead.items()
+    ]
+    return "\n".join([*lines, "", f"{'; '.join(won)}."])
 
 
 def plot(records: Sequence[Record], path: Path) -> None:

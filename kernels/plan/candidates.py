@@ -25,7 +25,7 @@ _NARROW_FOR_WARPGROUPS, _SMALL_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 
 _CONSUMERS_OTHER = 24
 # _OTHER_REGISTERS: estimated registers per thread of gemm_mma.cuh that hold no sums, by bytes per element. _REGISTERS:
 # registers per multiprocessor. _MOST_REGISTERS: maximum registers per thread.
-_OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 64, 4: 48, 2: 48}, 65_536, 255
+_OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 63, 4: 48, 2: 48}, 65_536, 255
 
 
 def stage_bytes(plan: MmaPlan) -> int:
@@ -43,9 +43,9 @@ def registers(plan: MmaPlan) -> int:
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
         return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
-    # A float64 sum occupies two registers. With an accumulation interval, a second sum of
-    # each element accumulates the current interval.
-    times = 2 if plan.dtype == "float64" or plan.interval else 1
+    # A float64 sum occupies two registers; in gemm_mma.cuh without keep_b, ptxas needs twice as many, or it spills. With
+    # an accumulation interval, a second sum of each element accumulates the current interval.
+    times = 1 + bool(plan.interval) if plan.dtype != "float64" else 2 if plan.keep_b else 4
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 
 

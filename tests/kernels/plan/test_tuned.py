@@ -19,7 +19,7 @@ from tsapps.kernels.plan.candidates import RESERVED
 from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan
 from tsapps.kernels.plan.select import ALGORITHM, KEY, LIBRARY, configuration_of
 from tsapps.kernels.plan.user_table import write_table
-from tsapps.kernels.tune import Cell
+from tsapps.kernels.tune import CELLS, Cell
 
 ARCHITECTURES = ["sm_80", "sm_90a", "sm_100a"]
 WARPGROUPS = "sm_90a"  # the one that has their instructions
@@ -106,6 +106,22 @@ def test_picks_compile_without_spills_and_as_small_as_planned(monkeypatch, capfd
     capfd.readouterr()  # that compiling took long
     if found:
         pytest.fail(f"{len(found)} picks of {table} are not as planned on {arch}:\n" + "\n".join(found), pytrace=False)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("step", [29, pytest.param(3, marks=pytest.mark.exhaustive)], ids=["some", "more"])
+@pytest.mark.parametrize(("name", "arch"), [("A100", "sm_80"), ("RTX 4090", "sm_89")])
+def test_plans_without_a_table_compile_without_spills(monkeypatch, capfd, name, arch, step):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(harness.CACHE.parent))
+    device, plans = KNOWN[name], {}
+    for cell in CELLS[::step]:
+        plan = select.plan(cell.problem(), device, [])
+        if isinstance(plan, MmaPlan):
+            plans.setdefault(plan, []).append(str(cell))
+    found = complaints(plans, device, arch)
+    capfd.readouterr()  # that compiling took long
+    assert len(plans) >= 4
+    assert not found, "\n".join(found)
 
 
 @pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.exhaustive)])
