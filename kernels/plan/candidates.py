@@ -43,8 +43,8 @@ def registers(plan: MmaPlan) -> int:
         jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
         needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
         return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
-    # A float64 sum occupies two registers; in gemm_mma.cuh without keep_b, ptxas needs twice as many, or it spills. With
-    # an accumulation interval, a second sum of each element accumulates the current interval.
+    # A float64 sum occupies two registers, and without keep_b, ptxas needs twice as many. With an accumulation
+    # interval, a second sum of each element accumulates the current interval.
     times = 1 + bool(plan.interval) if plan.dtype != "float64" else 2 if plan.keep_b else 4
     return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
 

@@ -17,6 +17,8 @@ __all__ = ["MmaStreamPlan", "mma_stream_plan"]
 
 # The least compute capability that has mma of float16 pairs, asynchronous copies and mbarriers; that has bulk copies.
 _LEAST_CAPABILITY, _BULK_CAPABILITY = 8.0, 9.0
+# The compute capability for which ptxas leaves registers for the candidates of three units, if rows stream.
+_ROOMY = "9.0"
 # Maximum number of panels of a chunk, turns whose row tiles shared memory holds, and stages; the best first.
 # _SHORT: for up to two column tiles of one chunk, which shared memory then holds, too.
 _SHORT = ((8, 2, 2), (8, 1, 2))
@@ -40,10 +42,13 @@ class MmaStreamPlan(StreamPlan):
         Number of pipeline stages. A stage holds one chunk of a column tile and, if rows stream, of all row tiles.
     bulk : bool
         True if stages are filled by bulk copies.
+    kept_units : int
+        See `StreamPlan`.
     """
 
     levels: bool = False
     bulk: bool = False
+    kept_units: int = KEPT_TILES
 
     NAME, CLASS = "gemm_mma_streamed", "GemmMmaStreamed"
 
@@ -59,11 +64,6 @@ class MmaStreamPlan(StreamPlan):
         stage = chunk + (0 if self.stages_a else self.groups * piece)
         barriers = 2 * self.stages_b + 2 * self.stages_a * self.groups
         return self.stages_a * self.groups * self.chunks * piece + self.stages_b * stage + 8 * barriers
-
-    @property
-    def kept_units(self) -> int:
-        """See `StreamPlan`. With several chunks, registers limit it to two units, unless rows stream by bulk copies."""
-        return KEPT_TILES if self.chunks == 1 or (self.bulk and not self.stays) else 2
 
     def kernel_of(self, products: str, epilogue: str) -> str:
         """Return the name expression of the kernel; see `StreamPlan.kernel_of`."""
@@ -103,6 +103,7 @@ def mma_stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) 
             tiles=tiles if tiles <= KEPT_TILES and not (buffers and chunks > 1) else None,
             split=split,
             bulk=float(device.compute_capability) >= _BULK_CAPABILITY,
+            kept_units=KEPT_TILES if chunks == 1 or (not buffers and device.compute_capability == _ROOMY) else 2,
         )
         if buffers and stages == 2 and chunks > 1:
             continue  # ptxas spills registers of these kernels

@@ -19,8 +19,8 @@
 // each of several rows, 64 bytes in all, and loads the next vectors before it converts the current ones. So 24 warps
 // have 48 KB per multiprocessor in flight. The reduction over a group leaves sums of different rows in different lanes,
 // so one shuffle, square root or store serves several rows. This takes 2.5 shuffles per row; it would take 10 if every
-// lane received all sums. In panels, eight columns of neighboring rows are neighbors: two lanes exchange halves of them,
-// so that a warp writes whole sectors of 32 bytes.
+// lane received all sums. In panels, eight columns of neighboring rows are neighbors: two lanes exchange halves of
+// them, so that a warp writes whole sectors of 32 bytes.
 #pragma once
 #include "kernels/device/vector_load.cuh"
 #include "kernels/ptx/types.cuh"
@@ -80,8 +80,8 @@ __device__ __forceinline__ float norm_of(float square, float lost, float inverse
 }
 
 // Stores four elements of each of two rows of this lane, in panels: it has columns j to j + 3, and the lane next to it
-// the other half of eight columns, which are 16 bytes of a panel. Each of the two lanes stores these of one row, so that
-// neighboring rows are stored together. Nothing is stored past column `padded`. All lanes of a warp call it.
+// the other half of eight columns, which are 16 bytes of a panel. Each of the two lanes stores these of one row, so
+// that neighboring rows are stored together. Nothing is stored past column `padded`. All lanes of a warp call it.
 __device__ __forceinline__ void store_two_rows(ptx::Half* half_copy, const simt::Vector<unsigned, 2>& one,
                                                const simt::Vector<unsigned, 2>& other, long long row_of_one,
                                                long long row_of_other, int j, int padded, int panels) {

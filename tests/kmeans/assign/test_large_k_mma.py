@@ -151,14 +151,17 @@ def test_gpus_without_asynchronous_copies():
 
 @pytest.mark.compile
 @pytest.mark.parametrize(
-    ("arch", "kib"),
-    [*(("sm_80", "163"), ("sm_90a", "227"), ("sm_100a", "227")), *((f"sm_{cc}", "99") for cc in ("86", "89", "120a"))],
+    ("name", "arch"),
+    [
+        *(("A100", "sm_80"), ("A10", "sm_86"), ("L4", "sm_89"), ("H200", "sm_90a")),
+        *(("B200", "sm_100a"), ("RTX 5090", "sm_120a")),
+    ],
 )
-def test_kernels_do_not_spill(arch, kib):
+def test_kernels_do_not_spill(name, arch):
     from tsapps.kernels.jit import compiler
 
     include = '#include "{}.cuh"\n'.format
-    plans = {mma_stream_plan(d, k, gpu_with(kib)) for d, k in SHAPES}
+    plans = {mma_stream_plan(d, k, KNOWN[name]) for d, k in SHAPES}
     source = include("kernels/tsm2/gemm_mma_streamed") + include("apps/kmeans/assign/large_k")
     made = compiler.build(source, [plan.kernel for plan in plans], arch)
     for plan in plans:
