@@ -21,6 +21,22 @@ def test_table_by_hand():
     assert kmeans_summary.text(RECORDS).splitlines()[2:] == [line]
 
 
+def test_table_without_wgmma_by_hand():
+    times = {
+        "tsapps-sm80": (2.5, 60.0),
+        "tsapps-sm90": (2.0, 50.0),
+        "flashlib": (3.0, 55.0),
+        "flash-kmeans": (2.25, 80),
+    }
+    records = [{**SHAPE, "engine": name, "iter_ms": ms, "fit_ms": fit} for name, (ms, fit) in times.items()]
+    lines = kmeans_summary.without_wgmma(records).splitlines()
+    assert lines[2] == "| 10,000,000 | 128 | 64 | float32 | 2.50 | 2.00 | 3.00 | 2.25 | 60.0 | 50.0 | 55.0 | 80.0 |"
+    assert lines[-1] == (
+        "`tsapps-sm80` is faster than both others in 0 iterations and 0 fits of 1; `tsapps-sm90` is faster than both "
+        "others in 1 iterations and 1 fits of 1."
+    )
+
+
 def test_a_plot_is_drawn(tmp_path):
     pytest.importorskip("matplotlib", reason="matplotlib is not installed")
     kmeans_summary.plot(RECORDS, tmp_path / "plot.png")
