@@ -244,10 +244,11 @@ def square(task: Task, seed: int, xp: Any = None) -> Any:
 def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
     """Return the passes that encode a matrix, by code."""
     from tsapps.apps.abft.at_rest.gpu.encode import plans
+    from tsapps.kernels.gpu_specs import live
 
     of, found = layout((task.m, task.n), ITEMSIZE[task.dtype]), {}
     for code in task.codes:
-        passes = plans(task.m, task.n, task.dtype, of, code=code, weights=2, block=ROWS)
+        passes = plans(task.m, task.n, task.dtype, of, code=code, weights=2, block=ROWS, gpu=live())
         if passes is None:
             raise ValueError(f"no kernel makes the {code} checksums of {task.m} × {task.n} {task.dtype}")
         found[code] = passes

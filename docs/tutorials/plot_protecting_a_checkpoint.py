@@ -133,6 +133,6 @@ tsapps("abft-verify", "weights.npy", "--quiet")
 # --------
 #
 # A CuPy or torch array on a GPU is encoded, verified and corrected there. For files, ``--device auto`` uses a GPU of
-# compute capability 9.0 or higher. The sums are the same, so a sidecar of one device serves on every other.
+# compute capability 8.0 or higher. The sums are the same, so a sidecar of one device serves on every other.
 
 directory.cleanup()

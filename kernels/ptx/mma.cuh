@@ -88,7 +88,8 @@ TSA_PTX void mma_m16n8k8(float (&d)[4], const float (&a)[4], const float (&b)[2]
 #endif
 }
 
-// mma m8n8k4, f64 (sm_80 and later). The three functions after mma_m8n8k4 need sm_90 or later.
+// mma m8n8k4, f64 (sm_80 and later). The three functions after mma_m8n8k4 are instructions from sm_90 on. Before, they
+// consist of mma_m8n8k4, with the same roundings: products are added one after another.
 TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[1]) {
 #if defined(TSA_HOST)
   mma_on_host<8, 4, 1>(d, a, b, [](double x, int) { return x; });
@@ -99,9 +100,25 @@ TSA_PTX void mma_m8n8k4(double (&d)[2], const double (&a)[1], const double (&b)[
 #endif
 }
 
+template <int kSteps>
+TSA_PTX void mma_m16_by_m8n8k4(double (&d)[4], const double (&a)[2 * kSteps], const double (&b)[kSteps]) {
+#pragma unroll
+  for (int rows = 0; rows < 2; ++rows) {
+    double half[2] = {d[2 * rows], d[2 * rows + 1]};
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      const double left[1] = {a[2 * step + rows]}, right[1] = {b[step]};
+      mma_m8n8k4(half, left, right);
+    }
+    d[2 * rows] = half[0], d[2 * rows + 1] = half[1];
+  }
+}
+
 TSA_PTX void mma_m16n8k4(double (&d)[4], const double (&a)[2], const double (&b)[1]) {
 #if defined(TSA_HOST)
   mma_on_host<16, 4, 1>(d, a, b, [](double x, int) { return x; });
+#elif __CUDA_ARCH__ < 900
+  mma_m16_by_m8n8k4(d, a, b);
 #else
   asm("mma.sync.aligned.m16n8k4.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%0, %1, %2, %3};"
       : "+d"(d[0]), "+d"(d[1]), "+d"(d[2]), "+d"(d[3])
@@ -112,6 +129,8 @@ TSA_PTX void mma_m16n8k4(double (&d)[4], const double (&a)[2], const double (&b)
 TSA_PTX void mma_m16n8k8(double (&d)[4], const double (&a)[4], const double (&b)[2]) {
 #if defined(TSA_HOST)
   mma_on_host<16, 8, 1>(d, a, b, [](double x, int) { return x; });
+#elif __CUDA_ARCH__ < 900
+  mma_m16_by_m8n8k4(d, a, b);
 #else
   asm("mma.sync.aligned.m16n8k8.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, "
       "%3};"
@@ -123,6 +142,8 @@ TSA_PTX void mma_m16n8k8(double (&d)[4], const double (&a)[4], const double (&b)
 TSA_PTX void mma_m16n8k16(double (&d)[4], const double (&a)[8], const double (&b)[4]) {
 #if defined(TSA_HOST)
   mma_on_host<16, 16, 1>(d, a, b, [](double x, int) { return x; });
+#elif __CUDA_ARCH__ < 900
+  mma_m16_by_m8n8k4(d, a, b);
 #else
   asm("mma.sync.aligned.m16n8k16.row.col.f64.f64.f64.f64 {%0, %1, %2, %3}, {%4, %5, %6, %7, %8, %9, %10, %11}, "
       "{%12, %13, %14, %15}, {%0, %1, %2, %3};"

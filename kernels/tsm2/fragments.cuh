@@ -35,21 +35,7 @@ struct Tensor<double, kProducts> {
   static __device__ Parts parts(Word word) { return word; }
   static __device__ Register bits(Parts parts, int) { return parts; }
   static __device__ void multiply(int, Sum (&d)[4], const Parts (&a)[4], const Parts (&b)[2]) {
-#if defined(TSA_HOST) || (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900)
     ptx::mma_m16n8k8(d, a, b);
-#else
-    double half[2];
-#pragma unroll
-    for (int i = 0; i < 4; i += 2) {
-      half[0] = d[i], half[1] = d[i + 1];
-#pragma unroll
-      for (int word = 0; word < 2; ++word) {
-        const double left[1] = {a[i / 2 + 2 * word]}, right[1] = {b[word]};
-        ptx::mma_m8n8k4(half, left, right);
-      }
-      d[i] = half[0], d[i + 1] = half[1];
-    }
-#endif
   }
 };
 

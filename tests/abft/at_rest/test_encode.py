@@ -18,6 +18,7 @@ from tsapps.apps.abft.at_rest.verify import sums_of
 from tsapps.kernels.gpu_specs import KNOWN
 
 DTYPES = ["float64", "float32", "float16"]
+H200, BOTH = KNOWN["H200"], {"code": "both", "weights": 2, "block": ROWS}
 #: Whole stripes, strips and segments, and parts; rows of words that are several of elements, or parts of one.
 SHAPES = [(512, 512), (600, 272), (1100, 704), (513, 136), (1030, 520), (2053, 128), (4100, 40), (300, 4096)]
 
@@ -30,10 +31,10 @@ def sums_by(plan, A, multiprocessors):
     return tensors
 
 
-def sums_are_as_on_the_cpu(A, code, weights, blocks):
+def sums_are_as_on_the_cpu(A, code, weights, blocks, gpu=H200):
     """Compare every tensor: words exactly, elements within what two orders of additions may differ by."""
     of = layout(A.shape, A.itemsize)
-    passes = plans(*A.shape, A.dtype.name, of, code=code, weights=weights, block=ROWS)
+    passes = plans(*A.shape, A.dtype.name, of, code=code, weights=weights, block=ROWS, gpu=gpu)
     assert passes is not None
     found = {name: tensor for plan in passes for name, tensor in sums_by(plan, A, blocks).items()}
     expected = sums_of(as_source(A), code, weights, ROWS)
@@ -83,7 +84,7 @@ def test_words_are_any_bits(rng):
 def test_what_is_not_finite_stays_in_its_rows_and_columns(dtype, rng):
     A = rng.standard_normal((700, 520)).astype(dtype)
     A[600, 300], A[40, 515] = np.inf, np.nan
-    (plan,) = plans(*A.shape, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS)
+    (plan,) = plans(*A.shape, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS, gpu=H200)
     found = sums_by(plan, A, 2)
     rows, columns = (np.isfinite(found[name]).all(axis=1) for name in ("rows", "columns"))
     assert np.argwhere(~rows).tolist() == [[0, 600], [1, 40]]
@@ -101,7 +102,7 @@ def test_what_is_not_finite_stays_in_its_rows_and_columns(dtype, rng):
 )
 def test_any_shape_and_any_order(m, n, dtype, blocks, seed, copies):
     A = (np.random.default_rng(seed).standard_normal((m, 8 * n)) * 100).astype(dtype)
-    if plans(m, 8 * n, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS) is None:
+    if plans(m, 8 * n, dtype, layout(A.shape, A.itemsize), code="both", weights=2, block=ROWS, gpu=H200) is None:
         return
     with harness.schedule(seed=seed, copies=copies):
         sums_are_as_on_the_cpu(A, "both", 2, blocks)
@@ -109,30 +110,46 @@ def test_any_shape_and_any_order(m, n, dtype, blocks, seed, copies):
 
 def test_what_is_served():
     square, skinny = layout((20480, 20480), 4), layout((10**7, 128), 4)
-    assert len(plans(20480, 20480, "float32", square, code="both", weights=2, block=512)) == 1
-    assert len(plans(10**7, 128, "float32", skinny, code="both", weights=2, block=512)) == 2
+    assert len(plans(20480, 20480, "float32", square, code="both", weights=2, block=512, gpu=H200)) == 1
+    assert len(plans(10**7, 128, "float32", skinny, code="both", weights=2, block=512, gpu=H200)) == 2
     for refused in ({"weights": 3}, {"block": 256}):
         wanted = {"code": "both", "weights": 2, "block": 512} | refused
-        assert plans(20480, 20480, "float32", square, **wanted) is None
-    assert plans(20480, 20480, "int32", square, code="both", weights=2, block=512) is None
-    assert plans(20480, 20480, "int32", square, code="exact", weights=0, block=0) is not None
+        assert plans(20480, 20480, "float32", square, gpu=H200, **wanted) is None
+    assert plans(20480, 20480, "int32", square, code="both", weights=2, block=512, gpu=H200) is None
+    assert plans(20480, 20480, "int32", square, code="exact", weights=0, block=0, gpu=H200) is not None
     assert words_plan(layout((1000, 3), 4)) is None  # rows of words that are no multiple of 16 bytes
 
 
-@pytest.mark.parametrize(("shared_bytes", "served"), [(232448, True), (101376, False)])
-def test_gpus_with_little_shared_memory_leave_it_to_the_cpu(shared_bytes, served):
-    """GPUs of compute capability 12 have 99 KiB a block."""
-    A = np.ones((1100, 704), np.float32)
-    machine = HostMachine(gpu=replace(KNOWN["H200"], shared_memory_per_block=shared_bytes))
-    found = passes_on_gpu(machine, as_source(A), layout(A.shape, 4), code="both", weights=2, block=ROWS)
-    assert (found is not None) == served
+@pytest.mark.each_choice
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["A100", "RTX 5090"])
+@pytest.mark.parametrize("shape", [(1100, 704), (2053, 128)])
+def test_gpus_with_less_shared_memory_compute_each_code_by_itself(shape, name, dtype, rng):
+    """By 4 and 3 stages, or 2, with 163 and 99 KiB a block."""
+    sums_are_as_on_the_cpu((rng.standard_normal(shape) * 8).astype(dtype), "both", 2, 3, KNOWN[name])
+    passes = plans(*shape, dtype, layout(shape, np.dtype(dtype).itemsize), **BOTH, gpu=KNOWN[name])
+    assert [(plan.exact, plan.weights) for plan in passes] == [(True, 0), (False, 2)]
+    assert all(plan.shared_bytes <= KNOWN[name].shared_memory_per_block for plan in passes)
+    assert {plan.stages for plan in passes} <= ({3, 4} if name == "A100" else {2})
+
+
+@pytest.mark.parametrize(
+    ("shared_bytes", "stages"), [(232_448, (5,)), (101_376, (2, 2)), (100_408, (2, 2)), (100_407, None), (49_152, None)]
+)
+def test_gpus_without_shared_memory_for_two_stages_leave_it_to_the_cpu(shared_bytes, stages):
+    """The table of weights of words takes 32 KiB, and each stage 33 KiB."""
+    A, gpu = np.ones((1100, 704), np.float32), replace(H200, shared_memory_per_block=shared_bytes)
+    found = plans(*A.shape, "float32", layout(A.shape, 4), **BOTH, gpu=gpu)
+    assert (found and tuple(plan.stages for plan in found)) == stages
+    passes = passes_on_gpu(HostMachine(gpu=gpu), as_source(A), layout(A.shape, 4), **BOTH)
+    assert (passes is None) == (stages is None)
 
 
 def test_plans_know_the_kernels_sizes():
     of = layout((4096, 4096), 4)
     kernels = [elements_plan(4096, 4096, dtype, weights, ROWS, None) for dtype in DTYPES for weights in (1, 2)]
     parts = ['#include "apps/abft/at_rest/gpu/encode.cuh"', '#include "apps/abft/at_rest/gpu/compare.cuh"']
-    for plan in (*kernels, words_plan(of)):
+    for plan in (*kernels, *(replace(one, stages=2) for one in kernels), words_plan(of)):
         of_plan = plan.kernel.replace("add_checksums", "ChecksumPass")
         parts.append(f"static_assert({of_plan}::kSharedBytes == {plan.shared_bytes});")
         parts.append(f"static_assert({of_plan}::kThreads == {plan.threads});")
@@ -142,14 +159,16 @@ def test_plans_know_the_kernels_sizes():
 
 @pytest.mark.each_choice
 @pytest.mark.compile
-@pytest.mark.parametrize("arch", ["sm_90a", "sm_100a"])
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [("A100", "sm_80"), ("L4", "sm_89"), ("H200", "sm_90a"), ("B200", "sm_100a"), ("RTX 5090", "sm_120a")],
+)
 @pytest.mark.parametrize("dtype", [*DTYPES, "bfloat16"])
 @pytest.mark.parametrize("weights", [1, 2])
-def test_no_plan_spills(arch, dtype, weights):
+def test_no_plan_spills(name, arch, dtype, weights):
     shape, size = (4096, 4096), 2 if dtype == "bfloat16" else np.dtype(dtype).itemsize
-    of = layout(shape, size)
-    for plan in (elements_plan(*shape, dtype, weights, ROWS, within) for within in (of, None)):
-        used = compiled(plan, arch).resources[plan.kernel]
-        assert (used.spill_stores, used.spill_loads) == (0, 0)
-    words = words_plan(of)
-    assert compiled(words, arch).resources[words.kernel].spill_loads == 0
+    for code in ("both", "exact", "float"):
+        given = {"code": code, "weights": weights, "block": ROWS, "gpu": KNOWN[name]}
+        for plan in plans(*shape, dtype, layout(shape, size), **given):
+            used = compiled(plan, arch).resources[plan.kernel]
+            assert (used.spill_stores, used.spill_loads) == (0, 0)

@@ -7,6 +7,7 @@ from tsapps.apps.abft import encode, inject, verify
 from tsapps.apps.abft.at_rest.float_code import WeightedSums, gamma
 from tsapps.apps.abft.at_rest.gpu import encode as gpu_pass
 from tsapps.kernels.devices import gpus, why_no_gpu
+from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.matrix import open_matrix
 
 pytestmark = [
@@ -51,6 +52,16 @@ def test_arrays(shape, dtype, cupy, served, rng):
     assert served
     are_alike(sidecar, encode(A), A)
     assert verify(cupy.asarray(A), sidecar).clean
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", ["A100", "RTX 5090"])
+def test_passes_of_gpus_with_less_shared_memory(name, dtype, cupy, served, rng, monkeypatch):
+    make = gpu_pass.plans
+    monkeypatch.setattr(gpu_pass, "plans", lambda *sizes, gpu, **given: make(*sizes, gpu=KNOWN[name], **given))
+    A = rng.standard_normal((5000, 4096), np.float32).astype(dtype)
+    are_alike(encode(cupy.asarray(A)), encode(A), A)
+    assert [(plan.exact, plan.weights) for plan in served] == [(True, 0), (False, 2)]
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

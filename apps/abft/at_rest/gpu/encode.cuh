@@ -19,8 +19,8 @@
 namespace abft {
 
 // The pass of one thread block. kExact: whether to compute the sums of words. kWeights: number of weighted sums per row
-// and per column, 0, 1 or 2.
-template <typename T, bool kExact, int kWeights>
+// and per column, 0, 1 or 2. kStages: see ChecksumPipeline.
+template <typename T, bool kExact, int kWeights, int kStages>
 class ChecksumPass {
   using Elements = ElementSums<T, kWeights == 0 ? 1 : kWeights>;
 
@@ -30,7 +30,8 @@ class ChecksumPass {
   static constexpr int kThreads = 32 * (kAdders + kCopiers + 1);
 
  private:
-  using Pipeline = ChecksumPipeline<Sum, kAdders, (kWeights > 0)>;
+  using Pipeline = ChecksumPipeline<Sum, kAdders, (kWeights > 0), kStages>;
+  using Place = typename Pipeline::Place;
   static constexpr int kParts = kWeights > 0 ? Elements::kParts : 0;
 
  public:
@@ -135,10 +136,10 @@ class ChecksumPass {
   const Pipeline pipeline_;
 };
 
-template <typename T, bool kExact, int kWeights>
-__global__ void __launch_bounds__(ChecksumPass<T, kExact, kWeights>::kThreads, 1)
-    add_checksums(const Task<typename ChecksumPass<T, kExact, kWeights>::Sum> task) {
-  ChecksumPass<T, kExact, kWeights>(simt::dynamic_shared<unsigned char>(), task).run();
+template <typename T, bool kExact, int kWeights, int kStages>
+__global__ void __launch_bounds__(ChecksumPass<T, kExact, kWeights, kStages>::kThreads, 1)
+    add_checksums(const Task<typename ChecksumPass<T, kExact, kWeights, kStages>::Sum> task) {
+  ChecksumPass<T, kExact, kWeights, kStages>(simt::dynamic_shared<unsigned char>(), task).run();
 }
 
 }  // namespace abft

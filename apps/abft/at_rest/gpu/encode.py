@@ -7,10 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.gpu.plan import ALIGNMENT, ChecksumsPlan, elements_plan, words_plan
+from tsapps.apps.abft.at_rest.gpu.plan import ALIGNMENT, ChecksumsPlan, elements_plan, fitted, words_plan
 from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, fold
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.arrays import address, to_host
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
@@ -19,7 +20,7 @@ __all__ = ["add_checksums", "compiled", "machine_of", "passes_on_gpu", "plans", 
 
 _SOURCE = Path(__file__).with_name("encode.cuh")
 # Minimum compute capability: the kernel needs the barriers and copies of this architecture.
-_LEAST_CAPABILITY = 9.0
+_LEAST_CAPABILITY = 8.0
 # Maximum number of bytes of a matrix in host memory that are uploaded at a time.
 _PIECE_BYTES = 1 << 28
 
@@ -30,12 +31,12 @@ def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
 
 
 def plans(
-    m: int, n: int, dtype: str, of: Layout, *, code: str, weights: int, block: int
+    m: int, n: int, dtype: str, of: Layout, *, code: str, weights: int, block: int, gpu: GpuSpec
 ) -> tuple[ChecksumsPlan, ...] | None:
     """Return the plans of the passes that compute a matrix's checksums; None if the kernel does not support the matrix.
 
-    If a row of words is not a row of elements (skinny and short matrices, see `interleave.py`), the exact code and the
-    float code need separate passes.
+    The exact code and the float code need separate passes if a row of words is not a row of elements (skinny and short
+    matrices, see `interleave.py`), or if the GPU has too little shared memory or no setmaxnreg.
 
     Parameters
     ----------
@@ -49,14 +50,19 @@ def plans(
         The sums to compute.
     weights, block : int
         Number of weights and block size of the float code.
+    gpu : GpuSpec
     """
-    words = words_plan(of) if code != "float" else None
-    if code == "exact":
-        return None if words is None else (words,)
-    elements = elements_plan(m, n, dtype, weights, block, of if code == "both" else None)
-    if elements is None or (code == "both" and not elements.exact and words is None):
-        return None
-    return (elements,) if elements.exact or words is None else (words, elements)
+    if code == "both":
+        both = elements_plan(m, n, dtype, weights, block, of)
+        if both is not None and both.exact and (found := fitted(both, gpu)) is not None:
+            return (found,)
+    passes = []
+    if code != "float":
+        passes.append(fitted(words_plan(of), gpu))
+    if code != "exact":
+        passes.append(fitted(elements_plan(m, n, dtype, weights, block, None), gpu))
+    every = tuple(one for one in passes if one is not None)
+    return every if len(every) == len(passes) else None
 
 
 def sums_on_gpu(
@@ -138,8 +144,9 @@ def passes_on_gpu(
     wanted = [min(rows, m), m % rows or rows]
     plans_of: dict[int, tuple[ChecksumsPlan, ...]] = {}
     for k in wanted:
-        served = plans(k, n, name, Layout(k * n * size, of.width), code=code, weights=weights, block=block)
-        if served is None or any(plan.shared_bytes > machine.gpu.shared_memory_per_block for plan in served):
+        layout = Layout(k * n * size, of.width)
+        served = plans(k, n, name, layout, code=code, weights=weights, block=block, gpu=machine.gpu)
+        if served is None:
             return None
         plans_of[k] = served
 

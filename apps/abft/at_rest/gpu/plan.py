@@ -1,24 +1,27 @@
 """Plans of the checksum kernel (at_rest/gpu/encode.cuh), from sizes alone: work units, threads and shared memory."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import SUMS
 from tsapps.apps.abft.at_rest.float_code import columns_shape, rows_shape, sums_dtype
 from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.problem import ITEMSIZE
 
-__all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "words_plan"]
+__all__ = ["ALIGNMENT", "TASK", "ChecksumsPlan", "elements_plan", "fitted", "words_plan"]
 
 #: Bytes per copy from global to shared memory, and the alignment of each copy in bytes.
 ALIGNMENT = 16
 # A *strip* is 1024 bytes of each row of a stripe: the part of the matrix that a thread block copies and sums at a time.
-# The kernel's constants kStrip, kWarps, kProducts, kPitch, kRows and kStages are, in this order: bytes of a strip per
-# row; number of warps that sum a strip; number of columns of word weights; bytes per row of a pipeline stage, with
-# padding; rows per stage; number of stages.
+# The kernel's constants kStrip, kWarps, kProducts, kPitch and kRows are, in this order: bytes of a strip per row;
+# number of warps that sum a strip; number of columns of word weights; bytes per row of a pipeline stage, with padding;
+# rows per stage. _STAGES: maximum number of stages.
 _STRIP, _WARPS, _PRODUCTS, _PITCH, _PIPELINE_ROWS, _STAGES = 1024, 8, 8, 1056, 32, 5
+# The least compute capability at which a pass may compute both codes: it needs setmaxnreg.
+_BOTH_CAPABILITY = 9.0
 # Number of parts from which the kernel computes a row's sums (kParts), by the type of the sums. Below: maximum number
 # of work units of a pass, and of weights.
 _PARTS = {"float64": 2, "float32": 3}
@@ -51,6 +54,8 @@ class ChecksumsPlan:
     rows, row_bytes, last_bytes : int
         Number of rows (of words, if the pass computes only exact sums; otherwise of elements); bytes of every row
         except the last; bytes of the last row, which may be shorter.
+    stages : int
+        Number of stages of the pipeline, at least 2.
     """
 
     dtype: str
@@ -59,6 +64,7 @@ class ChecksumsPlan:
     rows: int
     row_bytes: int
     last_bytes: int
+    stages: int = _STAGES
 
     @property
     def stripes(self) -> int:
@@ -103,7 +109,7 @@ class ChecksumsPlan:
     @property
     def kernel(self) -> str:
         """The C++ name of the kernel, with its template arguments."""
-        return f"abft::add_checksums<{ELEMENT[self.dtype]}, {str(self.exact).lower()}, {self.weights}>"
+        return f"abft::add_checksums<{ELEMENT[self.dtype]}, {str(self.exact).lower()}, {self.weights}, {self.stages}>"
 
     @property
     def threads(self) -> int:
@@ -114,9 +120,9 @@ class ChecksumsPlan:
     def shared_bytes(self) -> int:
         """Bytes of dynamic shared memory (kSharedBytes)."""
         table = ROWS * _PRODUCTS * 8 if self.exact else 0
-        of_warps = _STAGES * _PARTS[self.sums.name] * _WARPS * _PIPELINE_ROWS if self.weights else 0
+        of_warps = self.stages * _PARTS[self.sums.name] * _WARPS * _PIPELINE_ROWS if self.weights else 0
         sums = (of_warps + self.weights * ROWS) * self.sums.itemsize
-        return table + sums + _STAGES * (_PIPELINE_ROWS * _PITCH + 3 * 8 + 4)
+        return table + sums + self.stages * (_PIPELINE_ROWS * _PITCH + 3 * 8 + 4)
 
     def task(self, data: int, tensors: dict[str, int], following: int) -> np.ndarray:
         """Return the kernel's argument, a `TASK`.
@@ -145,6 +151,14 @@ def _served(plan: ChecksumsPlan) -> ChecksumsPlan | None:
     """
     whole = plan.row_bytes % ALIGNMENT == 0 and plan.last_bytes % ALIGNMENT == 0
     return plan if whole and plan.units <= _MOST_UNITS else None
+
+
+def fitted(plan: ChecksumsPlan | None, gpu: GpuSpec) -> ChecksumsPlan | None:
+    """Return a plan with as many stages as a GPU has shared memory for; None without a plan, or if two do not fit."""
+    if plan is None or (plan.exact and plan.weights and float(gpu.compute_capability) < _BOTH_CAPABILITY):
+        return None
+    every = (replace(plan, stages=stages) for stages in range(_STAGES, 1, -1))
+    return next((one for one in every if one.shared_bytes <= gpu.shared_memory_per_block), None)
 
 
 def words_plan(of: Layout) -> ChecksumsPlan | None:

@@ -13,8 +13,8 @@
 // Three producer warps copy rows to the stages; mbarriers track full and free stages. Thread blocks fetch units
 // dynamically, because some multiprocessors are closer to the memory and process units faster.
 //
-// Why it is fast: at every moment, copies of at least 100 KB per multiprocessor are in flight, in whole lines of the
-// level-2 cache. No warp waits for all other warps.
+// Why it is fast: at every moment, copies of all stages but one or two are in flight, at least 100 KB per multiprocessor
+// if there are five, in whole lines of the level-2 cache. No warp waits for all other warps.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
@@ -30,9 +30,9 @@ constexpr int kWarps = 8, kCopiers = 3;
 constexpr int kWarpBytes = 128, kStrip = kWarps * kWarpBytes;
 // Bytes per copy instruction; bytes per line of the level-2 cache.
 constexpr int kCopied = 16, kLine = 128;
-// Rows per stage; bytes from one row of a stage to the next; bytes per stage; number of stages. The pitch shifts each
-// row by a quarter of the banks, so that reads have no bank conflicts.
-constexpr int kRows = 32, kPitch = kStrip + 32, kStage = kRows * kPitch, kStages = 5;
+// Rows per stage; bytes from one row of a stage to the next; bytes per stage. The pitch shifts each row by a quarter of
+// the banks, so that reads have no bank conflicts.
+constexpr int kRows = 32, kPitch = kStrip + 32, kStage = kRows * kPitch;
 
 // Kernel argument: the matrix, and the destinations of its sums (encode.cuh).
 template <typename Sum>
@@ -47,15 +47,6 @@ struct Task {
   unsigned* next;           // counter: the next unit to fetch; zero before and after the launch
 };
 
-// Position in the pipeline: the index of a stage, and the mbarrier parity of the phase in which the stage is filled.
-struct Place {
-  int stage = 0;
-  unsigned parity = 0;
-  __device__ __forceinline__ void next() {
-    if (++stage == kStages) stage = 0, parity ^= 1;
-  }
-};
-
 // A strip of a unit: index of its stripe, number of rows of the stripe, index of its segment in the stripe, and index
 // of the strip in the segment.
 struct Strip {
@@ -64,10 +55,19 @@ struct Strip {
 };
 
 // The pipeline of one thread block. kAdders: number of consumer warps, which sum the stages. kTakes: whether one more
-// warp reads the partial row sums that the consumer warps write for each stage.
-template <typename Sum, int kAdders, bool kTakes>
+// warp reads the partial row sums that the consumer warps write for each stage. kStages: number of stages.
+template <typename Sum, int kAdders, bool kTakes, int kStages>
 class ChecksumPipeline {
  public:
+  // Position in the pipeline: the index of a stage, and the mbarrier parity of the phase in which the stage is filled.
+  struct Place {
+    int stage = 0;
+    unsigned parity = 0;
+    __device__ __forceinline__ void next() {
+      if (++stage == kStages) stage = 0, parity ^= 1;
+    }
+  };
+
   static constexpr int kBytes = kStages * (kStage + 3 * (int)sizeof(ptx::Mbarrier) + (int)sizeof(int));
 
   __device__ ChecksumPipeline(unsigned char* shared, const Task<Sum>& task)
