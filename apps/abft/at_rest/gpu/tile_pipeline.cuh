@@ -13,8 +13,8 @@
 // Three producer warps copy rows to the stages; mbarriers track full and free stages. Thread blocks fetch units
 // dynamically, because some multiprocessors are closer to the memory and process units faster.
 //
-// Why it is fast: at every moment, copies of all stages but one or two are in flight, of five stages at least 100 KB per
-// multiprocessor, in whole lines of the level-2 cache. No warp waits for all other warps.
+// Why it is fast: at every moment, copies of all stages but one or two are in flight, of five stages at least 100 KB
+// per multiprocessor, in whole lines of the level-2 cache. No warp waits for all other warps.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 #include "kernels/ptx/cp_async.cuh"
