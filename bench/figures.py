@@ -15,8 +15,7 @@ from typing import Any
 
 from tsapps.bench.common import record
 from tsapps.bench.common.timing import median
-from tsapps.bench.gemm import untuned
-from tsapps.bench.gemm.summary import memory_bound, of_floor, ours, over_library
+from tsapps.bench.gemm.summary import memory_bound, of_floor, ours, over_library, untuned_table
 from tsapps.bench.kmeans.batched import PEERS as BATCHED_PEERS
 from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
 from tsapps.bench.kmeans.gpu_table import gpu_table
@@ -340,7 +339,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "whole fits": ("h200/kmeans.json", fits_table),
     "iterations": ("h200/kmeans.json", kmeans_table),
     "grid": ("h200/kmeans.json", grid_text),
-    "plans without a table": ("h200/gemm-untuned.json", untuned.table),
+    "plans without a table": ("h200/gemm-untuned.json", untuned_table),
     "without wgmma": ("h200/kmeans-without-wgmma.json", without_wgmma),
     "batched": ("h200/kmeans-batched.json", batched_table),
     "against scikit-learn": ("h200/kmeans-small.json", scikit_learn_text),

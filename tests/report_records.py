@@ -36,6 +36,18 @@ RECORDS = {
         "library_ms": 1.0,
         "floor_ms": 0.4,
     },
+    "gemm-untuned": {
+        "shape": "tsm2r",
+        "dtype": "float32",
+        "layout": "row",
+        "m": 20480,
+        "k": 20480,
+        "w": 16,
+        "tuned_ms": 0.5,
+        "untuned_ms": 0.625,
+        "untuned_sm80_ms": 1.0,
+        "library_ms": 1.0,
+    },
     "kmeans": {"n": 1000, "d": 16, "k": 8, "dtype": "float32", "iter_ms": 1.0, "fit_ms": 20.0, "floor_ms": 0.5},
     "kmeans-batched": {
         "b": 32,

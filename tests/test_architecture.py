@@ -99,7 +99,7 @@ ARROWS = {
         "bench/common",
     },
     "bench/abft": {*_CORE, *_ABFT, *_stages("data", "engines"), "tsapps", "bench/common", "bench/gemm", "bench/kmeans"},
-    "bench/report": {"kernels/system", "bench/common", "bench/kmeans"},
+    "bench/report": {"kernels/system", "bench/common", "bench/gemm", "bench/kmeans"},
     "bench": {"bench/common", "bench/gemm", "bench/kmeans", "bench/scale"},
 }
 

@@ -15,7 +15,7 @@ from tsapps.bench.common import record
 from tsapps.bench.common.dtypes import ITEMSIZE
 from tsapps.bench.gemm.grid import LAYOUTS, SHAPES
 
-__all__ = ["memory_bound", "of_floor", "ours", "over_library", "text"]
+__all__ = ["UNTUNED", "memory_bound", "of_floor", "ours", "over_library", "text", "untuned_rows", "untuned_table"]
 
 #: Smallest product that counts as large: launch and memory latency are a few hundredths of its time.
 LARGE_BYTES = 256e6
@@ -51,6 +51,37 @@ def over_library(one: Record) -> float:
 def name(one: Record) -> str:
     """Return a description of a cell."""
     return f"{one['shape']} {one['dtype']} {one['layout']} {one['m']:,} × {one['k']:,} × {one['w']}"
+
+
+#: Columns of `untuned_rows`.
+UNTUNED = ("product", "dtype", "number", "of the tuned speed", "without wgmma", "of cuBLAS's speed", "without wgmma")
+
+
+def untuned_rows(records: Sequence[Record]) -> list[list[str]]:
+    """Return for each kind of product how fast plans without a table are (records of tsapps.bench.gemm.untuned)."""
+    rows = []
+    for shape, dtype in dict.fromkeys((one["shape"], one["dtype"]) for one in records):
+        some = [one for one in records if (one["shape"], one["dtype"]) == (shape, dtype)]
+        speeds = [
+            [one[f"{base}_ms"] / one[f"{plan}_ms"] for one in some]
+            for base in ("tuned", "library")
+            for plan in ("untuned", "untuned_sm80")
+        ]
+        rows.append([shape, dtype, str(len(some)), *(f"{median(each):.2f} ({min(each):.2f})" for each in speeds)])
+    return rows
+
+
+def untuned_table(records: Sequence[Record]) -> str:
+    """Return `untuned_rows` as a Markdown table, and how many products are much slower than tuned, or than cuBLAS."""
+    lines = [f"| {' | '.join(line)} |" for line in (UNTUNED, ("---", "---", *5 * ("---:",)), *untuned_rows(records))]
+    of_tuned = [one["tuned_ms"] / one["untuned_ms"] for one in records]
+    slow = [one["untuned_ms"] for one in records if one["untuned_ms"] > one["library_ms"] / 0.9]
+    text = (
+        f"Median (lowest). Of all {len(records)} products, plans without a table have {median(of_tuned):.2f} of the "
+        f"tuned speed in the median; {sum(one < 1 / 1.3 for one in of_tuned)} take more than 1.3 times as long. "
+        f"{len(slow)} take longer than cuBLAS / 0.9, at most {1e3 * max(slow, default=0.0):.0f} µs."
+    )
+    return "\n".join([*lines, "", text])
 
 
 def text(records: Sequence[Record], worst: int = 12) -> str:

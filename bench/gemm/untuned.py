@@ -20,13 +20,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from secrets import randbelow
-from statistics import median
 from typing import Any
 
 from tsapps.bench.common import record
 from tsapps.bench.common.dtypes import ITEMSIZE
 from tsapps.bench.gemm.grid import Cell, exact, grid, largest_error, spoil
 from tsapps.bench.gemm.measure import GpuBench, oriented
+from tsapps.bench.gemm.summary import untuned_table
 from tsapps.kernels import matmul
 from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
 from tsapps.kernels.blas import cublas
@@ -40,7 +40,7 @@ from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.machine import cuda_machine
 
-__all__ = ["FIELDS", "KEY", "PLANS", "plans_of", "table"]
+__all__ = ["FIELDS", "KEY", "PLANS", "plans_of"]
 
 #: Names of the plans of a product.
 PLANS = ("tuned", "untuned", "untuned_sm80", "library")
@@ -107,35 +107,6 @@ def _compile(cells: Sequence[Cell]) -> None:
         list(pool.map(partial(compile_any, arch=architecture(0)), plans, chunksize=4))
 
 
-def table(records: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of speeds relative to tuned plans and to cuBLAS, and the products below 0.9 × cuBLAS."""
-    lines = [
-        "| product | dtype | number | of the tuned speed | without wgmma | of cuBLAS's speed | without wgmma |",
-        "|---|---|---:|---:|---:|---:|---:|",
-    ]
-    for shape, dtype in dict.fromkeys((one["shape"], one["dtype"]) for one in records):
-        some = [one for one in records if (one["shape"], one["dtype"]) == (shape, dtype)]
-        cells = [
-            _spread([one[f"{base}_ms"] / one[f"{name}_ms"] for one in some])
-            for base in ("tuned", "library")
-            for name in ("untuned", "untuned_sm80")
-        ]
-        lines.append(f"| {shape} | {dtype} | {len(some)} | {' | '.join(cells)} |")
-    of_tuned = [one["tuned_ms"] / one["untuned_ms"] for one in records]
-    slow = [one for one in records if one["untuned_ms"] > one["library_ms"] / 0.9]
-    largest = max((one["untuned_ms"] for one in slow), default=0.0)
-    text = (
-        f"Median (lowest). Of all {len(records)} products, plans without a table have {median(of_tuned):.2f} of the "
-        f"tuned speed in the median; {sum(one < 1 / 1.3 for one in of_tuned)} take more than 1.3 times as long. "
-        f"{len(slow)} take longer than cuBLAS / 0.9, at most {1e3 * largest:.0f} µs."
-    )
-    return "\n".join([*lines, "", text])
-
-
-def _spread(speeds: Sequence[float]) -> str:
-    return f"{median(speeds):.2f} ({min(speeds):.2f})"
-
-
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -162,7 +133,7 @@ def main() -> int:
             failed += 1
             print(f"{cell.name}: {error}", file=sys.stderr, flush=True)
     record.store_sorted(path, found, ("device", *KEY), FIELDS)
-    print(table(found))
+    print(untuned_table(found))
     return 1 if failed else 0
 
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
-from tsapps.bench.report import abft, gemm, kmeans, ladder, other, paper, skinny
+from tsapps.bench.report import abft, gemm, kmeans, ladder, other, paper, skinny, untuned
 from tsapps.bench.report.blocks import Block
 from tsapps.bench.report.records import KINDS, Record, by, measured, newest, provenance
 
@@ -50,6 +50,14 @@ SUBJECTS = (
         text="Speed-up of tsapps.matmul over the library, for each size of A and width of B: on a GPU the fastest of "
         "cuBLAS and cublasLt; on a CPU NumPy, by which tsapps.matmul multiplies there. Point at a cell for the range "
         "of its products.",
+    ),
+    Subject(
+        "untuned",
+        "Plans without a table",
+        ("gemm-untuned",),
+        untuned.blocks,
+        text="Speed of products by plans that are selected by predicted times, relative to tuned plans and to cuBLAS; "
+        "also by the plans that GPUs without wgmma have.",
     ),
     Subject(
         "kmeans",

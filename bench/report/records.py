@@ -82,6 +82,12 @@ KINDS: dict[str, Kind] = {
         numbers="ms library_ms",
         optional="floor_ms",
     ),
+    "gemm-untuned": Kind(
+        key="shape dtype layout m k w",
+        texts="shape dtype layout",
+        sizes="m k w",
+        numbers="tuned_ms untuned_ms untuned_sm80_ms library_ms",
+    ),
     "kmeans": Kind(key="n d k dtype", texts="dtype", sizes="n d k", optional="iter_ms fit_ms floor_ms"),
     "kmeans-batched": Kind(key="b n d k dtype", texts="dtype", sizes="b n d k", optional="iter_ms fit_ms floor_ms"),
     "kmeans-small": Kind(key="n d k dtype", texts="dtype", sizes="n d k", numbers="fit_ms"),

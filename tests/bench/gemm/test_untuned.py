@@ -6,6 +6,7 @@ import pytest
 from problems import problem
 
 from tsapps.bench.gemm import untuned
+from tsapps.bench.gemm.summary import untuned_table
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.plan.mma import WgmmaPlan
 from tsapps.kernels.plan.select import LIBRARY, plan
@@ -26,7 +27,7 @@ def test_plans_of_a_product(one):
 def test_table_by_hand():
     times = {"tuned_ms": 1.0, "untuned_ms": 1.25, "untuned_sm80_ms": 2.0, "library_ms": 1.5}
     one = {"shape": "tsm2r", "dtype": "float32", **times}
-    lines = untuned.table(
+    lines = untuned_table(
         [one, {**one, "untuned_ms": 2.0}, {**one, "dtype": "float16", "untuned_ms": 1.0}]
     ).splitlines()
     assert lines[2:4] == [

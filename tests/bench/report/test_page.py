@@ -59,7 +59,7 @@ def all_kinds(**fields):
 
 def test_a_section_for_each_kind():
     found = [section.subject.anchor for section in page.sections(all_kinds())]
-    assert found == ["ladder", "products", "kmeans", "kinds", "abft", "campaign", "paper", "other"]
+    assert found == ["ladder", "products", "untuned", "kmeans", "kinds", "abft", "campaign", "paper", "other"]
 
 
 def test_only_sections_with_records():
@@ -184,7 +184,7 @@ def test_links_lead_to_sections():
     attributes = Parsed(page.html(all_kinds())).attributes
     targets = {value[1:] for name, value in attributes if name == "href"}
     assert targets == {value for name, value in attributes if name == "id"}
-    assert len(targets) == 8
+    assert len(targets) == 9
 
 
 def test_every_class_has_a_style(published):

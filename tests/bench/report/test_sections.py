@@ -5,7 +5,7 @@ from xml.etree.ElementTree import fromstring
 import pytest
 from report_records import record_of
 
-from tsapps.bench.report import abft, gemm, kmeans, ladder, other, paper, skinny
+from tsapps.bench.report import abft, gemm, kmeans, ladder, other, paper, skinny, untuned
 from tsapps.bench.report.blocks import Figure, Fold, Table
 
 
@@ -22,6 +22,13 @@ def cells(svg):
     """Return the class and the text of each cell of a heat map by its note."""
     found = [one for one in fromstring(svg).iter("g") if one.find("text") is not None]
     return {one.find("title").text: (one.get("class"), one.find("text").text) for one in found}
+
+
+def test_plans_without_a_table():
+    (table,) = untuned.blocks([record_of("gemm-untuned"), record_of("gemm-untuned", w=8, untuned_ms=0.5)])
+    assert table.rows == [
+        ["tsm2r", "float32", "2", "0.90 (0.80)", "0.50 (0.50)", "1.80 (1.60)", "1.00 (1.00)"],
+    ]
 
 
 class TestLadder:
