@@ -32,7 +32,7 @@ _STORING = 65
 # The share of the tensor cores' peak that mma reaches: of float64; and of other types on GPUs of these compute
 # capabilities, whose peak needs other instructions.
 _OF_PEAK, _OF_FASTER_PEAK, _FASTER = 0.72, 0.44, ("9.0", "10.0")
-# The share of a B that the level-2 cache holds in the time of its stages' loads.
+# The share of B's bytes that count, if the level-2 cache holds B.
 _OF_CACHED = 0.2
 # Cycles in which a thread adds a number of another block to its own, and of another warp.
 _ADDING, _ADDING_WARPS = 8, 2
@@ -127,11 +127,15 @@ def _busy(plan: MmaPlan, stage: int, device: GpuSpec) -> float:
 
 def _tensor_rate(problem: Problem, device: GpuSpec) -> float:
     """Return the flops per cycle of the tensor cores of a multiprocessor; a typical number if they are not known."""
-    try:
-        rate = device.peak({8: "float64_tensor", 4: "tf32", 2: problem.dtype}[problem.itemsize])
-    except ValueError:
-        return 1024.0
-    return rate / device.multiprocessors / device.clock_hz
+    rate = _peak(problem, device)
+    return 1024.0 if rate is None else rate / device.multiprocessors / device.clock_hz
+
+
+def _peak(problem: Problem, device: GpuSpec) -> float | None:
+    """Return the flop/s of mma, or None; GPUs without float64 tensor cores have the rate of ordinary instructions."""
+    units = {8: ("float64_tensor", "float64"), 4: ("tf32",), 2: (problem.dtype,)}[problem.itemsize]
+    rates = dict(device.peaks)
+    return next((rates[unit] for unit in units if unit in rates), None)
 
 
 def _launches(problem: Problem) -> float:
@@ -204,10 +208,8 @@ def library_seconds(problem: Problem, device: GpuSpec) -> float:
     is_near = is_near and problem.w % 8 == 0 and problem.k % 8 == 0
     if problem.c == "any" or problem.gram or size == 4 or not (is_near or (size == 2 and small)):
         return inf
-    flops = 2 * problem.m * problem.k * problem.w
-    try:
-        rate = device.peak("float64_tensor" if size == 8 else problem.dtype)
-    except ValueError:
+    rate, flops = _peak(problem, device), 2 * problem.m * problem.k * problem.w
+    if rate is None:
         return inf
     return max(_streamed(problem, device, 0.4 if small else 0.8), _LAUNCH + flops / (0.62 * rate))
 

@@ -11,6 +11,7 @@ from tsapps.kernels.gpu_specs import KNOWN, file_name_of
 from tsapps.kernels.plan import select
 from tsapps.kernels.plan.candidates import candidates
 from tsapps.kernels.plan.library_algorithm import LibraryAlgorithm
+from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.plan.predict import library_seconds, predict
 from tsapps.kernels.plan.select import ALGORITHM, LIBRARY, plan
 from tsapps.kernels.system.strict_json import read_json
@@ -61,6 +62,16 @@ def test_no_plan_is_faster_than_the_memory(one, name):
     for made in candidates(one, KNOWN[name]):
         assert predict(made, one, KNOWN[name]) >= 0.9 * floor
     assert library_seconds(one, KNOWN[name]) >= floor
+
+
+def test_float64_is_as_slow_as_the_gpu():
+    """An RTX 4090 has one float64 multiply-add unit for every 64 of float32, and no tensor cores for it."""
+    one, gpu = problem(20_480, 20_480, 16, "float64"), KNOWN["RTX 4090"]
+    seconds = 2 * one.m * one.k * one.w / gpu.peak("float64")
+    assert seconds > 3 * one.bytes / gpu.bandwidth
+    for made in candidates(one, gpu):
+        if isinstance(made, MmaPlan):
+            assert predict(made, one, gpu) >= seconds
 
 
 def test_a_cublaslt_algorithm_has_no_time():
