@@ -123,7 +123,6 @@ CONSTANTS = {
     "abft::kProducts": ("apps/abft/at_rest/gpu/exact_sums.cuh", at_rest._PRODUCTS),
     "abft::kRows": (_TILES, at_rest._PIPELINE_ROWS),
     "abft::kRowsPerLane": ("apps/abft/product/row_checksums.cuh", abft.ROWS_PER_LANE),
-    "abft::kStages": (_TILES, at_rest._STAGES),
     "abft::kStrip": (_TILES, at_rest._STRIP),
     "abft::kWarps": (_TILES, at_rest._WARPS),
     "batched::kSeedRows": ("apps/kmeans/batched/init.cuh", batched.SEED_ROWS),

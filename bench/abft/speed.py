@@ -33,6 +33,7 @@ from tsapps.bench.kmeans.measure import Problem, check_step, time_peer
 from tsapps.bench.kmeans.peers import PEERS
 from tsapps.bench.kmeans.problems import floor_ms
 from tsapps.bench.kmeans.run import free_memory, needed_and_free
+from tsapps.kernels.gpu_specs import GpuSpec, live
 
 __all__ = ["FIELDS", "KEY", "Speed", "Task", "check_sums", "recorded", "run_speed", "square", "tasks"]
 
@@ -127,7 +128,7 @@ class Speed:
             raise LeftOutError(f"expected multiples of {ROWS} as rows and columns of a matrix to encode on a GPU")
         A, machine = self._square(task), cuda_machine(cupy.cuda.Device().id)
         library = self._library(A, task.dtype)
-        for code, passes in plans_of(task).items():
+        for code, passes in plans_of(task, machine.gpu).items():
 
             def run(passes: Any = passes) -> dict[str, Any]:
                 return {name: sums for plan in passes for name, sums in add_checksums(machine, A, plan).items()}
@@ -241,14 +242,13 @@ def square(task: Task, seed: int, xp: Any = None) -> Any:
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
-def plans_of(task: Task) -> dict[str, tuple[Any, ...]]:
-    """Return the passes that encode a matrix, by code."""
+def plans_of(task: Task, gpu: GpuSpec) -> dict[str, tuple[Any, ...]]:
+    """Return the passes that encode a matrix on a GPU, by code."""
     from tsapps.apps.abft.at_rest.gpu.encode import plans
-    from tsapps.kernels.gpu_specs import live
 
     of, found = layout((task.m, task.n), ITEMSIZE[task.dtype]), {}
     for code in task.codes:
-        passes = plans(task.m, task.n, task.dtype, of, code=code, weights=2, block=ROWS, gpu=live())
+        passes = plans(task.m, task.n, task.dtype, of, code=code, weights=2, block=ROWS, gpu=gpu)
         if passes is None:
             raise ValueError(f"no kernel makes the {code} checksums of {task.m} × {task.n} {task.dtype}")
         found[code] = passes
@@ -274,7 +274,8 @@ def compile_plans(some: list[Task]) -> None:
     from tsapps.apps.abft.at_rest.gpu.encode import compiled
     from tsapps.kernels.jit.compiler import architecture
 
-    plans = {plan for task in some if task.job == "encode" for passes in plans_of(task).values() for plan in passes}
+    encoded = [plans_of(task, live()) for task in some if task.job == "encode"]
+    plans = {plan for by_code in encoded for passes in by_code.values() for plan in passes}
     if len(plans) > 1:
         with ProcessPoolExecutor(min(len(plans), 12), multiprocessing.get_context("spawn")) as pool:
             list(pool.map(partial(compiled, arch=architecture(0)), plans))
