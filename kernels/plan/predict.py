@@ -1,7 +1,7 @@
 """Predicted times of plans and of cuBLAS, by which `select.plan` selects where no table has a measured row. Pure.
 
 The time of a plan is bounded by memory, instruction issue or tensor cores. All rates are those of the device
-(gpu_specs.py). The other constants were fitted to the times of 1,250 plans of 252 products on an H200;
+(gpu_specs.py). The other constants were fitted to the times of 1,947 plans of 611 products on an H200;
 docs/notes/tsm2.md says how far predictions are from measurements.
 """
 
