@@ -1,6 +1,9 @@
 """Measurement of one product: `tsapps.matmul` and TSM2 as published, beside the library and the floor."""
 
-from collections.abc import Callable, Iterator
+import multiprocessing
+import os
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,13 +17,21 @@ from tsapps.bench.common.timing import Clock, CpuClock, GpuClock, median
 from tsapps.bench.gemm import libraries
 from tsapps.bench.gemm.grid import CPU_CELLS, GPU_CELLS, Cell, Pools, Sizes, exact, largest_error, spoil
 from tsapps.kernels import matmul
-from tsapps.kernels.arrays import DeviceMatrix, device_matrix
+from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
 from tsapps.kernels.devices import Choice
+from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.gpu_specs import live
+from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.ladder.launch import PAPER_KERNELS, paper_columns, tsm2_paper
+from tsapps.kernels.plan.select import LIBRARY
+from tsapps.kernels.plan.simt import AnyPlan
+from tsapps.kernels.problem import Problem
 from tsapps.kernels.system.host_memory import available_host_memory
 
-__all__ = ["FIELDS", "KEY", "CpuBench", "GpuBench", "common_fields", "opened", "oriented", "recorded"]
+__all__ = [
+    *("FIELDS", "KEY", "CpuBench", "GpuBench", "common_fields", "compile_all", "matrices_of", "opened", "oriented"),
+    *("problem_of", "recorded"),
+]
 
 #: Fields of a record in addition to `record.COMMON`, and the fields that identify those of a product on a device. On a
 #: CPU, the roofline is not measured.
@@ -165,7 +176,7 @@ class GpuBench(_Bench):
 
     def calls(self, cell: Cell, A: Any, B: Any, C: Any) -> Calls:
         """Yield the kernels to compare with the libraries."""
-        a, b, c = oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in (A, B, C)))
+        a, b, c = matrices_of(cell, A, B, C)
         plan = matmul.planned(matmul.problem_of(a, b, c), live(a.device))
         name = plan if isinstance(plan, str) else plan.kernel_name
         yield name, str(plan), partial(matmul.prepared(a, b, c), a.pointer, b.pointer, c.pointer, 1.0, 0.0)
@@ -215,6 +226,25 @@ class CpuBench(_Bench):
         """Yield `tsapps.matmul`."""
         first = A.T if cell.shape == "tsmttsm" else A
         yield "numpy", "host", partial(matmul.matmul, first, B, out=C)
+
+
+def matrices_of(cell: Cell, *arrays: Any) -> tuple[DeviceMatrix, ...]:
+    """Return the operands and the result of a cell, arrays on the GPU, as `oriented` matrices."""
+    return oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in arrays))
+
+
+def problem_of(cell: Cell) -> Problem:
+    """Return the problem of a cell, whose operands are aligned and have no gaps."""
+    by_rows, size = cell.layout == "row", ITEMSIZE[cell.dtype]
+    matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
+    return matmul.problem_of(*oriented(cell, *matrices))
+
+
+def compile_all(plans: Iterable[AnyPlan | str]) -> None:
+    """Compile the kernels of plans, without those of `LIBRARY`, on all cores, so that no GPU waits for them."""
+    compile_one = partial(compile_any, arch=architecture(0))
+    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(compile_one, {*plans} - {LIBRARY}, chunksize=4))
 
 
 def oriented(cell: Cell, a: DeviceMatrix, b: DeviceMatrix, c: DeviceMatrix) -> tuple[DeviceMatrix, ...]:

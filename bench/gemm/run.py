@@ -11,11 +11,8 @@ arithmetic at the throughput of large products; both rates are measured in the s
 
 import argparse
 import multiprocessing
-import os
 import sys
 import time
-from collections.abc import Iterable
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from itertools import groupby
 from secrets import randbelow
@@ -24,30 +21,14 @@ from typing import Any
 from tsapps.bench.common import record
 from tsapps.bench.common.dtypes import ITEMSIZE
 from tsapps.bench.gemm.grid import LAYOUTS, SHAPES, Cell, Sizes, grid
-from tsapps.bench.gemm.measure import FIELDS, KEY, GpuBench, oriented
+from tsapps.bench.gemm.measure import FIELDS, KEY, GpuBench, compile_all, problem_of
 from tsapps.kernels import matmul
-from tsapps.kernels.arrays import gapless
 from tsapps.kernels.blas.cublaslt import LibraryError
 from tsapps.kernels.devices import gpus, why_no_gpu
-from tsapps.kernels.dispatch import compile_any
 from tsapps.kernels.gpu_specs import live
-from tsapps.kernels.jit.compiler import architecture
-from tsapps.kernels.plan.select import LIBRARY
 
 # Number of cells whose records are written at a time.
 _TOGETHER = 200
-
-
-def compile_plans(cells: Iterable[Cell]) -> None:
-    """Compile the kernels of all cells on all cores, so that no GPU waits for them."""
-    device, plans = live(), set()
-    for cell in cells:
-        by_rows, size = cell.layout == "row", ITEMSIZE[cell.dtype]
-        matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
-        plans.add(matmul.planned(matmul.problem_of(*oriented(cell, *matrices)), device))
-    compile_one = partial(compile_any, arch=architecture(0))
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(compile_one, plans - {LIBRARY}, chunksize=4))
 
 
 # --- One process per GPU ----------------------------------------------------------------------------------------------
@@ -84,7 +65,7 @@ def run(options: argparse.Namespace, cells: list[Cell]) -> int:
     path = options.out or record.results_path(device, "gemm")
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}) | record.cuda_versions()
     common = {**record.of_run("gemm", device, versions, options.commit), "engine": "tsapps", "seed": options.seed}
-    compile_plans(cells)
+    compile_all(matmul.planned(problem_of(cell), live()) for cell in cells)
     context = multiprocessing.get_context("spawn")
     indices = context.Queue()
     for i in range(len(gpus())):

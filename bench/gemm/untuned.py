@@ -4,53 +4,47 @@
 
 Every record has the times of a product by four plans:
 
-tuned_ms      the plan of the GPU's table, or the algorithm of cublasLt that the table selects
-untuned_ms     the plan selected for this GPU without a table; it may be cuBLAS
+tuned_ms         the plan of the GPU's table, or the algorithm of cublasLt that the table selects
+untuned_ms       the plan selected for this GPU without a table; it may be cuBLAS
 untuned_sm80_ms  the same, from the plans that a GPU of compute capability 8.0 has: without wgmma
-library_ms    cuBLAS
+library_ms       cuBLAS
 
 Every result is first compared with float64, as by tsapps.bench.gemm; a wrong one is neither timed nor recorded.
 """
 
 import argparse
-import multiprocessing
-import os
 import sys
-from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable
 from functools import partial
 from secrets import randbelow
 from typing import Any
 
 from tsapps.bench.common import record
-from tsapps.bench.common.dtypes import ITEMSIZE
 from tsapps.bench.gemm.grid import Cell, exact, grid, largest_error, spoil
-from tsapps.bench.gemm.measure import GpuBench, oriented
+from tsapps.bench.gemm.measure import KEY, GpuBench, compile_all, matrices_of, problem_of
 from tsapps.bench.gemm.summary import untuned_table
 from tsapps.kernels import matmul
-from tsapps.kernels.arrays import DeviceMatrix, device_matrix, gapless
+from tsapps.kernels.arrays import DeviceMatrix
 from tsapps.kernels.blas import cublas
 from tsapps.kernels.blas.cublaslt import LibraryError
 from tsapps.kernels.devices import gpus, why_no_gpu
-from tsapps.kernels.dispatch import compile_any, prepare
+from tsapps.kernels.dispatch import prepare
 from tsapps.kernels.gpu_specs import GpuSpec, limited, live
-from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.plan.select import LIBRARY, plan
 from tsapps.kernels.plan.simt import AnyPlan
 from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.machine import cuda_machine
 
-__all__ = ["FIELDS", "KEY", "PLANS", "plans_of"]
+__all__ = ["FIELDS", "PLANS", "plans_of"]
 
 #: Names of the plans of a product.
 PLANS = ("tuned", "untuned", "untuned_sm80", "library")
-#: Fields of a record in addition to `record.COMMON`, and the fields that identify those of a product on a device.
+#: Fields of a record in addition to `record.COMMON`.
 FIELDS: dict[str, tuple[type, ...]] = {
     **dict.fromkeys(("shape", "dtype", "layout", *PLANS[:3]), (str,)),
     **dict.fromkeys(("m", "k", "w", "seed"), (int,)),
     **{f"{name}_ms": (float,) for name in PLANS},
 }
-KEY = ("what", "shape", "dtype", "layout", "m", "k", "w")
 
 
 def plans_of(problem: Problem, device: GpuSpec) -> dict[str, AnyPlan | str]:
@@ -70,7 +64,7 @@ class UntunedBench(GpuBench):
         """Return the record of a product; raises `NotRightError` if a result is wrong."""
         A, B, C = self.pools(cell.dtype, sizes).operands(cell)
         reference = exact(cell, A, B)
-        a, b, c = oriented(cell, *(device_matrix("a matrix", x)._replace(dtype=cell.dtype) for x in (A, B, C)))
+        a, b, c = matrices_of(cell, A, B, C)
         problem = matmul.problem_of(a, b, c)
         times: dict[Any, float] = {}
         plans = plans_of(problem, live(a.device))
@@ -96,17 +90,6 @@ def _launch(
     return prepare(one, problem, c, cuda_machine(c.device))
 
 
-def _compile(cells: Sequence[Cell]) -> None:
-    """Compile the kernels of all cells on all cores."""
-    device, plans = live(), set()
-    for cell in cells:
-        by_rows, size = cell.layout == "row", ITEMSIZE[cell.dtype]
-        matrices = (gapless(shape, cell.dtype, size, by_rows=by_rows) for shape in cell.shapes)
-        plans |= {*plans_of(matmul.problem_of(*oriented(cell, *matrices)), device).values()} - {LIBRARY}
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(partial(compile_any, arch=architecture(0)), plans, chunksize=4))
-
-
 def main() -> int:
     """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
@@ -119,10 +102,9 @@ def main() -> int:
         print(f"no GPU to time: {why_no_gpu()}", file=sys.stderr)
         return 1
     cells = [*grid()][options.first :: options.every]
-    _compile(cells)
+    compile_all(one for cell in cells for one in plans_of(problem_of(cell), live()).values())
     bench = UntunedBench(options.seed)
-    versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy"}) | record.cuda_versions()
-    common = {**record.of_run("gemm-untuned", bench.device, versions, options.commit), "engine": "tsapps"}
+    common = {**record.of_run("gemm-untuned", bench.device, bench.versions(), options.commit), "engine": "tsapps"}
     path = options.out or record.results_path(bench.device, "gemm-untuned")
     found, failed = [], 0
     a, b, c = (max(cell.sizes[i] for cell in cells) for i in range(3))

@@ -81,25 +81,25 @@ def plan(problem: Problem, device: GpuSpec, table: Sequence[Mapping[str, Any]] |
 
 def _fastest(found: Sequence[AnyPlan], problem: Problem, device: GpuSpec) -> AnyPlan | str:
     """Return the plan that is predicted to be the fastest, or `LIBRARY` if that is predicted to be faster."""
-    seconds, best = min(((predict(one, problem, device), at) for at, one in enumerate(found)))
-    return found[best] if seconds <= library_seconds(problem, device) else LIBRARY
+    best = min(found, key=lambda one: predict(one, problem, device))
+    return best if predict(best, problem, device) <= library_seconds(problem, device) else LIBRARY
 
 
 def promising(problem: Problem, device: GpuSpec, most: int) -> list[AnyPlan]:
     """Return the plans worth measuring: the `most` fastest by `predict`, at most `_ALIKE` with the same tile and warps.
 
-    Plans of other kernels than gemm_mma.cuh are always included: they are few.
+    Plans of other kernels than gemm_mma.cuh are always included, in addition: they are few.
     """
+    every = candidates(problem, device)
     found: list[AnyPlan] = []
     alike: Counter[tuple[int, ...]] = Counter()
-    for one in sorted(candidates(problem, device), key=lambda one: predict(one, problem, device)):
-        if type(one) is MmaPlan:
-            kind = one.tile_m, one.depth, one.warps_m, one.warps_n, one.warps_k, one.teams * one.blocks
-            if len(found) >= most or alike[kind] == _ALIKE:
-                continue
+    plans = (one for one in every if type(one) is MmaPlan)
+    for one in sorted(plans, key=lambda one: predict(one, problem, device)):
+        kind = one.tile_m, one.depth, one.warps_m, one.warps_n, one.warps_k, one.teams * one.blocks
+        if len(found) < most and alike[kind] < _ALIKE:
             alike[kind] += 1
-        found.append(one)
-    return found
+            found.append(one)
+    return found + [one for one in every if type(one) is not MmaPlan]
 
 
 def library_algorithms(problem: Problem) -> list[LibraryAlgorithm]:

@@ -117,7 +117,12 @@ def test_engines_that_are_not_installed(refuse, gpu):
 
 def test_list(succeed, directory):
     text = succeed("bench", "kmeans", "--list")
-    for part in ("tsapps-protected, tsapps-sm80", "tsapps-cpu, scikit-learn", "10M-128-64-f32", "273280-3-16-f64"):
+    for part in (
+        "tsapps-protected, tsapps-sm80, tsapps-sm90, cublas",
+        "tsapps-cpu, scikit-learn",
+        "10M-128-64-f32",
+        "273280-3-16-f64",
+    ):
         assert part in text
     assert not list(directory.iterdir())
 

@@ -138,6 +138,15 @@ def test_promising_plans_are_the_candidates_that_are_predicted_fastest(one):
     assert seconds[0] == min(predict(made, one, device) for made in found if isinstance(made, MmaPlan)) > 0
 
 
+def test_plans_of_other_kernels_are_promising_in_addition():
+    """However fast they are predicted to be: the table's measurements decide between kernels."""
+    one, device = problem(20_480, 20_480, 32), KNOWN["H200"]
+    few, found = promising(one, device, 5), candidates(one, device)
+    assert [type(made) for made in few[:5]] == [MmaPlan] * 5
+    assert few[5:] == [made for made in found if type(made) is not MmaPlan]
+    assert any(isinstance(made, WgmmaPlan) for made in few)
+
+
 # --- Tables ---------------------------------------------------------------------------------------------------------
 
 H200 = KNOWN["H200"]
