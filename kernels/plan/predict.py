@@ -25,6 +25,8 @@ _LINE_START = 34
 # Cycles of latency of a tile of whole rows. Cycles between two instructions of a warp: at best, and at least the other
 # number divided by the warps that share a scheduler.
 _TILE_CYCLES, _BETWEEN, _BETWEEN_ALONE = 600, 1.3, 4
+# Cycles of a multiply-add of float64 in a warp that has no other to wait with.
+_FLOAT64_CYCLES = 6.5
 # Warps that a scheduler needs to issue an instruction per cycle.
 _ENOUGH_WARPS = 2
 # Instructions to store 16 × 8 elements of C.
@@ -34,8 +36,14 @@ _STORING = 65
 _OF_PEAK, _OF_FASTER_PEAK, _FASTER = 0.72, 0.44, ("9.0", "10.0")
 # The share of B's bytes that count, if the level-2 cache holds B.
 _OF_CACHED = 0.2
+# Seconds in which sums of splits are added.
+_ADDING_SPLITS = 2e-6
 # Cycles in which a thread adds a number of another block to its own, and of another warp.
 _ADDING, _ADDING_WARPS = 8, 2
+# Seconds in which blocks of a tall product wait for each other's sums, while they have a multiprocessor to themselves.
+_SHARING = 5.5e-6
+# Seconds of a tall product that cuBLAS does not spend on memory or arithmetic.
+_LIBRARY_LAUNCH = 7e-6
 # Bytes of a product that occupies all threads; that takes cuBLAS little more than its launch.
 _FULL, _SMALL = 16 << 20, 4 << 20
 # Lanes of a multiprocessor that issue an ordinary instruction per cycle.
@@ -114,7 +122,8 @@ def _of_mma(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
     # Loads overlap with the rest, except for about a quarter of the shorter of the two times.
     busy = cycles / device.clock_hz
     each = max(memory, busy, least / device.clock_hz) + 0.26 * min(memory, busy) + of_warps / device.clock_hz
-    return rounds * each + _launches(problem) + adding / device.clock_hz
+    sharing = _SHARING / together if problem.shape == "tsm2r" else 0.0
+    return rounds * each + _launches(problem) + sharing + adding / device.clock_hz
 
 
 def _busy(plan: MmaPlan, stage: int, device: GpuSpec) -> float:
@@ -178,14 +187,16 @@ def _of_columns(plan: ColumnsPlan, problem: Problem, device: GpuSpec) -> float:
     # Instructions to load, convert and multiply a row; more if registers do not hold the columns.
     of_row = 1.6 * plan.k * plan.w + 26 * plan.k + 11 * plan.w if half else plan.k * plan.w + 8 * plan.k + 4 * plan.w
     of_row *= 1.5 if plan.k > 32 else 1
-    of_thread = 16 // problem.itemsize * of_row / device.clock_hz
+    # Cycles of a thread, whose loads of `ahead` columns of A are in flight together.
+    of_product = _FLOAT64_CYCLES * plan.k * plan.w if problem.itemsize == 8 else of_row
+    of_thread = (16 // problem.itemsize * of_product + _TILE_CYCLES * plan.k / plan.ahead) / device.clock_hz
     of_all = problem.m * of_row / (device.multiprocessors * _LANES * device.clock_hz) if half else 0.0
     return max(_streamed(problem, device, share), _LAUNCH + max(of_thread, of_all))
 
 
 def _of_split(plan: SplitPlan, problem: Problem, device: GpuSpec) -> float:
     is_slow = plan.width > (1 if problem.itemsize == 2 else 4)
-    return _streamed(problem, device, 0.88 if is_slow else 0.98)
+    return _streamed(problem, device, 0.88 if is_slow else 0.98) + _ADDING_SPLITS
 
 
 def _of_small(plan: SmallTsmttsmPlan, problem: Problem, device: GpuSpec) -> float:
@@ -200,18 +211,23 @@ def _of_small(plan: SmallTsmttsmPlan, problem: Problem, device: GpuSpec) -> floa
 def library_seconds(problem: Problem, device: GpuSpec) -> float:
     """Predict the time of cuBLAS in seconds where it is near the bound of memory or arithmetic; elsewhere infinity.
 
-    That is for float64 and 16-bit elements, if the small dimensions are multiples of eight and A is not narrow; and for
-    small products of 16-bit elements. If C is neither row- nor column-major, cuBLAS does not support it.
+    It is near if elements are float64 or have 16 bits, and A and B are aligned to 16 bytes: for tsm2r, and for tsm2l
+    where B has 1024 elements or more. Tsm2r with a single column and small products of 16 bits are near in any case. If
+    C is neither row- nor column-major, cuBLAS does not support it.
     """
     size, small = problem.itemsize, problem.bytes < _SMALL
-    is_near = problem.shape == "tsm2r" or (problem.shape == "tsm2l" and problem.k >= 32)
-    is_near = is_near and problem.w % 8 == 0 and problem.k % 8 == 0
-    if problem.c == "any" or problem.gram or size == 4 or not (is_near or (size == 2 and small)):
+    if problem.c == "any" or problem.gram:
         return inf
     rate, flops = _peak(problem, device), 2 * problem.m * problem.k * problem.w
     if rate is None:
         return inf
-    return max(_streamed(problem, device, 0.4 if small else 0.8), _LAUNCH + flops / (0.62 * rate))
+    is_aligned = size != 4 and problem.a.alignment == problem.b.alignment == 16
+    if problem.shape == "tsm2r" and (is_aligned or problem.w == 1):
+        return _LIBRARY_LAUNCH + max(problem.bytes / (_STREAM * device.bandwidth), flops / (0.62 * rate))
+    is_near = problem.shape == "tsm2l" and problem.k * problem.w >= 1024 and is_aligned
+    if not (is_near or (size == 2 and small)):
+        return inf
+    return max(_streamed(problem, device, 0.4 if small else 0.88), _LAUNCH + flops / (0.62 * rate))
 
 
 _SECONDS_OF: Mapping[type, Callable[[Any, Problem, GpuSpec], float]] = {
