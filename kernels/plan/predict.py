@@ -44,6 +44,8 @@ _ADDING, _ADDING_WARPS = 8, 2
 _SHARING = 5.5e-6
 # Seconds of a tall product that cuBLAS does not spend on memory or arithmetic.
 _LIBRARY_LAUNCH = 7e-6
+# Elements of the smallest of the three matrices from which on cuBLAS is near the bound of memory.
+_ENOUGH = 1024
 # Bytes of a product that occupies all threads; that takes cuBLAS little more than its launch.
 _FULL, _SMALL = 16 << 20, 4 << 20
 # Lanes of a multiprocessor that issue an ordinary instruction per cycle.
@@ -128,10 +130,15 @@ def _of_mma(plan: MmaPlan, problem: Problem, device: GpuSpec) -> float:
 
 def _busy(plan: MmaPlan, stage: int, device: GpuSpec) -> float:
     """Return the share of the bandwidth that the bytes in flight keep busy, for stages of this size."""
-    need = device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
+    need = _bytes_in_flight(device)
     if isinstance(plan, WgmmaPlan):  # of whose stages two are not in flight
         return 1 - exp(-max((plan.stages - 2) * stage, 0.3 * need) / (2 * need))
     return 1 - exp(-(plan.stages - 1) * stage / (0.9 * need))
+
+
+def _bytes_in_flight(device: GpuSpec) -> float:
+    """Return the bytes that a multiprocessor must have in flight to keep the memory busy, by Little's law."""
+    return device.memory_latency / device.clock_hz * device.bandwidth / device.multiprocessors
 
 
 def _tensor_rate(problem: Problem, device: GpuSpec) -> float:
@@ -196,38 +203,41 @@ def _of_columns(plan: ColumnsPlan, problem: Problem, device: GpuSpec) -> float:
 
 def _of_split(plan: SplitPlan, problem: Problem, device: GpuSpec) -> float:
     is_slow = plan.width > (1 if problem.itemsize == 2 else 4)
-    return _streamed(problem, device, 0.88 if is_slow else 0.98) + _ADDING_SPLITS
+    # Bytes that the blocks of a multiprocessor load together, of those that keep the memory busy.
+    blocks = -(-problem.m * problem.itemsize // (16 * plan.threads)) * -(-problem.w // plan.width) * plan.splits
+    loaded = min(plan.blocks, blocks / device.multiprocessors) * plan.threads * plan.unroll * 16
+    busy = 1 - exp(-loaded / (2 * _bytes_in_flight(device)))
+    return _streamed(problem, device, busy * (0.88 if is_slow else 1)) + _ADDING_SPLITS
 
 
 def _of_small(plan: SmallTsmttsmPlan, problem: Problem, device: GpuSpec) -> float:
     # At the end, the sums of all threads are added; a small product has fewer threads.
-    adding = 0.35e-6 * plan.m * plan.w * min(1.0, problem.bytes / _FULL)
+    adding = 0.25e-6 * plan.m * plan.w * min(1.0, problem.bytes / _FULL)
     share = 0.85 if problem.itemsize == 2 else 0.95
     if not plan.along and plan.m * problem.itemsize > 64:  # a thread's rows are far from those of its neighbors
         share *= 0.72
-    return _launches(problem) + adding + problem.bytes / (device.bandwidth * share)
+    return 1.1 * _LAUNCH + adding + problem.bytes / (device.bandwidth * share)
 
 
 def library_seconds(problem: Problem, device: GpuSpec) -> float:
     """Predict the time of cuBLAS in seconds where it is near the bound of memory or arithmetic; elsewhere infinity.
 
-    It is near if elements are float64 or have 16 bits, and A and B are aligned to 16 bytes: for tsm2r, and for tsm2l
-    where B has 1024 elements or more. Tsm2r with a single column and small products of 16 bits are near in any case. If
-    C is neither row- nor column-major, cuBLAS does not support it.
+    It is near if A and B are aligned to 16 bytes: tsm2r of 16-bit elements and float64, tsm2l likewise and tsmttsm of
+    16-bit elements if the smallest matrix is not tiny, and small products of 16-bit elements. Tsm2r with a single
+    column is near in any case. If C is neither row- nor column-major, cuBLAS does not support it.
     """
-    size, small = problem.itemsize, problem.bytes < _SMALL
-    if problem.c == "any" or problem.gram:
-        return inf
     rate, flops = _peak(problem, device), 2 * problem.m * problem.k * problem.w
-    if rate is None:
+    if problem.c == "any" or problem.gram or rate is None:
         return inf
-    is_aligned = size != 4 and problem.a.alignment == problem.b.alignment == 16
+    is_half, is_small = problem.itemsize == 2, problem.bytes < _SMALL
+    is_aligned = problem.itemsize != 4 and problem.a.alignment == problem.b.alignment == 16
     if problem.shape == "tsm2r" and (is_aligned or problem.w == 1):
         return _LIBRARY_LAUNCH + max(problem.bytes / (_STREAM * device.bandwidth), flops / (0.62 * rate))
-    is_near = problem.shape == "tsm2l" and problem.k * problem.w >= 1024 and is_aligned
-    if not (is_near or (size == 2 and small)):
+    is_tiny = problem.w * min(problem.m, problem.k) < _ENOUGH and not (is_half and is_small)
+    if not is_aligned or is_tiny or not (is_half or problem.shape == "tsm2l"):
         return inf
-    return max(_streamed(problem, device, 0.4 if small else 0.88), _LAUNCH + flops / (0.62 * rate))
+    share = 0.4 if is_small else 0.88 if problem.shape == "tsm2l" else 0.75
+    return max(_streamed(problem, device, share), _LAUNCH + flops / (0.62 * rate))
 
 
 _SECONDS_OF: Mapping[type, Callable[[Any, Problem, GpuSpec], float]] = {
