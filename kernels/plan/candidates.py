@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
+from math import ceil
 
 from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import MmaPlan, WgmmaPlan, instantiate
@@ -23,9 +24,13 @@ _SMALL = 4
 _NARROW_FOR_WARPGROUPS, _SMALL_FOR_WARPGROUPS, _SHALLOW_FOR_WARPGROUPS = 8, 32, 32
 # Estimated registers per consumer thread of gemm_wgmma.cuh that hold neither sums nor words of A.
 _CONSUMERS_OTHER = 24
-# _OTHER_REGISTERS: estimated registers per thread of gemm_mma.cuh that hold no sums, by bytes per element. _REGISTERS:
-# registers per multiprocessor. _MOST_REGISTERS: maximum registers per thread.
-_OTHER_REGISTERS, _REGISTERS, _MOST_REGISTERS = {8: 63, 4: 48, 2: 48}, 65_536, 255
+# Estimated registers per thread of gemm_mma.cuh that hold no sums: by bytes per element, with keep_b or in float64;
+# otherwise if warps share the depth, for an odd number of 8-column blocks, and for an even number. Float32 numbers have
+# two parts in tf32, and need more for each block of 16 × 8 sums. Fitted to 200 kernels for compute capability 9.0.
+_OTHER_REGISTERS, _OF_FLOAT32 = {8: 65, 4: 48, 2: 48}, 2.5
+_OF_SHARED_DEPTH, _OF_ODD_COLUMNS, _OF_EVEN_COLUMNS = 76, 80, 100
+# _REGISTERS: registers per multiprocessor. _MOST_REGISTERS: maximum registers per thread.
+_REGISTERS, _MOST_REGISTERS = 65_536, 255
 
 
 def stage_bytes(plan: MmaPlan) -> int:
@@ -36,17 +41,24 @@ def stage_bytes(plan: MmaPlan) -> int:
 def registers(plan: MmaPlan) -> int:
     """Estimate the registers per thread: sums, separate sums of the current accumulation interval, and a constant."""
     rows, columns = plan.tile_m // plan.warps_m, plan.tile_n // plan.warps_n
-    sums = 4 * -(-rows // 16) * (-(-columns // 8) + plan.row_sums)
+    row_blocks, column_blocks = -(-rows // 16), -(-columns // 8)
+    sums = 4 * row_blocks * (column_blocks + plan.row_sums)
     if isinstance(plan, WgmmaPlan):
         # A float64 number occupies two registers. A float64 thread holds two words of A, other threads the words of two
         # jobs. A float32 thread holds each word as two tf32 parts, and has separate sums for the current job.
-        jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * -(-columns // 8)
-        needed = {"float64": 2 * sums + -(-rows // 16) * 16, "float32": sums + alone + 2 * jobs}
+        jobs, alone = 2 * 4 * plan.job_pairs, 2 * 4 * column_blocks
+        needed = {"float64": 2 * sums + row_blocks * 16, "float32": sums + alone + 2 * jobs}
         return needed.get(plan.dtype, sums + jobs) + _CONSUMERS_OTHER
     # A float64 sum occupies two registers, and without keep_b, ptxas needs twice as many. With an accumulation
     # interval, a second sum of each element accumulates the current interval.
-    times = 1 + bool(plan.interval) if plan.dtype != "float64" else 2 if plan.keep_b else 4
-    return times * sums + _OTHER_REGISTERS[ITEMSIZE[plan.dtype]]
+    size = ITEMSIZE[plan.dtype]
+    sums *= 1 + bool(plan.interval) if size < 8 else 2 if plan.keep_b else 4
+    if plan.warps_k > 1 and size < 8:
+        return sums + _OF_SHARED_DEPTH
+    of_parts = ceil(_OF_FLOAT32 * row_blocks * column_blocks) if size == 4 else 0
+    if plan.keep_b or size == 8:
+        return sums + _OTHER_REGISTERS[size] + of_parts
+    return sums + (_OF_ODD_COLUMNS if column_blocks % 2 else _OF_EVEN_COLUMNS) + of_parts
 
 
 def most_registers(plan: MmaPlan) -> int:

@@ -175,10 +175,12 @@ def _of_rows(plan: RowsPlan, problem: Problem, device: GpuSpec) -> float:
 def _of_wide(plan: WidePlan, problem: Problem, device: GpuSpec) -> float:
     half = problem.itemsize == 2
     share = 0.84 if plan.w * problem.itemsize > 64 else 0.5
+    if half and plan.k > 4:  # bound by conversions
+        share = min(share, 0.65)
     if plan.w * problem.itemsize % 16:  # a vector of C spans two rows
-        share = 0.78 if not half else 0.68 if plan.k <= 4 else 0.15
-    # Rows of A that are loaded ahead hide latency, but are too many for a small product.
-    return _streamed(problem, device, share * (1 if (plan.ahead > 1) == (problem.bytes > device.l2) else 0.85))
+        share = 0.78 if not half else 0.68 if plan.k <= 2 else 0.4 if plan.k <= 4 else 0.15
+    # Rows of A that are loaded ahead hide latency, but are too many for a product that the cache holds in part.
+    return _streamed(problem, device, share * (1 if (plan.ahead > 1) == (problem.bytes > 2 * device.l2) else 0.85))
 
 
 def _of_columns(plan: ColumnsPlan, problem: Problem, device: GpuSpec) -> float:
@@ -222,15 +224,15 @@ def _of_small(plan: SmallTsmttsmPlan, problem: Problem, device: GpuSpec) -> floa
 def library_seconds(problem: Problem, device: GpuSpec) -> float:
     """Predict the time of cuBLAS in seconds where it is near the bound of memory or arithmetic; elsewhere infinity.
 
-    It is near if A and B are aligned to 16 bytes: tsm2r of 16-bit elements and float64, tsm2l likewise and tsmttsm of
-    16-bit elements if the smallest matrix is not tiny, and small products of 16-bit elements. Tsm2r with a single
+    It is near if all matrices are aligned to 16 bytes: tsm2r of 16-bit elements and float64, tsm2l likewise and tsmttsm
+    of 16-bit elements if the smallest matrix is not tiny, and small products of 16-bit elements. Tsm2r with a single
     column is near in any case. If C is neither row- nor column-major, cuBLAS does not support it.
     """
     rate, flops = _peak(problem, device), 2 * problem.m * problem.k * problem.w
     if problem.c == "any" or problem.gram or rate is None:
         return inf
     is_half, is_small = problem.itemsize == 2, problem.bytes < _SMALL
-    is_aligned = problem.itemsize != 4 and problem.a.alignment == problem.b.alignment == 16
+    is_aligned = problem.a.alignment == problem.b.alignment == 16 and problem.c != "columns" and problem.itemsize != 4
     if problem.shape == "tsm2r" and (is_aligned or problem.w == 1):
         return _LIBRARY_LAUNCH + max(problem.bytes / (_STREAM * device.bandwidth), flops / (0.62 * rate))
     is_tiny = problem.w * min(problem.m, problem.k) < _ENOUGH and not (is_half and is_small)
