@@ -32,7 +32,7 @@ def gpus_table(records: Sequence[dict[str, Any]]) -> str:
         "| X, float32 | k | GPUs | iteration on 1, ms | on all | ratio | exchange, µs | k-means++ on 1, ms | on all |",
         "|---|---:|---:|---:|---:|---:|---:|---:|---:|",
     ]
-    for one in sorted(records, key=lambda one: (one["n"] * one["d"], one["k"], one["d"])):
+    for one in sorted(records, key=lambda one: (one["n"] * one["d"], one["k"], one["d"], one["parts"])):
         size = f"{one['n']:,} × {one['d']}, {4 * one['n'] * one['d'] / 1e9:.0f} GB"
         times = f"{one['single_ms']:.2f} | {one['iter_ms']:.2f} | {one['single_ms'] / one['iter_ms']:.2f}"
         seeds = f"{one['single_seed_ms']:.0f} | {one['seed_ms']:.0f}"

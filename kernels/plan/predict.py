@@ -1,8 +1,8 @@
 """Predicted times of plans and of cuBLAS, by which `select.plan` selects where no table has a measured row. Pure.
 
 The time of a plan is bounded by memory, instruction issue or tensor cores. All rates are those of the device
-(gpu_specs.py). The other constants were fitted to the times of 1,947 plans of 611 products on an H200;
-docs/notes/tsm2.md says how far predictions are from measurements.
+(gpu_specs.py). The other constants were fitted to times on an H200: of plans of 1,900 products, and of cuBLAS
+for 5,000. docs/notes/tsm2.md says how far predictions are from measurements.
 """
 
 from collections.abc import Callable, Mapping
@@ -216,8 +216,8 @@ def _of_small(plan: SmallTsmttsmPlan, problem: Problem, device: GpuSpec) -> floa
     # At the end, the sums of all threads are added; a small product has fewer threads.
     adding = 0.25e-6 * plan.m * plan.w * min(1.0, problem.bytes / _FULL)
     share = 0.85 if problem.itemsize == 2 else 0.95
-    if not plan.along and plan.m * problem.itemsize > 64:  # a thread's rows are far from those of its neighbors
-        share *= 0.72
+    if not plan.along and plan.depth * plan.m * problem.itemsize > 64:  # threads load pieces that are far apart
+        share *= 0.6
     return 1.1 * _LAUNCH + adding + problem.bytes / (device.bandwidth * share)
 
 

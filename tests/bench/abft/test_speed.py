@@ -101,7 +101,8 @@ def test_encoding_is_timed(dtype, speed, monkeypatch):
         code = ("both" if plan.weights else "exact") if plan.exact else "float"
         return sums_of(as_source(A.view(campaign.numpy_dtype(dtype))), code, plan.weights, 512)
 
-    monkeypatch.setattr("tsapps.kernels.runtime.machine.cuda_machine", lambda index: None)
+    machine = SimpleNamespace(gpu=KNOWN["H200"])
+    monkeypatch.setattr("tsapps.kernels.runtime.machine.cuda_machine", lambda index: machine)
     monkeypatch.setattr("tsapps.apps.abft.at_rest.gpu.encode.add_checksums", add_checksums)
     side = 16384 // abft_speed.ITEMSIZE[dtype]  # rows of 16 KiB, which are not folded
     task = abft_speed.Task("encode", dtype, 1024, side, None, ("both", "exact", "float"))
