@@ -27,7 +27,7 @@ _CONSUMERS_OTHER = 24
 # Estimated registers per thread of gemm_mma.cuh that hold no sums: by bytes per element, with keep_b or in float64;
 # otherwise if warps share the depth, for an odd number of 8-column blocks, and for an even number. Float32 numbers have
 # two parts in tf32, and need more for each block of 16 × 8 sums. Fitted to 200 kernels for compute capability 9.0.
-_OTHER_REGISTERS, _OF_FLOAT32 = {8: 65, 4: 48, 2: 48}, 2.5
+_OTHER_REGISTERS, _OF_FLOAT32 = {8: 63, 4: 48, 2: 48}, 2.5
 _OF_SHARED_DEPTH, _OF_ODD_COLUMNS, _OF_EVEN_COLUMNS = 76, 80, 100
 # _REGISTERS: registers per multiprocessor. _MOST_REGISTERS: maximum registers per thread.
 _REGISTERS, _MOST_REGISTERS = 65_536, 255
@@ -58,7 +58,7 @@ def registers(plan: MmaPlan) -> int:
     of_parts = ceil(_OF_FLOAT32 * row_blocks * column_blocks) if size == 4 else 0
     if plan.keep_b or size == 8:
         return sums + _OTHER_REGISTERS[size] + of_parts
-    return sums + (_OF_ODD_COLUMNS if column_blocks % 2 else _OF_EVEN_COLUMNS) + of_parts
+    return sums + (_OF_ODD_COLUMNS if (column_blocks + plan.row_sums) % 2 else _OF_EVEN_COLUMNS) + of_parts
 
 
 def most_registers(plan: MmaPlan) -> int:

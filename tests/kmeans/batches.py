@@ -8,6 +8,7 @@ from host_cuda.machine import HostMachine
 
 from tsapps.apps.kmeans.batched import plan as batched
 from tsapps.apps.kmeans.batched.lloyd import BatchedLloyd
+from tsapps.kernels.gpu_specs import limited
 
 
 def blobs(b, n, d, k, rng, apart=3.0):
@@ -18,13 +19,14 @@ def blobs(b, n, d, k, rng, apart=3.0):
 
 
 def batch_of(X, k, *, dtype="float32", max_iter=300, tol=1e-4, multiprocessors=2, streams=None):
-    """A batch whose centers stream, or do not; by default as its plan says."""
+    """A batch whose centers stream by "wgmma" or "mma", or do not (False); by default as its plan says."""
     X = np.ascontiguousarray(np.asarray(X).astype(dtype))
     machine = HostMachine(multiprocessors)
-    least = {None: batched._LEAST_STREAMED, True: 1, False: k + 1}[streams]
+    least = batched._LEAST_STREAMED if streams is None else 1 if streams else k + 1
     rows = 1 if streams else batched._STREAMED_ROWS
+    gpu = limited(machine.gpu, "80") if streams == "mma" else machine.gpu
     with patch.multiple(batched, _LEAST_STREAMED=least, _STREAMED_ROWS=rows):
-        plan = batched.batch_plan(*X.shape[1:], k, machine.gpu)
+        plan = batched.batch_plan(*X.shape[1:], k, gpu)
     return BatchedLloyd(machine, X, k, plan, max_iter=max_iter, tol=tol)
 
 

@@ -69,9 +69,9 @@ ROWS_PER_LANE = 4
 MOST_SPILLED = 32
 # The header that defines the epilogues `DetectEpilogue` and `StoreRowSums`.
 _DETECT = "apps/abft/product/detect.cuh"
-# Minimum ratio of available registers to the estimated need of a plan that was not measured, by bytes per element. At a
-# smaller ratio, the compiler may spill registers.
-_ROOM = {8: 1.2, 4: 1.5, 2: 1.5}
+# Minimum ratio of available registers to the estimated need of a plan that was not measured, by bytes per element, with
+# keep_b or in float64; and without keep_b. At a smaller ratio, the compiler may spill registers.
+_ROOM, _ROOM_WITHOUT_B = {8: 1.2, 4: 1.25, 2: 1.5}, 1.1
 # Maximum number of entries of x that a kernel reads beyond the last tile (epilogue.cuh), and minimum value of N.
 # product/row_checksums.cuh defines x and N.
 _BEYOND, _LEAST_N = 16, 16
@@ -164,11 +164,8 @@ def with_row_sums(one: MmaPlan, device: GpuSpec, *, roomy: bool = False) -> MmaP
     if one.warps_n > 1 or one.fold > 1:
         return None
     made = replace(one, store=OWN_EPILOGUE, row_sums=True)
-    if (
-        roomy
-        and not isinstance(made, WgmmaPlan)
-        and _ROOM[ITEMSIZE[made.dtype]] * registers(made) > most_registers(made)
-    ):
+    room = _ROOM[ITEMSIZE[made.dtype]] if made.keep_b or made.dtype == "float64" else _ROOM_WITHOUT_B
+    if roomy and not isinstance(made, WgmmaPlan) and room * registers(made) > most_registers(made):
         return None
     return made if fits(made, device) else None
 

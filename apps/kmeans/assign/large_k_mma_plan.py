@@ -1,5 +1,6 @@
 """Plans of the assignment for large k without wgmma: template arguments of gemm_mma_streamed.cuh (pure)."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil
 
@@ -13,11 +14,12 @@ from tsapps.apps.kmeans.assign.large_k_plan import (
 )
 from tsapps.kernels.gpu_specs import GpuSpec
 
-__all__ = ["MmaStreamPlan", "mma_stream_plan"]
+__all__ = ["MmaStreamPlan", "batched_mma_stream_plan", "mma_stream_plan"]
 
 # The least compute capability that has mma of float16 pairs, asynchronous copies and mbarriers; that has bulk copies.
 _LEAST_CAPABILITY, _BULK_CAPABILITY = 8.0, 9.0
-# The compute capability for which ptxas leaves registers for the candidates of three units, if rows stream.
+# The compute capability for which ptxas leaves registers for the candidates of three units, if rows stream and there
+# is one problem.
 _ROOMY = "9.0"
 # Maximum number of panels of a chunk, turns whose row tiles shared memory holds, and stages; the best first.
 # _SHORT: for up to two column tiles of one chunk, which shared memory then holds, too.
@@ -85,12 +87,29 @@ def mma_stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) 
     Of 128 columns and four row tiles, every one of eight warps has 128 sums per lane, as many as its registers allow:
     the more, the fewer loads a product takes. Large chunks need fewer steps. Measurements are in docs/notes/lloyd.md.
     """
+    panels_of_row, split = panels_of(d, k, certifies=certifies)
+    sizes = (_SHORT if k <= 2 * MOST_COLUMNS else ()) + _STAYS + _STREAMS
+    is_roomy = device.compute_capability == _ROOMY
+    return _plan(panels_of_row, k, device, sizes, split=split, keeps=KEPT_TILES if is_roomy else 2)
+
+
+def batched_mma_stream_plan(d: int, k: int, device: GpuSpec) -> MmaStreamPlan | None:
+    """Plan the GEMM of an iteration of many problems without wgmma; parameters and result as for `mma_stream_plan`."""
+    return _plan(ceil(d / 16), k, device, _STAYS + _STREAMS, split=False, keeps=KEPT_TILES)
+
+
+def _plan(
+    panels_of_row: int, k: int, device: GpuSpec, sizes: Sequence[tuple[int, int, int]], *, split: bool, keeps: int
+) -> MmaStreamPlan | None:
+    """Return the first plan that fits, of these maximum numbers of panels, turns and stages.
+
+    `keeps`: number of units whose candidates a lane keeps if rows stream.
+    """
     if float(device.compute_capability) < _LEAST_CAPABILITY:
         return None
-    panels_of_row, split = panels_of(d, k, certifies=certifies)
     tiles = ceil(k / MOST_COLUMNS)
     columns = max(LEAST_COLUMNS, 16 * ceil(k / tiles / 16))
-    for most, buffers, stages in (_SHORT if tiles <= 2 else ()) + _STAYS + _STREAMS:
+    for most, buffers, stages in sizes:
         chunks = -(-panels_of_row // most)
         plan = MmaStreamPlan(
             -(-panels_of_row // chunks),
@@ -103,7 +122,7 @@ def mma_stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) 
             tiles=tiles if tiles <= KEPT_TILES and not (buffers and chunks > 1) else None,
             split=split,
             bulk=float(device.compute_capability) >= _BULK_CAPABILITY,
-            kept_units=KEPT_TILES if chunks == 1 or (not buffers and device.compute_capability == _ROOMY) else 2,
+            kept_units=KEPT_TILES if chunks == 1 else 2 if buffers else keeps,
         )
         if buffers and stages == 2 and chunks > 1:
             continue  # ptxas spills registers of these kernels

@@ -47,7 +47,7 @@ MOST_COLUMNS, LEAST_COLUMNS, RESERVED = 128, 32, 1024
 KEPT_TILES = 3
 # For plans that stream the rows. _COLUMNS: possible numbers of centers per column tile. _COLUMNS_LOST: cost of reading
 # the rows once per column tile, in units of the cost of one center.
-_COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104), 80
+_COLUMNS, _COLUMNS_LOST = (200, 176, 152, 128, 104, 72, 40), 80
 
 # Rows of up to _MOST_SPLIT features are split into two parts if that adds at most _MOST_ADDED panels of centers: more
 # would take longer on data without heavy tails than rescoring its ambiguous rows.
@@ -299,15 +299,8 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     if not device.has_wgmma:
         return None
     panels_of_row, split = panels_of(d, k, certifies=certifies)
-    plan = _resident_plan(panels_of_row, k, device, levels=certifies, split=split)
-    if plan is not None:
-        return plan
-    # Larger column tiles read the rows less often, but multiply more padding after the last center.
-    columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
-    # For such large d the GEMM takes much longer than its epilogue. So three warpgroups suffice, and levels, which
-    # shorten the epilogue, would save little.
-    plans = (StreamPlan(4, -(-panels_of_row // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
-    return next(plan for plan in plans if plan.shared_bytes <= device.shared_memory_per_block - RESERVED)
+    resident = _resident_plan(panels_of_row, k, device, levels=certifies, split=split)
+    return resident or _streamed_rows_plan(panels_of_row, k, device)
 
 
 def panels_of(d: int, k: int, *, certifies: bool) -> tuple[int, bool]:
@@ -323,11 +316,13 @@ def batched_stream_plan(d: int, k: int, device: GpuSpec) -> StreamPlan | None:
     Returns
     -------
     StreamPlan or None
-        None if the GPU has no wgmma instructions, or rows do not fit in shared memory.
+        None if the GPU has no wgmma instructions.
     """
     if not device.has_wgmma:
         return None
-    return _resident_plan(ceil(d / 16), k, device, levels=True, split=False)
+    panels_of_row = ceil(d / 16)
+    resident = _resident_plan(panels_of_row, k, device, levels=True, split=False)
+    return resident or _streamed_rows_plan(panels_of_row, k, device)
 
 
 def _resident_plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool, split: bool) -> StreamPlan | None:
@@ -347,3 +342,13 @@ def _resident_plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool,
             if plan.shared_bytes <= device.shared_memory_per_block - RESERVED:
                 return plan
     return None
+
+
+def _streamed_rows_plan(panels_of_row: int, k: int, device: GpuSpec) -> StreamPlan:
+    """Plan a GEMM whose row tiles stream as the centers do."""
+    # Larger column tiles read the rows less often, but multiply more padding after the last center.
+    columns = min(_COLUMNS, key=lambda columns: -(-k // columns) * (columns + _COLUMNS_LOST))
+    # For such large d the GEMM takes much longer than its epilogue. So three warpgroups suffice, and levels, which
+    # shorten the epilogue, would save little.
+    plans = (StreamPlan(4, -(-panels_of_row // 4), 3, s, s, columns, stays=False, levels=False) for s in (5, 4))
+    return next(plan for plan in plans if plan.shared_bytes <= device.shared_memory_per_block - RESERVED)

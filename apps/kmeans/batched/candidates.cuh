@@ -1,6 +1,6 @@
-// Batched candidates: epilogue of a product that streams the centers of many problems (gemm_wgmma_streamed.cuh). It
-// finds the nearest center of each row, or the candidates of an ambiguous row. Sizes b, n, k, rows, columns: see
-// problem.cuh.
+// Batched candidates: epilogue of a product that streams the centers of many problems (gemm_wgmma_streamed.cuh, or
+// gemm_mma_streamed.cuh without wgmma). It finds the nearest center of each row, or the candidates of an ambiguous row.
+// Sizes b, n, k, rows, columns: see problem.cuh.
 //
 //   half copy (b × rows × padded), centers_half (b × columns × padded), in panels  →  found (b × rows), lists
 //

@@ -35,9 +35,10 @@ from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch, Machine
 
-__all__ = ["BatchedLloyd", "random_states"]
+__all__ = ["PRODUCT", "BatchedLloyd", "random_states"]
 
-_PRODUCT = '#include "kernels/tsm2/gemm_wgmma_streamed.cuh"\n#include "apps/kmeans/batched/candidates.cuh"\n'
+#: Source of the product that assigns rows, with the name of its kernel left out.
+PRODUCT = '#include "kernels/tsm2/{}.cuh"\n#include "apps/kmeans/batched/candidates.cuh"\n'
 # Rows per list of candidates. On most data fewer rows are ambiguous; without a list, a row is compared with all
 # centers.
 _ROWS_OF_LIST = 4
@@ -308,7 +309,7 @@ class BatchedLloyd:
         running = self.arrays["running"], self.arrays["n_running"]
         products = structure(MANY_PRODUCTS, products=running[0], count=running[1], turns_each=plan.turns)
         name = stream.kernel_of("ManyProducts", f"batched::CandidatesEpilogue<{stream.kept}>")
-        (product,) = machine.kernels(_PRODUCT, name)
+        (product,) = machine.kernels(PRODUCT.format(stream.NAME), name)
         product.max_dynamic_shared_size_bytes = stream.shared_bytes
         matrices = self.arrays["half_copy"], self.arrays["centers_half"]
         given = *matrices, products, np.int32(plan.columns // plan.width), epilogue

@@ -5,6 +5,7 @@ from math import ceil, log2
 
 import numpy as np
 
+from tsapps.apps.kmeans.assign.large_k_mma_plan import batched_mma_stream_plan
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan, batched_stream_plan
 from tsapps.kernels.gpu_specs import GpuSpec
 
@@ -175,7 +176,7 @@ def batch_plan(n: int, d: int, k: int, device: GpuSpec) -> BatchPlan | None:
         None if the kernels do not support the shape or the GPU.
     """
     stream = (
-        batched_stream_plan(d, k, device)
+        batched_stream_plan(d, k, device) or batched_mma_stream_plan(d, k, device)
         if _LEAST_STREAMED <= k <= _MOST_STREAMED and _STREAMED_ROWS <= n <= MOST_COPIED_ROWS // 2
         else None
     )

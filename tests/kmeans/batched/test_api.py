@@ -10,7 +10,10 @@ from host_cuda import harness
 
 import tsapps
 from tsapps import TSKMeans, kmeans_batched
+from tsapps.apps.kmeans.assign.large_k_mma_plan import MmaStreamPlan
+from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
 from tsapps.apps.kmeans.batched import api as batched
+from tsapps.apps.kmeans.batched.lloyd import PRODUCT
 from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, center_blocks, update_blocks, wide_bits
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
@@ -125,17 +128,17 @@ def test_bad_numbers_name_the_problem(X):
 # --- How kernels are chosen -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("device", ["A100", "H200"])
+@pytest.mark.parametrize("device", ["A100", "L4", "H200", "B200"])
 @pytest.mark.parametrize("k", [1, 16, 17, 33, 64, 65, 1024])
 @pytest.mark.parametrize("d", [1, 16, 64, 100, 128, 256])
 def test_plans(d, k, device):
     plan = batch_plan(75_000, d, k, KNOWN[device])
     assert plan is not None
     assert plan.padded % 16 == 0
-    assert d <= plan.padded < d + 16
+    assert d <= plan.padded < d + (16 * plan.stream.chunks if plan.stream else 16)
     assert plan.columns % plan.width == 0
     assert k <= plan.columns < k + plan.width
-    assert (plan.stream is not None) == (device == "H200" and k > 32)
+    assert isinstance(plan.stream, MmaStreamPlan if device != "H200" else StreamPlan) == (k > 32)
     assert plan.width % 8 == 0 and plan.width <= 128 if plan.stream else plan.width in (16, 32, 64)
     assert 0 <= plan.rows - 75_000 < (256 if plan.stream else 1)
     assert plan.assign_bytes <= KNOWN[device].shared_memory_per_block
@@ -143,8 +146,10 @@ def test_plans(d, k, device):
 
 
 def test_no_plan_where_rows_do_not_fit_a_block():
-    assert batch_plan(1000, 432, 65, KNOWN["H200"]) is not None
-    assert batch_plan(1000, 433, 65, KNOWN["H200"]) is None
+    assert batch_plan(1000, 768, 32, KNOWN["H200"]) is None
+    assert batch_plan(1000, 768, 33, KNOWN["H200"]).stream.stays is False
+    assert batch_plan(1000, 768, 33, KNOWN["L4"]).stream.stays is False
+    assert batch_plan(255, 768, 33, KNOWN["L4"]) is None
     assert batch_plan(2**32, 16, 16, KNOWN["H200"]) is None
 
 
@@ -174,6 +179,23 @@ def test_blocks_of_the_centers():
     assert [center_blocks(300, b, 132, plan) for b in (1, 32, 1024)] == [38, 17, 1]
 
 
+@pytest.mark.compile
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [
+        *(("A100", "sm_80"), ("A10", "sm_86"), ("L4", "sm_89"), ("H200", "sm_90a")),
+        *(("B200", "sm_100a"), ("RTX 5090", "sm_120a")),
+    ],
+)
+def test_products_compile_without_spills(name, arch):
+    shapes = (16, 64), (64, 256), (128, 293), (128, 1000), (256, 100), (256, 1000), (768, 100), (768, 1000)
+    plans = {batch_plan(10_000, d, k, KNOWN[name]).stream for d, k in shapes}
+    for plan in plans:
+        kernel = plan.kernel_of("ManyProducts", f"batched::CandidatesEpilogue<{plan.kept}>")
+        used = build(PRODUCT.format(plan.NAME), [kernel], arch).resources[kernel]
+        assert (used.spill_stores, used.spill_loads, used.waits) == (0, 0, 0), plan
+
+
 @pytest.mark.each_choice
 @pytest.mark.compile
 @pytest.mark.parametrize("arch", ["sm_80", "sm_90a", "sm_100a"])
@@ -193,7 +215,6 @@ def test_kernels_compile_without_spills(scalar, arch):
         names = {
             f"batched::{kernel}<{scalar}{option}>": threads
             for kernel, (home, threads) in KERNELS.items()
-            if kernel != "settle" or arch == "sm_90a"  # it follows a product that requires a Hopper GPU
             for option in options.get(kernel, [""])
             if home == file
         }

@@ -5,6 +5,8 @@ import oracle
 import pytest
 
 from tsapps import TSKMeans, kmeans_batched
+from tsapps.apps.kmeans.assign import large_k_mma_plan
+from tsapps.apps.kmeans.batched import plan as batched_plan
 
 pytestmark = pytest.mark.gpu
 cupy = pytest.importorskip("cupy", reason="needs a GPU: CuPy is not installed")
@@ -40,9 +42,20 @@ def test_each_is_what_tskmeans_finds(b, n, d, k, init):
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize(
     ("b", "n", "d", "k"),
-    [(32, 5000, 64, 64), (16, 4000, 128, 1024), (64, 1000, 128, 100), (4, 3000, 256, 65), (1, 7, 1, 1)],
+    [
+        (32, 5000, 64, 64),
+        (16, 4000, 128, 1024),
+        (64, 1000, 128, 100),
+        (4, 3000, 256, 65),
+        (2, 3000, 768, 90),
+        (1, 7, 1, 1),
+    ],
 )
-def test_labels_are_nearest_and_centers_means(b, n, d, k, dtype):
+@pytest.mark.parametrize("by", ["wgmma", "mma", "mma and bulk copies"])
+def test_labels_are_nearest_and_centers_means(by, b, n, d, k, dtype, monkeypatch):
+    if by != "wgmma":
+        monkeypatch.setattr(batched_plan, "batched_stream_plan", lambda *_: None)
+        monkeypatch.setattr(large_k_mma_plan, "_BULK_CAPABILITY", np.inf if by == "mma" else 9.0)
     X = blobs(b, n, d, k, dtype, spread=2.0)
     found = kmeans_batched(cupy.asarray(X), k, init=X[:, :k].astype(np.float32), max_iter=6, tol=0)
     labels, centers = found.labels.get(), found.centers.get()

@@ -42,7 +42,7 @@ def test_by_hand():
     assert batch.arrays["sums"][:, :, 1].tolist() == [[2, 2], [2, 2]]
 
 
-STREAMS = pytest.mark.parametrize("streams", [False, True], ids=["stay", "stream"])
+STREAMS = pytest.mark.parametrize("streams", [False, "wgmma", "mma"], ids=["stay", "wgmma", "mma"])
 #: Features and clusters: one of each; less and more than a chunk of centers; several chunks; many features.
 SHAPES = [(1, 1), (3, 2), (16, 16), (17, 19), (40, 33), (5, 64), (20, 65), (16, 200), (130, 150), (300, 3)]
 
@@ -62,6 +62,14 @@ def test_labels_and_sums(streams, d, k, dtype, rng):
     assert_sums(batch)
     assert not batch.arrays["counts"].any()
     assert set(batch.status.tolist()) <= {STATUS["ended"], STATUS["empty"]}
+
+
+@pytest.mark.parametrize("streams", ["wgmma", "mma"])
+def test_rows_that_stream(streams, rng):
+    X, centers = blobs(2, 300, 500, 70, rng, apart=0.3)
+    batch = one_iteration(X, centers, streams=streams)
+    assert not batch.plan.stream.stays
+    assert_nearest(batch)
 
 
 def test_a_problem_is_the_same_beside_any_other(rng):
@@ -327,7 +335,7 @@ def test_fewer_distinct_samples_than_clusters():
     dtype=st.sampled_from(["float32", "float16", "bfloat16"]),
     n=st.integers(65, 200),
     grain=st.sampled_from([None, 1.0, 0.25]),
-    streams=st.booleans(),
+    streams=st.sampled_from([False, "wgmma", "mma"]),
     seed=st.integers(0, 2**16),
 )
 def test_any_data(shape, dtype, n, grain, streams, seed):
