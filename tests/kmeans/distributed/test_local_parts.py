@@ -79,7 +79,7 @@ PLACES = ["copied", "windows", "streamed"]
         pytest.param(700, 20, 66, np.float64, False, marks=pytest.mark.exhaustive),
         (1100, 33, 4, np.float16, True),
         (1100, 70, 4, ml_dtypes.bfloat16, False),
-        (1500, 3, 5, np.float32, False),
+        (2100, 3, 5, np.float32, False),
     ],
 )
 def test_the_bits_are_those_of_a_cpu(n, d, k, dtype, weighted, count, place, init, rng, over):
