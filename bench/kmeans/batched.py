@@ -27,7 +27,7 @@ from tsapps.bench.common.roofline import Ceilings, measure
 from tsapps.bench.common.timing import GpuClock
 from tsapps.bench.kmeans import problems as data
 from tsapps.bench.kmeans.measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError, Timing, time_peer
-from tsapps.bench.kmeans.peers import FlashKmeans, Flashlib, Peer
+from tsapps.bench.kmeans.peers import FlashKmeans, Flashlib, Peer, check_max_arch
 from tsapps.bench.kmeans.problems import Shape
 from tsapps.bench.kmeans.run import FIELDS as FIELDS_OF_ONE
 from tsapps.bench.kmeans.run import free_memory, versions_of
@@ -76,6 +76,9 @@ SHAPES = (
     *map(BatchShape.parse, ("64x37440-128-293-bf16", "16x100000-64-50-bf16", "2000x500-16-8-bf16")),
 )
 
+# Engines that are timed by default: those that need no TSAPPS_MAX_ARCH.
+_DEFAULT = "tsapps", "flash-kmeans", "flashlib"
+
 
 class Step(NamedTuple):
     """Result of one iteration: labels (b, n), the centers they refer to, and the new centers, both (b, k, d)."""
@@ -104,9 +107,12 @@ class BatchedTsapps(Batched):
     dtypes = ("float32", "float16", "bfloat16")
     steps = settles = True
     device = "cuda"
+    #: The value of ``TSAPPS_MAX_ARCH`` that this engine needs.
+    max_arch = ""
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
+        check_max_arch(self.name, self.max_arch)
         self.given = centers.astype(np.float32)  # on the same device, as for the other libraries
         self._open: dict[int, Any] = {}
 
@@ -157,6 +163,20 @@ class BatchedTsapps(Batched):
         return int(self._fitted(iterations).n_iter.max())
 
 
+class BatchedTsappsSm80(BatchedTsapps):
+    """Kernels of tsapps for GPUs of compute capability 8.0; see `peers.TsappsSm80`."""
+
+    name = "tsapps-sm80"
+    max_arch = "80"
+
+
+class BatchedTsappsSm90(BatchedTsapps):
+    """Kernels of tsapps for GPUs from compute capability 9.0 on, which need no wgmma."""
+
+    name = "tsapps-sm90"
+    max_arch = "90"
+
+
 class _BatchedFlash(FlashKmeans):
     """Common part of the adapters of flash-kmeans and flashlib, which also serve single problems."""
 
@@ -182,7 +202,10 @@ class BatchedFlashlib(_BatchedFlash, Flashlib):
 
 
 #: All adapters by name.
-PEERS: dict[str, type[Peer]] = {peer.name: peer for peer in (BatchedTsapps, BatchedFlashKmeans, BatchedFlashlib)}
+PEERS: dict[str, type[Peer]] = {
+    peer.name: peer
+    for peer in (BatchedTsapps, BatchedTsappsSm80, BatchedTsappsSm90, BatchedFlashKmeans, BatchedFlashlib)
+}
 
 
 def draw(shape: BatchShape, seed: int, xp: Any) -> tuple[Any, Any]:
@@ -307,7 +330,10 @@ def run(options: argparse.Namespace) -> int:
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument(
-        "--engine", action="append", choices=list(PEERS), help="engine to time; may be repeated (default: all)"
+        "--engine",
+        action="append",
+        choices=list(PEERS),
+        help=f"engine to time; may be repeated (default: {', '.join(_DEFAULT)})",
     )
     parser.add_argument(
         "--shapes", help="comma-separated names such as 32x65536-128-1000-f32 (default: the recorded shapes)"
@@ -318,7 +344,7 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--ahead", type=int, default=0, help="number of precompiling processes")
     parser.add_argument("--seed", type=int, default=randbelow(2**31), help="seed of the data (default: random)")
     options = parser.parse_args(arguments)
-    options.engine = list(dict.fromkeys(options.engine or PEERS))
+    options.engine = list(dict.fromkeys(options.engine or _DEFAULT))
     try:
         options.shapes = [BatchShape.parse(name) for name in options.shapes.split(",")] if options.shapes else SHAPES
     except ValueError as error:

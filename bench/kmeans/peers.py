@@ -13,7 +13,7 @@ import numpy as np
 
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["PEERS", "Peer"]
+__all__ = ["PEERS", "Peer", "check_max_arch"]
 
 _ALL = ("float64", "float32", "float16", "bfloat16")
 
@@ -56,6 +56,13 @@ class Peer(ABC):
         """Fit from the given centers with at most `iterations` iterations; return the number made."""
 
 
+def check_max_arch(name: str, expected: str) -> None:
+    """Raise a `ValueError` if the environment variable ``TSAPPS_MAX_ARCH`` is not what an engine needs."""
+    given = os.environ.get("TSAPPS_MAX_ARCH", "")
+    if given != expected:
+        raise ValueError(f"{name} needs TSAPPS_MAX_ARCH={expected or '(none)'}, got {given or '(none)'}")
+
+
 class Tsapps(Peer):
     """Kernels of tsapps; raises an error for shapes that they do not support."""
 
@@ -72,9 +79,7 @@ class Tsapps(Peer):
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
-        given = os.environ.get("TSAPPS_MAX_ARCH", "")
-        if given != self.max_arch:
-            raise ValueError(f"{self.name} needs TSAPPS_MAX_ARCH={self.max_arch or '(none)'}, got {given or '(none)'}")
+        check_max_arch(self.name, self.max_arch)
         import tsapps  # so that the first fit does not import modules
         from tsapps.apps.kmeans.open_engine import compute_dtype
 

@@ -42,9 +42,16 @@ def test_invalid_names_are_rejected(name):
 
 
 def test_every_adapter_is_listed_under_its_name():
-    assert set(PEERS) == {"tsapps", "flash-kmeans", "flashlib"}
+    assert set(PEERS) == {"tsapps", "tsapps-sm80", "tsapps-sm90", "flash-kmeans", "flashlib"}
     assert all(name == peer.name for name, peer in PEERS.items())
     assert {peer.module for peer in PEERS.values()} == {"tsapps", "flash_kmeans", "flashlib"}
+
+
+@pytest.mark.parametrize(("name", "given"), [("tsapps", "80"), ("tsapps-sm80", ""), ("tsapps-sm90", "80")])
+def test_engines_are_timed_with_the_max_arch_of_their_name(name, given, monkeypatch):
+    monkeypatch.setenv("TSAPPS_MAX_ARCH", given)
+    with pytest.raises(ValueError, match=rf"{name} needs TSAPPS_MAX_ARCH=.*, got"):
+        PEERS[name](np.zeros((1, 4, 2)), np.zeros((1, 2, 2)))
 
 
 def test_draw(problem):
