@@ -16,6 +16,12 @@ namespace batched {
 // kSettleThreads: threads per block, each of which settles a row. kListParts: blocks per list. kRowLanes: lanes per
 // ambiguous row.
 constexpr int kSettleThreads = 256, kListParts = 4, kRowLanes = 8;
+// Blocks per multiprocessor, 0 if the compiler may choose. On compute capability 10 it chooses so many that it spills.
+#if __CUDA_ARCH__ / 100 == 10
+constexpr int kSettleBlocks = 2;
+#else
+constexpr int kSettleBlocks = 0;
+#endif
 
 // Labels an ambiguous row, given by one lane of those that share it.
 template <typename T>
@@ -66,7 +72,7 @@ __device__ __forceinline__ void settle_list(const Batch<T>& batch, const Candida
 // The first `lists` · kListParts blocks label ambiguous rows: list i begins at i · capacity and has lengths[i] rows, or
 // `capacity` if lengths[i] is larger. Then, `tiles` blocks per problem label 256 rows each.
 template <typename T>
-__global__ void __launch_bounds__(kSettleThreads)
+__global__ void __launch_bounds__(kSettleThreads, kSettleBlocks)
     settle(const Batch<T> batch, const int* found, const CandidateList* entries, const unsigned* lengths,
            unsigned capacity, unsigned lists, unsigned tiles) {
   if (*batch.n_running == 0) return;
