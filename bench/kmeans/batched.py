@@ -27,7 +27,7 @@ from tsapps.bench.common.roofline import Ceilings, measure
 from tsapps.bench.common.timing import GpuClock
 from tsapps.bench.kmeans import problems as data
 from tsapps.bench.kmeans.measure import LEAST_EQUAL, MOST_CENTERS_ERROR, NotRightError, Timing, time_peer
-from tsapps.bench.kmeans.peers import FlashKmeans, Flashlib, Peer, check_max_arch
+from tsapps.bench.kmeans.peers import FlashKmeans, Flashlib, ForSm80, ForSm90, Peer
 from tsapps.bench.kmeans.problems import Shape
 from tsapps.bench.kmeans.run import FIELDS as FIELDS_OF_ONE
 from tsapps.bench.kmeans.run import free_memory, versions_of
@@ -76,9 +76,6 @@ SHAPES = (
     *map(BatchShape.parse, ("64x37440-128-293-bf16", "16x100000-64-50-bf16", "2000x500-16-8-bf16")),
 )
 
-# Engines that are timed by default: those that need no TSAPPS_MAX_ARCH.
-_DEFAULT = "tsapps", "flash-kmeans", "flashlib"
-
 
 class Step(NamedTuple):
     """Result of one iteration: labels (b, n), the centers they refer to, and the new centers, both (b, k, d)."""
@@ -90,10 +87,6 @@ class Step(NamedTuple):
 
 class Batched(Peer):
     """Lloyd iterations on X (b, n, d) from given centers (b, k, d)."""
-
-    def __init__(self, X: Any, centers: Any) -> None:
-        self.X, self.centers = X, centers
-        self.k = centers.shape[1]
 
     def step(self) -> Step:
         """Run one iteration."""
@@ -107,12 +100,10 @@ class BatchedTsapps(Batched):
     dtypes = ("float32", "float16", "bfloat16")
     steps = settles = True
     device = "cuda"
-    #: The value of ``TSAPPS_MAX_ARCH`` that this engine needs.
     max_arch = ""
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
-        check_max_arch(self.name, self.max_arch)
         self.given = centers.astype(np.float32)  # on the same device, as for the other libraries
         self._open: dict[int, Any] = {}
 
@@ -163,18 +154,12 @@ class BatchedTsapps(Batched):
         return int(self._fitted(iterations).n_iter.max())
 
 
-class BatchedTsappsSm80(BatchedTsapps):
-    """Kernels of tsapps for GPUs of compute capability 8.0; see `peers.TsappsSm80`."""
-
-    name = "tsapps-sm80"
-    max_arch = "80"
+class BatchedTsappsSm80(ForSm80, BatchedTsapps):
+    """Kernels of tsapps as on GPUs of compute capability 8.0."""
 
 
-class BatchedTsappsSm90(BatchedTsapps):
-    """Kernels of tsapps for GPUs from compute capability 9.0 on, which need no wgmma."""
-
-    name = "tsapps-sm90"
-    max_arch = "90"
+class BatchedTsappsSm90(ForSm90, BatchedTsapps):
+    """Kernels of tsapps as on GPUs from compute capability 9.0 on that have no wgmma."""
 
 
 class _BatchedFlash(FlashKmeans):
@@ -183,7 +168,6 @@ class _BatchedFlash(FlashKmeans):
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
         self.X, self.centers = self.X[0], self.centers[0]
-        self.k = self.centers.shape[1]
 
     def step(self) -> Step:
         """Fit one iteration; the labels are those found by the iteration."""
@@ -206,6 +190,8 @@ PEERS: dict[str, type[Peer]] = {
     peer.name: peer
     for peer in (BatchedTsapps, BatchedTsappsSm80, BatchedTsappsSm90, BatchedFlashKmeans, BatchedFlashlib)
 }
+# Engines that are timed by default: those for which TSAPPS_MAX_ARCH need not be set.
+_DEFAULT = [name for name, peer in PEERS.items() if not peer.max_arch]
 
 
 def draw(shape: BatchShape, seed: int, xp: Any) -> tuple[Any, Any]:

@@ -13,13 +13,19 @@ import numpy as np
 
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["PEERS", "Peer", "check_max_arch"]
+__all__ = ["PEERS", "ForSm80", "ForSm90", "Peer"]
 
 _ALL = ("float64", "float32", "float16", "bfloat16")
 
 
 class Peer(ABC):
-    """Lloyd iterations on X (n, d) from given centers (k, d)."""
+    """Lloyd iterations on X (n, d) from given centers (k, d); or of several problems, whose arrays have one axis more.
+
+    Raises
+    ------
+    ValueError
+        If the environment variable ``TSAPPS_MAX_ARCH`` is not what the engine needs.
+    """
 
     #: Name on the command line and in records.
     name: ClassVar[str]
@@ -37,10 +43,15 @@ class Peer(ABC):
     compiles: ClassVar[bool] = False
     #: Allocator of its GPU memory; see `memory.peak_bytes`.
     allocator: ClassVar[str] = "cupy"
+    #: The value of ``TSAPPS_MAX_ARCH`` that the engine needs; None if any will do.
+    max_arch: ClassVar[str | None] = None
 
     def __init__(self, X: Any, centers: Any) -> None:
+        given = os.environ.get("TSAPPS_MAX_ARCH", "")
+        if self.max_arch is not None and given != self.max_arch:
+            raise ValueError(f"{self.name} needs TSAPPS_MAX_ARCH={self.max_arch or '(none)'}, got {given or '(none)'}")
         self.X, self.centers = X, centers
-        self.k = len(centers)
+        self.k = centers.shape[-2]
 
     @classmethod
     def installed(cls) -> bool:
@@ -56,11 +67,21 @@ class Peer(ABC):
         """Fit from the given centers with at most `iterations` iterations; return the number made."""
 
 
-def check_max_arch(name: str, expected: str) -> None:
-    """Raise a `ValueError` if the environment variable ``TSAPPS_MAX_ARCH`` is not what an engine needs."""
-    given = os.environ.get("TSAPPS_MAX_ARCH", "")
-    if given != expected:
-        raise ValueError(f"{name} needs TSAPPS_MAX_ARCH={expected or '(none)'}, got {given or '(none)'}")
+class ForSm80:
+    """What sets apart kernels of tsapps for GPUs of compute capability 8.0, which have no wgmma.
+
+    ``TSAPPS_MAX_ARCH=80`` holds for a process, so other engines of tsapps need another one.
+    """
+
+    name = "tsapps-sm80"
+    max_arch = "80"
+
+
+class ForSm90:
+    """What sets apart kernels of tsapps for GPUs from compute capability 9.0 on, which need no wgmma; see `ForSm80`."""
+
+    name = "tsapps-sm90"
+    max_arch = "90"
 
 
 class Tsapps(Peer):
@@ -74,12 +95,10 @@ class Tsapps(Peer):
     #: Hamerly bounds: True, False, or None to use them where they are likely to save time.
     bounds: bool | None = None
     device = "cuda"
-    #: The value of ``TSAPPS_MAX_ARCH`` that this engine needs.
     max_arch = ""
 
     def __init__(self, X: Any, centers: Any) -> None:
         super().__init__(X, centers)
-        check_max_arch(self.name, self.max_arch)
         import tsapps  # so that the first fit does not import modules
         from tsapps.apps.kmeans.open_engine import compute_dtype
 
@@ -175,21 +194,12 @@ class TsappsProtected(Tsapps):
     protect = True
 
 
-class TsappsSm80(Tsapps):
-    """Kernels of tsapps for GPUs of compute capability 8.0, which have no wgmma.
-
-    ``TSAPPS_MAX_ARCH=80`` holds for a process, so other engines of tsapps need another one.
-    """
-
-    name = "tsapps-sm80"
-    max_arch = "80"
+class TsappsSm80(ForSm80, Tsapps):
+    """Kernels of tsapps as on GPUs of compute capability 8.0."""
 
 
-class TsappsSm90(Tsapps):
-    """Kernels of tsapps for GPUs from compute capability 9.0 on, which need no wgmma; see `TsappsSm80`."""
-
-    name = "tsapps-sm90"
-    max_arch = "90"
+class TsappsSm90(ForSm90, Tsapps):
+    """Kernels of tsapps as on GPUs from compute capability 9.0 on that have no wgmma."""
 
 
 class Cublas(Tsapps):
@@ -322,7 +332,6 @@ class FlashKmeans(Peer):
         from flash_kmeans.kmeans_triton_impl import batch_kmeans_Euclid
 
         super().__init__(torch.from_dlpack(X)[None], torch.from_dlpack(centers)[None])
-        self.k = self.centers.shape[1]
         self.run = batch_kmeans_Euclid
 
     def _fitted(self, iterations: int) -> tuple[Any, Any, int]:
@@ -348,7 +357,6 @@ class Flashlib(FlashKmeans):
         from flashlib import flash_kmeans
 
         Peer.__init__(self, torch.from_dlpack(X)[None], torch.from_dlpack(centers)[None])
-        self.k = self.centers.shape[1]
         self.run = flash_kmeans
 
 
