@@ -296,11 +296,8 @@ def stream_plan(d: int, k: int, device: GpuSpec, *, certifies: bool = True) -> S
     rows of a block do not fit, they stream as the centers do. Short rows are split into two parts, which makes score
     error bounds two orders of magnitude smaller. Measurements are in docs/notes/lloyd.md.
     """
-    if not device.has_wgmma:
-        return None
     panels_of_row, split = panels_of(d, k, certifies=certifies)
-    resident = _resident_plan(panels_of_row, k, device, levels=certifies, split=split)
-    return resident or _streamed_rows_plan(panels_of_row, k, device)
+    return _plan(panels_of_row, k, device, levels=certifies, split=split)
 
 
 def panels_of(d: int, k: int, *, certifies: bool) -> tuple[int, bool]:
@@ -318,10 +315,14 @@ def batched_stream_plan(d: int, k: int, device: GpuSpec) -> StreamPlan | None:
     StreamPlan or None
         None if the GPU has no wgmma instructions.
     """
+    return _plan(ceil(d / 16), k, device, levels=True, split=False)
+
+
+def _plan(panels_of_row: int, k: int, device: GpuSpec, *, levels: bool, split: bool) -> StreamPlan | None:
+    """Plan a GEMM whose row tiles stay in shared memory if they fit; `levels`: whether it may add them to scores."""
     if not device.has_wgmma:
         return None
-    panels_of_row = ceil(d / 16)
-    resident = _resident_plan(panels_of_row, k, device, levels=True, split=False)
+    resident = _resident_plan(panels_of_row, k, device, levels=levels, split=split)
     return resident or _streamed_rows_plan(panels_of_row, k, device)
 
 

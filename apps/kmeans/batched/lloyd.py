@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from sklearn.exceptions import ConvergenceWarning
 
-from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS
+from tsapps.apps.kmeans.assign.large_k_plan import MANY_PRODUCTS, StreamPlan
 from tsapps.apps.kmeans.assign.plan import tensor_error
 from tsapps.apps.kmeans.batched.empty_clusters import relocate
 from tsapps.apps.kmeans.batched.plan import (
@@ -35,10 +35,8 @@ from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch, Machine
 
-__all__ = ["PRODUCT", "BatchedLloyd", "random_states"]
+__all__ = ["BatchedLloyd", "product_kernel", "random_states"]
 
-#: Source of the product that assigns rows, with the name of its kernel left out.
-PRODUCT = '#include "kernels/tsm2/{}.cuh"\n#include "apps/kmeans/batched/candidates.cuh"\n'
 # Rows per list of candidates. On most data fewer rows are ambiguous; without a list, a row is compared with all
 # centers.
 _ROWS_OF_LIST = 4
@@ -49,6 +47,12 @@ _ITERATIONS_PER_READ = 4
 _BLOCKS, _COPIED_ROWS = 8, 64
 # column_moments: maximum number of blocks per problem; and minimum number of rows per block.
 _SLICES, _SLICE_ROWS = 64, 256
+
+
+def product_kernel(stream: StreamPlan) -> tuple[str, str]:
+    """Return the source and the name expression of the product that assigns rows."""
+    source = f'#include "kernels/tsm2/{stream.NAME}.cuh"\n#include "apps/kmeans/batched/candidates.cuh"\n'
+    return source, stream.kernel_of("ManyProducts", f"batched::CandidatesEpilogue<{stream.kept}>")
 
 
 def random_states(seeds: Sequence[int]) -> Iterator[np.random.RandomState]:
@@ -308,8 +312,7 @@ class BatchedLloyd:
         epilogue = structure(CANDIDATES, **of, **written, **sizes)
         running = self.arrays["running"], self.arrays["n_running"]
         products = structure(MANY_PRODUCTS, products=running[0], count=running[1], turns_each=plan.turns)
-        name = stream.kernel_of("ManyProducts", f"batched::CandidatesEpilogue<{stream.kept}>")
-        (product,) = machine.kernels(PRODUCT.format(stream.NAME), name)
+        (product,) = machine.kernels(*product_kernel(stream))
         product.max_dynamic_shared_size_bytes = stream.shared_bytes
         matrices = self.arrays["half_copy"], self.arrays["centers_half"]
         given = *matrices, products, np.int32(plan.columns // plan.width), epilogue

@@ -13,10 +13,10 @@ from tsapps import TSKMeans, kmeans_batched
 from tsapps.apps.kmeans.assign.large_k_mma_plan import MmaStreamPlan
 from tsapps.apps.kmeans.assign.large_k_plan import StreamPlan
 from tsapps.apps.kmeans.batched import api as batched
-from tsapps.apps.kmeans.batched.lloyd import PRODUCT
+from tsapps.apps.kmeans.batched.lloyd import product_kernel
 from tsapps.apps.kmeans.batched.plan import KERNELS, batch_plan, center_blocks, update_blocks, wide_bits
 from tsapps.kernels.gpu_specs import KNOWN
-from tsapps.kernels.jit.compiler import build
+from tsapps.kernels.jit.compiler import architecture_of, build
 
 
 @pytest.fixture(name="X")
@@ -180,19 +180,13 @@ def test_blocks_of_the_centers():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize(
-    ("name", "arch"),
-    [
-        *(("A100", "sm_80"), ("A10", "sm_86"), ("L4", "sm_89"), ("H200", "sm_90a")),
-        *(("B200", "sm_100a"), ("RTX 5090", "sm_120a")),
-    ],
-)
-def test_products_compile_without_spills(name, arch):
+@pytest.mark.parametrize("name", ["A100", "A10", "L4", "H200", "B200", "RTX 5090"])
+def test_products_compile_without_spills(name):
+    gpu = KNOWN[name]
     shapes = (16, 64), (64, 256), (128, 293), (128, 1000), (256, 100), (256, 1000), (768, 100), (768, 1000)
-    plans = {batch_plan(10_000, d, k, KNOWN[name]).stream for d, k in shapes}
-    for plan in plans:
-        kernel = plan.kernel_of("ManyProducts", f"batched::CandidatesEpilogue<{plan.kept}>")
-        used = build(PRODUCT.format(plan.NAME), [kernel], arch).resources[kernel]
+    for plan in {batch_plan(10_000, d, k, gpu).stream for d, k in shapes}:
+        source, kernel = product_kernel(plan)
+        used = build(source, [kernel], architecture_of(gpu.compute_capability)).resources[kernel]
         assert (used.spill_stores, used.spill_loads, used.waits) == (0, 0, 0), plan
 
 
