@@ -66,7 +66,7 @@ class BatchShape:
         return Shape(self.b * self.each.n, self.each.d, self.each.k, self.each.dtype)
 
 
-#: The shapes with published records: a grid, and video tokens, middle-sized problems and many small ones.
+#: The shapes with published records: a grid, video tokens, middle-sized problems, many small ones, and long rows.
 SHAPES = (
     *(
         BatchShape.parse(f"{shape}-{dtype}")
@@ -74,6 +74,7 @@ SHAPES = (
         for shape in ("32x65536-128-1000", "256x8192-64-256", "1024x2048-64-32", "32x16384-128-64")
     ),
     *map(BatchShape.parse, ("64x37440-128-293-bf16", "16x100000-64-50-bf16", "2000x500-16-8-bf16")),
+    *map(BatchShape.parse, ("16x16384-768-200-f16", "16x16384-768-1000-f32")),
 )
 
 
