@@ -28,7 +28,7 @@ def problem(request):
 
 
 def test_names_round_trip():
-    assert len(set(SHAPES)) == 15
+    assert len(set(SHAPES)) == 17
     assert all(BatchShape.parse(shape.name) == shape for shape in SHAPES)
     assert BatchShape.parse("32x65536-128-1000-f32").together == Shape(32 * 65536, 128, 1000, "float32")
 
