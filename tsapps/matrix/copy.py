@@ -1,14 +1,13 @@
 """Copies of a matrix in which elements will be replaced: as .npy, or as a byte-for-byte copy of the file."""
 
-import errno
 import os
-import warnings
 from collections.abc import Callable, Iterator
 from typing import BinaryIO
 
 import numpy as np
 
 from tsapps.errors import UsageError
+from tsapps.kernels.system.file_attributes import copy_attributes
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.layout import Stored
 
@@ -16,8 +15,6 @@ __all__ = ["copy_as_npy", "copy_file"]
 
 # Maximum bytes copied at a time.
 _PIECE_BYTES = 1 << 24
-# Extended attributes in which Linux file systems store access control lists.
-_ACCESS_LISTS = ("system.posix_acl_access", "system.nfs4_acl")
 
 
 def copy_as_npy(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -> Stored:
@@ -109,45 +106,5 @@ def copy_file(matrix: Matrix, file: BinaryIO, progress: Callable[[int], None]) -
             progress(done)
         file.flush()
         matrix.check_unchanged()
-        _copy_attributes(matrix.stored.path, source.fileno(), file.fileno())
+        copy_attributes(matrix.stored.path, source.fileno(), file.fileno())
     return matrix.stored
-
-
-def _copy_attributes(path: str, original: int, copy: int) -> None:
-    """Set the owner, the extended attributes and, last, the permissions of a copy to those of the original.
-
-    Raises
-    ------
-    OSError
-        If the owner of the copy cannot be set.
-    """
-    found, has = os.fstat(original), os.fstat(copy)
-    if (found.st_uid, found.st_gid) != (has.st_uid, has.st_gid):
-        os.fchown(copy, found.st_uid, found.st_gid)
-    if hasattr(os, "listxattr"):
-        _copy_extended_attributes(path, original, copy)
-    os.fchmod(copy, found.st_mode & 0o7777)
-
-
-def _copy_extended_attributes(path: str, original: int, copy: int) -> None:
-    """Copy the extended attributes of the original; warn of attributes that could not be copied."""
-    try:
-        wanted, inherited = os.listxattr(original), os.listxattr(copy)
-    except OSError as error:
-        if error.errno == errno.ENOTSUP:
-            return
-        raise
-    for name in inherited:
-        if name in _ACCESS_LISTS and name not in wanted:  # inherited from the directory: may grant access to more users
-            os.removexattr(copy, name)
-    for name in wanted:
-        value = os.getxattr(original, name)
-        if name in inherited and os.getxattr(copy, name) == value:
-            continue
-        try:
-            os.setxattr(copy, name, value)
-        except OSError as error:
-            warnings.warn(
-                f"{path}: the copy does not keep the extended attribute {name}: {error.strerror}: set it again",
-                stacklevel=4,
-            )
