@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tsapps.kernels.system import atomic_write
+from tsapps.kernels.system.permissions import mode_of_result
 from tsapps.matrix import copy, open_matrix
-from tsapps.permissions import mode_of_result
 
 
 def mode(path):

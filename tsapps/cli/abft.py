@@ -109,7 +109,7 @@ def mode_of_copy(data: str, out: Path | None, sidecar: Path | None = None) -> in
 
     For --in-place, `out` is None: the copy is private until `copy_file` gives it the permissions of DATA.
     """
-    from tsapps.permissions import PRIVATE, mode_of_result
+    from tsapps.kernels.system.permissions import PRIVATE, mode_of_result
 
     return PRIVATE if out is None else mode_of_result(out, [split_name(data)[0], *filter(None, [sidecar])])
 

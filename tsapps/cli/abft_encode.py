@@ -134,8 +134,8 @@ def abft_encode(
 def _write(sidecar: "Sidecar", matrix: "Matrix", out: Path, file: str) -> None:
     """Write the sidecar to `out`; raise `MatrixError` if `file`, which holds the matrix, has changed."""
     from tsapps.apps.abft.at_rest.sidecar import dump_sidecar
+    from tsapps.kernels.system.permissions import mode_of_result
     from tsapps.matrix import replacing
-    from tsapps.permissions import mode_of_result
 
     with replacing(out, commit=partial(placing_unless_changed, matrix), mode=mode_of_result(out, [file])) as to:
         dump_sidecar(to, sidecar)

@@ -200,8 +200,8 @@ def _opened(request: Request, inputs: Inputs) -> Iterator["Engine"]:
 
 def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
     """Write the output directory and return the contents of summary.json."""
+    from tsapps.kernels.system.permissions import mode_of_result
     from tsapps.matrix import replacing, save_npy
-    from tsapps.permissions import mode_of_result
 
     out = request.out
     read = [path for path, _ in inputs.matrix.files]

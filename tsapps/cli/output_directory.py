@@ -9,7 +9,7 @@ from tsapps import signals
 from tsapps.cli.options import check_writable
 from tsapps.errors import UsageError
 from tsapps.kernels.system.atomic_write import remove_leftovers, replacing_directory
-from tsapps.permissions import directory_mode
+from tsapps.kernels.system.permissions import directory_mode
 
 __all__ = ["check_output_directory", "written_whole"]
 

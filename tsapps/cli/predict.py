@@ -164,8 +164,8 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
 
 
 def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock, *, by_file: bool, force: bool) -> None:
+    from tsapps.kernels.system.permissions import mode_of_result
     from tsapps.matrix import save_npy
-    from tsapps.permissions import mode_of_result
 
     files = inputs.matrix.files
     mode = mode_of_result(out, [*(file for file, _ in files), inputs.model / "centers.npy"])

@@ -9,25 +9,38 @@ from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.source import Progress, Source, bytes_at, parts
 from tsapps.apps.abft.at_rest.verdict import Verdict
 
-__all__ = ["ExactCheck", "exact_verdict"]
+__all__ = ["ExactCheck", "exact_faults", "exact_verdict"]
 
 
 def exact_verdict(
     source: Source, sidecar: Sidecar, progress: Progress | None = None, gpu: int | None = None
 ) -> Verdict:
-    """Return the verdict of the exact code: corrupted words with their original values, and regions of refused blocks.
+    """Return the verdict of the exact code: corrupted words with their original values, and regions of refused blocks."""
+    faults, refused = exact_faults(source, sidecar, progress, gpu)
+    return Verdict(faults, _regions(refused, sidecar, layout(sidecar.shape, sidecar.itemsize)))
+
+
+def exact_faults(
+    source: Source, sidecar: Sidecar, progress: Progress | None = None, gpu: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the corrupted words that can be repaired, and the blocks that cannot.
 
     The sums of a block determine which words were changed and by how much. These words are then read again: the
     original value of a word is the value found minus the difference. A block is refused if it cannot be decoded, or if
     the original value of one of its words would not fit in 32 bits.
+
+    Returns
+    -------
+    faults : numpy.ndarray of shape (k, 3), int64
+        The fields `offset`, `found` and `was` of each `Fault`, ordered by offset.
+    refused : numpy.ndarray of int64
+        The ascending numbers stripe · width + column of blocks that cannot be repaired.
     """
     of, expected = layout(sidecar.shape, sidecar.itemsize), sidecar.exact
     if expected is None:
         raise ValueError("the sidecar has no sums of the exact code")
     by_gpu = mismatches_on_gpu(source, sidecar, gpu, progress)
     mismatches, sums = _mismatches(source, expected, of, progress) if by_gpu is None else by_gpu
-    if not len(mismatches):
-        return Verdict()
     solved, refused = _solved(mismatches, sums, expected, of)
     words, differences, blocks = solved.T
     order = np.argsort(words)
@@ -38,8 +51,7 @@ def exact_verdict(
     most = np.where(words == of.n_words - 1, 1 << 8 * (of.n_bytes - (of.n_words - 1) * WORD), 1 << 8 * WORD)
     impossible = np.unique(blocks[(was < 0) | (was >= most)])
     possible = ~np.isin(blocks, impossible)
-    faults = np.stack([words * WORD, found, was], axis=1)[possible]
-    return Verdict(faults, _regions(np.union1d(refused, impossible), sidecar, of))
+    return np.stack([words * WORD, found, was], axis=1)[possible], np.union1d(refused, impossible)
 
 
 def _mismatches(

@@ -14,16 +14,20 @@ JSON, then the tensors, little-endian. Version 1 has these entries:
     exact          U64 (stripes, 5, width): the sums of at_rest/exact_code.py over the matrix's bytes
     rows           F64 or F32 (⌈n / block⌉, weights, m): the row sums of at_rest/float_code.py
     columns        F64 or F32 (⌈m / block⌉, weights, n): the column sums of at_rest/float_code.py
+    entry          U8: in the sidecar of a whole file, the file's entry of the manifest (files/manifest.py)
 
-A sidecar has `exact`, or `rows` and `columns`, or all three. The digest covers the other metadata, as JSON with sorted
-keys and no spaces. Then follow the tensors in the order of their names: the name, a zero byte, and the tensor's bytes.
-If the content of a sidecar does not match the digest, the sidecar is corrupted and cannot verify the matrix.
+A sidecar has `exact`, or `rows` and `columns`, or all three; that of an empty file, `entry` alone. The digest covers
+the other metadata, as JSON with sorted keys and no spaces. Then follow the tensors in the order of their names: the
+name, a zero byte, and the tensor's bytes. If the content of a sidecar does not match the digest, the sidecar is
+corrupted and cannot verify the matrix.
 """
 
 import hashlib
 import json
 import os
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
 from os import PathLike, fspath
@@ -44,9 +48,12 @@ __all__ = [
     "VERSION",
     "Sidecar",
     "SidecarError",
+    "dump_container",
     "dump_sidecar",
+    "load_container",
     "read_sidecar",
     "sidecar_bytes",
+    "sidecar_of",
     "write_sidecar",
 ]
 
@@ -54,7 +61,12 @@ FORMAT, VERSION = "tsapps-abft", "1"
 _LENGTH = struct.Struct("<Q")
 # Maximum accepted length of a header in bytes; headers of sidecars have some hundred bytes.
 _MOST_HEADER = 1 << 20
-_TYPES: dict[str, np.dtype[Any]] = {"U64": np.dtype("<u8"), "F64": np.dtype("<f8"), "F32": np.dtype("<f4")}
+_TYPES: dict[str, np.dtype[Any]] = {
+    "U64": np.dtype("<u8"),
+    "F64": np.dtype("<f8"),
+    "F32": np.dtype("<f4"),
+    "U8": np.dtype("u1"),
+}
 _TYPE_NAMES = {dtype: name for name, dtype in _TYPES.items()}
 
 
@@ -208,7 +220,11 @@ def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
 
 def dump_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
     """Write a sidecar to a binary file, beginning at the current position of the file."""
-    tensors, metadata = sidecar.tensors, sidecar.metadata
+    dump_container(file, sidecar.metadata, sidecar.tensors)
+
+
+def dump_container(file: BinaryIO, metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
+    """Write metadata and little-endian tensors to a binary file, with the digest of both."""
     header: dict[str, Any] = {"__metadata__": {**metadata, "digest": _digest(metadata, tensors)}}
     begin = 0
     for name in sorted(tensors):
@@ -246,6 +262,11 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
     MemoryError
         If the file is larger than the available memory.
     """
+    return sidecar_of(*load_container(path), fspath(path))
+
+
+def load_container(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str, np.ndarray]]:
+    """Return the metadata and the tensors of a sidecar file, after checking the digest; raises as `read_sidecar`."""
     name = fspath(path)
     with open(path, "rb") as file:
         begin = file.read(_LENGTH.size)
@@ -256,7 +277,7 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         if rest > available_host_memory():
             raise MemoryError(f"{name}: holds {rest:,} bytes of checksums, more than there is memory for")
         data = memoryview(file.read(max(0, rest)))
-    try:
+    with _named(name):
         header = parse_json(text)
         metadata = {str(key): str(value) for key, value in header["__metadata__"].items()}
         if metadata["format"] != FORMAT:
@@ -269,16 +290,29 @@ def read_sidecar(path: str | PathLike[str]) -> Sidecar:
         tensors = {key: _tensor(value, data) for key, value in header.items() if key != "__metadata__"}
         if digest != _digest(metadata, tensors):
             raise SidecarError(f"{name}: was corrupted: encode the matrix again, if it is known to be right")
+        return metadata, tensors
+
+
+def sidecar_of(metadata: dict[str, str], tensors: dict[str, np.ndarray], name: str) -> Sidecar:
+    """Return the sidecar that metadata and tensors describe; `name` is the file's name in messages.
+
+    Raises
+    ------
+    SidecarError
+        If they are inconsistent.
+    """
+    with _named(name):
         rows, columns = _sizes(parse_json(metadata["shape"]))
         block, weights = int(metadata["block"]), int(metadata["weights"])
-        return Sidecar(
-            (rows, columns),
-            metadata["dtype"],
-            int(metadata["bytes"]),
-            **tensors,
-            block=block,
-            weights=weights,
-        )
+        sums = {key: array for key, array in tensors.items() if key != "entry"}
+        return Sidecar((rows, columns), metadata["dtype"], int(metadata["bytes"]), **sums, block=block, weights=weights)
+
+
+@contextmanager
+def _named(name: str) -> Iterator[None]:
+    """Raise errors of inconsistent content as `SidecarError`, with the file's name."""
+    try:
+        yield
     except SidecarError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError) as error:

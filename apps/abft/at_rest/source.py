@@ -174,12 +174,15 @@ def parts(source: Source, progress: Progress | None = None) -> Iterator[tuple[in
 def bytes_at(source: Source, offsets: np.ndarray) -> np.ndarray:
     """Return the bytes of a source at ascending offsets.
 
-    Only the rows that contain these bytes are read if they have at most `_PART_BYTES` bytes; otherwise all rows are.
+    A source that has `bytes_at` reads them itself. Otherwise, only the rows that contain these bytes are read if they
+    have at most `_PART_BYTES` bytes; if they have more, all rows are.
 
     Returns
     -------
     numpy.ndarray of shape (k,), uint8
     """
+    if hasattr(source, "bytes_at"):
+        return source.bytes_at(offsets)
     row_bytes = source.shape[1] * source.dtype.itemsize
     rows, places = np.divmod(offsets, row_bytes)
     wanted = np.unique(rows)
