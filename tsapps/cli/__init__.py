@@ -27,8 +27,11 @@ from tsapps.cli.failures import REPORTED, ParameterError, explain, explain_usage
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
+from tsapps.cli.protect import protect
+from tsapps.cli.repair import repair
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
+from tsapps.cli.verify import verify
 from tsapps.errors import ExitCode, one_line
 
 __all__ = ["app"]
@@ -98,6 +101,9 @@ app = typer.Typer(
 )
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest center of every row.")(predict)
+app.command(short_help="Protect files: write their sidecars and a manifest.")(protect)
+app.command(short_help="Verify every byte of protected files.")(verify)
+app.command(short_help="Restore protected files bit by bit.")(repair)
 app.command(short_help="Write the checksums of a matrix.")(abft_encode)
 app.command(short_help="Detect and locate corrupted elements of matrices.")(abft_verify)
 app.command(short_help="Repair the corrupted elements of a matrix.")(abft_correct)

@@ -79,6 +79,10 @@ class ArraySource:
             for column in range(0, self.shape[1], columns):
                 yield row, column, self._plain((slice(row, row + 1), slice(column, column + columns)))
 
+    def in_place(self) -> Any:
+        """Return the array if it is row-major and in the machine's byte order, at any address; otherwise None."""
+        return self.array if self.array.flags.c_contiguous and self.array.dtype == self.dtype else None
+
     def _plain(self, which: Any) -> Any:
         """Return the elements at an index expression, C-contiguous and in the machine's byte order."""
         if isinstance(self.array, np.ndarray):

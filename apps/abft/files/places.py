@@ -1,0 +1,158 @@
+"""Which files are protected, and where their sidecars, manifests and parity files lie."""
+
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from glob import glob, has_magic
+from os import PathLike, fspath
+from pathlib import Path
+
+from tsapps.apps.abft.files.manifest import MANIFEST
+from tsapps.kernels.system.printable import OneLineError
+
+__all__ = ["PARITY", "SIDECAR", "Place", "PlaceError", "Target", "is_data", "is_regular", "targets_of"]
+
+#: What the names of sidecars end in, and those of parity files begin with.
+SIDECAR, PARITY = ".sidecar", "tsapps-parity-"
+# Temporary files of kernels/system/atomic_write.py.
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.(tmp|old)", re.DOTALL)
+
+
+class PlaceError(OneLineError):
+    """A path names nothing that can be protected, verified or repaired."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A directory of files, and the directory of their sidecars, manifest and parity files: the same by default."""
+
+    directory: Path
+    sidecars: Path
+
+    @property
+    def manifest(self) -> Path:
+        """The path of the manifest."""
+        return self.sidecars / MANIFEST
+
+    def file(self, name: str) -> Path:
+        """Return the path of a protected file or parity file."""
+        return (self.sidecars if name.startswith(PARITY) else self.directory) / name
+
+    def sidecar(self, name: str) -> Path:
+        """Return the path of a file's sidecar."""
+        return self.sidecars / (name + SIDECAR)
+
+    def sidecar_names(self) -> list[str]:
+        """Return the names of all files with a sidecar."""
+        return sorted(name.removesuffix(SIDECAR) for name in _listed(self.sidecars) if name.endswith(SIDECAR))
+
+    def file_names(self) -> list[str]:
+        """Return the names of all files of the directory that can be protected."""
+        return sorted(name for name in _listed(self.directory) if is_data(name) and (self.directory / name).is_file())
+
+    def subdirectories(self) -> list[str]:
+        """Return the names of subdirectories of either directory, without symbolic links."""
+        found: set[str] = set()
+        for directory in {self.directory, self.sidecars}:
+            with suppress(FileNotFoundError), os.scandir(directory) as entries:
+                found |= {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+        return sorted(found)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A place, and the names of its files that are asked for; None for all, and for those of subdirectories."""
+
+    place: Place
+    names: tuple[str, ...] | None
+
+
+def is_data(name: str) -> bool:
+    """Return whether a file of this name can be protected: it is neither a file of tsapps nor a temporary."""
+    of_tsapps = name == MANIFEST or name.endswith(SIDECAR) or name.startswith(PARITY)
+    return not of_tsapps and _TEMPORARY.fullmatch(name) is None
+
+
+def targets_of(
+    paths: Iterable[str | PathLike[str]], sidecars: str | PathLike[str] | None = None, *, exist: bool = True
+) -> list[Target]:
+    """Return the targets that paths, globs and directories name, each directory once, in order of their paths.
+
+    Parameters
+    ----------
+    paths : iterable of path-like
+        A glob is expanded if no file has its name.
+    sidecars : path-like, optional
+        A directory for all sidecars, a tree like that of the only path; by default they lie beside their files.
+    exist : bool
+        Whether every path must exist. If not, a path may name a file that was deleted.
+
+    Raises
+    ------
+    PlaceError
+        If a path does not exist or is no regular file, or if `sidecars` is given with files of several directories.
+    """
+    wanted: dict[Path, set[str] | None] = {}
+    for path in _expanded(paths):
+        if os.path.isdir(path):
+            wanted[Path(path)] = None
+            continue
+        directory, name = os.path.split(path)
+        if not os.path.isfile(path) and (exist or os.path.lexists(path)):
+            what = "is no regular file" if os.path.lexists(path) else "no such file or directory"
+            raise PlaceError(f"{path}: {what}; expected a file, a directory or a glob")
+        if not is_data(name):
+            raise PlaceError(f"{path}: is a file of tsapps protect: name the files that it protects")
+        names = wanted.setdefault(Path(directory or "."), set())
+        if names is not None:
+            names.add(name)
+    if sidecars is not None and len(wanted) > 1:
+        raise PlaceError(f"{fspath(sidecars)}: holds the sidecars of one directory, and {len(wanted)} are given")
+    found: dict[Path, Target] = {}
+    for root, names in sorted(wanted.items()):
+        place = Place(root, root if sidecars is None else Path(sidecars))
+        for target in _with_subdirectories(Target(place, None if names is None else tuple(sorted(names)))):
+            key = target.place.directory.resolve()
+            if key not in found or target.names is None:
+                found[key] = target
+    return list(found.values())
+
+
+def _with_subdirectories(target: Target) -> Iterator[Target]:
+    yield target
+    if target.names is not None:
+        return
+    place = target.place
+    for name in place.subdirectories():
+        below = place.directory / name
+        if below.resolve() != place.sidecars.resolve():
+            yield from _with_subdirectories(Target(Place(below, place.sidecars / name), None))
+
+
+def _expanded(paths: Iterable[str | PathLike[str]]) -> Iterator[str]:
+    for path in [fspath(one) for one in paths]:
+        if has_magic(path) and not os.path.lexists(path):
+            found: Sequence[str] = sorted(glob(path, recursive=True))
+            if not found:
+                raise PlaceError(f"{path}: no file has a name like this")
+            yield from (one for one in found if os.path.isdir(one) or is_data(os.path.basename(one)))
+        else:
+            yield path
+
+
+def _listed(directory: Path) -> list[str]:
+    try:
+        return os.listdir(directory)
+    except FileNotFoundError:
+        return []
+
+
+def is_regular(path: Path) -> bool:
+    """Return whether a path leads to a regular file."""
+    try:
+        return stat.S_ISREG(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False

@@ -1,0 +1,138 @@
+"""Verification of protected files: whether every byte is as it was, and if not, what can be repaired."""
+
+from collections.abc import Iterable, Iterator
+from os import PathLike
+
+from tsapps.apps.abft.files.damage import Damage
+from tsapps.apps.abft.files.examine import Finding, Findings, examined
+from tsapps.apps.abft.files.manifest import MANIFEST, FileEntry
+from tsapps.apps.abft.files.places import PARITY, Place, PlaceError, Target, targets_of
+from tsapps.apps.abft.files.rebuild import right_damage
+from tsapps.apps.abft.files.report import FileReport
+from tsapps.apps.abft.files.run import Progress, Workers
+
+__all__ = ["BEYOND_REPAIR", "described", "protected_targets", "reports_of_others", "verify_files"]
+
+#: The end of the message about a file that cannot be repaired.
+BEYOND_REPAIR = "beyond repair, restore it from a copy"
+# Maximum number of tensors that a message names.
+_MOST_NAMED = 3
+
+
+def verify_files(
+    paths: Iterable[str | PathLike[str]],
+    *,
+    sidecars: str | PathLike[str] | None = None,
+    workers: int | None = None,
+    progress: Progress | None = None,
+) -> Iterator[FileReport]:
+    """Compare protected files with the hashes in their manifests; writes nothing.
+
+    Parameters
+    ----------
+    paths : iterable of path-like
+        Files, globs and directories.
+    sidecars : path-like, optional
+        The directory that was given to `protect_files`.
+    workers : int, optional
+        Number of threads; by default, that of the cores.
+    progress : callable, optional
+        Called with the number of bytes read since the last call.
+
+    Yields
+    ------
+    FileReport
+        For every protected file, and for every file, sidecar and manifest that is not as it should be. Whether a
+        damaged file can be repaired was tried: the hash of the repaired bytes is right.
+
+    Raises
+    ------
+    PlaceError
+        If a path does not exist, or nothing there is protected.
+    """
+    threads = Workers(workers, progress)
+    for target in protected_targets(paths, sidecars):
+        findings = examined(target.place, target.names, threads)
+        for name in sorted(findings.files if target.names is None else target.names):
+            if name in findings.files:
+                yield from _reports(target.place, findings, findings.files[name], threads)
+        yield from reports_of_others(target, findings)
+
+
+def protected_targets(paths: Iterable[str | PathLike[str]], sidecars: str | PathLike[str] | None) -> Iterator[Target]:
+    """Yield the targets with something protected.
+
+    Raises
+    ------
+    PlaceError
+        If there is none.
+    """
+    any_protected = False
+    first = None
+    for target in targets_of(paths, sidecars, exist=False):
+        first = first or target
+        if target.place.manifest.exists() or target.place.sidecar_names():
+            any_protected = True
+            yield target
+    if not any_protected:
+        where = "" if first is None else f"{first.place.directory}: "
+        raise PlaceError(f"{where}nothing here is protected: there is neither a {MANIFEST} nor a sidecar")
+
+
+def _reports(place: Place, findings: Findings, found: Finding, workers: Workers) -> Iterator[FileReport]:
+    path, kind = str(place.file(found.name)), "parity" if found.name.startswith(PARITY) else "file"
+    size = found.entry.n_bytes
+    if found.state == "failed":
+        yield FileReport(path, kind, "failed", found.why, size)
+    elif found.damage is None:
+        yield FileReport(path, kind, "ok", "", size)
+    else:
+        group = findings.group(found.name)
+        damage = right_damage(place, found.name, findings.members(), group, findings.manifest.hash_name, workers.step)
+        what = f"{found.why}{described(found.damage, found.entry)}"
+        tensors = tuple(found.damage.tensors(found.entry))
+        if damage is None:
+            yield FileReport(path, kind, "lost", f"{what}: {BEYOND_REPAIR}", size, 0, tensors)
+        else:
+            source = " from parity" if damage.lost else ""
+            yield FileReport(
+                path, kind, found.state, f"{what}: tsapps repair restores it{source}", size, damage.words, tensors
+            )
+    if found.sidecar != "ok" and found.state != "failed":
+        message = f"{'is missing' if found.sidecar == 'missing' else 'was corrupted'}: tsapps repair writes it again"
+        yield FileReport(str(place.sidecar(found.name)), "sidecar", found.sidecar, message)
+
+
+def described(damage: Damage, entry: FileEntry) -> str:
+    """Return what is corrupted, for a message: the number of words if it is known, and the names of tensors."""
+    words = f", in {damage.words:,} word{'s' if damage.words != 1 else ''}" if damage.words and not damage.lost else ""
+    tensors = damage.tensors(entry)
+    if not tensors or len(tensors) == len(entry.tensors) > 1:
+        return words
+    more = f" and {len(tensors) - _MOST_NAMED:,} more" if len(tensors) > _MOST_NAMED else ""
+    return f"{words} (tensors {', '.join(tensors[:_MOST_NAMED])}{more})"
+
+
+def reports_of_others(target: Target, findings: Findings, *, repaired: bool = False) -> Iterator[FileReport]:
+    """Yield reports of a directory's manifest, of missing subdirectories and of files that are not protected."""
+    place, manifest = target.place, findings.manifest
+    if findings.manifest_state != "ok":
+        is_missing = findings.manifest_state == "missing"
+        if repaired:
+            yield FileReport(str(place.manifest), "manifest", "repaired", "was written again from the sidecars")
+        else:
+            message = f"is {findings.manifest_state}: tsapps repair writes it again from the sidecars"
+            yield FileReport(str(place.manifest), "manifest", "missing" if is_missing else "corrupt", message)
+    if target.names is not None:
+        for name in target.names:
+            if name not in findings.files:
+                yield FileReport(str(place.file(name)), "file", "unprotected", "is not protected: tsapps protect does")
+        return
+    for name in manifest.directories:
+        below = Place(place.directory / name, place.sidecars / name)
+        if not below.manifest.exists() and not below.sidecar_names():
+            message = "is missing, with all that was protected in it: restore it from a copy"
+            yield FileReport(str(below.directory), "directory", "lost", message)
+    for name in place.file_names():
+        if name not in findings.files:
+            yield FileReport(str(place.file(name)), "file", "unprotected", "is not protected: tsapps protect does")
