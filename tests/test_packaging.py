@@ -43,7 +43,7 @@ def imported_projects(*tops):
     ("tops", "extras", "others"),
     [
         # Callers who pass arrays of polars or torch have these installed.
-        (("kernels", "apps", "tsapps"), ("cuda13", "io", "dask"), {"polars", "torch"}),
+        (("kernels", "apps", "tsapps"), ("cuda13", "fast", "io", "dask", "parity"), {"polars", "torch"}),
         # Whoever launches an example by torchrun or Ray has it.
         (("docs",), ("docs",), {"torch", "ray"}),
         (("tests",), ("test", "cuda13"), set()),

@@ -1,6 +1,7 @@
 """The user's cache directory: private, and safe against files that another user may have written.
 
-It contains compiled kernels (cubin/), tuning tables (tuned/) and calibrations (abft/), all of which can be recreated.
+It contains compiled kernels (cubin/, numba/), tuning tables (tuned/) and calibrations (abft/), all of which can be
+recreated.
 A file is read only if the file, its directory and the cache directory belong to this user or root, and no other user
 may write to them. Directories are created with mode 0700 and files with mode 0600. If others may write to a cache
 directory of this user, their permission is removed before the next write.
@@ -17,7 +18,15 @@ from threading import Lock
 
 from tsapps.kernels.system.atomic_write import replacing
 
-__all__ = ["cache_directory", "check_cache_writable", "process_directory", "read_cached", "warn_once", "write_cached"]
+__all__ = [
+    "cache_directory",
+    "check_cache_writable",
+    "private_directory",
+    "process_directory",
+    "read_cached",
+    "warn_once",
+    "write_cached",
+]
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
@@ -92,6 +101,23 @@ def check_cache_writable(path: Path) -> None:
     except OSError as error:
         error.filename = str(path)
         raise
+
+
+def private_directory(path: Path) -> Path:
+    """Return a directory of the cache for a library that reads and writes files itself; create it if it is missing.
+
+    Raises
+    ------
+    PermissionError
+        If one of the cache directories above it, or a file in it, belongs to another user, or if other users may write
+        to one of them.
+    OSError
+        If it cannot be written.
+    """
+    check_cache_writable(path / "new")
+    for found in path.rglob("*"):
+        _check_trusted(os.lstat(found), found)
+    return path
 
 
 def process_directory() -> Path:

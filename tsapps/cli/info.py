@@ -9,7 +9,10 @@ from tsapps.cli.output import gibibytes, print_json, print_table
 
 __all__ = ["info", "versions"]
 
-_OPTIONAL = ("h5py", "ml_dtypes", "pyarrow", "safetensors", "pillow", "matplotlib", "pandas", "polars", "torch")
+_OPTIONAL = (
+    *("h5py", "ml_dtypes", "numba", "pyarrow", "safetensors"),
+    *("pillow", "matplotlib", "pandas", "polars", "torch"),
+)
 
 
 def versions() -> dict[str, str]:
@@ -76,6 +79,16 @@ def _kmeans_steps(index: int) -> list[dict[str, str]]:
     return found
 
 
+def _cpu_checksums() -> str:
+    """Return a phrase that says what computes the exact code's checksums on the CPU."""
+    from tsapps.kernels.jit.numba_cache import numba_version
+
+    found = numba_version()
+    if found is None:
+        return "NumPy; of large data in a fraction of the time with numba: pip install numba"
+    return f"NumPy; of large data machine code by numba {found}"
+
+
 def info(as_json: Json = False) -> None:
     """Show versions, devices, memory, and the device that --device auto selects."""
     import platform
@@ -100,6 +113,7 @@ def info(as_json: Json = False) -> None:
         "why_no_gpu": why_no_gpu() or None,
         "auto": {"device": choice.device, "reason": choice.reason},
         "kmeans_steps": {f"cuda:{gpu.index}": _kmeans_steps(gpu.index) for gpu in gpus()},
+        "cpu_checksums": _cpu_checksums(),
         "cache": cache,
         "optional": _optional_versions(),
     }
@@ -120,6 +134,7 @@ def info(as_json: Json = False) -> None:
     if not gpus():
         rows["gpu"] = f"none: {why_no_gpu()}"
     rows["auto"] = f"{choice.device}: {choice.reason}"
+    rows["checksums on the CPU"] = report["cpu_checksums"]
     rows["cache"] = cache
     rows["optional"] = ", ".join(f"{name} {number or '–'}" for name, number in report["optional"].items())
     print_table(rows)

@@ -24,42 +24,15 @@ over integers instead of a finite field.
 """
 
 from collections.abc import Callable, Sequence
-from math import comb, isqrt
+from math import isqrt
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout
-from tsapps.kernels.blas.threads import one_blas_thread
+from tsapps.apps.abft.at_rest.interleave import WORD, Layout
+from tsapps.apps.abft.at_rest.select_adder import adder
+from tsapps.apps.abft.at_rest.word_sums import SUMS, last_weight
 
 __all__ = ["SUMS", "ExactSums", "block_faults", "last_weight"]
-
-#: Number of sums of a block.
-SUMS = 5
-
-
-def last_weight(r: int) -> int:
-    """Return h(r), the weight in S₄ of a word; r is 1 for the last word of its block.
-
-    h is the upper 22 bits of a hash finalizer (MurmurHash3). With these weights, a change of three or more words
-    changes S₄ by the same amount as a change of two words only by chance.
-    """
-    x = r * 0x9E3779B1 % 2**32
-    x = (x ^ x >> 15) * 0x85EBCA77 % 2**32
-    x = (x ^ x >> 13) * 0xC2B2AE3D % 2**32
-    return (x ^ x >> 16) >> 10
-
-
-# Weight of a word in each sum, (5, 513), indexed by r, in float64. Words are split into 16-bit halves, so that sums of
-# weights times halves are exact in float64.
-_WEIGHTS = np.array(
-    [
-        *([comb(r + k - 1, k) if r else 0 for r in range(ROWS + 1)] for k in range(SUMS - 1)),
-        [last_weight(r) for r in range(ROWS + 1)],
-    ],
-    np.float64,
-)
-# Maximum number of rows and of columns of words per matrix product, so that the converted words fit in a CPU's cache.
-_TOGETHER, _BESIDE = 32, 4096
 
 
 class ExactSums:
@@ -77,7 +50,7 @@ class ExactSums:
     """
 
     def __init__(self, of: Layout, ended: Callable[[int, np.ndarray], None]) -> None:
-        self._of, self._ended = of, ended
+        self._of, self._ended, self._add = of, ended, adder(of.n_bytes)
         self._came = self._waiting = 0
         self._row = np.zeros(of.width * WORD, np.uint8)  # the bytes of an incomplete row of words
         self._stripe = self._done = 0
@@ -128,29 +101,12 @@ class ExactSums:
         while len(words):
             left = self._of.rows(self._stripe) - self._done
             here, words = words[:left], words[left:]
-            _add(self._sums, here, left)
+            self._add(self._sums, here, left)
             self._done += len(here)
             if len(here) == left:
                 self._ended(self._stripe, self._sums)
                 self._stripe, self._done = self._stripe + 1, 0
                 self._sums = np.zeros((SUMS, self._of.width), np.uint64)
-
-
-def _add(sums: np.ndarray, words: np.ndarray, left: int) -> None:
-    """Add rows of words to the sums of their blocks, (5, width).
-
-    `left` is r of the words in the first of these rows: the number of rows from there to the end of the blocks.
-    """
-    with one_blas_thread():
-        for column in range(0, words.shape[1], _BESIDE):
-            to = sums[:, column : column + _BESIDE]
-            for begin in range(0, len(words), _TOGETHER):
-                some = words[begin : begin + _TOGETHER, column : column + _BESIDE]
-                # Exact in float64: S₀ … S₃ of the 16-bit halves are at most C(515, 4) · 2¹⁶, and S₄ is at most
-                # 512 · 2²² · 2¹⁶; both limits are below 2⁵³.
-                digits = some.view("<u2").astype(np.float64)
-                products = (_WEIGHTS[:, left - begin : left - begin - len(some) : -1] @ digits).astype(np.uint64)
-                to += products[:, 0::2] + (products[:, 1::2] << np.uint64(16))
 
 
 def block_faults(found: Sequence[int], expected: Sequence[int], length: int) -> list[tuple[int, int]] | None:
