@@ -1,10 +1,14 @@
 """Positions of elements in files of plain bytes."""
 
+import errno
+import os
+
 import numpy as np
 import pytest
 
 from tsapps.errors import MatrixError
 from tsapps.matrix import open_matrix
+from tsapps.matrix import stored as module
 from tsapps.matrix.stored import matrix_of
 
 X = np.arange(12, dtype=np.float32).reshape(4, 3)
@@ -85,6 +89,35 @@ def test_files_in_place(tmp_path, rng):
             continue
         assert (mapped.dtype, mapped.flags.writeable) == (matrix.dtype, False)
         np.testing.assert_array_equal(mapped, matrix.rows(np.arange(7)))
+
+
+@pytest.mark.parametrize("knows_cache", [True, False])
+def test_reader_of_bytes(tmp_path, rng, monkeypatch, knows_cache):
+    """Of files whose elements are in order; the page cache has what was just written, if the file system tells."""
+    if not knows_cache:
+
+        def preadv(file, buffers, place, flags=0):
+            if flags:
+                raise OSError(errno.EOPNOTSUPP, "not supported")
+            return right(file, buffers, place)
+
+        right = os.preadv
+        monkeypatch.setattr(module.os, "preadv", preadv)
+    others = ["fortran.npy", "swapped.npy", "both.npy", "x.ivecs"]
+    for path in files(tmp_path, rng):
+        matrix = open_matrix(path)
+        with matrix.bytes_reader() as read:
+            if matrix.stored.path in [str(tmp_path / name) for name in others]:
+                assert read is None, path
+                continue
+            content = matrix.rows(np.arange(7)).reshape(-1).view(np.uint8)
+            out = np.zeros(20, np.uint8)
+            for wait in (False, True):
+                assert read(13, out, wait=wait) or not wait
+                if wait or not knows_cache:
+                    np.testing.assert_array_equal(out, content[13:33])
+            with pytest.raises(MatrixError, match="changed"):
+                assert read(10**6, out, wait=False) or read(10**6, out, wait=True)
 
 
 def test_a_file_that_has_become_shorter_is_not_mapped(tmp_path):

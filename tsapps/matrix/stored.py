@@ -17,7 +17,7 @@ from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed
 from tsapps.matrix.layout import Stored
 
-__all__ = ["LEAST_AHEAD", "StoredMatrix", "matrix_of", "read_ahead"]
+__all__ = ["LEAST_AHEAD", "BytesReader", "StoredMatrix", "matrix_of", "read_ahead"]
 
 # Fortran order: columns are read whole if a column has at most `_SHORT_COLUMN_BYTES`, or if at least half of its
 # elements are needed. One read covers several columns of at most `_COLUMNS_BYTES` together, or a single column.
@@ -85,14 +85,34 @@ class StoredMatrix(Matrix):
     def in_place(self) -> np.ndarray | None:
         """Map the file into memory if its rows follow each other in native byte order; see `Matrix.in_place`."""
         stored, end = self.stored, self.stored.offset + self.nbytes
-        gapless = stored.by_rows and stored.strides[0] == self.shape[1] * self.dtype.itemsize
-        if not gapless or stored.dtype != self.dtype or stored.offset % self.dtype.alignment:
+        if not self._gapless or stored.offset % self.dtype.alignment:
             return None
         with self._opened() as file:
             if os.fstat(file).st_size < end:
                 raise changed(self.name)
             content = mmap(file, end, prot=PROT_READ)
         return np.ndarray(self.shape, self.dtype, content, stored.offset)
+
+    @property
+    def _gapless(self) -> bool:
+        """True if the rows follow each other in native byte order."""
+        stored = self.stored
+        row_bytes = self.shape[1] * self.dtype.itemsize
+        return stored.by_rows and stored.strides[0] == row_bytes and stored.dtype == self.dtype
+
+    @contextmanager
+    def bytes_reader(self) -> Iterator["BytesReader | None"]:
+        """Open the file, and yield a reader of the matrix's bytes that several threads may use at once.
+
+        It is None unless the rows follow each other in native byte order.
+        """
+        if not self._gapless:
+            yield None
+            return
+        self.check_unchanged()
+        with self._opened() as file:
+            yield BytesReader(self, file)
+        self.check_unchanged()
 
     def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield (row, first column, elements of shape (1, at most `columns`)), for rows too long to read at once."""
@@ -188,6 +208,34 @@ class StoredMatrix(Matrix):
         except OSError as error:
             error.filename = self.stored.path
             raise
+
+
+class BytesReader:
+    """Reads bytes of a matrix whose rows follow each other in a file."""
+
+    def __init__(self, matrix: StoredMatrix, file: int) -> None:
+        self._matrix, self._file = matrix, file
+        self._knows_cache = hasattr(os, "RWF_NOWAIT")
+
+    def __call__(self, begin: int, out: np.ndarray, *, wait: bool) -> bool:
+        """Fill `out`, an array of bytes, from byte `begin` of the matrix on.
+
+        Returns
+        -------
+        bool
+            Without `wait`, False if the file system knows that the page cache lacks some of the bytes; no thread then
+            waits for the disk. Otherwise True.
+        """
+        place = self._matrix.stored.offset + begin
+        if not wait and self._knows_cache:
+            try:
+                return os.preadv(self._file, [out.data], place, os.RWF_NOWAIT) == len(out)
+            except BlockingIOError:
+                return False
+            except OSError:  # not supported by the file system, or an error that the ordinary read reports
+                self._knows_cache = False
+        self._matrix._fill(self._file, place, out)
+        return True
 
 
 def read_ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:

@@ -3,10 +3,11 @@
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import ExactSums, block_faults
+from tsapps.apps.abft.at_rest.exact_pass import exact_pass
 from tsapps.apps.abft.at_rest.gpu.compare import mismatches_on_gpu
 from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout, fold, layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
-from tsapps.apps.abft.at_rest.source import Progress, Source, bytes_at, parts
+from tsapps.apps.abft.at_rest.source import Progress, Source, bytes_at
 from tsapps.apps.abft.at_rest.verdict import Verdict
 
 __all__ = ["ExactCheck", "exact_faults", "exact_verdict"]
@@ -15,7 +16,7 @@ __all__ = ["ExactCheck", "exact_faults", "exact_verdict"]
 def exact_verdict(
     source: Source, sidecar: Sidecar, progress: Progress | None = None, gpu: int | None = None
 ) -> Verdict:
-    """Return the verdict of the exact code: corrupted words with their original values, and regions of refused blocks."""
+    """Return the verdict of the exact code: words that can be repaired, and regions of blocks that cannot."""
     faults, refused = exact_faults(source, sidecar, progress, gpu)
     return Verdict(faults, _regions(refused, sidecar, layout(sidecar.shape, sidecar.itemsize)))
 
@@ -74,10 +75,7 @@ def _mismatches(
         blocks.append(stripe * of.width + columns)
         found.append(sums[:, columns].T)
 
-    sums = ExactSums(of, ended)
-    for _, _, elements in parts(source, progress):
-        sums.add(elements.reshape(-1).view(np.uint8))
-    sums.finish()
+    exact_pass(source, of, ended, progress)
     return np.concatenate(blocks), np.concatenate(found)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import SUMS, ExactSums
 from tsapps.apps.abft.at_rest.exact_decode import ExactCheck, exact_verdict
+from tsapps.apps.abft.at_rest.exact_pass import exact_pass
 from tsapps.apps.abft.at_rest.float_code import WeightedSums, check_weighted
 from tsapps.apps.abft.at_rest.float_decode import WeightedCheck, weighted_verdict
 from tsapps.apps.abft.at_rest.gpu.encode import sums_on_gpu
@@ -128,21 +129,20 @@ def sums_of(
     if sums is not None:
         return sums
     found: dict[str, np.ndarray] = {}
-    exact = weighted = None
     if code != "float":
         found["exact"] = np.empty((of.stripes, SUMS, of.width), np.uint64)
-        exact = ExactSums(of, found["exact"].__setitem__)
-    if code != "exact":
-        weighted = WeightedSums(source.shape, source.dtype.name, weights, block)
+    if code == "exact":
+        exact_pass(source, of, found["exact"].__setitem__, progress)
+        return found
+    exact = ExactSums(of, found["exact"].__setitem__) if code == "both" else None
+    weighted = WeightedSums(source.shape, source.dtype.name, weights, block)
     for row, column, elements in parts(source, progress):
         if exact is not None:
             exact.add(elements.reshape(-1).view(np.uint8))
-        if weighted is not None:
-            weighted.add(row, column, elements)
+        weighted.add(row, column, elements)
     if exact is not None:
         exact.finish()
-    if weighted is not None:
-        found["rows"], found["columns"] = weighted.stored()
+    found["rows"], found["columns"] = weighted.stored()
     return found
 
 

@@ -113,6 +113,9 @@ class Pieces(ArraySource):
             self.array = self.other
         return super().blocks(min(self.most, rows))
 
+    def in_place(self):
+        return None
+
 
 @pytest.mark.parametrize("code", ["exact", "float", "both"])
 def test_blocks_of_any_size(code, rng):
