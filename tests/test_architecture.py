@@ -26,7 +26,7 @@ _CORE = {
     "kernels",
     *(f"kernels/{name}" for name in ("blas", "device", "jit", "plan", "ptx", "runtime", "system", "tsm2", "tsm2/simt")),
 }
-_ABFT = {"apps/abft", "apps/abft/at_rest", "apps/abft/at_rest/gpu", "apps/abft/product"}
+_ABFT = {"apps/abft", *(f"apps/abft/{name}" for name in ("at_rest", "at_rest/gpu", "files", "product"))}
 
 
 def _stages(*names: str) -> set[str]:
@@ -49,6 +49,7 @@ ARROWS = {
     "apps/abft": _CORE | _ABFT,
     "apps/abft/at_rest": {*_CORE, "apps/abft/at_rest/gpu"},
     "apps/abft/at_rest/gpu": {*_CORE, "apps/abft/at_rest"},
+    "apps/abft/files": {*_CORE, "apps/abft/at_rest", "apps/abft/at_rest/gpu"},
     "apps/abft/product": _CORE,
     "apps/kmeans": {
         "kernels",
@@ -80,7 +81,7 @@ ARROWS = {
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
-        *("apps/abft", "apps/abft/at_rest", "apps/abft/product"),
+        *("apps/abft", "apps/abft/at_rest", "apps/abft/files", "apps/abft/product"),
         *("apps/kmeans", *_stages("data", "distributed", "engines")),
         *("bench/abft", "bench/common", "bench/gemm", "bench/kmeans", "bench/ladder", "bench/paper", "bench/report"),
         "kernels/ladder",

@@ -112,5 +112,5 @@ def _zfec(m: int) -> Any:
     try:
         import zfec
     except ImportError as error:
-        raise ParityError(f"{m} parity files of a group need the library zfec: pip install 'tsapps[parity]'") from error
+        raise ParityError(f"{m} parity files of a group need the library zfec: pip install zfec") from error
     return zfec

@@ -13,8 +13,8 @@ from os import PathLike
 from pathlib import Path
 
 from tsapps.apps.abft.at_rest.sidecar import SidecarError
-from tsapps.apps.abft.files.examine import known_files
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sidecar, write_file_sidecar
+from tsapps.apps.abft.files.inspect_files import known_files
 from tsapps.apps.abft.files.manifest import HASHES, FileEntry, Manifest
 from tsapps.apps.abft.files.parity import ParityRatio, parse_ratio
 from tsapps.apps.abft.files.places import Place, PlaceError, Target, targets_of

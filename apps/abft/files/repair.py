@@ -12,8 +12,8 @@ from os import PathLike
 from pathlib import Path
 
 from tsapps.apps.abft.files.damage import Damage
-from tsapps.apps.abft.files.examine import Finding, Findings, examined
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, write_file_sidecar
+from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected
 from tsapps.apps.abft.files.manifest import FileEntry, hasher
 from tsapps.apps.abft.files.places import PARITY, Place
 from tsapps.apps.abft.files.rebuild import Member, rebuilding, right_damage
@@ -49,7 +49,7 @@ def repair_files(
     """
     threads = Workers(workers, progress)
     for target in protected_targets(paths, sidecars):
-        place, findings = target.place, examined(target.place, target.names, threads)
+        place, findings = target.place, inspected(target.place, target.names, threads)
         wanted = sorted(findings.files) if target.names is None else target.names
         names = [name for name in wanted if name in findings.files]
         reports: dict[str, FileReport] = {}

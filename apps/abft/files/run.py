@@ -1,6 +1,5 @@
 """Work on several files at a time, by threads: hashes and sums release the interpreter lock."""
 
-import os
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -9,6 +8,7 @@ from threading import Event, Lock
 from typing import TypeVar
 
 from tsapps.apps.abft.files.scan import Step
+from tsapps.kernels.devices import available_cores
 
 __all__ = ["Progress", "Workers"]
 
@@ -35,8 +35,7 @@ class Workers:
     """
 
     def __init__(self, count: int | None = None, progress: Progress | None = None) -> None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        self.count = count or cores
+        self.count = count or available_cores()
         self._progress, self._lock, self._stopped = progress, Lock(), Event()
 
     def step(self, n_bytes: int) -> None:

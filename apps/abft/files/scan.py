@@ -18,7 +18,19 @@ from tsapps.apps.abft.files.manifest import FileEntry, Tensor, hasher
 from tsapps.apps.abft.files.tensors import tensors_of
 from tsapps.kernels.system.printable import OneLineError
 
-__all__ = ["ChangedFileError", "FileBytes", "Scan", "Step", "file_layout", "hash_of", "pieces_of", "read_at", "scan"]
+__all__ = [
+    "ChangedFileError",
+    "FileBytes",
+    "Scan",
+    "Step",
+    "TensorHashes",
+    "file_layout",
+    "hash_of",
+    "pieces_of",
+    "read_at",
+    "read_into",
+    "scan",
+]
 
 #: Called with a number of bytes that were read since the last call; may raise to stop a pass.
 Step = Callable[[int], None]
@@ -107,11 +119,32 @@ def read_at(path: str | PathLike[str], begin: int, size: int) -> np.ndarray:
 
 def _read(file: FileIO, size: int) -> np.ndarray:
     piece = np.empty(size, np.uint8)
-    view, done = piece.data, 0
-    while done < size and (count := file.readinto(view[done:])):
-        done += count
-    piece[done:] = 0
+    piece[_fill(file, piece) :] = 0
     return piece
+
+
+def read_into(file: str | FileIO, piece: np.ndarray) -> None:
+    """Fill an array with the next bytes of a file, or the first ones of the file of a name.
+
+    Raises
+    ------
+    ChangedFileError
+        If there are fewer.
+    """
+    if isinstance(file, str):
+        with open(file, "rb", buffering=0) as opened:
+            return read_into(opened, piece)
+    if _fill(file, piece) < len(piece):
+        raise ChangedFileError(str(file.name))
+    return None
+
+
+def _fill(file: FileIO, piece: np.ndarray) -> int:
+    """Fill an array with the next bytes of a file, and return how many there were."""
+    view, done = piece.data, 0
+    while done < len(piece) and (count := file.readinto(view[done:])):
+        done += count
+    return done
 
 
 def hash_of(path: str | PathLike[str], hash_name: str, step: Step | None = None) -> str:
@@ -135,8 +168,8 @@ def scan(path: str | PathLike[str], hash_name: str, step: Step | None = None) ->
     before = os.stat(path)
     n_bytes = before.st_size
     tensors = tensors_of(path, n_bytes)
-    whole, hashes = hasher(hash_name), _TensorHashes(tensors, hash_name)
-    sums = _Sums(n_bytes)
+    whole, hashes = hasher(hash_name), TensorHashes(tensors, hash_name)
+    sums = _BackgroundSums(n_bytes)
     with sums:
         for piece in pieces_of(path, n_bytes, _PIECE_BYTES, step):
             sums.add(piece)
@@ -151,7 +184,7 @@ def scan(path: str | PathLike[str], hash_name: str, step: Step | None = None) ->
     return Scan(entry, Sidecar((1, n_bytes), "uint8", n_bytes, exact=sums.exact))
 
 
-class _Sums:
+class _BackgroundSums:
     """The exact sums of a file, `exact`; long files are summed by a thread of their own. A context manager."""
 
     def __init__(self, n_bytes: int) -> None:
@@ -163,7 +196,7 @@ class _Sums:
             self.exact = np.empty((of.stripes, SUMS, of.width), np.uint64)
             self._sums = ExactSums(of, self.exact.__setitem__)
 
-    def __enter__(self) -> "_Sums":
+    def __enter__(self) -> "_BackgroundSums":
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -183,7 +216,7 @@ class _Sums:
             self._waiting.popleft().result()
 
 
-class _TensorHashes:
+class TensorHashes:
     """The hashes of the tensors of a file, whose bytes are added in order."""
 
     def __init__(self, tensors: Mapping[str, Tensor], hash_name: str) -> None:
@@ -198,6 +231,7 @@ class _TensorHashes:
         self._hash = hasher(self._hash_name)
 
     def update(self, piece: np.ndarray) -> None:
+        """Add the next bytes of the file."""
         begin, end = self._at, self._at + len(piece)
         while self._now is not None and self._now[1].begin < end:
             name, tensor = self._now

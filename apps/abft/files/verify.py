@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 from os import PathLike
 
 from tsapps.apps.abft.files.damage import Damage
-from tsapps.apps.abft.files.examine import Finding, Findings, examined
+from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected
 from tsapps.apps.abft.files.manifest import MANIFEST, FileEntry
 from tsapps.apps.abft.files.places import PARITY, Place, PlaceError, Target, targets_of
 from tsapps.apps.abft.files.rebuild import right_damage
@@ -52,7 +52,7 @@ def verify_files(
     """
     threads = Workers(workers, progress)
     for target in protected_targets(paths, sidecars):
-        findings = examined(target.place, target.names, threads)
+        findings = inspected(target.place, target.names, threads)
         for name in sorted(findings.files if target.names is None else target.names):
             if name in findings.files:
                 yield from _reports(target.place, findings, findings.files[name], threads)

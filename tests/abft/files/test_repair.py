@@ -118,15 +118,15 @@ def test_a_file_that_changes_during_the_repair_is_left_alone(tmp_path, monkeypat
     list(protect_files([path]))
     flip(path, 0)
 
-    def examined(*arguments):
+    def inspected(*arguments):
         found = original(*arguments)
         path.write_bytes(b"a new content")
         return found
 
     import tsapps.apps.abft.files.repair as module
 
-    original = module.examined
-    monkeypatch.setattr(module, "examined", examined)
+    original = module.inspected
+    monkeypatch.setattr(module, "inspected", inspected)
     (report,) = repair_files([path])
     assert report.state in ("failed", "lost")
     assert path.read_bytes() == b"a new content"

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.at_rest.gpu.plan import ALIGNMENT, ChecksumsPlan, elements_plan, fitted, words_plan
-from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, fold
+from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout, fold
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.gpu_specs import GpuSpec
@@ -120,7 +120,7 @@ def passes_on_gpu(
     """Yield the checksums of consecutive pieces of a matrix, in GPU memory; return None if no kernel supports a piece.
 
     An array on the GPU is a single piece if the kernel can read it in place. Otherwise all pieces except the last have
-    the same number of whole stripes.
+    the same number of whole stripes: of rows, or of the columns of a single row.
 
     Parameters
     ----------
@@ -137,26 +137,33 @@ def passes_on_gpu(
     m, (n, name, size) = source.shape[0], (source.shape[1], source.dtype.name, source.dtype.itemsize)
     whole = array is not None and array.flags.c_contiguous and array.data.ptr % ALIGNMENT == 0
     # Pieces are whole stripes, so that the matrix's sums are the concatenated sums of the pieces.
-    stripe = ROWS * fold(source.shape, size)
-    rows = m if whole else stripe and max(1, _PIECE_BYTES // (stripe * n * size)) * stripe
-    if not rows:
+    by_columns = m == 1 and not whole and code == "exact"
+    stripe = ROWS * (of.width * WORD // size if by_columns else fold(source.shape, size))
+    total, each = (n, size) if by_columns else (m, n * size)
+    count = total if whole else stripe and max(1, _PIECE_BYTES // (stripe * each)) * stripe
+    if not count:
         return None
-    wanted = [min(rows, m), m % rows or rows]
     plans_of: dict[int, tuple[ChecksumsPlan, ...]] = {}
-    for k in wanted:
-        layout = Layout(k * n * size, of.width)
-        served = plans(k, n, name, layout, code=code, weights=weights, block=block, gpu=machine.gpu)
+    for k in (min(count, total), total % count or count):
+        layout, shape = Layout(k * each, of.width), (1, k) if by_columns else (k, n)
+        served = plans(*shape, name, layout, code=code, weights=weights, block=block, gpu=machine.gpu)
         if served is None:
             return None
-        plans_of[k] = served
+        plans_of[k * each] = served
 
-    parts: Iterator[Any] = iter([array]) if whole else (elements for _, elements in source.blocks(rows))
+    parts: Iterator[Any]
+    if whole:
+        parts = iter([array])
+    elif by_columns:
+        parts = (elements for *_, elements in source.pieces(count))
+    else:
+        parts = (elements for _, elements in source.blocks(count))
 
     def passes() -> Iterator[dict[str, Any]]:
         done = 0
         for part in parts:
             there = _on_gpu(machine, part)
-            added = (add_checksums(machine, there, plan) for plan in plans_of[len(part)])
+            added = (add_checksums(machine, there, plan) for plan in plans_of[part.nbytes])
             yield {name: sums for tensors in added for name, sums in tensors.items()}
             done += part.nbytes
             if progress is not None:

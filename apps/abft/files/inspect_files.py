@@ -15,7 +15,7 @@ from tsapps.apps.abft.files.rebuild import Member
 from tsapps.apps.abft.files.run import Workers
 from tsapps.apps.abft.files.scan import Step, hash_of
 
-__all__ = ["Finding", "Findings", "examined", "known_files"]
+__all__ = ["Finding", "Findings", "inspected", "known_files"]
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def known_files(place: Place) -> tuple[Manifest, str]:
     return manifest, state
 
 
-def examined(place: Place, names: tuple[str, ...] | None, workers: Workers) -> Findings:
+def inspected(place: Place, names: tuple[str, ...] | None, workers: Workers) -> Findings:
     """Read the protected files of a directory, and return their state.
 
     Parameters
@@ -113,17 +113,17 @@ def examined(place: Place, names: tuple[str, ...] | None, workers: Workers) -> F
     manifest, state = known_files(place)
     findings = Findings(manifest, state)
     wanted = [name for name in (manifest.files if names is None else names) if name in manifest.files]
-    _examine(place, findings, wanted, workers)
+    _inspect(place, findings, wanted, workers)
     damaged = {name for name, found in findings.files.items() if found.damage is not None}
     groups = [group for group in manifest.parity if damaged & {*group.files, *group.parity}]
     others = {name for group in groups for name in (*group.files, *group.parity)} - findings.files.keys()
-    _examine(place, findings, sorted(others & manifest.files.keys()), workers)
+    _inspect(place, findings, sorted(others & manifest.files.keys()), workers)
     return findings
 
 
-def _examine(place: Place, findings: Findings, names: list[str], workers: Workers) -> None:
+def _inspect(place: Place, findings: Findings, names: list[str], workers: Workers) -> None:
     manifest = findings.manifest
-    for found in workers.map(partial(_examined, place, manifest), names):
+    for found in workers.map(partial(_inspected, place, manifest), names):
         findings.files[found.name] = found
         if found.entry.hash != manifest.files[found.name].hash:
             manifest.files[found.name] = found.entry
@@ -131,7 +131,7 @@ def _examine(place: Place, findings: Findings, names: list[str], workers: Worker
                 findings.manifest_state = "outdated"
 
 
-def _examined(place: Place, manifest: Manifest, name: str, step: Step) -> Finding:
+def _inspected(place: Place, manifest: Manifest, name: str, step: Step) -> Finding:
     entry, path = manifest.files[name], place.file(name)
     sidecar, sidecar_state = _sidecar(place.sidecar(name))
     if not is_regular(path):

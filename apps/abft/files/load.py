@@ -1,0 +1,194 @@
+"""Loading of safetensors files whose bytes are verified where the tensors lie: in the memory of a GPU, or of the host.
+
+The file is read into one buffer, and the tensors are views of it. Threads read pieces into pinned memory, and each
+copies its pieces to the GPU while it reads the next one. The exact sums of the whole buffer are computed there, in one
+pass at the rate of the memory, so that a fault of the disk, the host's memory or the link is found alike.
+
+    file ──read──► pinned pieces ──copy──► buffer ──sums──► compare with the sidecar ──► tensors, as views
+"""
+
+import os
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor
+from os import PathLike, fspath
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.abft.at_rest.exact_decode import exact_faults
+from tsapps.apps.abft.at_rest.source import ArraySource
+from tsapps.apps.abft.at_rest.verdict import AmbiguousError, Verdict
+from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sidecar
+from tsapps.apps.abft.files.places import SIDECAR
+from tsapps.apps.abft.files.safetensors_header import DTYPES, tensors_in
+from tsapps.apps.abft.files.scan import file_layout, read_into
+from tsapps.kernels.arrays import to_host
+from tsapps.kernels.runtime.machine import Machine, cuda_machine
+
+__all__ = ["load_file"]
+
+# Bytes of a piece, and number of threads that read a file for a GPU, each with two pieces of pinned memory.
+_PIECE_BYTES, _READERS = 1 << 23, 4
+# Tensors in GPU memory begin at a multiple of this many bytes, if the file's header lets them.
+_ALIGNMENT = 256
+
+
+def load_file(
+    path: str | PathLike[str], sidecar: str | PathLike[str] | None = None, *, device: Any = "cpu"
+) -> dict[str, Any]:
+    """Load a safetensors file, and verify every byte where the tensors lie.
+
+    Parameters
+    ----------
+    path : path-like
+        A file that `save_file` wrote, or that is protected (`protect_files`).
+    sidecar : path-like, optional
+        Its sidecar; by default ``PATH.sidecar``.
+    device : str or torch.device, optional
+        "cpu", "cuda" or "cuda:i".
+
+    Returns
+    -------
+    dict of str to torch.Tensor
+        Views of one buffer, which is freed with the last of them.
+
+    Raises
+    ------
+    AmbiguousError
+        If more was corrupted than the sidecar restores.
+    SidecarError
+        If the sidecar is corrupted, or belongs to a file of another size.
+    ValueError
+        If the file is not safetensors, or torch does not have one of its dtypes.
+    OSError
+        If a file cannot be read.
+
+    Warns
+    -----
+    UserWarning
+        If words were corrupted: they are right in the tensors, and still wrong in the file.
+    """
+    import torch
+
+    name, where = fspath(path), torch.device(device)
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(read_file_sidecar, Path(name + SIDECAR if sidecar is None else sidecar))
+        n_bytes = os.path.getsize(path)
+        if where.type == "cuda":
+            index = torch.cuda.current_device() if where.index is None else where.index
+            machine = cuda_machine(index)
+            with machine.current(), torch.cuda.device(index):
+                content, bytes_of = _on_gpu(name, n_bytes, machine, torch)
+                _verify(name, bytes_of, waiting, machine)
+        else:
+            content = torch.empty(n_bytes, dtype=torch.uint8)
+            read_into(name, content.numpy())
+            _verify(name, content.numpy(), waiting, None)
+    return _views(name, content, torch)
+
+
+def _on_gpu(name: str, n_bytes: int, machine: Machine, torch: Any) -> tuple[Any, Any]:
+    """Read a file into GPU memory; return its bytes as a torch tensor, and as an array of the machine's library."""
+    with open(name, "rb") as file:
+        header = 8 + int.from_bytes(file.read(8), "little")
+    first = -header % _ALIGNMENT  # so that the data begins at a multiple of the alignment
+    buffer = torch.empty(first + n_bytes, dtype=torch.uint8, device=f"cuda:{machine.index}")
+    content = buffer[first:]
+    there = machine.xp.from_dlpack(content)
+    torch.cuda.current_stream().synchronize()  # the allocator may give memory that a kernel still uses
+
+    def read(reader: int) -> None:
+        with machine.current():
+            stream = machine.stream()
+            pieces = [machine.pinned((_PIECE_BYTES,), np.uint8) for _ in range(2)]
+            events = [machine.event() for _ in pieces]
+            with open(name, "rb", buffering=0) as file:
+                for turn, begin in enumerate(range(reader * _PIECE_BYTES, n_bytes, _READERS * _PIECE_BYTES)):
+                    piece, event = pieces[turn % 2][: min(_PIECE_BYTES, n_bytes - begin)], events[turn % 2]
+                    event.synchronize()
+                    file.seek(begin)
+                    read_into(file, piece)
+                    machine.copy(there[begin : begin + len(piece)], piece, stream)
+                    event.record(stream)
+            stream.synchronize()
+
+    with ThreadPoolExecutor(_READERS) as pool:
+        list(pool.map(read, range(_READERS)))
+    return content, there
+
+
+class _Loaded(ArraySource):
+    """The bytes of a file in memory."""
+
+    def __init__(self, name: str, content: Any) -> None:
+        super().__init__(content.reshape(1, -1))
+        self.name = name
+
+    def bytes_at(self, offsets: np.ndarray) -> np.ndarray:
+        """Return the bytes at ascending offsets."""
+        return to_host(self.array[0][_index(self.array, offsets)])
+
+
+def _index(array: Any, offsets: np.ndarray) -> Any:
+    if isinstance(array, np.ndarray):
+        return offsets
+    import cupy
+
+    return cupy.asarray(offsets)
+
+
+def _verify(name: str, content: Any, waiting: "Future[FileSidecar]", machine: Machine | None) -> None:
+    """Compare the bytes of a file in memory with its sidecar, and restore what was corrupted."""
+    sidecar = waiting.result()
+    sums, n_bytes = sidecar.sums, len(content)
+    if sums is None or sidecar.entry.n_bytes != n_bytes:
+        raise AmbiguousError(
+            f"{name}: has {n_bytes:,} bytes, and its sidecar is of a file of {sidecar.entry.n_bytes:,}: tsapps repair "
+            f"may restore it"
+        )
+    source, gpu = _Loaded(name, content), None if machine is None else machine.index
+    faults, refused = exact_faults(source, sums, None, gpu)
+    if len(refused):
+        _refuse(name, sidecar, refused)
+    if not len(faults):
+        return
+    offsets, was = Verdict(faults).patches()
+    content[_index(content, offsets)] = was if machine is None else machine.on_gpu(was)
+    again, refused = exact_faults(source, sums, None, gpu)
+    if len(again) or len(refused):
+        raise AmbiguousError(f"{name}: changes while it is in memory: this machine is faulty")
+    words = f"{len(faults):,} word{'s' if len(faults) != 1 else ''} of 32 bits"
+    warnings.warn(f"{name}: corrupted in {words}, which are right in memory: run tsapps repair", stacklevel=3)
+
+
+def _refuse(name: str, sidecar: FileSidecar, refused: np.ndarray) -> None:
+    """Raise the error of blocks that cannot be repaired."""
+    of = file_layout(sidecar.entry.n_bytes)
+    lost = [of.stripe_bytes(stripe) for stripe in np.unique(refused // of.width).tolist()]
+    tensors = [
+        tensor
+        for tensor, place in sidecar.entry.tensors.items()
+        if any(begin < place.end and place.begin < end for begin, end in lost)
+    ]
+    named = f", in one or more of the tensors {', '.join(tensors[:3])}" if tensors else ""
+    raise AmbiguousError(
+        f"{name}: more was corrupted than its sidecar restores{named}{' …' if len(tensors) > 3 else ''}: tsapps repair "
+        f"restores it if there is parity"
+    )
+
+
+def _views(name: str, content: Any, torch: Any) -> dict[str, Any]:
+    """Return the tensors of a file, as views of its bytes where they are aligned."""
+    size = int.from_bytes(content[:8].cpu().numpy().tobytes(), "little")
+    header = content[: min(content.numel(), 8 + size)].cpu().numpy().tobytes()
+    found = {}
+    for tensor, place in tensors_in(header, content.numel()).items():
+        dtype = getattr(torch, DTYPES.get(place.dtype or "", ""), None)
+        if dtype is None:
+            raise ValueError(f"{name}: the tensor {tensor!r} is {place.dtype}, which this version of torch lacks")
+        part = content[place.begin : place.end]
+        if part.storage_offset() % dtype.itemsize:
+            part = part.clone()
+        found[tensor] = part.view(dtype).reshape(place.shape)
+    return found
