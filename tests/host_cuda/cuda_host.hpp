@@ -2,6 +2,7 @@
 //
 //   vectors.hpp     float4 and its kin; conversions of 16-bit floats
 //   intrinsics.hpp  __syncthreads, shuffles, votes, atomics, cached loads
+//   warp_sums.hpp   sums over a warp in one exchange
 //   runtime.hpp     what they, and the host bodies of instructions, ask of the runner
 //   runtime.cpp     the runner: blocks, warps, barriers, the launch; what is varied, and what is found wrong
 //   fibers.hpp      switching between the threads of a block
@@ -28,6 +29,7 @@
 #include "intrinsics.hpp"
 #include "runtime.hpp"
 #include "vectors.hpp"
+#include "warp_sums.hpp"
 
 #define __global__
 #define __device__

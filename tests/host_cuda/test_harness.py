@@ -71,6 +71,28 @@ def test_chosen_bytes():
     np.testing.assert_array_equal(y, [0x33225544, 0x77661100] * 32)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int32, np.uint32])
+def test_sums_over_a_warp_have_the_bits_of_the_kernels(dtype, rng):
+    """Of numbers of all magnitudes, zeros of both signs, infinities, and integers that overflow."""
+    x = rng.integers(0, 256, (300, 32 * np.dtype(dtype).itemsize), np.uint8).view(dtype)
+    if np.issubdtype(dtype, np.floating):
+        x[:200] = rng.standard_normal((200, 32)) * 10.0 ** rng.uniform(-9, 9, (200, 32))
+        x[100] = rng.choice([0.0, -0.0], 32)
+        x[101] = -0.0
+    own, found = np.zeros_like(x), np.zeros_like(x)
+    body = """
+    const auto value = x[blockIdx.x * 32 + threadIdx.x];
+    y[blockIdx.x * 32 + threadIdx.x] = simt::warp_sum<std::remove_const_t<decltype(value)>>(value);
+    z[blockIdx.x * 32 + threadIdx.x] = simt::warp_sum(value);
+    """
+    run(body, x, own, found, grid=300, block=32, includes='#include "kernels/device/simt.cuh"')
+    bits = np.dtype(f"u{x.itemsize}")
+    numbers = ~np.isnan(own)
+    np.testing.assert_array_equal(own[numbers].view(bits), found[numbers].view(bits))
+    np.testing.assert_array_equal(np.isnan(own), np.isnan(found))
+    assert own.any()
+
+
 def test_a_deadlock_says_who_waits():
     body = "if (threadIdx.x < 32) __syncthreads(); else __shfl_sync(threadIdx.x < 40 ? 0x1ffu : ~0u, 1, 0);"
     message = r"deadlock.*__syncthreads at line \d+.* 64 threads 32 wait at the bl"
