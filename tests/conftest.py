@@ -3,6 +3,7 @@ import os
 import sys
 from collections import defaultdict
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
@@ -15,6 +16,11 @@ from tsapps.kernels.devices import gpus, why_no_gpu
 # Before scikit-learn loads OpenMP, here and in processes that tests start: of more threads than free cores, those that
 # spin while they wait would take the cores of those that they wait for.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# To compile all test modules takes a worker 10 s of CPU time. Where Python may not write bytecode beside the sources,
+# it is kept in pytest's cache directory.
+if sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
+    sys.pycache_prefix = str(Path(__file__).parents[1] / ".pytest_cache" / "d" / "bytecode")
 # A slow test on a busy machine is not a failure.
 settings.register_profile("tsapps", deadline=None)
 settings.load_profile("tsapps")

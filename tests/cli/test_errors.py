@@ -1,6 +1,7 @@
 """Errors of every kind at the command line: messages and exit codes."""
 
 import errno
+import os
 import shlex
 import subprocess
 import sys
@@ -68,6 +69,7 @@ def test_a_full_disk_leaves_the_old_result(directory, succeed):
     before = (directory / "x-kmeans/summary.json").read_bytes()
     done = tsapps_process(
         *("kmeans", "x.npy", "--k", "3", "--device", "cpu", "--force"),
+        env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},  # or bytecode would be kept in part
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000)),
     )
     assert done.returncode == ExitCode.FAILURE
