@@ -11,7 +11,10 @@ from tsapps.apps.kmeans.data import blocks
 from tsapps.apps.kmeans.distributed.rank import fit_rank
 from tsapps.apps.kmeans.init import oversampling_chunks
 
-__all__ = ["Meeting", "Pipes", "on_threads", "run_rank"]
+__all__ = ["PRELOADED", "Meeting", "Pipes", "on_threads", "run_rank"]
+
+#: What the server of a "forkserver" context imports once for all processes that it forks, where it is installed.
+PRELOADED = ["pytest", "distributed", "tsapps.apps.kmeans.distributed.dask_crew", "tsapps.apps.kmeans.distributed.rank"]
 
 
 class Meeting:

@@ -8,7 +8,7 @@ import pytest
 from exhaustive import property_test
 from hypothesis import strategies as st
 from kmeans.distributed.cut_fits import samples
-from kmeans.distributed.ranks import on_threads, run_rank
+from kmeans.distributed.ranks import PRELOADED, on_threads, run_rank
 
 from tsapps import TSKMeans
 from tsapps.apps.kmeans.data import blocks
@@ -286,7 +286,8 @@ def test_too_little_memory_on_one_rank(X, monkeypatch):
 
 def test_processes(rng):
     X = samples(rng, 700, 17, 4, np.float64)
-    places, context = [129, 400], multiprocessing.get_context("spawn")
+    places, context = [129, 400], multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
     answers = context.SimpleQueue()
     pipes = {rank: {} for rank in range(3)}
     for one in range(3):
