@@ -1,5 +1,5 @@
-// Overloads of the kernels' own `simt::warp_sum`, with its bits, in one exchange in place of five: where most threads of
-// a block have nothing but zeros to add up, these would take most of the time of a test. test_harness.py compares them.
+// Overloads of the kernels' own `simt::warp_sum`, with its bits, in one exchange in place of five: where most threads
+// of a block have nothing but zeros to add up, these took most of the time of a test. test_harness.py compares both.
 #pragma once
 #include "runtime.hpp"
 
