@@ -1,4 +1,4 @@
-"""Selection of long tests: ``make test`` runs a part, ``make test-all`` and CI run those marked ``exhaustive`` too.
+"""Selection of long tests: ``make test`` leaves out those marked ``exhaustive``, ``make test-long`` runs them.
 
 conftest.py resolves `pytest.mark.each_choice` on a parametrised test by `covering`: ``make test`` runs cases with every
 value of every parameter, exhaustive runs have every pair of values, and other cases never run.

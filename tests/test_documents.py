@@ -44,9 +44,14 @@ def run_document(page, directory, environment):
         example.evaluate()
 
 
+def takes_long(page):
+    """Whether a page is of the guide, or the README, which clusters a photograph."""
+    return "guide" in page.parts or page == ROOT / "README.md"
+
+
 @pytest.mark.parametrize(
     "page",
-    [page if "guide" not in page.parts else pytest.param(page, marks=pytest.mark.exhaustive) for page in pages()],
+    [pytest.param(page, marks=pytest.mark.exhaustive if takes_long(page) else ()) for page in pages()],
     ids=name_of,
 )
 def test_blocks_run(page, shell):

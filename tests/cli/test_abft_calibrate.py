@@ -19,12 +19,14 @@ def _own_cache(directory, monkeypatch):
     monkeypatch.setattr(calibrate, "_SELECT_DEPTHS", (64,))  # one depth is enough to test the command
 
 
-def test_calibration_is_stored(succeed, directory):
+@pytest.mark.parametrize("depths", [(16, 1000), pytest.param(DEPTHS, marks=pytest.mark.exhaustive)], ids=["few", "all"])
+def test_calibration_is_stored(succeed, directory, monkeypatch, depths):
+    monkeypatch.setattr(calibrate, "DEPTHS", depths)
     report = json.loads(succeed("abft-calibrate", "--dtype", "float32", "--rows", 16, "--p", "1e-6", "--json"))
     assert report["device"] == "cpu"
     (found,) = report["calibrations"]
     assert (found["dtype"], found["p"], found["confidence"]) == ("float32", 1e-6, 0.99)
-    assert [depth["k"] for depth in found["depths"]] == list(DEPTHS)
+    assert [depth["k"] for depth in found["depths"]] == list(depths)
     assert found["path"] == str(directory / "cache" / "tsapps" / "abft" / "cpu-float32.json")
     kept = load_calibration("float32")
     assert [depth.own.error for depth in kept.depths] == [depth["own"]["error"] for depth in found["depths"]]

@@ -162,7 +162,7 @@ def written(kind, names):
     return f"x.{kind}"
 
 
-@property_test(15, 80, st.sampled_from(list(WRITERS)), foreign_names(), foreign_names())
+@property_test(8, 80, st.sampled_from(list(WRITERS)), foreign_names(), foreign_names())
 def test_array_names_are_escaped(kind, one, other):
     with tempfile.TemporaryDirectory() as directory, chdir(directory), patch.object(output, "_LOG_SECONDS", 0):
         path = written(kind, [one, other])
@@ -177,7 +177,7 @@ def test_array_names_are_escaped(kind, one, other):
             assert data != path or len(message) < 1200
 
 
-@property_test(10, 60, foreign_names(), st.sampled_from(["npy", "csv", "npz", "abft", "parquet", "h5", "none"]))
+@property_test(6, 60, foreign_names(), st.sampled_from(["npy", "csv", "npz", "abft", "parquet", "h5", "none"]))
 def test_file_names_are_escaped(name, kind):
     name = re.sub("[\0/]", "", name)[:60].encode("utf-8", "replace")[:200].decode("utf-8", "ignore")
     with tempfile.TemporaryDirectory() as directory, chdir(directory), patch.object(output, "_LOG_SECONDS", 0):

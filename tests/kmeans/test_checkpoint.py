@@ -112,6 +112,7 @@ CASES = {
 }
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("engine", ["auto", "fused"])
 def test_a_fit_killed_after_every_checkpoint(tmp_path, always, X, engine, case):
@@ -155,6 +156,7 @@ def on_machine(X, *, bounds=False, shards=0):
     return ShardedEngine(ArrayRows(X), X.dtype, None, machines, options, AllReduce, [1] * shards)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize(
     ("n", "d", "k", "options"),
     [

@@ -6,6 +6,7 @@ from itertools import pairwise
 import numpy as np
 import oracle
 import pytest
+from exhaustive import property_test
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -261,8 +262,7 @@ def problems(draw):
     return X, X[:k].astype(np.float64) + 0.25, weights
 
 
-@settings(max_examples=200, deadline=None)
-@given(problem=problems(), block=st.integers(1, 64))
+@property_test(60, 200, problem=problems(), block=st.integers(1, 64))
 def test_one_step_is_the_references(problem, block):
     X, centers, weights = problem
     engine = open_engine(X, device="cpu", sample_weight=weights)

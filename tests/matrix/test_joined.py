@@ -254,7 +254,7 @@ def test_fits_have_the_bits_of_one_file(tmp_path, save, streams, rng, monkeypatc
     if streams:
         monkeypatch.setattr(HostData, "fits", lambda *_: False)
     array = rng.standard_normal((1500, 7)).astype(np.float32)
-    options = {"device": "cpu", "random_state": 3, "n_init": 2}
+    options = {"device": "cpu", "random_state": 3, "n_init": 2, "max_iter": 5}
     whole = TSKMeans(4, **options).fit(open_matrix(write(tmp_path / "whole", [], save, array)))
     for number, cuts in enumerate(([1], [100, 101, 900])):
         found = TSKMeans(4, **options).fit(open_matrix(write(tmp_path / f"cut{number}", cuts, save, array)))

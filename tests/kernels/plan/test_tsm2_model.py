@@ -5,6 +5,7 @@ import math
 
 import numpy as np
 import pytest
+from exhaustive import every
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -198,7 +199,7 @@ class TestAgainstThePaper:
 class TestDescent:
     @pytest.mark.each_choice
     @pytest.mark.parametrize("dtype", ["float32", "float64"])
-    @pytest.mark.parametrize("device", KNOWN.values(), ids=KNOWN)
+    @pytest.mark.parametrize("device", every(4, KNOWN.values()), ids=KNOWN)
     def test_bound_by_memory_it_ends_beside_the_search(self, device, dtype):
         for w in range(1, min(32, int(tsm2_model.threshold(device, dtype))) + 1):
             _, t2, t3 = tsm2_model.choose(device, N, N, w, dtype)

@@ -133,7 +133,7 @@ SCHEDULED = [
     for case in [*tsm2r(*a, "CC"), *tsm2l(*a, "FC"), *tsmttsm(*a, "FC"), *list(folded(*a))[:1], *list(grams(*a))[:2]]
 ]
 # Primes, so that those which make test runs are of all shapes, arithmetics, orders and epilogues.
-EVERY, EVERY_SCHEDULED = 19, 13
+EVERY, EVERY_SCHEDULED = 31, 13
 
 
 def with_stride(plan):

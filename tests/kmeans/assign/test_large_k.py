@@ -137,15 +137,15 @@ def test_rows_as_near_to_many_centers_of_different_norms(d, rng):
     far = rng.permutation(k)[:100]
     centers[far] = toward[far] * np.linalg.norm(centers[far], axis=1)[:, None]
     near = np.setdiff1d(np.arange(k), far)
-    X = np.concatenate([middle + 1e-4 * rng.standard_normal((37, d)), centers[rng.integers(0, k, 20)]])
+    X = np.concatenate([middle + 1e-4 * rng.standard_normal((20, d)), centers[rng.integers(0, k, 10)]])
     step = step_of(X, k, KINDS[0], plan)
     # Without labels; then with labels, which are those of other centers.
     for order in (np.arange(k), rng.permutation(k)):
         now = (centers + 1e-4 * rng.standard_normal(centers.shape))[order]
         ambiguous, _ = assign(step, now)
-        assert np.count_nonzero(ambiguous == 0) >= 30  # more candidates than a list holds
+        assert np.count_nonzero(ambiguous == 0) >= 16  # more candidates than a list holds
         assert_right(step, now)
-        assert np.isin(order[step.labels[:37]], near).all()
+        assert np.isin(order[step.labels[:20]], near).all()
 
 
 @pytest.mark.parametrize("near", [1e-5, 1e-6, 1e-7])

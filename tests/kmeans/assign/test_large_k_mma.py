@@ -80,7 +80,7 @@ def test_labels_and_sums(d, plan, kind, rng):
     ids=str,
 )
 def test_many_turns_of_a_block(d, plan, k, copies, rng):
-    X, centers = blobs(3 * 256 * 5, d, k, rng, apart=1.0)
+    X, centers = blobs(3 * 256 * 3, d, k, rng, apart=1.0)
     step = step_of(X, k, KINDS[0], plan)
     with harness.schedule(seed=1, copies=copies):
         assign(step, centers)
@@ -93,7 +93,7 @@ def test_equal_centers(places, rng):
 
 
 @property_test(
-    4,
+    3,
     60,
     of=st.sampled_from(PLANS),
     kind=st.sampled_from([KINDS[0], KINDS[3]]),

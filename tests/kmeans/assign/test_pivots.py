@@ -65,9 +65,9 @@ KINDS_HERE = [KINDS[0], KINDS[1], KINDS[4]]
 @pytest.mark.parametrize("kind", KINDS_HERE, ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "plan"), [STAYS, STREAMS, SPLITS[2]], ids=["stays", "streams", "splits"])
 def test_labels_and_sums(d, plan, kind, rng):
-    """Groups of 40 centers, of which each row is left with its own."""
-    centers, group = groups([40] * 5, d, rng, near=1e-4 if kind[0] == "float16" else 1e-6)
-    n = 700
+    """Groups of 30 centers, of which each row is left with its own."""
+    centers, group = groups([30] * 5, d, rng, near=1e-4 if kind[0] == "float16" else 1e-6)
+    n = 500
     X = (centers[rng.integers(0, len(centers), n)] + 1e-3 * rng.standard_normal((n, d))).astype(DTYPES[kind[0]])
     X = X.astype(np.float64)
     weights = rng.random(n) * 3 if kind[2] else None
@@ -79,26 +79,26 @@ def test_labels_and_sums(d, plan, kind, rng):
         assert listed > ROWS_PER_CENTER * len(centers), turn
         assert len(found) == listed
         rows = np.array(list(found))
-        assert (group[step.labels[rows]] == oracle.square_distances(X[rows], centers[::40]).argmin(axis=1)).all()
+        assert (group[step.labels[rows]] == oracle.square_distances(X[rows], centers[::30]).argmin(axis=1)).all()
 
 
 @pytest.mark.parametrize(("size", "left"), [(MOST_NEAR, True), (MOST_NEAR + 1, False)])
 def test_as_many_centers_as_a_warp_compares(size, left, rng):
     d, plan = STAYS
-    centers, _ = groups([size, 40, 40], d, rng)
-    X = centers[rng.integers(0, size, 900)] + 1e-3 * rng.standard_normal((900, d))
+    centers, _ = groups([size, 9, 9], d, rng)
+    X = centers[rng.integers(0, size, 300)] + 1e-3 * rng.standard_normal((300, d))
     step = step_of(X, len(centers), KINDS[0], plan)
     listed, found = assign_by_pivots(step, centers)
-    assert listed == 900
-    assert len(found) == (900 if left else 0)
+    assert listed == 300
+    assert len(found) == (300 if left else 0)
     assert_right(step, centers)
 
 
 def test_few_rows_take_no_pivots(rng):
     d, plan = STAYS
-    centers, _ = groups([40] * 5, d, rng)
+    centers, _ = groups([30] * 5, d, rng)
     n = ROWS_PER_CENTER * len(centers)
-    X = centers[rng.integers(0, 40, n + 1)] + 1e-3 * rng.standard_normal((n + 1, d))
+    X = centers[rng.integers(0, 30, n + 1)] + 1e-3 * rng.standard_normal((n + 1, d))
     for rows, expected in ((X[:-1], 0), (X, n + 1)):
         step = step_of(rows, len(centers), KINDS[0], plan)
         listed, found = assign_by_pivots(step, centers)
@@ -110,11 +110,11 @@ def test_pivots_far_from_their_rows(rng):
     """Labels of the last iteration that are centers of another group: nothing is excluded, and labels are right."""
     d, plan = STAYS
     centers, _ = groups([70, 70], d, rng)
-    X = centers[rng.integers(0, 70, 500)] + 1e-3 * rng.standard_normal((500, d))
+    X = centers[rng.integers(0, 70, 300)] + 1e-3 * rng.standard_normal((300, d))
     step = step_of(X, len(centers), KINDS[0], plan)
     assign_by_pivots(step, centers)
     listed, found = assign_by_pivots(step, centers[::-1].copy())
-    assert listed == 500
+    assert listed == 300
     assert not found
     assert_right(step, centers[::-1])
 
@@ -122,14 +122,14 @@ def test_pivots_far_from_their_rows(rng):
 def test_rows_beyond_the_norm_limit(rng):
     """They have no candidates at all; those that the first center leaves many centers, a block compares with all."""
     d, plan = STAYS
-    centers, _ = groups([40] * 5, d, rng)
-    X = centers[rng.integers(0, len(centers), 900)] + 1e-3 * rng.standard_normal((900, d))
+    centers, _ = groups([30] * 5, d, rng)
+    X = centers[rng.integers(0, len(centers), 400)] + 1e-3 * rng.standard_normal((400, d))
     X[::10] *= 1e6
     step = step_of(X, len(centers), KINDS[0], plan, middle=8.0)
     for _ in range(2):
         listed, found = assign_by_pivots(step, centers)
-        assert listed == 900
-        assert len(found) == 810
+        assert listed == 400
+        assert len(found) == 360
         assert_right(step, centers)
 
 

@@ -246,7 +246,7 @@ def of_shape(X, centers, d, k):
     return X, np.pad(centers, ((0, k - len(centers)), (0, 0)), mode="edge")
 
 
-@pytest.mark.parametrize(("d", "k"), [(3, 2), (300, 5), (2050, 9)])
+@pytest.mark.parametrize(("d", "k"), [(3, 2), (300, 5), pytest.param(2050, 9, marks=pytest.mark.exhaustive)])
 def test_products_that_would_overflow(d, k):
     X = np.zeros((400, 1))
     X[:, 0] = 1000 + np.linspace(-0.1, 0.1, 400)  # about the middle of two centers, both far away
@@ -256,7 +256,7 @@ def test_products_that_would_overflow(d, k):
     assert_right(step, centers)
 
 
-@pytest.mark.parametrize(("d", "k"), [(3, 2), (300, 5), (2050, 9)])
+@pytest.mark.parametrize(("d", "k"), [(3, 2), (300, 5), pytest.param(2050, 9, marks=pytest.mark.exhaustive)])
 def test_centers_that_float16_cannot_hold(d, k, rng):
     centers = np.array([[-5, -65000, -20000], [66000, 0, 0]]) / 16
     X, centers = of_shape(rng.standard_normal((500, 3)), centers, d, k)

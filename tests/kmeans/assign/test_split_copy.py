@@ -50,7 +50,7 @@ def test_split_copy(d, plan, kind, n, rng):
 @pytest.mark.parametrize("kind", [*KINDS, *FAR_KINDS], ids=lambda kind: "-".join(map(str, kind)))
 @pytest.mark.parametrize(("d", "plan"), SPLITS, ids=["full", "padded", "in parts"])
 def test_few_rows_are_ambiguous_if_rows_are_split(d, plan, kind, rng):
-    n, k = 300, plan.columns + 12
+    n, k = 200, plan.columns + 12
     X, centers = blobs(n, d, k, rng, apart=0.7)
     weights = rng.random(n) * 3 if kind[2] else None
     X = (X + away_of(kind)).astype(DTYPES[kind[0]]).astype(np.float64)

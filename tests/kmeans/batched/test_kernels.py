@@ -224,6 +224,7 @@ def test_what_float16_cannot_hold(rng):
     assert (batch.labels == 2).any(axis=1).all()
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("away", [10.0, 1e4, 1e7])
 @STREAMS
 def test_a_center_far_away_widens_no_bound(streams, away, rng):
@@ -266,6 +267,7 @@ def test_nearly_equal_centers_everywhere(streams, apart, chunks, rng):
     assert (np.unique(batch.labels // 64).tolist() == [0]) == (apart == 0)
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("chunks", [3, 4, 5, 6])
 @STREAMS
 def test_candidates_in_some_chunks(streams, chunks, rng):

@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from exhaustive import every
 from host_cuda.machine import HostMachine
 from kmeans.distributed.cut_fits import fitted, host_engine, parted_engine, same_bits, samples, within
 from kmeans.distributed.ranks import on_threads
@@ -185,7 +186,7 @@ class LosingCrew(GangCrew):
         return None
 
 
-@pytest.mark.parametrize("lost", [{0: 0}, {0: 2}, {1: 1}, {0: 1, 1: 0}, dict.fromkeys(range(9), 1)], ids=str)
+@pytest.mark.parametrize("lost", every(2, [{0: 0}, {0: 2}, {0: 1, 1: 0}, {1: 1}, dict.fromkeys(range(9), 1)]), ids=str)
 def test_a_part_that_is_lost_in_a_burst(lost, rng, monkeypatch):
     X = samples(rng, 1100, 40, 5)
     expected = fitted(host_engine(X), 5, init="random", max_iter=12, tol=0.0)
@@ -305,7 +306,7 @@ def test_dask(rng, dask_fit):
     same_as_one_process(model, labels, X, max_iter=8, tol=0)
 
 
-@pytest.mark.parametrize("at", [0, 2])
+@pytest.mark.parametrize("at", [pytest.param(0, marks=pytest.mark.exhaustive), 2])
 def test_a_gpu_of_dask_that_fails_in_a_burst(at, rng, dask_fit, monkeypatch):
     """The other one waits for it until it is told to leave the group."""
     X, calls, ask = rng.standard_normal((3000, 17)).astype(np.float32), [], Part.burst

@@ -156,7 +156,7 @@ def test_every_kernel_is_compiled(case, rng, used, monkeypatch):
         init[-1] += 1e6
         monkeypatch.setattr(relocation, "MOST_ORDERED", 0)
     random_state = np.random.RandomState(0)
-    fit = {"init": init, "n_init": 1, "max_iter": 4, "tol": 0, "protect": case.protect, "random_state": random_state}
+    fit = {"init": init, "n_init": 1, "max_iter": 3, "tol": 0, "protect": case.protect, "random_state": random_state}
     found = lloyd.fit(engine, case.k, **fit)
     assert found.step == case.step, found.step_reason
     if case.begins_early:

@@ -7,7 +7,7 @@ from exhaustive import property_test
 from host_cuda.machine import HostMachine
 from hypothesis import strategies as st
 from kmeans.assign.test_host_labels import on_bisectors, whole_distances
-from kmeans.engines.test_device_engine import CASES, Case
+from kmeans.engines.test_device_engine import MOST_EXHAUSTIVE, Case
 from kmeans.host_steps import DTYPES, RowsOnMachine, fixed_point_sums, iterate_once, work_of
 
 import tsapps
@@ -90,7 +90,7 @@ def test_by_hand():
     assert step.inertia(np.array([[-5.0], [-4.5]])) == 0.25 + 0 + 81 + 100
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", MOST_EXHAUSTIVE)
 def test_fits_have_the_bits_of_the_kernels(case, rng):
     X, weights = case.data(rng)
     first = X[: case.k].astype(np.float64)
@@ -117,12 +117,12 @@ def test_runs_from_drawn_centers_have_the_bits_of_the_kernels(case, init, small,
     seen, both = [], []
     for engine in (host_engine(X, weights), device_engine(X, weights)):
         seen.append([])
-        options = {"n_init": 3, "max_iter": 6, "tol": 1e-3, "progress": seen[-1].append}
+        options = {"n_init": 2, "max_iter": 6, "tol": 1e-3, "progress": seen[-1].append}
         both.append(fit(engine, case.k, init, **options))
     assert_same(*both)
     told = [[(one.run, one.iteration, one.n_reassigned) for one in some] for some in seen]
     assert told[0] == told[1]
-    assert {run for run, *_ in told[0]} == {0, 1, 2}
+    assert {run for run, *_ in told[0]} == {0, 1}
     np.testing.assert_allclose(*([one.inertia for one in some] for some in seen), rtol=1e-5)
 
 
@@ -168,6 +168,7 @@ def with_far_center(X, k):
 
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
+@pytest.mark.each_choice
 @pytest.mark.parametrize("by_launches", [False, True])
 @pytest.mark.parametrize("case", STEPS, ids=str)
 def test_empty_clusters_have_the_bits_of_the_kernels(case, by_launches, rng, monkeypatch):
@@ -201,7 +202,7 @@ def test_protection_changes_no_bit(case, rng):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @property_test(
-    12,
+    8,
     200,
     case=st.sampled_from(STEPS[:3]),
     n=st.integers(33, 300),

@@ -5,7 +5,7 @@ import weakref
 
 import numpy as np
 import pytest
-from kmeans.engines.test_device_engine import CASES, Case, engine_of
+from kmeans.engines.test_device_engine import MOST_EXHAUSTIVE, Case, engine_of
 from kmeans.engines.test_pinned_rows import Pinning, engine_over, fitted, same_bits
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
@@ -38,7 +38,7 @@ def windows(monkeypatch):
 @pytest.mark.each_choice
 @pytest.mark.parametrize("rows", [128, 64, 1 << 20])
 @pytest.mark.parametrize("pinned", [False, True])
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", MOST_EXHAUSTIVE)
 def test_the_bits_are_those_of_rows_on_the_gpu(case, pinned, rows, rng, windows):
     X, weights = case.data(rng)
     windows(rows)

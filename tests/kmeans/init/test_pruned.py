@@ -67,7 +67,7 @@ def test_steps_by_the_copy_are_as_exact(d, k, dtype, weighted, n, rng):
     X = blobs(n, d, k).astype(dtype) + 100  # far from the origin
     weights = rng.random(n) if weighted else None
     of = Seeding(X, k, dtype, weights, first=n // 2, quantized=True, multiprocessors=1 + n % 3)
-    for step in range(min(k, 6)):
+    for step in range(min(k, 4)):
         draws = rng.random(of.plan.trials)
         if step == 0:
             of.evaluate(step)
