@@ -22,7 +22,8 @@ from tsapps.apps.abft.at_rest.exact_code import ExactSums
 from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout
 from tsapps.apps.abft.at_rest.select_adder import adder
 from tsapps.apps.abft.at_rest.source import Progress, Source, parts
-from tsapps.apps.abft.at_rest.word_sums import SUMS, AddRows
+from tsapps.apps.abft.at_rest.word_sums import SUMS, AddRows, add_by_blas
+from tsapps.kernels.blas.threads import one_blas_thread
 from tsapps.kernels.devices import available_cores
 
 __all__ = ["FileReader", "exact_pass"]
@@ -80,7 +81,12 @@ def exact_pass(
             sums.finish()
             return
         number = min(available_cores(), _MOST_THREADS, -(-of.n_bytes // _THREAD_BYTES))
-        with closing(_computed(stripes, stripes.units(number), adder(of.n_bytes), number)) as computed:
+        add = adder(of.n_bytes)
+        # If calls of BLAS set and reset its number of threads in turn, it ends and starts threads all the time.
+        with (
+            one_blas_thread() if add is add_by_blas else nullcontext(),
+            closing(_computed(stripes, stripes.units(number), add, number)) as computed,
+        ):
             _join(computed, of, ended, progress)
 
 
