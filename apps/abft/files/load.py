@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_decode import exact_faults
+from tsapps.apps.abft.at_rest.gpu.compare import sums_on
 from tsapps.apps.abft.at_rest.source import ArraySource
 from tsapps.apps.abft.at_rest.verdict import AmbiguousError, Verdict
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sidecar
@@ -73,12 +74,13 @@ def load_file(
 
     name, where = fspath(path), torch.device(device)
     with ThreadPoolExecutor(1) as beside:
-        waiting = beside.submit(read_file_sidecar, Path(name + SIDECAR if sidecar is None else sidecar))
-        n_bytes = os.path.getsize(path)
+        machine: Machine | None = None
         if where.type == "cuda":
-            index = torch.cuda.current_device() if where.index is None else where.index
-            machine = cuda_machine(index)
-            with machine.current(), torch.cuda.device(index):
+            machine = cuda_machine(torch.cuda.current_device() if where.index is None else where.index)
+        waiting = beside.submit(_sidecar, Path(name + SIDECAR if sidecar is None else sidecar), machine)
+        n_bytes = os.path.getsize(path)
+        if machine is not None:
+            with machine.current(), torch.cuda.device(machine.index):
                 content, bytes_of = _on_gpu(name, n_bytes, machine, torch)
                 _verify(name, bytes_of, waiting, machine)
         else:
@@ -86,6 +88,14 @@ def load_file(
             read_into(name, content.numpy())
             _verify(name, content.numpy(), waiting, None)
     return _views(name, content, torch)
+
+
+def _sidecar(path: Path, machine: Machine | None) -> FileSidecar:
+    """Read a sidecar, and copy its sums to the GPU, if there is one."""
+    sidecar = read_file_sidecar(path)
+    if machine is not None and sidecar.sums is not None:
+        sums_on(machine, sidecar.sums)
+    return sidecar
 
 
 def _on_gpu(name: str, n_bytes: int, machine: Machine, torch: Any) -> tuple[Any, Any]:
@@ -182,13 +192,19 @@ def _views(name: str, content: Any, torch: Any) -> dict[str, Any]:
     """Return the tensors of a file, as views of its bytes where they are aligned."""
     size = int.from_bytes(content[:8].cpu().numpy().tobytes(), "little")
     header = content[: min(content.numel(), 8 + size)].cpu().numpy().tobytes()
-    found = {}
-    for tensor, place in tensors_in(header, content.numel()).items():
-        dtype = getattr(torch, DTYPES.get(place.dtype or "", ""), None)
+    found: dict[str, Any] = {}
+    of_dtype: dict[Any, Any] = {}  # all bytes as elements of a dtype; one view per tensor is what takes time
+    for tensor, (begin, end, dtype_name, shape, _) in tensors_in(header, content.numel()).items():
+        dtype = getattr(torch, DTYPES.get(dtype_name or "", ""), None)
         if dtype is None:
-            raise ValueError(f"{name}: the tensor {tensor!r} is {place.dtype}, which this version of torch lacks")
-        part = content[place.begin : place.end]
-        if part.storage_offset() % dtype.itemsize:
-            part = part.clone()
-        found[tensor] = part.view(dtype).reshape(place.shape)
+            raise ValueError(f"{name}: the tensor {tensor!r} is {dtype_name}, which this version of torch lacks")
+        size = dtype.itemsize
+        if (content.storage_offset() + begin) % size:
+            found[tensor] = content[begin:end].clone().view(dtype).view(shape)
+            continue
+        if (dtype, begin % size) not in of_dtype:
+            whole = content[begin % size :]
+            of_dtype[dtype, begin % size] = whole[: whole.numel() // size * size].view(dtype)
+        part = of_dtype[dtype, begin % size][begin // size : begin // size + (end - begin) // size]
+        found[tensor] = part if len(shape) == 1 else part.view(shape)
     return found

@@ -24,7 +24,7 @@ import json
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import blake3
 
@@ -48,8 +48,7 @@ def hasher(name: str) -> Any:
     return blake3.blake3() if name == "blake3" else hashlib.new(name)
 
 
-@dataclass(frozen=True)
-class Tensor:
+class Tensor(NamedTuple):
     """A tensor, or another named part, of a file.
 
     Attributes

@@ -82,19 +82,19 @@ def tensors_in(header: bytes, n_bytes: int) -> dict[str, Tensor]:
         (size,) = struct.unpack_from("<Q", header)
         if 8 + size > len(header):
             raise ValueError("the header is longer than the file")
-        found = {}
-        for name, entry in json.loads(header[8 : 8 + size]).items():
+        found, first = {}, 8 + size
+        for name, entry in json.loads(header[8:first]).items():
             if name == "__metadata__":
                 continue
-            begin, end = (8 + size + int(one) for one in entry["data_offsets"])
-            dtype, shape = str(entry["dtype"]), tuple(int(one) for one in entry["shape"])
+            begin, end = entry["data_offsets"]
+            shape = tuple(entry["shape"])
             if (
-                not 8 + size <= begin <= end <= n_bytes
-                or min(shape, default=0) < 0
+                not 0 <= begin <= end <= n_bytes - first
                 or (begin < end) != (prod(shape) > 0)
+                or min(shape, default=0) < 0
             ):
                 raise ValueError(f"the tensor {name!r} is not where the header says")
-            found[name] = Tensor(begin, end, dtype, shape)
+            found[name] = Tensor(first + begin, first + end, str(entry["dtype"]), shape)
     except (struct.error, KeyError, TypeError, AttributeError, RecursionError, ValueError) as error:
         raise ValueError(f"no header of safetensors: {error}") from error
     return found

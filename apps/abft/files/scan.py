@@ -4,7 +4,6 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from io import FileIO
 from os import PathLike, fspath
 from typing import NamedTuple
@@ -238,13 +237,13 @@ class TensorHashes:
             self._hash.update(piece[max(0, tensor.begin - begin) : max(0, tensor.end - begin)].data)
             if tensor.end > end:
                 break
-            self._found[name] = replace(tensor, hash=str(self._hash.hexdigest()))
+            self._found[name] = tensor._replace(hash=str(self._hash.hexdigest()))
             self._next()
         self._at = end
 
     def finish(self) -> dict[str, Tensor]:
         """Return the tensors with their hashes; those without bytes at the end of the file too."""
         while self._now is not None:
-            self._found[self._now[0]] = replace(self._now[1], hash=str(self._hash.hexdigest()))
+            self._found[self._now[0]] = self._now[1]._replace(hash=str(self._hash.hexdigest()))
             self._next()
         return self._found

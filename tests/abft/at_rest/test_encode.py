@@ -9,10 +9,21 @@ from host_cuda.machine import HostMachine, placed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tsapps.apps.abft.at_rest.exact_code import ExactSums, last_weight
 from tsapps.apps.abft.at_rest.float_code import WeightedSums, gamma
-from tsapps.apps.abft.at_rest.gpu.encode import add_checksums, compiled, passes_on_gpu, plans
+from tsapps.apps.abft.at_rest.gpu.encode import (
+    COLUMN_THREADS,
+    COLUMNS_KERNEL,
+    add_checksums,
+    build_columns,
+    compiled,
+    passes_on_gpu,
+    plans,
+    sum_columns,
+    sums_on_gpu,
+)
 from tsapps.apps.abft.at_rest.gpu.plan import elements_plan, words_plan
-from tsapps.apps.abft.at_rest.interleave import ROWS, layout
+from tsapps.apps.abft.at_rest.interleave import ROWS, Layout, layout
 from tsapps.apps.abft.at_rest.source import as_source
 from tsapps.apps.abft.at_rest.verify import sums_of
 from tsapps.kernels.gpu_specs import KNOWN
@@ -155,6 +166,8 @@ def test_plans_know_the_kernels_sizes():
         parts.append(f"static_assert({of_plan}::kSharedBytes == {plan.shared_bytes});")
         parts.append(f"static_assert({of_plan}::kThreads == {plan.threads});")
     parts.append("static_assert(abft::kCompareThreads == 256);")
+    parts.append('#include "apps/abft/at_rest/gpu/word_columns.cuh"')
+    parts.append(f"static_assert(abft::kColumnThreads == {COLUMN_THREADS} && abft::kColumnRows == {ROWS});")
     harness.build("\n".join(parts))
 
 
@@ -171,3 +184,45 @@ def test_no_plan_spills(name, dtype, weights):
         for plan in plans(*shape, dtype, layout(shape, size), **given):
             used = compiled(plan, architecture_of(gpu.compute_capability)).resources[plan.kernel]
             assert (used.spill_stores, used.spill_loads) == (0, 0)
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["A100", "L4", "H200", "B200", "RTX 5090"])
+def test_columns_of_words_do_not_spill(name):
+    used = build_columns(architecture_of(KNOWN[name].compute_capability)).resources[COLUMNS_KERNEL]
+    assert (used.spill_stores, used.spill_loads) == (0, 0)
+
+
+def test_columns_of_words_by_hand():
+    """Two words of one column and their sums: S₀ = a + b, S₁ = 2a + b, S₂ = 3a + b, S₃ = 4a + b."""
+    words = np.array([5, 7], "<u4").view(np.uint8)
+    sums = sum_columns(HostMachine(), placed(words), 1)
+    assert sums[0, :4, 0].tolist() == [12, 17, 22, 27]
+    assert sums[0, 4, 0] == 5 * last_weight(2) + 7 * last_weight(1)
+
+
+@pytest.mark.parametrize(
+    "size", [1, 3, 4, 4099, 512 * 4 * 7 - 2, 512 * 4 * 7, 512 * 4 * 7 + 1, 3 * 512 * 4 * 9 + 4 * 9 * 8]
+)
+def test_columns_of_words_are_those_of_the_cpu(size, rng):
+    data = rng.integers(0, 256, (1, size), np.uint8)
+    of = layout(data.shape, 1)
+    for width in {of.width, 7, 9}:
+        ended = []
+        sums = ExactSums(Layout(size, width), lambda _, found, ended=ended: ended.append(found))
+        sums.add(data[0])
+        sums.finish()
+        np.testing.assert_array_equal(sum_columns(HostMachine(), placed(data[0]), width), np.stack(ended))
+
+
+def test_a_row_of_any_length_is_summed_in_pieces_of_stripes(rng, monkeypatch):
+    """Bytes at an odd address are copied, piece by piece; the last piece ends within a word."""
+    monkeypatch.setattr("tsapps.apps.abft.at_rest.gpu.encode._PIECE_BYTES", 1 << 23)
+    machine = HostMachine(multiprocessors=2)
+    monkeypatch.setattr("tsapps.apps.abft.at_rest.gpu.encode.machine_of", lambda *_: machine)
+    data = rng.integers(0, 256, (1, (2 << 23) + 4099), np.uint8)
+    of = layout(data.shape, 1)
+    seen = []
+    found = sums_on_gpu(as_source(data), 0, of, code="exact", weights=0, block=0, progress=seen.append)
+    np.testing.assert_array_equal(found["exact"], sums_of(as_source(data), "exact", 0, 0)["exact"])
+    assert seen == [1 << 23, 2 << 23, data.size]

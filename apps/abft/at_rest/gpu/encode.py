@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.apps.abft.at_rest.exact_code import SUMS
 from tsapps.apps.abft.at_rest.gpu.plan import ALIGNMENT, ChecksumsPlan, elements_plan, fitted, words_plan
 from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout, fold
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
@@ -16,9 +17,23 @@ from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
-__all__ = ["add_checksums", "compiled", "machine_of", "passes_on_gpu", "plans", "sums_on_gpu"]
+__all__ = [
+    "COLUMNS_KERNEL",
+    "COLUMN_THREADS",
+    "add_checksums",
+    "build_columns",
+    "compiled",
+    "machine_of",
+    "passes_on_gpu",
+    "plans",
+    "sum_columns",
+    "sums_on_gpu",
+]
 
 _SOURCE = Path(__file__).with_name("encode.cuh")
+#: The C++ name of the kernel of word_columns.cuh, and the number of threads per thread block (kColumnThreads).
+COLUMNS_KERNEL, COLUMN_THREADS = "abft::sum_columns", 256
+_COLUMNS_SOURCE = Path(__file__).with_name("word_columns.cuh")
 # Minimum compute capability: the kernel needs the barriers and copies of this architecture.
 _LEAST_CAPABILITY = 8.0
 # Maximum number of bytes of a matrix in host memory that are uploaded at a time.
@@ -28,6 +43,11 @@ _PIECE_BYTES = 1 << 28
 def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
     """Compile the kernel of a plan for an architecture; needs no GPU."""
     return build(_SOURCE.read_text(encoding="utf-8"), [plan.kernel], arch)
+
+
+def build_columns(arch: str) -> Cubin:
+    """Compile the kernel of word_columns.cuh for an architecture; needs no GPU."""
+    return build(_COLUMNS_SOURCE.read_text(encoding="utf-8"), [COLUMNS_KERNEL], arch)
 
 
 def plans(
@@ -143,11 +163,11 @@ def passes_on_gpu(
     count = total if whole else stripe and max(1, _PIECE_BYTES // (stripe * each)) * stripe
     if not count:
         return None
-    plans_of: dict[int, tuple[ChecksumsPlan, ...]] = {}
+    plans_of: dict[int, tuple[ChecksumsPlan, ...] | None] = {}
     for k in (min(count, total), total % count or count):
         layout, shape = Layout(k * each, of.width), (1, k) if by_columns else (k, n)
         served = plans(*shape, name, layout, code=code, weights=weights, block=block, gpu=machine.gpu)
-        if served is None:
+        if served is None and code != "exact":
             return None
         plans_of[k * each] = served
 
@@ -162,9 +182,12 @@ def passes_on_gpu(
     def passes() -> Iterator[dict[str, Any]]:
         done = 0
         for part in parts:
-            there = _on_gpu(machine, part)
-            added = (add_checksums(machine, there, plan) for plan in plans_of[part.nbytes])
-            yield {name: sums for tensors in added for name, sums in tensors.items()}
+            there, served = _on_gpu(machine, part), plans_of[part.nbytes]
+            if served is None:
+                yield {"exact": sum_columns(machine, there, of.width)}
+            else:
+                added = (add_checksums(machine, there, plan) for plan in served)
+                yield {name: sums for tensors in added for name, sums in tensors.items()}
             done += part.nbytes
             if progress is not None:
                 progress(done)
@@ -213,3 +236,28 @@ def add_checksums(machine: Machine, array: Any, plan: ChecksumsPlan) -> dict[str
         blocks = min(plan.units, machine.gpu.multiprocessors)
         _kernel(machine, plan)((blocks,), (plan.threads,), (task,), shared_mem=plan.shared_bytes)
     return tensors
+
+
+def sum_columns(machine: Machine, array: Any, width: int) -> Any:
+    """Launch the computation of the exact sums of any number of bytes on the current stream; return them in GPU memory.
+
+    Parameters
+    ----------
+    machine : Machine
+    array : array of `machine.xp`
+        Without gaps, aligned to 4 bytes.
+    width : int
+        Words per row of words (interleave.py).
+
+    Returns
+    -------
+    array of `machine.xp`, of shape (stripes, 5, width), uint64
+    """
+    stripes = Layout(array.nbytes, width).stripes
+    with machine.current():
+        sums = machine.xp.empty((stripes, SUMS, width), np.uint64)
+        (kernel,) = machine.kernels(_COLUMNS_SOURCE, COLUMNS_KERNEL)
+        sizes = np.int64(array.nbytes), np.int64(width), np.int64(stripes * width)
+        blocks = -(-stripes * width // COLUMN_THREADS)
+        kernel((blocks,), (COLUMN_THREADS,), (array, sums, *sizes))
+    return sums

@@ -13,6 +13,7 @@
 // its products with weights, and the sums of these products, are exact. This takes four instructions per word; 32-bit
 // multiply-adds with 64-bit sums took six dependent instructions.
 #pragma once
+#include "apps/abft/at_rest/gpu/last_weight.cuh"
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 #include "kernels/ptx/mma.cuh"
 
@@ -22,14 +23,6 @@ namespace abft {
 // of the lower part of the weights of S_k.
 constexpr int kProducts = 8;
 constexpr int kPartBits[kSums] = {0, 0, 9, 12, 11};
-
-// The weight in S₄: a hash of r with 22 bits (at_rest/exact_code.py).
-__device__ __forceinline__ unsigned last_weight(unsigned r) {
-  unsigned x = r * 0x9e3779b1u;
-  x = (x ^ x >> 15) * 0x85ebca77u;
-  x = (x ^ x >> 13) * 0xc2b2ae3du;
-  return (x ^ x >> 16) >> 10;
-}
 
 // The table of weights in shared memory: kProducts columns for each of the kStripe values of r.
 class WordWeights {
