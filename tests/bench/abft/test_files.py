@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tsapps.apps.abft import Verdict
-from tsapps.bench.abft import files
+from tsapps.bench.abft import file_tools, files
 from tsapps.bench.common import record
 from tsapps.bench.common.outcome import NotRightError
 
@@ -42,11 +42,11 @@ def test_hashes(path, monkeypatch):
     assert run(path, "--engine", "sha256sum", "--engine", "blake3") == 0
     found = [(one["engine"], one["where"], one["cores"]) for one in record.load(path)]
     blake3 = [("blake3", where, cores) for where in ("memory", "file") for cores in (1, 2)]
-    assert found == ([("sha256sum", "file", 1)] if files.which("sha256sum") else []) + blake3
+    assert found == ([("sha256sum", "file", 1)] if file_tools.which("sha256sum") else []) + blake3
 
 
 def test_tools_that_are_not_installed(path, monkeypatch, capsys):
-    monkeypatch.setattr(files, "which", lambda name: None)
+    monkeypatch.setattr(file_tools, "which", lambda name: None)
     monkeypatch.setattr(files, "compiled_adder", lambda: None)
     assert run(path, "--engine", "par2", "--engine", "b3sum", "--engine", "tsapps-numpy") == 0
     lines = capsys.readouterr().out.splitlines()
@@ -73,7 +73,7 @@ def test_par2(path, tmp_path, monkeypatch, capsys, repair):
     (tmp_path / "par2").write_text(PAR2.format(repair=repair))
     (tmp_path / "par2").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    monkeypatch.setattr(files, "_PAR2_BLOCKS", (9,))
+    monkeypatch.setattr(file_tools, "_PAR2_BLOCKS", (9,))
     assert run(path, "--engine", "par2") == (repair == "true")
     if repair == "true":
         assert "one changed word is not repaired" in capsys.readouterr().out
@@ -93,9 +93,9 @@ def test_wrong_results_are_not_recorded(path, monkeypatch, capsys):
 
 
 def test_a_hash_that_is_always_the_same(tmp_path):
-    data = files.Data(tmp_path, 1 << 10, 1)
+    data = file_tools.Data(tmp_path, 1 << 10, 1)
     before = data.array.copy()
     with pytest.raises(NotRightError, match="the hash of other bytes is the same"):
-        files.measured(files._hash_job("none", "file", data, 1, lambda _: "00", "00"), 1)
+        files.measured(file_tools._hash_job("none", "file", data, 1, lambda _: "00", "00"), 1)
     np.testing.assert_array_equal(data.array, before)
     assert data.digest_of_file() == data.file_sha256
