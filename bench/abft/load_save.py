@@ -96,14 +96,14 @@ def files(directory: Path, repeats: int) -> list[dict[str, Any]]:
         path = directory / "model.safetensors"
         save_file(tensors, path)
         _check(path, tensors)
-        verified = load._verify
+        checks = load._verify, load._sidecar
 
-        def unverified(path: Path = path, verified: Any = verified) -> None:
-            load._verify = lambda *_: None  # type: ignore[assignment]
+        def unverified(path: Path = path, checks: Any = checks) -> None:
+            load._verify = load._sidecar = lambda *_: None  # type: ignore[assignment]
             try:
                 load.load_file(path, device="cuda")
             finally:
-                load._verify = verified
+                load._verify, load._sidecar = checks
 
         calls: dict[tuple[str, str], Callable[[], Any]] = {
             ("load", "tsapps"): partial(load.load_file, path, device="cuda"),

@@ -194,7 +194,8 @@ def _views(name: str, content: Any, torch: Any) -> dict[str, Any]:
     header = content[: min(content.numel(), 8 + size)].cpu().numpy().tobytes()
     found: dict[str, Any] = {}
     of_dtype: dict[Any, Any] = {}  # all bytes as elements of a dtype; one view per tensor is what takes time
-    for tensor, (begin, end, dtype_name, shape, _) in tensors_in(header, content.numel()).items():
+    for tensor, (begin, end, dtype_name, sizes, _) in tensors_in(header, content.numel()).items():
+        shape = sizes or ()
         dtype = getattr(torch, DTYPES.get(dtype_name or "", ""), None)
         if dtype is None:
             raise ValueError(f"{name}: the tensor {tensor!r} is {dtype_name}, which this version of torch lacks")
