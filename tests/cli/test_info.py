@@ -41,7 +41,7 @@ def test_with_a_gpu_names_it(succeed, stand_in_gpu):
 
 def test_table(succeed):
     table = succeed("info")
-    for what in ("tsapps", "python", "numpy", "scikit-learn", "cpu", "gpu", "auto", "cache", "optional"):
+    for what in ("tsapps", "python", "numpy", "scikit-learn", "cpu", "gpu", "auto", "checksums", "cache", "optional"):
         assert any(line.startswith(f"{what} ") for line in table.splitlines()), what
     assert "none: CuPy is not installed" in table
 

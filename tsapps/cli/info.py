@@ -79,14 +79,11 @@ def _kmeans_steps(index: int) -> list[dict[str, str]]:
     return found
 
 
-def _cpu_checksums() -> str:
+def _cpu_checksums(numba: str | None) -> str:
     """Return a phrase that says what computes the exact code's checksums on the CPU."""
-    from tsapps.kernels.jit.numba_cache import numba_version
-
-    found = numba_version()
-    if found is None:
+    if numba is None:
         return "NumPy; of large data in a fraction of the time with numba: pip install numba"
-    return f"NumPy; of large data machine code by numba {found}"
+    return f"NumPy; of large data machine code by numba {numba}"
 
 
 def info(as_json: Json = False) -> None:
@@ -113,10 +110,10 @@ def info(as_json: Json = False) -> None:
         "why_no_gpu": why_no_gpu() or None,
         "auto": {"device": choice.device, "reason": choice.reason},
         "kmeans_steps": {f"cuda:{gpu.index}": _kmeans_steps(gpu.index) for gpu in gpus()},
-        "cpu_checksums": _cpu_checksums(),
         "cache": cache,
         "optional": _optional_versions(),
     }
+    report["cpu_checksums"] = _cpu_checksums(report["optional"]["numba"])
     if as_json:
         print_json(report)
         return
