@@ -14,7 +14,7 @@ import typer
 from tsapps.cli.abft_report import print_line
 from tsapps.cli.failures import print_error
 from tsapps.cli.output import byte_bar, gigabytes, print_text
-from tsapps.errors import ExitCode
+from tsapps.errors import ExitCode, UsageError
 
 if TYPE_CHECKING:
     from tsapps.apps.abft.files.report import FileReport
@@ -46,24 +46,23 @@ _GOOD = ("protected", "unchanged", "ok", "forgotten", "unprotected")
 
 @contextmanager
 def counting(what: str, paths: Iterable[str], *, quiet: bool) -> Iterator["Progress"]:
-    """Yield a function that counts bytes and shows the progress on stderr."""
-    from tsapps.apps.abft.files.places import targets_of
+    """Yield a function that counts bytes and shows the progress on stderr; turn errors of paths into `UsageError`."""
+    from tsapps.apps.abft.files.parity import ParityError
+    from tsapps.apps.abft.files.places import PlaceError, targets_of
 
-    total = 0
-    for target in targets_of(paths, exist=False):
-        place = target.place
-        for name in place.file_names() if target.names is None else target.names:
-            path = place.file(name)
-            total += os.path.getsize(path) if path.is_file() else 0
     done = 0
-    with byte_bar(quiet=quiet) as show:
+    try:
+        total = sum(target.n_bytes for target in targets_of(paths, exist=False))
+        with byte_bar(quiet=quiet) as show:
 
-        def count(n_bytes: int) -> None:
-            nonlocal done
-            done += n_bytes
-            show(what, done, max(done, total))
+            def count(n_bytes: int) -> None:
+                nonlocal done
+                done += n_bytes
+                show(what, done, max(done, total))
 
-        yield count
+            yield count
+    except (PlaceError, ParityError) as error:
+        raise UsageError(str(error)) from error
 
 
 def print_reports(reports: Iterable["FileReport"], *, as_json: bool, quiet: bool) -> tuple[Counter[str], int]:

@@ -69,6 +69,13 @@ class Target:
     place: Place
     names: tuple[str, ...] | None
 
+    @property
+    def n_bytes(self) -> int:
+        """The number of bytes of the target's files, without those of subdirectories."""
+        names = self.place.file_names() if self.names is None else self.names
+        paths = map(self.place.file, names)
+        return sum(os.path.getsize(path) for path in paths if path.is_file())
+
 
 def is_data(name: str) -> bool:
     """Return whether a file of this name can be protected: it is neither a file of tsapps nor a temporary."""

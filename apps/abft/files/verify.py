@@ -107,7 +107,7 @@ def described(damage: Damage, entry: FileEntry) -> str:
     """Return what is corrupted, for a message: the number of words if it is known, and the names of tensors."""
     words = f", in {damage.words:,} word{'s' if damage.words != 1 else ''}" if damage.words and not damage.lost else ""
     tensors = damage.tensors(entry)
-    if not tensors or len(tensors) == len(entry.tensors) > 1:
+    if not tensors or (len(tensors) == len(entry.tensors) and (damage.lost or len(tensors) > 1)):
         return words
     more = f" and {len(tensors) - _MOST_NAMED:,} more" if len(tensors) > _MOST_NAMED else ""
     return f"{words} (tensors {', '.join(tensors[:_MOST_NAMED])}{more})"
