@@ -26,7 +26,7 @@ _CORE = {
     "kernels",
     *(f"kernels/{name}" for name in ("blas", "device", "jit", "plan", "ptx", "runtime", "system", "tsm2", "tsm2/simt")),
 }
-_ABFT = {"apps/abft", *(f"apps/abft/{name}" for name in ("at_rest", "at_rest/gpu", "files", "product"))}
+_ABFT = {"apps/abft", *(f"apps/abft/{name}" for name in ("at_rest", "at_rest/gpu", "files", "modules", "product"))}
 
 
 def _stages(*names: str) -> set[str]:
@@ -50,6 +50,7 @@ ARROWS = {
     "apps/abft/at_rest": {*_CORE, "apps/abft/at_rest/gpu"},
     "apps/abft/at_rest/gpu": {*_CORE, "apps/abft/at_rest"},
     "apps/abft/files": {*_CORE, "apps/abft/at_rest", "apps/abft/at_rest/gpu"},
+    "apps/abft/modules": {*_CORE, "apps/abft/product"},
     "apps/abft/product": _CORE,
     "apps/kmeans": {
         "kernels",

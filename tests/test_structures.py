@@ -12,6 +12,8 @@ from host_cuda import harness
 from tsapps.apps.abft.at_rest.gpu import compare
 from tsapps.apps.abft.at_rest.gpu import plan as at_rest
 from tsapps.apps.abft.at_rest.gpu.plan import TASK
+from tsapps.apps.abft.modules import launch as modules
+from tsapps.apps.abft.modules.faults import FAULT
 from tsapps.apps.abft.product import gpu as abft_gpu
 from tsapps.apps.abft.product import plan as abft
 from tsapps.apps.abft.product.plan import detect_epilogue, row_sums_epilogue
@@ -66,6 +68,9 @@ STRUCTURES = {
     "abft::RowBounds": ("apps/abft/product/row_checksums.cuh", abft.ROW_BOUNDS),
     "abft::ElementBounds": ("apps/abft/product/locate.cuh", abft.ELEMENT_BOUNDS),
     "abft::RecheckArgs<double>": ("apps/abft/product/locate.cuh", abft.RECHECK_ARGS),
+    "abft::CheckArgs<double>": ("apps/abft/modules/row_check.cuh", modules.CHECK_ARGS),
+    "abft::RowFault": ("apps/abft/modules/row_check.cuh", FAULT),
+    "abft::Rows<float>": ("apps/abft/modules/vector_products.cuh", modules.ROWS),
     "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
     **{one.name: (one.header, one.arguments) for one in EPILOGUES},
     "kmeans::ArgminEpilogue": ("apps/kmeans/assign/small_k.cuh", ARGMIN),
@@ -118,6 +123,12 @@ _CHECKS = "apps/kmeans/protect/check_iteration.cuh"
 _TILES = "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 CONSTANTS = {
     "abft::kCompareThreads": ("apps/abft/at_rest/gpu/compare.cuh", compare._THREADS),
+    "abft::kCheckRows": ("apps/abft/modules/row_check.cuh", modules._CHECK_ROWS),
+    "abft::kCheckThreads": ("apps/abft/modules/row_check.cuh", modules._CHECK_THREADS),
+    "abft::kColumnThreads": ("apps/abft/modules/vector_products.cuh", modules._COLUMN_THREADS),
+    "abft::kLineThreads": ("apps/abft/modules/vector_products.cuh", modules._LINE_THREADS),
+    "abft::kPartThreads": ("apps/abft/modules/vector_products.cuh", modules._PART_THREADS),
+    "abft::kVectorBytes": ("apps/abft/modules/vector_products.cuh", modules._VECTOR_BYTES),
     "abft::kLocateThreads": ("apps/abft/product/locate.cuh", abft_gpu._THREADS),
     "abft::kPitch": (_TILES, at_rest._PITCH),
     "abft::kProducts": ("apps/abft/at_rest/gpu/exact_sums.cuh", at_rest._PRODUCTS),

@@ -14,7 +14,12 @@ calibrate
     Measure the rounding errors of products on a device, for the statistical threshold.
 inject
     Corrupt an array on purpose, for tests.
+Linear, protect, unprotect, check_faults
+    Linear layers of torch whose products are checked and repaired, forward and backward; imported on first use.
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from tsapps.apps.abft.at_rest.correct import correct, locate
 from tsapps.apps.abft.at_rest.sidecar import Sidecar, SidecarError, read_sidecar, write_sidecar
@@ -24,6 +29,11 @@ from tsapps.apps.abft.inject import inject
 from tsapps.apps.abft.product.calibrate import Calibration, calibrate
 from tsapps.apps.abft.product.calibration_file import load_calibration, save_calibration
 from tsapps.apps.abft.product.matmul import Checked, ProductFault, check_product, matmul
+
+if TYPE_CHECKING:
+    from tsapps.apps.abft.modules.faults import LinearFault, LinearFaultError, LinearFaultWarning  # noqa: F401
+    from tsapps.apps.abft.modules.linear import Linear, protect, unprotect  # noqa: F401
+    from tsapps.apps.abft.modules.products import check_faults  # noqa: F401
 
 __all__ = [
     "AmbiguousError",
@@ -50,3 +60,27 @@ __all__ = [
     "verify",
     "write_sidecar",
 ]
+
+# Names that need torch, or are of use only with it, and their modules. They are not in __all__, because
+# `from tsapps.abft import *` would import torch.
+TORCH_NAMES = {
+    "Linear": "linear",
+    "LinearFault": "faults",
+    "LinearFaultError": "faults",
+    "LinearFaultWarning": "faults",
+    "check_faults": "products",
+    "protect": "linear",
+    "unprotect": "linear",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in TORCH_NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"tsapps.apps.abft.modules.{TORCH_NAMES[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *TORCH_NAMES])

@@ -170,6 +170,10 @@ class BoundLaunch:
         """Launch the kernel on the current stream. Not thread-safe."""
         self._launch(self._stream().ptr)
 
+    def on(self, stream: int) -> None:
+        """Launch the kernel on the stream at an address, such as that of a stream of torch. Not thread-safe."""
+        self._launch(stream)
+
 
 class DependentLaunch(BoundLaunch):
     """A launch that may start before the previous kernel in the stream ends (programmatic dependent launch).

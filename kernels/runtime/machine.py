@@ -30,6 +30,9 @@ class Launch(Protocol):
     def __call__(self) -> None:
         """Launch the kernel."""
 
+    def on(self, stream: int) -> None:
+        """Launch the kernel on the stream at an address."""
+
     def change(self, place: int, value: int, word: int = 0) -> None:
         """Change the argument at `place`, or a word of it; see `BoundLaunch.change`."""
 

@@ -33,6 +33,7 @@ inline int __syncthreads_or(int predicate, std::source_location at = std::source
 }
 inline void __syncwarp(unsigned mask = ~0u) { cuda_host::publish(mask, 0, "__syncwarp"); }
 inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
+inline void __threadfence_system() { __threadfence(); }
 
 // --- Within a warp --------------------------------------------------------------------------------------------------
 // As in CUDA, a lane whose source lies outside its segment of `width` lanes keeps its own value.

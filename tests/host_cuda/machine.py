@@ -141,6 +141,9 @@ class HostLaunch:
     def change(self, place, value, word=0):
         self._words[self._places[place] + word] = value
 
+    def on(self, stream):
+        self()
+
     def __call__(self):
         launch, *given = self._launch
         launch(*given, self._addresses, self._shared_mem)

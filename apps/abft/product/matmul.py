@@ -135,7 +135,8 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     TypeError
         If an operand is not an array or has an unsupported dtype.
     ValueError
-        If shapes, dtypes or devices disagree, or the threshold is invalid or has no calibration.
+        If shapes, dtypes or devices disagree, or the threshold is invalid or has no calibration; or if torch would
+        record gradients of an operand, which `Linear` and `protect` support and this function does not.
 
     Notes
     -----
@@ -150,6 +151,7 @@ def matmul(A: Any, B: Any, *, correct: bool = True, threshold: str | float | Cal
     Source: K.-H. Huang and J. Abraham, "Algorithm-based fault tolerance for matrix operations", IEEE Transactions on
     Computers (1984). Testing flagged rows with exact elements is our addition (docs/notes/abft.md).
     """
+    _refuse_gradients(A=A, B=B)
     (A, B), index = _operands({"A": A, "B": B})
     (k, w), dtype = B.shape, _dtype(A)
     threshold = _resolved(threshold, dtype, index)
@@ -272,6 +274,19 @@ def _operands(given: dict[str, Any]) -> tuple[list[Any], int | None]:
     if "C" in operands and tuple(operands["C"].shape) != expected:
         raise ValueError(f"C has shape {tuple(operands['C'].shape)}; expected {expected}, the shape of A · B")
     return list(operands.values()), index
+
+
+def _refuse_gradients(**operands: Any) -> None:
+    """Raise ValueError if torch would record gradients of an operand."""
+    for name, X in operands.items():
+        if kind_of(X) == "torch" and X.requires_grad:
+            import torch
+
+            if torch.is_grad_enabled():
+                raise ValueError(
+                    f"{name} requires gradients, which abft.matmul does not record: pass {name}.detach(), or use "
+                    "abft.Linear, or abft.protect for the linear layers of a module"
+                )
 
 
 def _dtype(X: Any) -> str:

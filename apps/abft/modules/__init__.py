@@ -1,0 +1,1 @@
+"""Protected torch modules: linear layers whose products are checked, forward and backward, and repaired."""

@@ -1,0 +1,199 @@
+"""The three products of a linear layer by torch, each checked and repaired.
+
+    forward       Y = X Wᵀ + b      B = Wᵀ
+    grad_input    dX = dY W         B = W
+    grad_weight   dW = dYᵀ X        B = X
+
+All matrices have two dimensions. B's checksums (bounds.py) are computed once for each version of the weight, or, for
+X, once per call. Checks on a GPU are launched on torch's current stream and do not wait for the GPU.
+"""
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch.nn.functional as F  # noqa: N812
+from torch import Tensor
+
+from tsapps.apps.abft.modules import on_cpu, on_gpu
+from tsapps.apps.abft.modules.faults import LinearFault, LinearFaultError, LinearFaultWarning, OnFault, deliver
+from tsapps.apps.abft.modules.states import Checksums, State, state_of
+from tsapps.apps.abft.product.thresholds import DTYPES
+
+__all__ = ["backward", "check_faults", "deliver_all", "forward", "multiply"]
+
+_FOUND = list[tuple[LinearFault, OnFault | None]]
+
+#: The products, by name; tests replace them to cause faults.
+multiply: dict[str, Callable[..., Tensor]] = {
+    "forward": F.linear,
+    "grad_input": lambda grad, weight: grad @ weight,
+    "grad_weight": lambda grad, x: grad.t() @ x,
+}
+
+
+def forward(x: Tensor, weight: Tensor, bias: Tensor | None, source: Tensor) -> Tensor:
+    """Return ``x Wᵀ + bias``, checked.
+
+    Parameters
+    ----------
+    x, weight, bias : tensor
+        As for `torch.nn.functional.linear`; x has two dimensions.
+    source : tensor
+        The parameter from which the weight was cast, or the weight itself; its state has the options of its module.
+    """
+    backend, x = _backend(x), _rows(x)
+    state = state_of(source)
+    _deliver_listed(backend, x)
+    if 0 in (len(x), *weight.shape):
+        return multiply["forward"](x, weight, bias)
+    checksums = _of_weight(backend, "forward", state, weight, bias, source)
+    if backend is on_cpu:
+        y = multiply["forward"](x, weight, bias)
+        found = on_cpu.check("forward", (x, weight.t(), y), bias, checksums, state)
+    elif on_gpu.overlaps(x):
+        aside = on_gpu.Overlapped(x, checksums.x)
+        y = multiply["forward"](x, weight, bias)
+        found = on_gpu.check("forward", (x, weight.t(), y), bias, checksums, state, aside.finish())
+    else:
+        y = multiply["forward"](x, weight, bias)
+        found = on_gpu.check("forward", (x, weight.t(), y), bias, checksums, state)
+    deliver_all(found)
+    return y
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, source: Tensor, wanted: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of x, the weight and the bias; each is None if it is not wanted. Parameters: see `forward`.
+
+    The gradient of the bias is a sum, not a product; it is not checked.
+    """
+    backend, grad, x = _backend(grad), grad.contiguous(), _rows(x)
+    state = state_of(source)
+    _deliver_listed(backend, x)
+    of_input = of_weight = of_bias = None
+    found: _FOUND = []
+    if wanted[0]:
+        of_input = multiply["grad_input"](grad, weight)
+        if 0 not in (*grad.shape, weight.shape[1]):
+            checksums = _of_weight(backend, "grad_input", state, weight, None, source)
+            found += backend.check("grad_input", (grad, weight, of_input), None, checksums, state)
+    if wanted[1]:
+        of_weight = multiply["grad_weight"](grad, x)
+        if 0 not in (*grad.shape, x.shape[1]):
+            checksums = backend.row_checksums(x)
+            operands = grad.t(), x, of_weight
+            if backend is on_cpu:
+                found += on_cpu.check("grad_weight", operands, None, checksums, state)
+            else:
+                p, of_bias = on_gpu.column_sums(grad, checksums.x)
+                found += on_gpu.check("grad_weight", operands, None, checksums, state, p)
+    if wanted[2] and of_bias is None:
+        of_bias = grad.sum(0)
+    deliver_all(found)
+    return of_input, of_weight, of_bias if wanted[2] else None
+
+
+def _backend(x: Tensor) -> Any:
+    """Return the module with the checks for x's device; raise TypeError if there are none for its dtype or device."""
+    if str(x.dtype).removeprefix("torch.") not in DTYPES:
+        raise TypeError(f"the input has dtype {x.dtype}; protected modules support {', '.join(DTYPES)}")
+    if x.device.type not in ("cpu", "cuda"):
+        raise TypeError(f"the input is on {x.device}; protected modules support the CPU and NVIDIA GPUs")
+    return on_cpu if x.device.type == "cpu" else on_gpu
+
+
+def _rows(x: Tensor) -> Tensor:
+    """Return x with contiguous rows, copied if necessary."""
+    return x if x.stride(1) == 1 else x.contiguous()
+
+
+def _of_weight(
+    backend: Any, product: str, state: State, weight: Tensor, bias: Tensor | None, source: Tensor
+) -> Checksums:
+    """Return the checksums of a weight for a product: those computed before, if it has not changed since."""
+    with state.lock:
+        if backend is on_gpu and on_gpu.was_stale(state, weight.device):
+            state.invalidate()
+        key = _key(source, weight, bias)
+        before = state.checksums.get(product)
+        if key is not None and before is not None and before[0] == key:
+            if backend is on_gpu:
+                on_gpu.wait(state, weight.device)
+            return before[1]
+        weight = _rows(weight)
+        found: Checksums = (backend.column_checksums if product == "forward" else backend.row_checksums)(weight)
+        if bias is not None:
+            found = found._replace(bias_sum=backend.bias_sum(bias))
+        if before is not None:
+            found = _in_place(before[1], found)
+        state.checksums[product] = key, found
+        if backend is on_gpu:
+            on_gpu.ready(state, weight.device)
+    return found
+
+
+def _key(source: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...] | None:
+    """Return a value that changes if the weight or the bias changes; None if torch does not count their versions."""
+    if source.is_inference() or (bias is not None and bias.is_inference()):
+        return None
+    of_bias = (None, None) if bias is None or source is not weight else (bias.data_ptr(), bias._version)
+    return source.data_ptr(), source._version, weight.dtype, weight.shape, weight.stride(), weight.device, *of_bias
+
+
+def _in_place(before: Checksums, now: Checksums) -> Checksums:
+    """Copy checksums to the memory of those before, which captured CUDA graphs read; return them."""
+    for old, new in zip(before, now, strict=True):
+        if (old is None) != (new is None):
+            return now
+        if old is not None and (old.shape, old.dtype, old.device) != (new.shape, new.dtype, new.device):
+            return now
+    for old, new in zip(before, now, strict=True):
+        if old is not None:
+            old.copy_(new)
+    return before
+
+
+# --- Faults -----------------------------------------------------------------------------------------------------------
+
+
+def deliver_all(found: _FOUND) -> None:
+    """Report faults; if some are errors, raise the first one after all others were reported."""
+    first: LinearFaultError | None = None
+    for fault, on_fault in found:
+        try:
+            deliver(fault, on_fault)
+        except LinearFaultError as error:
+            first = first or error
+    if first is not None:
+        raise first
+
+
+def _deliver_listed(backend: Any, x: Tensor) -> None:
+    if backend is on_gpu:
+        deliver_all(on_gpu.poll(x.device))
+
+
+def check_faults() -> list[LinearFault]:
+    """Wait for the GPUs, and report all faults of protected modules that have not been reported yet.
+
+    Call it at the end of a step, before its results are used or saved: a module whose faults are reported `deferred`
+    reports them at the next protected call, or here.
+
+    Returns
+    -------
+    list of LinearFault
+        The faults that this call has reported.
+
+    Raises
+    ------
+    LinearFaultError
+        If a fault was not repaired and its module has no `on_fault`.
+    """
+    found, lost = on_gpu.take_all()
+    if lost:
+        text = f"{lost} more rows had wrong elements; the list of faults had no place for them"
+        warnings.warn(LinearFaultWarning(text), stacklevel=2)
+    deliver_all(found)
+    return [fault for fault, _ in found]

@@ -1,0 +1,161 @@
+"""Protected modules by the launchers for GPUs, on a `HostMachine` with torch tensors on the CPU; and on a GPU."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from host_cuda.machine import HostMachine
+
+torch = pytest.importorskip("torch", reason="torch is not installed")
+
+from tsapps.apps.abft.modules import on_cpu, on_gpu, products  # noqa: E402
+from tsapps.apps.abft.modules.faults import FaultLog, LinearFaultError, LinearFaultWarning  # noqa: E402
+from tsapps.apps.abft.modules.linear import Linear  # noqa: E402
+from tsapps.apps.abft.modules.states import resolve, state_of  # noqa: E402
+
+DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+PRODUCTS = ["forward", "grad_input", "grad_weight"]
+
+
+class FakeGpu:
+    """A `_Gpu` of a HostMachine."""
+
+    def __init__(self):
+        self.machine = HostMachine()
+        self.log = FaultLog(self.machine, resolve)
+        self.stale = np.zeros(on_gpu._FLAGS, np.uint32)
+        self.address_of_stale = self.stale.ctypes.data
+        self.side = stream()
+
+
+def stream(_=None):
+    return SimpleNamespace(cuda_stream=0, wait_event=lambda event: None, synchronize=lambda: None)
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    """Let tensors on the CPU take the way of those on a GPU."""
+    fake = FakeGpu()
+    monkeypatch.setattr(on_gpu, "_gpu", lambda index: fake)
+    monkeypatch.setattr(on_gpu, "_used", {0})
+    monkeypatch.setattr(on_gpu, "arithmetic", on_cpu.arithmetic)
+    monkeypatch.setattr(products, "_backend", lambda x: on_gpu)
+    monkeypatch.setattr(torch.cuda, "current_stream", stream)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda index: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "Event", lambda: SimpleNamespace(record=lambda stream: None))
+    return fake
+
+
+def strike(monkeypatch, product, row, column, by=100.0):
+    """Add a number to one element of the next products of this name."""
+    multiply = products.multiply[product]
+
+    def wrong(*arguments):
+        result = multiply(*arguments)
+        result[row, column] += by
+        return result
+
+    monkeypatch.setitem(products.multiply, product, wrong)
+
+
+def step(layer, x, grad):
+    """Return the output and the gradients of the input and of the parameters."""
+    x = x.clone().requires_grad_()
+    layer.zero_grad()
+    y = layer(x)
+    y.backward(grad)
+    return y.detach(), x.grad, *(one.grad for one in layer.parameters())
+
+
+def reference(layer, x, grad):
+    """The same by `torch.nn.Linear`."""
+    plain = torch.nn.Linear(layer.in_features, layer.out_features, bias=layer.bias is not None, dtype=x.dtype)
+    plain.load_state_dict(layer.state_dict())
+    return step(plain, x, grad)
+
+
+def problem(dtype, *, tokens=19, features=(40, 24), bias=True, **options):
+    torch.manual_seed(0)
+    layer = Linear(*features, bias=bias, dtype=DTYPES[dtype], **options)
+    x, grad = (torch.randn(tokens, n, dtype=DTYPES[dtype]) for n in features)
+    return layer, x, grad
+
+
+@pytest.mark.parametrize("aside", [True, False])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_right_products(gpu, monkeypatch, dtype, bias, aside):
+    monkeypatch.setattr(on_gpu, "_OVERLAPPED_BYTES", 0 if aside else 1 << 40)
+    layer, x, grad = problem(dtype, bias=bias)
+    found, expected = step(layer, x, grad), reference(layer, x, grad)
+    assert all(torch.equal(*pair) for pair in zip(found[:3], expected[:3], strict=True))
+    if bias:
+        torch.testing.assert_close(found[3], expected[3])
+    assert products.check_faults() == []
+    assert not gpu.stale.any()
+    assert gpu.log.count[0] == 0
+
+
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_faults_are_repaired_and_reported_by_the_next_call(gpu, monkeypatch, dtype, product):
+    found = []
+    layer, x, grad = problem(dtype, name="first", on_fault=found.append)
+    expected = reference(layer, x, grad)
+    with monkeypatch.context() as during:
+        strike(during, product, 5, 7)
+        outputs = step(layer, x, grad)
+    for one, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    if product == "forward":  # the backward pass has reported it
+        assert len(found) == 1
+    layer(x)
+    (fault,) = found
+    assert (fault.module, fault.product, fault.row, fault.column, fault.n_wrong) == ("first", product, 5, 7, 1)
+    assert fault.repaired
+    assert fault.found - fault.value == pytest.approx(100, rel=0.01)
+    assert products.check_faults() == []
+
+
+def test_immediate_reports_and_default_reactions(gpu, monkeypatch):
+    layer, x, _ = problem("float32", report="immediate")
+    strike(monkeypatch, "forward", 2, 3)
+    with pytest.warns(LinearFaultWarning, match=r"Linear, forward: row 2 had 1 wrong element, .* column 3: .*repaired"):
+        layer(x)
+    layer, x, _ = problem("float32", report="immediate", repair=False)
+    with pytest.raises(LinearFaultError, match="not repaired: repeat the step"):
+        layer(x)
+    layer, x, _ = problem("float32", repair=False)
+    layer(x)
+    with pytest.raises(LinearFaultError):
+        products.check_faults()
+    assert products.check_faults() == []
+
+
+def test_weights_that_changed_without_a_version(gpu):
+    layer, x, _ = problem("bfloat16")
+    before = layer(x)
+    layer.weight.data.mul_(2)
+    layer(x)
+    assert gpu.stale[state_of(layer.weight).number] == 1
+    after = layer(x)
+    assert not gpu.stale.any()
+    assert not torch.equal(before, after)
+    assert products.check_faults() == []
+
+
+def test_more_faults_than_the_list_has_places_for(gpu, monkeypatch):
+    found = []
+    layer, x, _ = problem("float32", tokens=1500, features=(8, 4), on_fault=found.append)
+    with monkeypatch.context() as during:
+        strike(during, "forward", slice(None), 3)
+        y = layer(x)
+    torch.testing.assert_close(y, torch.nn.functional.linear(x, layer.weight, layer.bias))
+    with pytest.warns(LinearFaultWarning, match="476 more rows had wrong elements"):
+        assert len(products.check_faults()) == 1024
+    assert len(found) == 1024
+    with monkeypatch.context() as during:
+        strike(during, "forward", 1, 3)
+        layer(x)
+    assert [fault.row for fault in products.check_faults()] == [1]
