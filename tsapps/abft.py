@@ -12,6 +12,8 @@ if TYPE_CHECKING:
         LinearFault,
         LinearFaultError,
         LinearFaultWarning,
+        ProtectedLoadPlanner,
+        ProtectedSavePlanner,
         check_faults,
         protect,
         unprotect,
