@@ -50,17 +50,19 @@ CASES = ((32, 1 << 26), (10_000, 1 << 16))
 BUFFERS = (1 << 26, 1 << 28, 1 << 30, 1 << 32)
 
 
-def _seconds(call: Callable[[], Any], repeats: int) -> float:
+def _seconds(calls: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, float]:
+    """Return the median time of each call; they take turns, so that what disturbs one disturbs all."""
     import torch
 
-    times = []
+    times: dict[Any, list[float]] = {key: [] for key in calls}
     for _ in range(repeats + 1):
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        call()
-        torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    return median(times[1:])
+        for key, call in calls.items():
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            torch.cuda.synchronize()
+            times[key].append(time.perf_counter() - began)
+    return {key: median(some[1:]) for key, some in times.items()}
 
 
 def _check(path: Path, tensors: dict[str, Any]) -> None:
@@ -105,18 +107,20 @@ def files(directory: Path, repeats: int) -> list[dict[str, Any]]:
             finally:
                 load._verify, load._sidecar = checks
 
-        calls: dict[tuple[str, str], Callable[[], Any]] = {
+        loads: dict[tuple[str, str], Callable[[], Any]] = {
             ("load", "tsapps"): partial(load.load_file, path, device="cuda"),
             ("load", "unverified"): unverified,
             ("load", "safetensors"): partial(load_file, path, device="cuda"),
+        }
+        saves: dict[tuple[str, str], Callable[[], Any]] = {
             ("save", "safetensors"): partial(save_plain, tensors, directory / "plain.safetensors"),
             ("save", "tsapps"): partial(save_file, tensors, path),
         }
-        for (task, engine), call in calls.items():
-            seconds = _seconds(call, repeats)
-            sizes = {"n_tensors": count, "tensor_bytes": size, "repeats": repeats}
-            gbs = path.stat().st_size / seconds / 1e9
-            found.append({"task": task, "engine": engine, **sizes, "seconds": seconds, "gbs": gbs, "read_gbs": None})
+        for calls, count_of in ((loads, 3 * repeats), (saves, max(1, repeats // 3))):
+            for (task, engine), seconds in _seconds(calls, count_of).items():
+                sizes = {"n_tensors": count, "tensor_bytes": size, "repeats": count_of}
+                rates = {"seconds": seconds, "gbs": path.stat().st_size / seconds / 1e9, "read_gbs": None}
+                found.append({"task": task, "engine": engine, **sizes, **rates})
         del tensors
     return found
 

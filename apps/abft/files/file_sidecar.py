@@ -2,9 +2,8 @@
 
 import json
 import os
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -23,36 +22,41 @@ from tsapps.apps.abft.files.scan import file_layout
 from tsapps.kernels.system.atomic_write import replacing
 from tsapps.kernels.system.strict_json import JsonError, parse_json
 
-__all__ = ["FileSidecar", "read_damaged_sums", "read_file_sidecar", "write_file_sidecar"]
+__all__ = ["FileSidecar", "read_damaged_sums", "read_file_sidecar", "read_file_sums", "write_file_sidecar"]
 
 
-@dataclass(frozen=True)
 class FileSidecar:
     """What the sidecar of a file holds.
 
-    Attributes
+    Parameters
     ----------
     hash_name : str
         One of `HASHES`.
-    entry : FileEntry
+    entry : FileEntry or callable
+        The entry, or a function that returns it: parsing that of a file with many tensors takes time.
     sums : Sidecar or None
         None for an empty file.
     """
 
-    hash_name: str
-    entry: FileEntry
-    sums: Sidecar | None
+    def __init__(self, hash_name: str, entry: FileEntry | Callable[[], FileEntry], sums: Sidecar | None) -> None:
+        self.hash_name, self._entry, self.sums = hash_name, entry, sums
+
+    @property
+    def entry(self) -> FileEntry:
+        """The entry of the file in its manifest."""
+        if not isinstance(self._entry, FileEntry):
+            self._entry = self._entry()
+        return self._entry
 
 
 def write_file_sidecar(path: Path, sidecar: FileSidecar, mode: int) -> None:
     """Write a sidecar atomically, with the permissions `mode` minus the umask."""
-    entry = {"hash": sidecar.hash_name, "entry": sidecar.entry.as_json(sidecar.hash_name)}
-    text = np.frombuffer(json.dumps(entry, ensure_ascii=True).encode(), np.uint8)
+    text = np.frombuffer(json.dumps(sidecar.entry.as_json(sidecar.hash_name)).encode(), np.uint8)
     sums = sidecar.sums
     metadata = {"format": FORMAT, "version": VERSION} if sums is None else sums.metadata
     tensors = {} if sums is None else sums.tensors
     with replacing(path, mode=mode) as file:
-        dump_container(file, metadata, tensors | {"entry": text})
+        dump_container(file, metadata | {"hash": sidecar.hash_name}, tensors | {"entry": text})
 
 
 def read_file_sidecar(path: Path) -> FileSidecar:
@@ -65,13 +69,24 @@ def read_file_sidecar(path: Path) -> FileSidecar:
     OSError
         If the file cannot be read.
     """
+    sidecar = read_file_sums(path)
+    _ = sidecar.entry  # raises its errors here
+    return sidecar
+
+
+def read_file_sums(path: Path) -> FileSidecar:
+    """Read a sidecar as `read_file_sidecar` does, and parse its entry only when it is asked for."""
     metadata, tensors = load_container(path)
-    try:
-        found: Any = parse_json(tensors["entry"].tobytes())
-        hash_name = HASHES[HASHES.index(found["hash"])]
-        entry = FileEntry.of_json(found["entry"], hash_name)
-    except (JsonError, KeyError, TypeError, ValueError) as error:
-        raise SidecarError(f"{path}: is no sidecar of tsapps protect: {error}") from error
+    if "entry" not in tensors or "hash" not in metadata:
+        raise SidecarError(f"{path}: is no sidecar of tsapps protect, but one of abft-encode")
+    hash_name = metadata["hash"]
+
+    def entry() -> FileEntry:
+        try:
+            return FileEntry.of_json(parse_json(tensors["entry"].tobytes()), HASHES[HASHES.index(hash_name)])
+        except (JsonError, KeyError, TypeError, ValueError) as error:
+            raise SidecarError(f"{path}: is no sidecar of tsapps protect: {error}") from error
+
     return FileSidecar(hash_name, entry, sidecar_of(metadata, tensors, str(path)) if "exact" in tensors else None)
 
 

@@ -20,7 +20,7 @@ from tsapps.apps.abft.at_rest.exact_decode import exact_faults
 from tsapps.apps.abft.at_rest.gpu.compare import sums_on
 from tsapps.apps.abft.at_rest.source import ArraySource
 from tsapps.apps.abft.at_rest.verdict import AmbiguousError, Verdict
-from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sidecar
+from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sums
 from tsapps.apps.abft.files.places import SIDECAR
 from tsapps.apps.abft.files.safetensors_header import DTYPES, tensors_in
 from tsapps.apps.abft.files.scan import file_layout, read_into
@@ -92,7 +92,7 @@ def load_file(
 
 def _sidecar(path: Path, machine: Machine | None) -> FileSidecar:
     """Read a sidecar, and copy its sums to the GPU, if there is one."""
-    sidecar = read_file_sidecar(path)
+    sidecar = read_file_sums(path)
     if machine is not None and sidecar.sums is not None:
         sums_on(machine, sidecar.sums)
     return sidecar
@@ -152,10 +152,10 @@ def _verify(name: str, content: Any, waiting: "Future[FileSidecar]", machine: Ma
     """Compare the bytes of a file in memory with its sidecar, and restore what was corrupted."""
     sidecar = waiting.result()
     sums, n_bytes = sidecar.sums, len(content)
-    if sums is None or sidecar.entry.n_bytes != n_bytes:
+    if sums is None or sums.n_bytes != n_bytes:
         raise AmbiguousError(
-            f"{name}: has {n_bytes:,} bytes, and its sidecar is of a file of {sidecar.entry.n_bytes:,}: tsapps repair "
-            f"may restore it"
+            f"{name}: has {n_bytes:,} bytes, and its sidecar is of a file of {0 if sums is None else sums.n_bytes:,}: "
+            f"tsapps repair may restore it"
         )
     source, gpu = _Loaded(name, content), None if machine is None else machine.index
     faults, refused = exact_faults(source, sums, None, gpu)
