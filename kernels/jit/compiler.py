@@ -148,9 +148,12 @@ def _compile(source: str, kernels: Sequence[str], headers: dict[str, str], flags
             raise RuntimeError(f"a kernel does not compile ({' '.join(flags)}): {first}") from error
         names = {kernel: nvrtc.getLoweredName(program, kernel) for kernel in kernels}
         usage = _usage(nvrtc.getProgramLog(program))
-        cubin = nvrtc.getCUBIN(program)
+        cubin, ptx = nvrtc.getCUBIN(program), nvrtc.getPTX(program)
     finally:
         nvrtc.destroyProgram(program)
+    if "trap;" in (ptx if isinstance(ptx, str) else ptx.decode()):
+        # The compiler's answer to undefined behavior, such as an atomic operation on a local variable.
+        raise RuntimeError(f"a kernel of {', '.join(kernels)} compiles to a trap: it has undefined behavior")
     seconds = time.perf_counter() - began
     resources = {kernel: usage[name] for kernel, name in names.items()}
     return store(entry, Cubin(entry.with_suffix(".cubin"), names, resources, seconds), cubin, flags)

@@ -1,36 +1,38 @@
 """Loading of safetensors files whose bytes are verified where the tensors lie: in the memory of a GPU, or of the host.
 
-The file is read into one buffer, and the tensors are views of it. Threads read pieces into pinned memory, and each
-copies its pieces to the GPU while it reads the next one. The exact sums of the whole buffer are computed there, in one
-pass at the rate of the memory, so that a fault of the disk, the host's memory or the link is found alike.
+The file is read into one buffer, and the tensors are views of it. The exact sums of the whole buffer are computed where
+it lies, on a GPU in one pass at the rate of its memory, so that a fault of the disk, the host's memory or the link is
+found alike.
 
-    file ──read──► pinned pieces ──copy──► buffer ──sums──► compare with the sidecar ──► tensors, as views
+    file ──upload──► buffer ──sums──► compare with the sidecar ──► tensors, as views
 """
 
 import os
 import warnings
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+from math import prod
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from tsapps.apps.abft.at_rest.exact_code import SUMS
 from tsapps.apps.abft.at_rest.exact_decode import exact_faults
-from tsapps.apps.abft.at_rest.gpu.compare import sums_on
+from tsapps.apps.abft.at_rest.gpu.compare import mismatches
+from tsapps.apps.abft.at_rest.gpu.encode import passes_on_gpu
 from tsapps.apps.abft.at_rest.source import ArraySource
 from tsapps.apps.abft.at_rest.verdict import AmbiguousError, Verdict
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sums
 from tsapps.apps.abft.files.places import SIDECAR
 from tsapps.apps.abft.files.safetensors_header import DTYPES, tensors_in
 from tsapps.apps.abft.files.scan import file_layout, read_into
+from tsapps.apps.abft.files.upload import Upload, upload
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
 __all__ = ["load_file"]
 
-# Bytes of a piece, and number of threads that read a file for a GPU, each with two pieces of pinned memory.
-_PIECE_BYTES, _READERS = 1 << 23, 4
 # Tensors in GPU memory begin at a multiple of this many bytes, if the file's header lets them.
 _ALIGNMENT = 256
 
@@ -73,59 +75,68 @@ def load_file(
     import torch
 
     name, where = fspath(path), torch.device(device)
-    with ThreadPoolExecutor(1) as beside:
-        machine: Machine | None = None
-        if where.type == "cuda":
-            machine = cuda_machine(torch.cuda.current_device() if where.index is None else where.index)
-        waiting = beside.submit(_sidecar, Path(name + SIDECAR if sidecar is None else sidecar), machine)
-        n_bytes = os.path.getsize(path)
-        if machine is not None:
-            with machine.current(), torch.cuda.device(machine.index):
-                content, bytes_of = _on_gpu(name, n_bytes, machine, torch)
-                _verify(name, bytes_of, waiting, machine)
-        else:
-            content = torch.empty(n_bytes, dtype=torch.uint8)
+    beside = Path(name + SIDECAR if sidecar is None else sidecar)
+    if where.type == "cuda":
+        machine = cuda_machine(torch.cuda.current_device() if where.index is None else where.index)
+        with machine.current(), torch.cuda.device(machine.index):
+            content, bytes_of, sums = _on_gpu(name, beside, machine, torch)
+            if not _match(name, bytes_of, sums, machine):
+                _repair(name, bytes_of, read_file_sums(beside), machine)
+    else:
+        content = torch.empty(os.path.getsize(path), dtype=torch.uint8)
+        with ThreadPoolExecutor(1) as thread:
+            waiting = thread.submit(read_file_sums, beside)
             read_into(name, content.numpy())
-            _verify(name, content.numpy(), waiting, None)
+            _repair(name, content.numpy(), waiting.result(), None)
     return _views(name, content, torch)
 
 
-def _sidecar(path: Path, machine: Machine | None) -> FileSidecar:
-    """Read a sidecar, and copy its sums to the GPU, if there is one."""
-    sidecar = read_file_sums(path)
-    if machine is not None and sidecar.sums is not None:
-        sums_on(machine, sidecar.sums)
-    return sidecar
+def _on_gpu(name: str, sidecar: Path, machine: Machine, torch: Any) -> tuple[Any, Any, Any]:
+    """Read a file, and the sums at the end of its sidecar, into GPU memory.
 
-
-def _on_gpu(name: str, n_bytes: int, machine: Machine, torch: Any) -> tuple[Any, Any]:
-    """Read a file into GPU memory; return its bytes as a torch tensor, and as an array of the machine's library."""
+    Returns
+    -------
+    content : torch.Tensor of uint8
+    bytes_of : array of uint8
+        The same memory, as an array of the machine's library.
+    sums : array of uint64, shape (stripes, 5, width), or None
+        Not checked against the digest of the sidecar; None if the sidecar is too short.
+    """
+    n_bytes = os.path.getsize(name)
     with open(name, "rb") as file:
         header = 8 + int.from_bytes(file.read(8), "little")
     first = -header % _ALIGNMENT  # so that the data begins at a multiple of the alignment
     buffer = torch.empty(first + n_bytes, dtype=torch.uint8, device=f"cuda:{machine.index}")
     content = buffer[first:]
     there = machine.xp.from_dlpack(content)
+    parts, sums, sidecar_bytes = [Upload(name, 0, there)], None, os.path.getsize(sidecar)
+    if n_bytes:
+        of = file_layout(n_bytes)
+        shape = of.stripes, SUMS, of.width
+        if sidecar_bytes >= 8 * prod(shape):
+            sums = machine.xp.empty(shape, np.uint64)
+            part = Upload(str(sidecar), sidecar_bytes - sums.nbytes, sums.reshape(-1).view(np.uint8))
+            parts.insert(0, part)
     torch.cuda.current_stream().synchronize()  # the allocator may give memory that a kernel still uses
+    upload(parts, machine)
+    return content, there, sums
 
-    def read(reader: int) -> None:
-        with machine.current():
-            stream = machine.stream()
-            pieces = [machine.pinned((_PIECE_BYTES,), np.uint8) for _ in range(2)]
-            events = [machine.event() for _ in pieces]
-            with open(name, "rb", buffering=0) as file:
-                for turn, begin in enumerate(range(reader * _PIECE_BYTES, n_bytes, _READERS * _PIECE_BYTES)):
-                    piece, event = pieces[turn % 2][: min(_PIECE_BYTES, n_bytes - begin)], events[turn % 2]
-                    event.synchronize()
-                    file.seek(begin)
-                    read_into(file, piece)
-                    machine.copy(there[begin : begin + len(piece)], piece, stream)
-                    event.record(stream)
-            stream.synchronize()
 
-    with ThreadPoolExecutor(_READERS) as pool:
-        list(pool.map(read, range(_READERS)))
-    return content, there
+def _match(name: str, content: Any, sums: Any, machine: Machine) -> bool:
+    """Return whether the bytes of a file in GPU memory have these sums.
+
+    If so, both are right: no corruption of the sums makes them those of other bytes.
+    """
+    if sums is None:
+        return False
+    passes = passes_on_gpu(machine, _Loaded(name, content), file_layout(len(content)), code="exact", weights=0, block=0)
+    stripe = 0
+    for found in () if passes is None else passes:
+        end = stripe + len(found["exact"])
+        if len(mismatches(machine, found["exact"], sums[stripe:end])[0]):
+            return False
+        stripe = end
+    return stripe == len(sums)
 
 
 class _Loaded(ArraySource):
@@ -148,9 +159,8 @@ def _index(array: Any, offsets: np.ndarray) -> Any:
     return cupy.asarray(offsets)
 
 
-def _verify(name: str, content: Any, waiting: "Future[FileSidecar]", machine: Machine | None) -> None:
+def _repair(name: str, content: Any, sidecar: FileSidecar, machine: Machine | None) -> None:
     """Compare the bytes of a file in memory with its sidecar, and restore what was corrupted."""
-    sidecar = waiting.result()
     sums, n_bytes = sidecar.sums, len(content)
     if sums is None or sums.n_bytes != n_bytes:
         raise AmbiguousError(

@@ -96,16 +96,11 @@ struct WrongInRow {
   int count, column;
 };
 
-// Tests an element, and repairs it if it is wrong.
+// Whether an element is wrong. float64 elements near the ends of the range are not tested.
 template <typename T>
-__device__ __forceinline__ void test_element(const CheckArgs<T>& args, long long row, long long column,
-                                             const ExactElement& exact, WrongInRow& wrong) {
-  T& element = args.of.C(row, column);
-  // float64 elements near the ends of the range are not tested.
-  if (sizeof(T) == 8 && exact.magnitude != 0 && !is_ordinary(exact.magnitude)) return;
-  if (!args.bounds.exclude(wide(element), exact, 0)) return;
-  atomicAdd(&wrong.count, 1);
-  atomicMin(&wrong.column, (int)column);
+__device__ __forceinline__ bool is_wrong(const CheckArgs<T>& args, double element, const ExactElement& exact) {
+  if (sizeof(T) == 8 && exact.magnitude != 0 && !is_ordinary(exact.magnitude)) return false;
+  return args.bounds.exclude(element, exact, 0);
 }
 
 // The row's residual in double, its limit, and whether A's row or the checksums have non-finite elements.
@@ -162,8 +157,11 @@ __device__ __noinline__ void settle_row(const CheckArgs<T>& args, long long row)
   if (!before.is_testable || !before.confirms()) return;
   if (threadIdx.x == 0) wrong = {0, 0x7fffffff};
   __syncthreads();
-  for_each_element(args, row,
-                   [&](long long column, const ExactElement& exact) { test_element(args, row, column, exact, wrong); });
+  for_each_element(args, row, [&](long long column, const ExactElement& exact) {
+    if (!is_wrong(args, wide(args.of.C(row, column)), exact)) return;
+    atomicAdd(&wrong.count, 1);
+    atomicMin(&wrong.column, (int)column);
+  });
   __syncthreads();
   if (wrong.count == 0) {
     if (threadIdx.x == 0) *args.is_stale = 1;
@@ -171,10 +169,8 @@ __device__ __noinline__ void settle_row(const CheckArgs<T>& args, long long row)
   }
   // Repairs after all tests, so that the first wrong element is known.
   for_each_element(args, row, [&](long long column, const ExactElement& exact) {
-    WrongInRow mine = {0, 0x7fffffff};
-    test_element(args, row, column, exact, mine);
-    if (mine.count == 0) return;
     T& element = args.of.C(row, column);
+    if (!is_wrong(args, wide(element), exact)) return;
     const T right = rounded<T>(exact.value);
     if (column == wrong.column) found = wide(element), value = wide(right);
     if (args.repairs) element = right;
