@@ -93,6 +93,7 @@ class Data:
 
 def jobs_of_tools(data: Data) -> Iterator[Job]:
     """Yield the measurements of all installed tools; print which are left out."""
+    yield from _hashlib(data)
     yield from _sha256sum(data)
     yield from _b3sum(data)
     yield from _blake3(data)
@@ -115,6 +116,14 @@ def tool_versions() -> dict[str, str]:
 
 
 # --- Hashes -----------------------------------------------------------------------------------------------------------
+
+
+def _hashlib(data: Data) -> Iterator[Job]:
+    def of_memory(_: int) -> str:
+        return hashlib.sha256(data.array).hexdigest()
+
+    for where, call in (("memory", of_memory), ("file", lambda _: data.digest_of_file())):
+        yield _hash_job("sha256-openssl", where, data, 1, call, call(1))
 
 
 def _sha256sum(data: Data) -> Iterator[Job]:

@@ -39,10 +39,11 @@ def test_encoding_and_verification(path, capsys):
 
 def test_hashes(path, monkeypatch):
     pytest.importorskip("blake3")
-    assert run(path, "--engine", "sha256sum", "--engine", "blake3") == 0
+    assert run(path, "--engine", "sha256", "--engine", "blake3") == 0
     found = [(one["engine"], one["where"], one["cores"]) for one in record.load(path)]
     blake3 = [("blake3", where, cores) for where in ("memory", "file") for cores in (1, 2)]
-    assert found == ([("sha256sum", "file", 1)] if file_tools.which("sha256sum") else []) + blake3
+    openssl = [("sha256-openssl", where, 1) for where in ("memory", "file")]
+    assert found == openssl + ([("sha256sum", "file", 1)] if file_tools.which("sha256sum") else []) + blake3
 
 
 def test_tools_that_are_not_installed(path, monkeypatch, capsys):
