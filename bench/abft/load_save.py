@@ -9,7 +9,7 @@ unverified    the same loader without a sidecar and without sums
 safetensors   `safetensors.torch`, which does neither
 
 gbs is the size of the file divided by the median time; for "sums" and "verify", of whole buffers in GPU memory, beside
-`read_gbs`, the rate at which a kernel reads. A loaded file is compared with its tensors before it is timed, and a
+`read_gbs`, the rate at which a kernel reads as many bytes. A loaded file is compared with its tensors before it is timed, and a
 corrupted word must be found and repaired.
 """
 
@@ -55,8 +55,9 @@ def _seconds(calls: dict[Any, Callable[[], Any]], repeats: int) -> dict[Any, flo
     import torch
 
     times: dict[Any, list[float]] = {key: [] for key in calls}
-    for _ in range(repeats + 1):
-        for key, call in calls.items():
+    for number in range(repeats + 1):
+        order = list(calls.items())
+        for key, call in (*order[number % len(order) :], *order[: number % len(order)]):
             torch.cuda.synchronize()
             began = time.perf_counter()
             call()
@@ -133,9 +134,9 @@ def buffers(repeats: int) -> list[dict[str, Any]]:
     import torch
 
     clock = GpuClock()
-    ceiling = measure_read_gbs(clock)
     found = []
     for size in BUFFERS:
+        ceiling = measure_read_gbs(clock, size)
         buffer = cupy.asarray(torch.randint(0, 256, (1, size), dtype=torch.uint8, device="cuda"))
         sidecar: Sidecar = encode(buffer, code="exact")
         if not verify(buffer, sidecar).clean:

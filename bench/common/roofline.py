@@ -96,11 +96,11 @@ def measure(clock: GpuClock) -> Ceilings:
     return Ceilings(measure_read_gbs(clock), measure_matmul_tflops(clock))
 
 
-def measure_read_gbs(clock: GpuClock) -> float:
-    """Measure the bandwidth of a read stream on the current GPU, in 10⁹ bytes per second."""
+def measure_read_gbs(clock: GpuClock, n_bytes: int | None = None) -> float:
+    """Measure the bandwidth of a read stream on the current GPU, in 10⁹ bytes per second; by default of a long one."""
     import cupy
 
-    size = min(_STREAM_BYTES, cupy.cuda.runtime.memGetInfo()[0] // 4 // 16 * 16)
+    size = n_bytes or min(_STREAM_BYTES, cupy.cuda.runtime.memGetInfo()[0] // 4 // 16 * 16)
     data = cupy.random.default_rng(0).random(size // 4, dtype=cupy.float32)
     out = cupy.zeros(1, cupy.uint32)
     kernel = cupy.RawKernel(_READ_STREAM, "read_stream")
