@@ -7,7 +7,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-all test-compile test-long lint docs dist clean
+.PHONY: demo test test-all test-compile test-long test-torch lint docs dist clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -38,7 +38,12 @@ test-compile: $(VENV)/test.stamp $(VENV)/compile.stamp
 test-long: $(VENV)/test.stamp $(VENV)/compile.stamp
 	$(PYTEST) --durations=40 -m "exhaustive or compile"
 
-test-all: test test-long
+# What is for torch, with its own tests: torch is not part of the extra test, because it is large.
+test-torch: $(VENV)/test-torch.stamp
+	$(PYTEST) -m "not exhaustive and not compile" tests/abft/modules tests/abft/files
+	$(PYTEST) -m "not exhaustive and not compile" -k torch tests --ignore tests/abft
+
+test-all: test test-long test-torch
 
 lint: $(VENV)/dev.stamp
 	$(BIN)/ruff check .

@@ -9,8 +9,8 @@ unverified    the same loader without a sidecar and without sums
 safetensors   `safetensors.torch`, which does neither
 
 gbs is the size of the file divided by the median time; for "sums" and "verify", of whole buffers in GPU memory, beside
-`read_gbs`, the rate at which a kernel reads as many bytes. A loaded file is compared with its tensors before it is timed, and a
-corrupted word must be found and repaired.
+`read_gbs`, the rate at which a kernel reads as many bytes. A loaded file is compared with its tensors before it is
+timed, and a corrupted word must be found and repaired.
 """
 
 import argparse
