@@ -3,9 +3,9 @@
     python -m tsapps.bench.abft.files --gigabytes 2 --folder /tmp
 
 Measured are encoding and verification by the exact code, of arrays in memory and of a file in the page cache, with the
-sums by numba and by NumPy; SHA-256 by OpenSSL (`hashlib`) and by `sha256sum`; `b3sum` and the Python package blake3; and
-`par2`, which creates 2 % of redundancy, and verifies. All run on one core and on all cores, except for SHA-256, which
-uses one core. Tools that are not installed are left out, and the output says so.
+sums by numba and by NumPy; SHA-256 by OpenSSL (`hashlib`) and by `sha256sum`; `b3sum` and the Python package blake3;
+and `par2`, which creates 2 % of redundancy, and verifies. All run on one core and on all cores, except for SHA-256,
+which uses one core. Tools that are not installed are left out, and the output says so.
 
 Results are checked before they are timed: the bytes as they are must be accepted. With one changed word, tsapps and
 PAR2 must restore the bytes bit by bit, and a hash must be another one.

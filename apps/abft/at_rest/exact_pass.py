@@ -1,8 +1,8 @@
 """One pass of the exact code over a matrix on the CPU: several threads compute the sums of different stripes.
 
-A thread has a stripe, or some columns of a wide one, and reads it a few rows of words at a time, so that they are still
-in the core's cache when they are added. Of a file, threads read at once what is in the page cache; a thread that has to
-wait for the disk holds a lock until the end of its stripe, so that a disk reads one stripe after the other.
+A thread has some stripes, or some columns of a wide one, and reads a few rows of words at a time, so that they are
+still in the core's cache when they are added. Of a file, threads read at once what is in the page cache; a thread that
+has to wait for the disk holds a lock until the end of its stripes, so that a disk reads them one after the other.
 
 Matrices whose bytes cannot be read from any place on (text, compressed files, other orders of elements) are read by one
 thread in parts (`source.parts`), and so are files with very long rows.
@@ -32,10 +32,11 @@ __all__ = ["FileReader", "exact_pass"]
 _MOST_THREADS, _THREAD_BYTES = 32, 1 << 22
 # Bytes that a thread adds at once: of a file, what fits in a core's level-2 cache.
 _FILE_BYTES, _MEMORY_BYTES = 1 << 20, 1 << 24
-# Least number of columns of a part of a stripe, and number of bytes from which on a stripe is divided.
-_LEAST_COLUMNS, _MOST_STRIPE_BYTES = 1 << 12, 1 << 26
-# Maximum number of stripes per thread that are computed before their turn.
-_AHEAD = 2
+# Bytes of stripes that a thread has at once, if stripes are smaller: the interpreter, which one thread uses at a time,
+# then takes little time. Least number of columns of a part of a stripe; bytes from which on a stripe is divided.
+_UNIT_BYTES, _LEAST_COLUMNS, _MOST_STRIPE_BYTES = 1 << 24, 1 << 12, 1 << 26
+# Number of units per thread: the maximum that are computed before their turn, and the least to divide a matrix into.
+_AHEAD, _UNITS = 2, 4
 
 
 class FileReader(Protocol):
@@ -46,9 +47,9 @@ class FileReader(Protocol):
 
 
 class _Unit(NamedTuple):
-    """Columns `first` to before `end` of a stripe."""
+    """Columns `first` to before `end` of some stripes."""
 
-    stripe: int
+    stripes: range
     first: int
     end: int
 
@@ -113,22 +114,27 @@ class _Memory:
         self.of, self._content = of, content
 
     def units(self, threads: int) -> Iterator[_Unit]:
-        """Yield what threads compute: stripes, or parts of them if they are large or too few."""
+        """Yield what threads compute: stripes, or parts of them if they are large or few."""
         of = self.of
-        wanted = max(-(-ROWS * of.width * WORD // _MOST_STRIPE_BYTES), -(-4 * threads // of.stripes))
+        wanted = max(-(-ROWS * of.width * WORD // _MOST_STRIPE_BYTES), -(-_UNITS * threads // of.stripes))
         number = max(1, min(wanted, of.width // _LEAST_COLUMNS))
+        if number == 1:
+            yield from _whole_stripes(of, threads)
+            return
         edges = [of.width * i // number for i in range(number + 1)]
         for stripe in range(of.stripes):
             for first, end in pairwise(edges):
-                yield _Unit(stripe, first, end)
+                yield _Unit(range(stripe, stripe + 1), first, end)
 
-    def words(self, unit: _Unit) -> Generator[np.ndarray, None, None]:
-        """Yield the words of a unit, some rows at a time."""
-        begin, end = self.of.stripe_bytes(unit.stripe)
-        size = _rows_within(_MEMORY_BYTES, unit.end - unit.first) * self.of.width * WORD
-        for start in range(begin, end, size):
-            part = self._content[start : min(end, start + size)]
-            yield _words(part, self.of.width)[:, unit.first : unit.end]
+    def words(self, unit: _Unit) -> Generator[tuple[int, int, np.ndarray], None, None]:
+        """Yield (stripe, index of the first row in it, some rows of words) of a unit."""
+        of, step = self.of, _rows_within(_MEMORY_BYTES, unit.end - unit.first)
+        for stripe in unit.stripes:
+            begin, end = of.stripe_bytes(stripe)
+            for row in range(0, of.rows(stripe), step):
+                start = begin + row * of.width * WORD
+                part = self._content[start : min(end, start + step * of.width * WORD)]
+                yield stripe, row, _words(part, of.width)[:, unit.first : unit.end]
 
 
 class _File:
@@ -138,30 +144,40 @@ class _File:
         self.of, self._read, self._disk = of, reader, Lock()
         self._buffers: list[np.ndarray] = []  # those that no thread uses now
 
-    def units(self, _threads: int) -> Iterator[_Unit]:
+    def units(self, threads: int) -> Iterator[_Unit]:
         """Yield what threads compute: stripes."""
-        return (_Unit(stripe, 0, self.of.width) for stripe in range(self.of.stripes))
+        return _whole_stripes(self.of, threads)
 
-    def words(self, unit: _Unit) -> Generator[np.ndarray, None, None]:
-        """Yield the words of a unit, some rows at a time; close the iterator in the end."""
-        begin, end = self.of.stripe_bytes(unit.stripe)
+    def words(self, unit: _Unit) -> Generator[tuple[int, int, np.ndarray], None, None]:
+        """Yield (stripe, index of the first row in it, some rows of words) of a unit; close the iterator in the end."""
+        of, step = self.of, _rows_within(_FILE_BYTES, self.of.width)
         try:
             buffer = self._buffers.pop()
         except IndexError:
-            buffer = np.empty(_rows_within(_FILE_BYTES, self.of.width) * self.of.width * WORD, np.uint8)
+            buffer = np.empty(step * of.width * WORD, np.uint8)
         waits = False
         try:
-            for start in range(begin, end, len(buffer)):
-                part = buffer[: end - start]
-                if not waits and not self._read(start, part, wait=False):
-                    waits = self._disk.acquire()
-                if waits:
-                    self._read(start, part, wait=True)
-                yield _words(part, self.of.width)
+            for stripe in unit.stripes:
+                begin, end = of.stripe_bytes(stripe)
+                for row in range(0, of.rows(stripe), step):
+                    start = begin + row * of.width * WORD
+                    part = buffer[: end - start]
+                    if not waits and not self._read(start, part, wait=False):
+                        waits = self._disk.acquire()
+                    if waits:
+                        self._read(start, part, wait=True)
+                    yield stripe, row, _words(part, of.width)
         finally:
             self._buffers.append(buffer)
             if waits:
                 self._disk.release()
+
+
+def _whole_stripes(of: Layout, threads: int) -> Iterator[_Unit]:
+    """Yield units of one stripe, or of several small ones."""
+    size = max(1, min(_UNIT_BYTES // (ROWS * of.width * WORD), of.stripes // (_UNITS * threads)))
+    for first in range(0, of.stripes, size):
+        yield _Unit(range(first, min(of.stripes, first + size)), 0, of.width)
 
 
 def _rows_within(n_bytes: int, columns: int) -> int:
@@ -179,19 +195,17 @@ def _words(part: np.ndarray, width: int) -> np.ndarray:
 def _computed(
     stripes: _Memory | _File, units: Iterator[_Unit], add: AddRows, threads: int
 ) -> Generator[tuple[_Unit, np.ndarray], None, None]:
-    """Yield the sums of units, in order, computed by several threads; close the iterator in the end."""
+    """Yield the sums of units, in order, (stripes, 5, columns), by several threads; close the iterator in the end."""
     stop = Event()
 
     def sums_of(unit: _Unit) -> np.ndarray:
-        sums = np.zeros((SUMS, unit.end - unit.first), np.uint64)
-        left = stripes.of.rows(unit.stripe)
+        found = np.zeros((len(unit.stripes), SUMS, unit.end - unit.first), np.uint64)
         with closing(stripes.words(unit)) as parts_of_unit:
-            for words in parts_of_unit:
-                add(sums, words, left)
-                left -= len(words)
+            for stripe, row, words in parts_of_unit:
+                add(found[stripe - unit.stripes.start], words, stripes.of.rows(stripe) - row)
                 if stop.is_set():
                     break
-        return sums
+        return found
 
     if threads == 1:
         yield from ((unit, sums_of(unit)) for unit in units)
@@ -217,13 +231,17 @@ def _join(
     ended: Callable[[int, np.ndarray], None],
     progress: Progress | None,
 ) -> None:
-    """Join the sums of units to those of stripes."""
-    stripe = np.empty((SUMS, of.width), np.uint64)
-    for unit, sums in computed:
-        stripe[:, unit.first : unit.end] = sums
-        if unit.end == of.width:
-            ended(unit.stripe, stripe)
-            stripe = np.empty((SUMS, of.width), np.uint64)
+    """Pass on the sums of whole stripes, and join those of parts of a stripe."""
+    joined = np.empty((SUMS, of.width), np.uint64)
+    for unit, found in computed:
+        for stripe, sums in zip(unit.stripes, found, strict=True):
+            if sums.shape == joined.shape:
+                ended(stripe, sums)
+            else:
+                joined[:, unit.first : unit.end] = sums
+                if unit.end == of.width:
+                    ended(stripe, joined)
+                    joined = np.empty((SUMS, of.width), np.uint64)
         if progress is not None:
-            begin, end = of.stripe_bytes(unit.stripe)
+            begin, end = of.stripe_bytes(unit.stripes[-1])
             progress(begin + (end - begin) * unit.end // of.width)

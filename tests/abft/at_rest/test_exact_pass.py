@@ -82,6 +82,19 @@ def test_other_orders_of_elements(threads, tmp_path, rng):
     np.testing.assert_array_equal(by_pass(as_source(np.load(tmp_path / "A.npz")["A"])), expected)
 
 
+def test_several_stripes_at_once(tmp_path, rng, monkeypatch):
+    """A thread has three small stripes, the last unit has two."""
+    monkeypatch.setattr(module, "available_cores", lambda: 2)
+    monkeypatch.setattr(module, "_THREAD_BYTES", 1)
+    monkeypatch.setattr(module, "_UNIT_BYTES", 3 * 512 * 4 * 520 + 9)
+    A = numbers((512 * 7 + 7, 520), rng)
+    monkeypatch.setattr(module, "_UNITS", 1)
+    np.save(tmp_path / "A.npy", A)
+    assert [len(unit.stripes) for unit in module._whole_stripes(layout(A.shape, 4), 2)] == [3, 3, 2]
+    for source in (as_source(A), open_matrix(tmp_path / "A.npy")):
+        np.testing.assert_array_equal(by_pass(source), in_one_piece(A))
+
+
 def test_wide_files_are_read_in_parts(threads, tmp_path, rng, monkeypatch):
     A = numbers((600, 1024), rng)
     np.save(tmp_path / "A.npy", A)
