@@ -20,6 +20,9 @@ FAULT = np.dtype(
 )
 # Number of faults that the list holds.
 _CAPACITY = 1024
+# Number of 8-byte words of a fault, and that of `is_complete` among them.
+_FAULT_WORDS = FAULT.itemsize // 8
+_COMPLETE = _FAULT_WORDS - 1
 
 
 @dataclass(frozen=True)
@@ -111,16 +114,20 @@ class FaultLog:
     def __init__(self, machine: Machine, resolve: Callable[[int], tuple[str, str, OnFault | None]]) -> None:
         self._machine, self._resolve, self._lock = machine, resolve, Lock()
         with machine.current():
-            memory = machine.pinned(_CAPACITY * FAULT.itemsize, np.uint8)
+            memory = machine.pinned((_CAPACITY + 1) * FAULT.itemsize, np.uint8)
             memory[...] = 0
-            self.faults, self.count = memory.view(FAULT), machine.xp.zeros(1, np.uint64)
-        self.capacity = _CAPACITY
-        self._complete, self._next = self.faults["is_complete"], 0
+            self.faults, self.count = memory.view(FAULT)[:_CAPACITY], machine.xp.zeros(1, np.uint64)
+        self.capacity, self._next = _CAPACITY, 0
+        # The list as 8-byte words, and the number of the word `is_complete` of the next fault. The list has one fault
+        # more than its capacity, which is never written, so that a full list has nothing new. A memory view is read
+        # three times as fast as an array.
+        self._words = memoryview(memory.view(np.int64))  # type: ignore[arg-type]
+        self._next_word = _COMPLETE
 
     @property
     def has_new(self) -> bool:
         """True if a fault is listed that `take` has not returned."""
-        return self._next < _CAPACITY and self._complete.item(self._next) != 0
+        return self._words[self._next_word] != 0
 
     @property
     def is_half_full(self) -> bool:
@@ -134,6 +141,7 @@ class FaultLog:
             while self.has_new:
                 one = self.faults[self._next]
                 self._next += 1
+                self._next_word += _FAULT_WORDS
                 module, product, on_fault = self._resolve(int(one["call"]))
                 values = {name: one[name].item() for name in FAULT.names or () if name in LinearFault.__annotations__}
                 repaired = bool(one["is_repaired"])
@@ -145,6 +153,6 @@ class FaultLog:
         with self._lock, self._machine.current():
             lost = max(0, int(self.count[0]) - _CAPACITY)
             self.count[...] = 0
-            self._complete[...] = 0
-            self._next = 0
+            self.faults["is_complete"] = 0
+            self._next, self._next_word = 0, _COMPLETE
         return lost

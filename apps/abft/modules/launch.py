@@ -58,8 +58,7 @@ _COLUMN_BLOCKS, _LEAST_ROWS = 4, 64
 KERNELS = {
     "row_check.cuh": ("check_product_rows<{0}, true>", "check_product_rows<{0}, false>"),
     "vector_products.cuh": (
-        *("row_products<{0}, true>", "row_products<{0}, false>"),
-        *("column_products<{0}, true>", "column_products<{0}, false>", "add_parts<{0}>"),
+        *("row_products<{0}>", "column_products<{0}, true>", "column_products<{0}, false>", "add_parts<{0}>"),
     ),
 }
 _GOLDEN = (5**0.5 - 1) / 2
@@ -97,10 +96,10 @@ def _kernel(machine: Machine, file: str, number: int, dtype: str) -> Any:
 
 
 @lru_cache(maxsize=4096)
-def _row_launch(machine: Machine, dtype: str, m: int, n: int, stride: int, roots: bool) -> tuple[Launch, Lock]:
+def _row_launch(machine: Machine, dtype: str, m: int, n: int, stride: int) -> tuple[Launch, Lock]:
     of = structure(ROWS, data=None, row_stride=stride, rows=m, columns=n)
     arguments = of, *(np.uint64(0),) * 3
-    kernel = _kernel(machine, "vector_products.cuh", 0 if roots else 1, dtype)
+    kernel = _kernel(machine, "vector_products.cuh", 0, dtype)
     with machine.current():
         return machine.bind(kernel, (m,), (_LINE_THREADS,), arguments, dependent=False), Lock()
 
@@ -117,18 +116,19 @@ def row_products(
     matrix : tuple
         The dtype, the numbers of rows and columns, and the distance of rows in elements.
     pointers : tuple of int
-        Addresses of the matrix, the vector, the sums and, unless it is 0, the roots.
+        Addresses of the matrix, the vector, the sums and the roots.
     """
-    launch, lock = _row_launch(machine, *matrix, pointers[3] != 0)
+    launch, lock = _row_launch(machine, *matrix)
     with lock:
         for place, pointer in enumerate(pointers):
             launch.change(place, pointer)
         launch.on(stream)
 
 
+@lru_cache(maxsize=4096)
 def parts_of(machine: Machine, dtype: str, m: int, n: int) -> int:
     """Return the number of parts of the rows of a matrix (m × n) whose columns are summed."""
-    strips = -(-n // (32 * _VECTOR_BYTES // ITEMSIZE[dtype]))
+    strips = max(1, -(-n // (32 * _VECTOR_BYTES // ITEMSIZE[dtype])))
     return max(1, min(-(-m // _LEAST_ROWS), _COLUMN_BLOCKS * machine.gpu.multiprocessors // strips))
 
 
@@ -139,8 +139,8 @@ def _column_launches(
     of = structure(ROWS, data=None, row_stride=stride, rows=m, columns=n)
     nothing, parts = np.uint64(0), parts_of(machine, dtype, m, n)
     strips = -(-n // (32 * _VECTOR_BYTES // ITEMSIZE[dtype]))
-    sums = _kernel(machine, "vector_products.cuh", 2 if squares else 3, dtype)
-    total = _kernel(machine, "vector_products.cuh", 4, dtype)
+    sums = _kernel(machine, "vector_products.cuh", 1 if squares else 2, dtype)
+    total = _kernel(machine, "vector_products.cuh", 3, dtype)
     sizes = nothing, np.int64(parts), np.int64(n), *(nothing,) * 3
     with machine.current():
         first = machine.bind(sums, (strips, parts), (_COLUMN_THREADS,), (of, nothing, nothing), dependent=False)
@@ -185,7 +185,6 @@ Check = Callable[..., None]
 _CHANGED = ("of.A.data", "of.B.data", "of.C.data", "bias", "bias_sum", "v", "x", "y", "p", "is_stale", "call")
 
 
-@lru_cache(maxsize=4096)
 def row_check(
     machine: Machine, layout: ProductLayout, bounds: LinearBounds, log: FaultLog, fused: bool, repairs: bool
 ) -> Check:
@@ -220,13 +219,18 @@ def row_check(
     grid, lock = (-(-layout.m // _CHECK_ROWS),), Lock()
     with machine.current():
         launch = machine.bind(kernel, grid, (_CHECK_THREADS,), (args[()],))
-    words = [_word(CHECK_ARGS, path) for path in _CHANGED]
+    words, change, on = [_word(CHECK_ARGS, path) for path in _CHANGED], launch.change, launch.on
+    before: tuple[int | None, ...] = (None,) * len(words)
 
     def check(stream: int, *values: int) -> None:
+        nonlocal before
         with lock:
-            for word, value in zip(words, values, strict=True):
-                launch.change(0, value, word)
-            launch.on(stream)
+            if before != values:
+                for word, old, value in zip(words, before, values, strict=True):
+                    if old != value:
+                        change(0, value, word)
+                before = values
+            on(stream)
 
     return check
 

@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, compiler, nn
 
 from tsapps.apps.abft.modules.faults import OnFault
-from tsapps.apps.abft.modules.ops import linear
+from tsapps.apps.abft.modules.ops import eager_linear, traced_linear
 from tsapps.apps.abft.modules.states import Options, register
 
 __all__ = ["Linear", "protect", "unprotect"]
@@ -69,9 +69,11 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Return the layer's output; see `torch.nn.Linear`."""
-        if not compiler.is_compiling():
-            register(self.weight, self.abft_options)
-        return linear(input, self.weight, self.bias)
+        weight = self.weight
+        if compiler.is_compiling():
+            return traced_linear(input, weight, self.bias)
+        register(weight, self.abft_options)
+        return eager_linear(input, weight, self.bias)
 
 
 def protect(

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -9,11 +10,24 @@ import torch
 from tsapps.apps.abft.modules.bounds import Arithmetic, LinearBounds, bounds_of
 from tsapps.apps.abft.modules.faults import LinearFault, OnFault
 from tsapps.apps.abft.modules.launch import weights_of
-from tsapps.apps.abft.modules.states import Checksums, State
+from tsapps.apps.abft.modules.states import Checksums, Known, State
 from tsapps.apps.abft.product.cpu import wrong_elements
 from tsapps.kernels.arrays import as_array
 
-__all__ = ["arithmetic", "bias_sum", "check", "column_checksums", "row_checksums"]
+__all__ = [
+    "arithmetic",
+    "bias_sum",
+    "check",
+    "column_checksums",
+    "listed",
+    "of_grad_weight",
+    "pointers",
+    "ready",
+    "row_checksums",
+    "usable",
+    "wait",
+    "was_stale",
+]
 
 
 @lru_cache
@@ -45,17 +59,34 @@ def bias_sum(bias: torch.Tensor) -> torch.Tensor:
     return _weights(len(bias)) @ bias.double()
 
 
+def of_grad_weight(
+    grad: torch.Tensor,
+    x: torch.Tensor,
+    state: State,  # noqa: ARG001
+    *,
+    of_bias: bool,
+) -> tuple[Known, torch.Tensor | None]:
+    """Return what the check of gradᵀ · x takes, and the gradient of the bias if it is wanted."""
+    return Known(None, row_checksums(x), ()), grad.sum(0) if of_bias else None
+
+
 def check(
-    name: str,
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    product: str,
+    factors: tuple[torch.Tensor, torch.Tensor],
+    C: torch.Tensor,
     bias: torch.Tensor | None,
-    checksums: Checksums,
+    known: Known,
     state: State,
 ) -> list[tuple[LinearFault, OnFault | None]]:
-    """Check the product C = A · B + bias, for `operands` A, B and C; repair C; return its faults."""
-    A, B, C = operands
-    (m, k), w = A.shape, B.shape[1]
-    if 0 in (m, k, w):
+    """Check a product, and repair it; return its faults. Parameters: see `on_gpu.check`."""
+    A, B = factors
+    if product == "forward":
+        B = B.t()
+    elif product == "grad_weight":
+        A = A.t()
+    operands, checksums = (A, B, C), known.checksums
+    k, w = B.shape
+    if 0 in (len(A), k, w):
         return []
     bounds = bounds_of(k, w, arithmetic(C.dtype))
     d, limit = _residuals(A, C, checksums, bounds)
@@ -73,7 +104,7 @@ def check(
         column, n_wrong, wrong, value = found[row]
         repaired = bool(d_after[place].abs() <= limit_after[place])
         values = d[row].item(), limit[row].item(), repaired
-        faults.append(LinearFault(state.options.name, name, row, column, n_wrong, wrong, value, *values))
+        faults.append(LinearFault(state.options.name, product, row, column, n_wrong, wrong, value, *values))
     return [(fault, state.options.on_fault) for fault in faults]
 
 
@@ -114,3 +145,33 @@ def _settle(
         if repairs:
             c[numbers[places], columns] = values
     return wrong
+
+
+# --- What only a GPU needs --------------------------------------------------------------------------------------------
+
+
+def listed(index: int) -> tuple[()]:  # noqa: ARG001
+    """Return nothing: every check on the CPU returns its faults."""
+    return ()
+
+
+def pointers(*_: Any) -> tuple[()]:
+    """Return nothing: checks on the CPU take tensors."""
+    return ()
+
+
+def usable(state: State, index: int) -> bool:  # noqa: ARG001
+    """Return True: checksums are complete when the functions that compute them return."""
+    return True
+
+
+def was_stale(state: State, index: int) -> bool:  # noqa: ARG001
+    """Return False: a check on the CPU itself invalidates outdated checksums."""
+    return False
+
+
+def ready(state: State, device: torch.device) -> None:
+    """Do nothing."""
+
+
+wait = ready

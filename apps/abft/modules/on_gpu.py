@@ -1,7 +1,9 @@
 """Checks of a linear layer's products on a GPU: kernels of this folder on torch's current stream."""
 
-from functools import cache, lru_cache
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import cache, lru_cache, partial
+from itertools import accumulate
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -9,34 +11,38 @@ import torch
 from tsapps.apps.abft.modules import launch
 from tsapps.apps.abft.modules.bounds import Arithmetic, bounds_of
 from tsapps.apps.abft.modules.faults import FaultLog, LinearFault, OnFault
-from tsapps.apps.abft.modules.launch import ProductLayout, weights_of
-from tsapps.apps.abft.modules.states import Checksums, State, resolve
+from tsapps.apps.abft.modules.launch import weights_of
+from tsapps.apps.abft.modules.states import Checksums, Known, State, resolve
+from tsapps.apps.abft.product.thresholds import DTYPES
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
 
 __all__ = [
-    "Overlapped",
     "arithmetic",
     "bias_sum",
     "check",
     "column_checksums",
-    "column_sums",
-    "overlaps",
-    "poll",
+    "listed",
+    "of_grad_weight",
+    "pointers",
     "ready",
     "row_checksums",
     "take_all",
+    "usable",
     "wait",
     "was_stale",
 ]
 
-# Bytes of A from which Σ_l a_il x_l is computed while the product runs, on another stream.
-_OVERLAPPED_BYTES = 1 << 22
 # Number of flags for stale checksums; states may share one.
 _FLAGS = 1 << 12
+# Vectors that share a tensor begin at multiples of this many elements.
+_ALIGNED = 64
+# A function that returns the address of torch's current stream of a GPU; torch built for the CPU has none.
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+_NAMES = {getattr(torch, name): name for name in DTYPES}
 
 
 class _Gpu:
-    """What checks on one GPU share: the machine, the list of faults, flags in host memory, and a second stream."""
+    """What checks on one GPU share: the machine, the list of faults, and flags in host memory."""
 
     def __init__(self, index: int) -> None:
         self.machine: Machine = cuda_machine(index)
@@ -44,19 +50,14 @@ class _Gpu:
         with self.machine.current():
             self.stale = self.machine.pinned(_FLAGS, np.uint32)
         self.stale[...] = 0
+        self.stale_words = memoryview(self.stale)
         self.address_of_stale = int(self.stale.ctypes.data)
-        self.side = torch.cuda.Stream(index)
+        _used.add(index)
 
 
+# The numbers of the GPUs on which products were checked.
+_used: set[int] = set()
 _gpu = cache(_Gpu)
-
-
-def _stream(tensor: torch.Tensor) -> int:
-    return int(torch.cuda.current_stream(tensor.device).cuda_stream)
-
-
-def _dtype(tensor: torch.Tensor) -> str:
-    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _checksum_dtype(tensor: torch.Tensor) -> torch.dtype:
@@ -78,22 +79,37 @@ def arithmetic(dtype: torch.dtype) -> Arithmetic:
     """
     matmul = torch.backends.cuda.matmul
     if dtype == torch.float32:
-        precision = torch.get_float32_matmul_precision()
-        return Arithmetic("float32", "float32" if precision == "highest" else "tf32")
+        precision = getattr(matmul, "fp32_precision", None)  # since torch 2.9
+        is_tf32 = matmul.allow_tf32 if precision is None else precision == "tf32"
+        return Arithmetic("float32", "tf32" if is_tf32 else "float32")
     if dtype == torch.float16 and getattr(matmul, "allow_fp16_accumulation", False):
         raise ValueError(
             "torch.backends.cuda.matmul.allow_fp16_accumulation is True; protected modules need float32 sums: "
             "set it to False"
         )
-    name = str(dtype).removeprefix("torch.")
     flag = {"float16": "allow_fp16_reduced_precision_reduction", "bfloat16": "allow_bf16_reduced_precision_reduction"}
+    name = _NAMES[dtype]
     return Arithmetic(name, reduced=name in flag and bool(getattr(matmul, flag[name])))
 
 
-def poll(device: torch.device) -> list[tuple[LinearFault, OnFault | None]]:
+# Functions that return the settings on which `arithmetic` depends, by dtype; torch.backends.cuda.matmul takes longer.
+_settings_of: dict[torch.dtype, Callable[[], Any]] = {
+    torch.float64: lambda: None,
+    torch.float32: partial(torch._C._get_fp32_precision_getter, "cuda", "matmul")
+    if hasattr(torch._C, "_get_fp32_precision_getter")
+    else torch._C._get_cublas_allow_tf32,
+    torch.float16: lambda: (
+        torch.backends.cuda.matmul.allow_fp16_reduced_precision_reduction,
+        getattr(torch.backends.cuda.matmul, "allow_fp16_accumulation", False),
+    ),
+    torch.bfloat16: torch._C._get_cublas_allow_bf16_reduced_precision_reduction,
+}
+
+
+def listed(index: int) -> Sequence[tuple[LinearFault, OnFault | None]]:
     """Return the faults that kernels listed since the last call; does not wait for the GPU."""
-    log = _gpu(device.index).log
-    return log.take() if log.has_new else []
+    log = _gpu(index).log
+    return log.take() if log.has_new else ()
 
 
 def take_all() -> tuple[list[tuple[LinearFault, OnFault | None]], int]:
@@ -108,16 +124,12 @@ def take_all() -> tuple[list[tuple[LinearFault, OnFault | None]], int]:
     return found, lost
 
 
-# The numbers of the GPUs on which products were checked.
-_used: set[int] = set()
-
-
-def was_stale(state: State, device: torch.device) -> bool:
+def was_stale(state: State, index: int) -> bool:
     """Return whether a check found the checksums of a state to be outdated, and reset that flag."""
-    gpu, place = _gpu(device.index), state.number % _FLAGS
-    if not gpu.stale.item(place):
+    gpu, place = _gpu(index), state.number % _FLAGS
+    if not gpu.stale_words[place]:
         return False
-    gpu.stale[place] = 0
+    gpu.stale_words[place] = 0
     return True
 
 
@@ -126,41 +138,63 @@ def was_stale(state: State, device: torch.device) -> bool:
 
 def row_checksums(matrix: torch.Tensor) -> Checksums:
     """Return checksums of the rows of a row-major matrix; see on_cpu.py."""
-    rows, columns = matrix.shape
-    dtype = _checksum_dtype(matrix)
-    x, y = torch.empty(2, rows, dtype=dtype, device=matrix.device).unbind()
-    v = _weights(columns, dtype, matrix.device)
-    pointers = matrix.data_ptr(), v.data_ptr(), x.data_ptr(), y.data_ptr()
-    shape = _dtype(matrix), rows, columns, matrix.stride(0)
-    launch.row_products(_gpu(matrix.device.index).machine, _stream(matrix), shape, pointers)
+    x, y = torch.empty(2, len(matrix), dtype=_checksum_dtype(matrix), device=matrix.device).unbind()
+    _row_products(matrix, x.data_ptr(), y.data_ptr())
     return Checksums(x, y)
+
+
+def _row_products(matrix: torch.Tensor, sums: int, roots: int) -> None:
+    (rows, columns), index = matrix.shape, matrix.get_device()
+    if not matrix.numel():
+        return
+    v = _weights(columns, _checksum_dtype(matrix), matrix.device)
+    shape = _NAMES[matrix.dtype], rows, columns, matrix.stride(0)
+    launch.row_products(_gpu(index).machine, _raw_stream(index), shape, (matrix.data_ptr(), v.data_ptr(), sums, roots))
 
 
 def column_checksums(matrix: torch.Tensor) -> Checksums:
     """Return checksums of the columns of a row-major matrix; see on_cpu.py."""
-    columns, dtype = matrix.shape[1], _checksum_dtype(matrix)
-    x, y = (torch.empty(columns, dtype=dtype, device=matrix.device) for _ in range(2))
-    v = _weights(matrix.shape[0], dtype, matrix.device)
-    _column_products(matrix, v, x, roots=y.data_ptr())
+    (rows, columns), dtype, device = matrix.shape, _checksum_dtype(matrix), matrix.device
+    x, y = torch.empty(2, columns, dtype=dtype, device=device).unbind()
+    parts = torch.empty(_n_parts(matrix) * columns, dtype=dtype, device=device)
+    v = _weights(rows, dtype, device)
+    _column_products(matrix, v.data_ptr(), parts.data_ptr(), x.data_ptr(), roots=y.data_ptr())
     return Checksums(x, y)
 
 
-def column_sums(matrix: torch.Tensor, u: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return Σ_i u_i M_ij, and Σ_i M_ij rounded to M's dtype, for a row-major matrix M."""
-    sums = torch.empty(matrix.shape[1], dtype=u.dtype, device=matrix.device)
-    totals = matrix.new_empty(matrix.shape[1])
-    _column_products(matrix, u, sums, totals=totals.data_ptr())
-    return sums, totals
+def _n_parts(matrix: torch.Tensor) -> int:
+    """Return the number of rows of the array of partial sums of a matrix."""
+    return 2 * launch.parts_of(_gpu(matrix.get_device()).machine, _NAMES[matrix.dtype], *matrix.shape)
 
 
-def _column_products(matrix: torch.Tensor, u: torch.Tensor, sums: torch.Tensor, **others: int) -> None:
-    machine = _gpu(matrix.device.index).machine
-    rows, columns = matrix.shape
-    n_parts = launch.parts_of(machine, _dtype(matrix), rows, columns)
-    parts = torch.empty(2 * n_parts * columns, dtype=u.dtype, device=matrix.device)
-    pointers = matrix.data_ptr(), u.data_ptr(), parts.data_ptr(), sums.data_ptr()
-    shape = _dtype(matrix), rows, columns, matrix.stride(0)
-    launch.column_products(machine, _stream(matrix), shape, pointers, **others)
+def _column_products(matrix: torch.Tensor, u: int, parts: int, sums: int, *, roots: int = 0, totals: int = 0) -> None:
+    (rows, columns), index = matrix.shape, matrix.get_device()
+    if not matrix.numel():
+        return
+    shape, pointers = (_NAMES[matrix.dtype], rows, columns, matrix.stride(0)), (matrix.data_ptr(), u, parts, sums)
+    machine, stream = _gpu(index).machine, _raw_stream(index)
+    launch.column_products(machine, stream, shape, pointers, roots=roots, totals=totals)
+
+
+def of_grad_weight(
+    grad: torch.Tensor, x: torch.Tensor, state: State, *, of_bias: bool
+) -> tuple[Known, torch.Tensor | None]:
+    """Return what the check of gradᵀ · x takes, and the gradient of the bias if it is wanted.
+
+    The checksums are those of the rows of x; the products of rows of gradᵀ with them, and the gradient of the bias, are
+    sums along the columns of grad.
+    """
+    tokens, n = grad.shape
+    dtype, device = _checksum_dtype(x), x.device
+    sizes = tokens, tokens, n, _n_parts(grad) * n
+    starts = [0, *accumulate(-(-size // _ALIGNED) * _ALIGNED for size in sizes)]
+    held = torch.empty(starts[-1], dtype=dtype, device=device)  # one allocation takes less time than four
+    of_x, of_y, p, parts = (held.data_ptr() + start * held.itemsize for start in starts[:-1])
+    totals = grad.new_empty(n) if of_bias else None
+    _row_products(x, of_x, of_y)
+    _column_products(grad, of_x, parts, p, totals=0 if totals is None else totals.data_ptr())
+    v = _weights(x.shape[1], dtype, device).data_ptr()
+    return Known(None, Checksums(held, held), (0, v, of_x, of_y, p, *_marks(state, "grad_weight", x))), totals
 
 
 def bias_sum(bias: torch.Tensor) -> torch.Tensor:
@@ -171,90 +205,104 @@ def bias_sum(bias: torch.Tensor) -> torch.Tensor:
 # --- Checks -----------------------------------------------------------------------------------------------------------
 
 
-def overlaps(A: torch.Tensor) -> bool:
-    """Return whether the products of A's rows with x are computed while the product A · B runs."""
-    return A.numel() * A.element_size() >= _OVERLAPPED_BYTES
+def pointers(product: str, checksums: Checksums, state: State, w: int) -> tuple[int, ...]:
+    """Return what a check takes of checksums of a weight: bias_sum, v, x, y, p, is_stale and call (row_check.cuh)."""
+    x, y, bias_sum = checksums
+    v = _weights(w, x.dtype, x.device)
+    of_bias = 0 if bias_sum is None else bias_sum.data_ptr()
+    return of_bias, v.data_ptr(), x.data_ptr(), y.data_ptr(), 0, *_marks(state, product, x)
 
 
-class Overlapped:
-    """The products of A's rows with x, computed on another stream while the product A · B runs.
-
-    Construct it before the launch of that product, and call `finish` after that launch: the GPU then starts the
-    product first.
-    """
-
-    def __init__(self, A: torch.Tensor, x: torch.Tensor) -> None:
-        self._A, self._x = A, x
-        self._p = torch.empty(len(A), dtype=x.dtype, device=A.device)
-        self._main = torch.cuda.current_stream(A.device)
-        self._begin = torch.cuda.Event()
-        self._begin.record(self._main)
-
-    def finish(self) -> torch.Tensor:
-        """Launch the products; the current stream waits for them. Returns them."""
-        A, gpu = self._A, _gpu(self._A.device.index)
-        gpu.side.wait_event(self._begin)
-        pointers = A.data_ptr(), self._x.data_ptr(), self._p.data_ptr(), 0
-        shape = _dtype(A), *A.shape, A.stride(0)
-        launch.row_products(gpu.machine, int(gpu.side.cuda_stream), shape, pointers)
-        end = torch.cuda.Event()
-        end.record(gpu.side)
-        self._main.wait_event(end)
-        return self._p
+def _marks(state: State, product: str, tensor: torch.Tensor) -> tuple[int, int]:
+    """Return where a check marks the checksums of a state as stale, and the number of its call."""
+    address = _gpu(tensor.get_device()).address_of_stale
+    return address + 4 * (state.number % _FLAGS), state.call(product)
 
 
 def check(
-    name: str,
-    operands: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    product: str,
+    factors: tuple[torch.Tensor, torch.Tensor],
+    C: torch.Tensor,
     bias: torch.Tensor | None,
-    checksums: Checksums,
+    known: Known,
     state: State,
-    p: torch.Tensor | None = None,
-) -> list[tuple[LinearFault, OnFault | None]]:
-    """Launch the check of the product C = A · B + bias, for `operands` A, B and C, which also repairs C.
+) -> Sequence[tuple[LinearFault, OnFault | None]]:
+    """Launch the check of a product, which also repairs it.
 
-    C and, without p, A are row-major. `p` are the products of A's rows with the checksum x. Returns the faults if the
-    module reports them immediately, and nothing otherwise.
+    Parameters
+    ----------
+    product : {"forward", "grad_input", "grad_weight"}
+    factors : tuple of tensor
+        Factors as they are stored: x and the weight, grad and the weight, or grad and x. C and, but for "grad_weight",
+        the first factor are row-major.
+    C : tensor
+    bias : tensor or None
+    known : Known
+    state : State
+
+    Returns
+    -------
+    sequence
+        The faults, if the module reports them immediately; otherwise nothing.
     """
-    A, B, C = operands
-    (m, k), w = A.shape, B.shape[1]
-    if 0 in (m, k, w):
-        return []
-    index = C.device.index
-    _used.add(index)
-    gpu, options = _gpu(index), state.options
-    layout = ProductLayout(_dtype(C), m, k, w, A.stride(), B.stride(), C.stride())
-    bounds = bounds_of(k, w, arithmetic(C.dtype))
-    launched = launch.row_check(gpu.machine, layout, bounds, gpu.log, p is None, options.repair)
-    launched(
-        _stream(C),
-        *(matrix.data_ptr() for matrix in operands),
-        *(0 if one is None else one.data_ptr() for one in (bias, checksums.bias_sum)),
-        _weights(w, checksums.x.dtype, C.device).data_ptr(),
-        checksums.x.data_ptr(),
-        checksums.y.data_ptr(),
-        0 if p is None else p.data_ptr(),
-        gpu.address_of_stale + 4 * (state.number % _FLAGS),
-        state.call(name),
+    first, second = factors
+    dtype, index, options = C.dtype, C.get_device(), state.options
+    gpu, shapes = _gpu(index), (first.shape, second.shape, first.stride(), second.stride(), C.stride())
+    _check(gpu, product, dtype, _settings_of[dtype](), options.repair, *shapes)(
+        _raw_stream(index),
+        first.data_ptr(),
+        second.data_ptr(),
+        C.data_ptr(),
+        0 if bias is None else bias.data_ptr(),
+        *known.pointers,
     )
     if options.report == "immediate" and not torch.cuda.is_current_stream_capturing():
         torch.cuda.current_stream(C.device).synchronize()
         return gpu.log.take()
-    return []
+    return ()
+
+
+@lru_cache(maxsize=4096)
+def _check(
+    gpu: _Gpu, product: str, dtype: torch.dtype, settings: Any, repairs: bool, *shapes: tuple[int, ...]
+) -> launch.Check:
+    """Return the launch function for a product of factors with these shapes and strides, and C with its strides.
+
+    `settings` are those of torch on which the bounds depend. All arguments are compared at every call, in a fraction of
+    the time that it takes to compute bounds.
+    """
+    del settings
+    first, second, a, b, c = shapes
+    if product == "forward":
+        second, b = second[::-1], b[::-1]
+    elif product == "grad_weight":
+        first, a = first[::-1], a[::-1]
+    (m, k), (_, w) = first, second
+    if 0 in (m, k, w):
+        return lambda *_: None
+    layout = launch.ProductLayout(_NAMES[dtype], m, k, w, *(cast(tuple[int, int], tuple(one)) for one in (a, b, c)))
+    bounds = bounds_of(k, w, arithmetic(dtype))
+    return launch.row_check(gpu.machine, layout, bounds, gpu.log, product != "grad_weight", repairs)
 
 
 def ready(state: State, device: torch.device) -> None:
     """Record that the checksums of a state have been computed on the current stream."""
     event: Any = torch.cuda.Event()
-    stream = torch.cuda.current_stream(device)
-    event.record(stream)
-    state.ready = int(stream.cuda_stream), event
+    event.record(torch.cuda.current_stream(device))
+    state.ready = event, {_raw_stream(device.index)}
+
+
+def usable(state: State, index: int) -> bool:
+    """Return whether the current stream may use the checksums of a state, as far as checks and streams have told."""
+    is_stale = _gpu(index).stale_words[state.number % _FLAGS]
+    return not is_stale and state.ready is not None and _raw_stream(index) in state.ready[1]
 
 
 def wait(state: State, device: torch.device) -> None:
     """Let the current stream wait for the checksums of a state, if another stream computed them."""
-    stream = torch.cuda.current_stream(device)
-    if state.ready is None or state.ready[0] == int(stream.cuda_stream):
+    stream = _raw_stream(device.index)
+    if state.ready is None or stream in state.ready[1]:
         return
     if not torch.cuda.is_current_stream_capturing():  # whoever captures a graph has synchronized before
-        stream.wait_event(state.ready[1])
+        torch.cuda.current_stream(device).wait_event(state.ready[0])
+        state.ready[1].add(stream)

@@ -11,23 +11,47 @@ from torch import Tensor
 
 from tsapps.apps.abft.modules import products
 
-__all__ = ["linear"]
+__all__ = ["eager_linear", "linear", "traced_linear"]
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Return ``x Wᵀ + bias`` with checked products, forward and backward; arguments as `torch.nn.functional.linear`."""
+    return (traced_linear if torch.compiler.is_compiling() else eager_linear)(x, weight, bias)
+
+
+def eager_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` outside of torch.compile. Arguments are only checked if torch refuses them."""
     source = weight
-    kind = x.device.type
-    if torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        x, weight, bias = x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
+    if torch._C._is_any_autocast_enabled() and torch.is_autocast_enabled(x.device.type):
+        x, weight, bias = _cast(x, weight, bias)
+    try:
+        rows = x if x.dim() == 2 else x.reshape(-1, x.shape[-1])
+        if torch.is_grad_enabled() and (
+            weight.requires_grad or x.requires_grad or (bias is not None and bias.requires_grad)
+        ):
+            y: Tensor = _Linear.apply(rows, weight, bias, source)
+        else:
+            y = products.forward(rows, weight, bias, source)
+    except (RuntimeError, IndexError):
+        _check_shapes(x, weight, bias)
+        raise
+    return y if rows is x else y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def traced_linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """`linear` within torch.compile."""
+    source = weight
+    if torch.is_autocast_enabled(x.device.type):
+        x, weight, bias = _cast(x, weight, bias)
     _check_shapes(x, weight, bias)
-    rows = x.reshape(-1, x.shape[-1])
-    if torch.compiler.is_compiling():
-        y = torch.ops.tsapps.protected_linear(rows, weight, bias, source)
-    else:
-        y = _Linear.apply(rows, weight, bias, source)
+    y = torch.ops.tsapps.protected_linear(x.reshape(-1, x.shape[-1]), weight, bias, source)
     return y.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def _cast(x: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Cast to the dtype of autocast."""
+    dtype = torch.get_autocast_dtype(x.device.type)
+    return x.to(dtype), weight.to(dtype), None if bias is None else bias.to(dtype)
 
 
 def _check_shapes(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
@@ -49,14 +73,19 @@ def _check_shapes(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
 class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, source: Tensor) -> Tensor:
-        ctx.save_for_backward(x, weight, source)
+        if source is weight:
+            ctx.save_for_backward(x, weight)
+        else:
+            ctx.save_for_backward(x, weight, source)
         return products.forward(x, weight, bias, source)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, source = ctx.saved_tensors
-        wanted = tuple(ctx.needs_input_grad[:3])
-        return *_LinearBackward.apply(grad, x, weight, source, wanted), None
+        x, weight, *others = ctx.saved_tensors
+        given = grad, x, weight, others[0] if others else weight, ctx.needs_input_grad[:3]
+        # Gradients that record their own derivatives are rarely wanted.
+        found = _LinearBackward.apply(*given) if torch.is_grad_enabled() else products.backward(*given)
+        return *found, None
 
 
 class _LinearBackward(torch.autograd.Function):

@@ -9,20 +9,19 @@ X, once per call. Checks on a GPU are launched on torch's current stream and do 
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from tsapps.apps.abft.modules import on_cpu, on_gpu
 from tsapps.apps.abft.modules.faults import LinearFault, LinearFaultError, LinearFaultWarning, OnFault, deliver
-from tsapps.apps.abft.modules.states import Checksums, State, state_of
+from tsapps.apps.abft.modules.states import Checksums, Known, State, state_of
 from tsapps.apps.abft.product.thresholds import DTYPES
 
 __all__ = ["backward", "check_faults", "deliver_all", "forward", "multiply"]
-
-_FOUND = list[tuple[LinearFault, OnFault | None]]
 
 #: The products, by name; tests replace them to cause faults.
 multiply: dict[str, Callable[..., Tensor]] = {
@@ -42,23 +41,13 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, source: Tensor) -> T
     source : tensor
         The parameter from which the weight was cast, or the weight itself; its state has the options of its module.
     """
-    backend, x = _backend(x), _rows(x)
-    state = state_of(source)
-    _deliver_listed(backend, x)
-    if 0 in (len(x), *weight.shape):
-        return multiply["forward"](x, weight, bias)
-    checksums = _of_weight(backend, "forward", state, weight, bias, source)
-    if backend is on_cpu:
-        y = multiply["forward"](x, weight, bias)
-        found = on_cpu.check("forward", (x, weight.t(), y), bias, checksums, state)
-    elif on_gpu.overlaps(x):
-        aside = on_gpu.Overlapped(x, checksums.x)
-        y = multiply["forward"](x, weight, bias)
-        found = on_gpu.check("forward", (x, weight.t(), y), bias, checksums, state, aside.finish())
-    else:
-        y = multiply["forward"](x, weight, bias)
-        found = on_gpu.check("forward", (x, weight.t(), y), bias, checksums, state)
-    deliver_all(found)
+    backend, x, state, index = _backend(x), _rows(x), state_of(source), x.get_device()
+    if listed := backend.listed(index):
+        deliver_all(listed)
+    known = _of_weight(backend, "forward", state, weight, bias, source, index)
+    y = multiply["forward"](x, weight, bias)
+    if found := backend.check("forward", (x, weight), y, bias, known, state):
+        deliver_all(found)
     return y
 
 
@@ -69,39 +58,41 @@ def backward(
 
     The gradient of the bias is a sum, not a product; it is not checked.
     """
-    backend, grad, x = _backend(grad), grad.contiguous(), _rows(x)
-    state = state_of(source)
-    _deliver_listed(backend, x)
+    backend, grad, x, state, index = _backend(grad), grad.contiguous(), _rows(x), state_of(source), grad.get_device()
+    if listed := backend.listed(index):
+        deliver_all(listed)
     of_input = of_weight = of_bias = None
-    found: _FOUND = []
+    found: list[Any] = []
+    is_empty = not grad.numel() or not x.numel()
     if wanted[0]:
         of_input = multiply["grad_input"](grad, weight)
-        if 0 not in (*grad.shape, weight.shape[1]):
-            checksums = _of_weight(backend, "grad_input", state, weight, None, source)
-            found += backend.check("grad_input", (grad, weight, of_input), None, checksums, state)
+        if not is_empty:
+            known = _of_weight(backend, "grad_input", state, weight, None, source, index)
+            found += backend.check("grad_input", (grad, weight), of_input, None, known, state)
     if wanted[1]:
         of_weight = multiply["grad_weight"](grad, x)
-        if 0 not in (*grad.shape, x.shape[1]):
-            checksums = backend.row_checksums(x)
-            operands = grad.t(), x, of_weight
-            if backend is on_cpu:
-                found += on_cpu.check("grad_weight", operands, None, checksums, state)
-            else:
-                p, of_bias = on_gpu.column_sums(grad, checksums.x)
-                found += on_gpu.check("grad_weight", operands, None, checksums, state, p)
+        if not is_empty:
+            known, of_bias = backend.of_grad_weight(grad, x, state, of_bias=wanted[2])
+            found += backend.check("grad_weight", (grad, x), of_weight, None, known, state)
     if wanted[2] and of_bias is None:
         of_bias = grad.sum(0)
-    deliver_all(found)
-    return of_input, of_weight, of_bias if wanted[2] else None
+    if found:
+        deliver_all(found)
+    return of_input, of_weight, of_bias
+
+
+_SUPPORTED = frozenset(getattr(torch, name) for name in DTYPES)
 
 
 def _backend(x: Tensor) -> Any:
     """Return the module with the checks for x's device; raise TypeError if there are none for its dtype or device."""
-    if str(x.dtype).removeprefix("torch.") not in DTYPES:
-        raise TypeError(f"the input has dtype {x.dtype}; protected modules support {', '.join(DTYPES)}")
-    if x.device.type not in ("cpu", "cuda"):
+    if x.dtype in _SUPPORTED:
+        if x.is_cuda:
+            return on_gpu
+        if x.is_cpu:
+            return on_cpu
         raise TypeError(f"the input is on {x.device}; protected modules support the CPU and NVIDIA GPUs")
-    return on_cpu if x.device.type == "cpu" else on_gpu
+    raise TypeError(f"the input has dtype {x.dtype}; protected modules support {', '.join(DTYPES)}")
 
 
 def _rows(x: Tensor) -> Tensor:
@@ -110,36 +101,44 @@ def _rows(x: Tensor) -> Tensor:
 
 
 def _of_weight(
-    backend: Any, product: str, state: State, weight: Tensor, bias: Tensor | None, source: Tensor
-) -> Checksums:
+    backend: Any, product: str, state: State, weight: Tensor, bias: Tensor | None, source: Tensor, index: int
+) -> Known:
     """Return the checksums of a weight for a product: those computed before, if it has not changed since."""
+    key, known = _key(source, weight, bias), state.checksums.get(product)
+    if known is not None and key is not None and known.key == key and backend.usable(state, index):
+        return known
+    device = weight.device
     with state.lock:
-        if backend is on_gpu and on_gpu.was_stale(state, weight.device):
+        if backend.was_stale(state, index):
             state.invalidate()
-        key = _key(source, weight, bias)
         before = state.checksums.get(product)
-        if key is not None and before is not None and before[0] == key:
-            if backend is on_gpu:
-                on_gpu.wait(state, weight.device)
-            return before[1]
-        weight = _rows(weight)
-        found: Checksums = (backend.column_checksums if product == "forward" else backend.row_checksums)(weight)
+        if key is not None and before is not None and before.key == key:
+            backend.wait(state, device)
+            return before
+        rows = _rows(weight)
+        found: Checksums = (backend.column_checksums if product == "forward" else backend.row_checksums)(rows)
         if bias is not None:
             found = found._replace(bias_sum=backend.bias_sum(bias))
         if before is not None:
-            found = _in_place(before[1], found)
-        state.checksums[product] = key, found
-        if backend is on_gpu:
-            on_gpu.ready(state, weight.device)
-    return found
+            found = _in_place(before.checksums, found)
+        w = weight.shape[0 if product == "forward" else 1]
+        known = Known(key, found, backend.pointers(product, found, state, w))
+        state.checksums[product] = known
+        backend.ready(state, device)
+    return known
 
 
 def _key(source: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Any, ...] | None:
     """Return a value that changes if the weight or the bias changes; None if torch does not count their versions."""
-    if source.is_inference() or (bias is not None and bias.is_inference()):
-        return None
-    of_bias = (None, None) if bias is None or source is not weight else (bias.data_ptr(), bias._version)
-    return source.data_ptr(), source._version, weight.dtype, weight.shape, weight.stride(), weight.device, *of_bias
+    try:
+        of_weight = source.data_ptr(), source._version, weight.dtype, weight.shape, weight.stride()
+        if bias is None or source is not weight:
+            return of_weight
+        return *of_weight, bias.data_ptr(), bias._version
+    except RuntimeError:
+        if source.is_inference() or (bias is not None and bias.is_inference()):
+            return None
+        raise
 
 
 def _in_place(before: Checksums, now: Checksums) -> Checksums:
@@ -158,7 +157,7 @@ def _in_place(before: Checksums, now: Checksums) -> Checksums:
 # --- Faults -----------------------------------------------------------------------------------------------------------
 
 
-def deliver_all(found: _FOUND) -> None:
+def deliver_all(found: Sequence[tuple[LinearFault, OnFault | None]]) -> None:
     """Report faults; if some are errors, raise the first one after all others were reported."""
     first: LinearFaultError | None = None
     for fault, on_fault in found:
@@ -168,11 +167,6 @@ def deliver_all(found: _FOUND) -> None:
             first = first or error
     if first is not None:
         raise first
-
-
-def _deliver_listed(backend: Any, x: Tensor) -> None:
-    if backend is on_gpu:
-        deliver_all(on_gpu.poll(x.device))
 
 
 def check_faults() -> list[LinearFault]:

@@ -21,7 +21,7 @@
 // Why it is fast: A and C are read once, right after the product, while a part of them is in the level-2 cache. A block
 // has four rows and eight warps: each load of a weight serves four rows, and each thread has eight loads of 16 bytes in
 // flight. The rows of a block lie far apart, so that many blocks share the work if a tile of C is wrong. With `p`, the
-// sums Σ_l a_il x_l were computed before (row_products), while the GEMM ran.
+// sums Σ_l a_il x_l were computed before (column_products).
 #pragma once
 #include "apps/abft/modules/vector_products.cuh"
 #include "apps/abft/product/locate.cuh"
@@ -30,6 +30,10 @@
 namespace abft {
 
 constexpr int kCheckThreads = 256, kCheckRows = 4;
+// Whether rows of C and of A are read together; of how many steps the loads are in flight then; and the number of blocks
+// of a multiprocessor.
+constexpr bool kTogether = false;
+constexpr int kCheckSteps = 2, kCheckBlocks = 2;
 
 // The coefficients of a row's limit; see the head of this file.
 struct RowLimits {
@@ -186,10 +190,28 @@ __device__ __noinline__ void settle_row(const CheckArgs<T>& args, long long row)
   *(volatile long long*)&fault.is_complete = 1;
 }
 
+// Adds the products of rows of C with v, with squares, and subtracts those of rows of A with x, vector by vector in
+// turn, as far as both have vectors. Returns that number of vectors.
+template <typename T, typename Sum>
+__device__ __forceinline__ int add_both(const T* const (&of_c)[kCheckRows], const T* const (&of_a)[kCheckRows],
+                                        int columns, const Sum* v, const Sum* x, Sum (&sum)[kCheckRows],
+                                        Sum (&square)[kCheckRows]) {
+  const int vectors = columns / (kVectorBytes / (int)sizeof(T));
+#pragma unroll kCheckSteps
+  for (int i = threadIdx.x; i < vectors; i += kCheckThreads) {
+    uint4 c[kCheckRows], a[kCheckRows];
+    load_vectors(of_c, i, c), load_vectors(of_a, i, a);
+    add_vectors<true, false, T>(c, v, i, sum, square);
+    add_vectors<false, true, T>(a, x, i, sum, square);
+  }
+  return vectors;
+}
+
 // Checks all rows of C: a block checks up to kCheckRows rows. If kFused, A is row-major, and Σ_l a_il x_l is computed
 // here; otherwise it is p_i. C is row-major.
 template <typename T, bool kFused>
-__global__ void __launch_bounds__(kCheckThreads, 2) check_product_rows(const __grid_constant__ CheckArgs<T> args) {
+__global__ void __launch_bounds__(kCheckThreads, kCheckBlocks)
+    check_product_rows(const __grid_constant__ CheckArgs<T> args) {
   using Sum = typename Checksum<T>::Type;
   constexpr int kWarps = kCheckThreads / 32;
   __shared__ Sum of_warps[kWarps][2 * kCheckRows];
@@ -204,13 +226,16 @@ __global__ void __launch_bounds__(kCheckThreads, 2) check_product_rows(const __g
   };
   ptx::griddepcontrol_wait();
   Sum sum[kCheckRows] = {}, square[kCheckRows] = {};
-  const T* rows[kCheckRows];
-  bool aligned = rows_of(of.C.data, of.C.row_stride, rows);
-  add_row_products<kCheckThreads, true, false>(rows, (int)of.w, aligned, args.v, sum, square);
-  if constexpr (kFused) {
-    aligned = rows_of(of.A.data, of.A.row_stride, rows);
-    add_row_products<kCheckThreads, false, true>(rows, (int)of.k, aligned, args.x, sum, square);
-  }
+  const T *of_c[kCheckRows], *of_a[kCheckRows];
+  const bool c_aligned = rows_of(of.C.data, of.C.row_stride, of_c);
+  [[maybe_unused]] bool a_aligned = false;
+  if constexpr (kFused) a_aligned = rows_of(of.A.data, of.A.row_stride, of_a);
+  int begin = 0;
+  if (kFused && kTogether && c_aligned && a_aligned)
+    begin = add_both(of_c, of_a, (int)(of.w < of.k ? of.w : of.k), args.v, args.x, sum, square);
+  add_row_products<kCheckThreads, true, false>(of_c, (int)of.w, c_aligned, args.v, sum, square, begin);
+  if constexpr (kFused)
+    add_row_products<kCheckThreads, false, true>(of_a, (int)of.k, a_aligned, args.x, sum, square, begin);
 #pragma unroll
   for (int r = 0; r < kCheckRows; ++r) {
     sum[r] = simt::warp_sum(sum[r]), square[r] = simt::warp_sum(square[r]);

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from tsapps.apps.abft.modules.faults import OnFault
 
-__all__ = ["PRODUCTS", "Checksums", "Options", "State", "register", "resolve", "state_of"]
+__all__ = ["PRODUCTS", "Checksums", "Known", "Options", "State", "register", "resolve", "state_of"]
 
 #: The products of a linear layer.
 PRODUCTS = ("forward", "grad_input", "grad_weight")
@@ -55,6 +55,23 @@ class Checksums(NamedTuple):
     bias_sum: Any = None
 
 
+class Known(NamedTuple):
+    """Checksums of a product that a check takes.
+
+    Attributes
+    ----------
+    key : tuple or None
+        A value that differs if the checksums are those of another weight or bias; None if they must not be used again.
+    checksums : Checksums
+    pointers : tuple of int
+        What a check on a GPU takes; see `on_gpu.pointers`.
+    """
+
+    key: tuple[Any, ...] | None
+    checksums: Checksums
+    pointers: tuple[int, ...]
+
+
 @dataclass(eq=False)
 class State:
     """State of one weight; the weight is a parameter, or any tensor that a compiled program passes.
@@ -68,22 +85,22 @@ class State:
     lock : threading.RLock
         Held while checksums are computed.
     checksums : dict
-        For each product, the key of the values from which the checksums were computed, and the checksums.
+        Those of the weight, by product.
     ready : tuple or None
-        The stream on which they were computed last, and an event after that (GPU only).
+        An event after the last computation of checksums, and the streams that need not wait for it (GPU only).
     """
 
     weight: Any
     options: Options
     number: int
     lock: Any = field(default_factory=RLock)
-    checksums: dict[str, tuple[Any, Checksums]] = field(default_factory=dict)
-    ready: tuple[int, Any] | None = None
+    checksums: dict[str, Known] = field(default_factory=dict)
+    ready: tuple[Any, set[int]] | None = None
 
     def invalidate(self) -> None:
         """Have the checksums computed anew when they are needed next, in the same memory."""
-        for product, (_, checksums) in self.checksums.items():
-            self.checksums[product] = None, checksums
+        for product, known in self.checksums.items():
+            self.checksums[product] = known._replace(key=None)
 
     def call(self, product: str) -> int:
         """Return the number by which faults name a product of this weight."""

@@ -1,15 +1,15 @@
 // Products of a matrix with a vector along its rows or its columns: the checksums of protected modules.
 //
-//   row_products      M (rows × columns), u (columns)  →  Σ_j M_ij u_j, and on request √(Σ_j (M_ij u_j)²)
+//   row_products      M (rows × columns), u (columns)  →  Σ_j M_ij u_j, and √(Σ_j (M_ij u_j)²)
 //   column_products   M (rows × columns), u (rows)     →  Σ_i u_i M_ij, and √(Σ_i (u_i M_ij)²) or Σ_i M_ij
 //
 // M is row-major with any distance between rows, and has 16-, 32- or 64-bit elements. Sums of 16-bit types are float,
 // others double.
 //
-// Why it is fast: M is read once, 16 bytes per load. A block of row_products is one warp with a row: so small that it
-// fits on a multiprocessor beside a block of a GEMM, and so short that it delays no GEMM for long. A warp of
-// column_products has 32 neighboring vectors of columns and keeps their sums in registers. Blocks share the rows; their
-// partial sums are added in a fixed order by add_parts, so that results have the same bits on every run.
+// Why it is fast: M is read once, 16 bytes per load, with eight loads of a thread in flight. A block of row_products is
+// one warp with a row. A warp of column_products has 32 neighboring vectors of columns and keeps their sums in registers.
+// Blocks share the rows; their partial sums are added in a fixed order by add_parts, so that results have the same bits
+// on every run.
 #pragma once
 #include "apps/abft/product/row_checksums.cuh"
 
@@ -52,56 +52,72 @@ __device__ __forceinline__ typename Checksum<T>::Type summand(T x) {
   return (typename Checksum<T>::Type)tsm2::Element<T>::value(x);
 }
 
-// Adds the products of kRows rows with the vector u, and their squares if kSquares, to this thread's sums. The threads
-// of a block share each row. If kNegative, products are subtracted.
+// Adds a product to a sum, and its square to another if kSquares. If kNegative, it is subtracted.
+template <bool kSquares, bool kNegative, typename T, typename Sum>
+__device__ __forceinline__ void add_product(T element, Sum weight, Sum& sum, Sum& square) {
+  if constexpr (kSquares) {
+    const Sum product = summand(element) * weight;
+    sum += product;
+    square = fma(product, product, square);
+  } else {
+    sum = fma(summand(element), kNegative ? -weight : weight, sum);
+  }
+}
+
+// Adds the products of vector i of kRows rows, which was loaded, with the weights u to this thread's sums.
+template <bool kSquares, bool kNegative, typename T, typename Sum, int kRows>
+__device__ __forceinline__ void add_vectors(const uint4 (&loaded)[kRows], const Sum* u, int i, Sum (&sum)[kRows],
+                                            Sum (&square)[kRows]) {
+  constexpr int kWide = kVectorBytes / (int)sizeof(T);
+  const auto weights = *reinterpret_cast<const simt::Vector<Sum, kWide>*>(u + i * kWide);
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) {
+    const auto elements = simt::bits_of<simt::Vector<T, kWide>>(loaded[r]);
+#pragma unroll
+    for (int e = 0; e < kWide; ++e) add_product<kSquares, kNegative>(elements[e], weights[e], sum[r], square[r]);
+  }
+}
+
+template <typename T, int kRows>
+__device__ __forceinline__ void load_vectors(const T* const (&rows)[kRows], int i, uint4 (&loaded)[kRows]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) loaded[r] = __ldcg(reinterpret_cast<const uint4*>(rows[r]) + i);
+}
+
+// Adds the products of kRows rows with the vector u to this thread's sums, from vector `begin` of the rows on. The
+// threads of a block share each row.
 template <int kThreads, bool kSquares, bool kNegative, typename T, typename Sum, int kRows>
 __device__ __forceinline__ void add_row_products(const T* const (&rows)[kRows], int columns, bool aligned, const Sum* u,
-                                                 Sum (&sum)[kRows], Sum (&square)[kRows]) {
+                                                 Sum (&sum)[kRows], Sum (&square)[kRows], int begin = 0) {
   constexpr int kWide = kVectorBytes / (int)sizeof(T);
-  const auto add = [&](int r, T element, Sum weight) {
-    if constexpr (kSquares) {
-      const Sum product = summand(element) * weight;
-      sum[r] += product;
-      square[r] = fma(product, product, square[r]);
-    } else {
-      sum[r] = fma(summand(element), kNegative ? -weight : weight, sum[r]);
-    }
-  };
+  [[maybe_unused]] constexpr int kSteps = 8 / kRows;  // of eight loads
   const int vectors = aligned ? columns / kWide : 0;
-#pragma unroll 2
-  for (int i = threadIdx.x; i < vectors; i += kThreads) {
+#pragma unroll kSteps
+  for (int i = begin + threadIdx.x; i < vectors; i += kThreads) {
     uint4 loaded[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) loaded[r] = __ldcg(reinterpret_cast<const uint4*>(rows[r]) + i);
-    const auto weights = *reinterpret_cast<const simt::Vector<Sum, kWide>*>(u + i * kWide);
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const auto elements = simt::bits_of<simt::Vector<T, kWide>>(loaded[r]);
-#pragma unroll
-      for (int e = 0; e < kWide; ++e) add(r, elements[e], weights[e]);
-    }
+    load_vectors(rows, i, loaded);
+    add_vectors<kSquares, kNegative, T>(loaded, u, i, sum, square);
   }
 #pragma unroll 1
   for (int j = vectors * kWide + threadIdx.x; j < columns; j += kThreads)
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) add(r, rows[r][j], u[j]);
+    for (int r = 0; r < kRows; ++r) add_product<kSquares, kNegative>(rows[r][j], u[j], sum[r], square[r]);
 }
 
 // One block per row: writes the product of the row with u to `sums`, and the root of the sum of squared products to
-// `roots` if kRoots.
-template <typename T, bool kRoots>
+// `roots`.
+template <typename T>
 __global__ void __launch_bounds__(kLineThreads)
     row_products(Rows<T> matrix, const typename Checksum<T>::Type* u, typename Checksum<T>::Type* sums,
                  typename Checksum<T>::Type* roots) {
   using Sum = typename Checksum<T>::Type;
   const T* const rows[1] = {matrix.row(blockIdx.x)};
   Sum sum[1] = {}, square[1] = {};
-  add_row_products<kLineThreads, kRoots, false>(rows, (int)matrix.columns, matrix.is_aligned(), u, sum, square);
-  sum[0] = simt::warp_sum(sum[0]);
-  if constexpr (kRoots) square[0] = simt::warp_sum(square[0]);
+  add_row_products<kLineThreads, true, false>(rows, (int)matrix.columns, matrix.is_aligned(), u, sum, square);
+  sum[0] = simt::warp_sum(sum[0]), square[0] = simt::warp_sum(square[0]);
   if (threadIdx.x != 0) return;
   sums[blockIdx.x] = sum[0];
-  if constexpr (kRoots) roots[blockIdx.x] = sqrt(square[0]);
+  roots[blockIdx.x] = sqrt(square[0]);
 }
 
 // Block (x, y) adds the rows of part y of gridDim.y parts, in columns from x · 32 · kWide on. Writes partial sums to
@@ -110,7 +126,7 @@ template <typename T, bool kSquares>
 __global__ void __launch_bounds__(kColumnThreads)
     column_products(Rows<T> matrix, const typename Checksum<T>::Type* u, typename Checksum<T>::Type* parts) {
   using Sum = typename Checksum<T>::Type;
-  constexpr int kWide = kVectorBytes / (int)sizeof(T), kWarps = kColumnThreads / 32, kUnrolled = 4;
+  constexpr int kWide = kVectorBytes / (int)sizeof(T), kWarps = kColumnThreads / 32, kUnrolled = 8;
   constexpr int kWidth = 32 * kWide;  // columns of a block
   __shared__ Sum of_warps[kWarps][kWidth];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -171,6 +187,7 @@ __global__ void __launch_bounds__(kPartThreads)
   const long long column = (long long)blockIdx.x * kPartThreads + threadIdx.x;
   if (column >= columns) return;
   double sum[2] = {};
+#pragma unroll 8
   for (long long part = 0; part < n_parts; ++part)
 #pragma unroll
     for (int which = 0; which < 2; ++which) sum[which] += parts[(which * n_parts + part) * columns + column];
