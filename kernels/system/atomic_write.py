@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
-__all__ = ["Commit", "remove_leftovers", "replacing", "replacing_directory", "write_bytes"]
+__all__ = ["Commit", "remove_leftovers", "replacing", "replacing_directory", "taking_turns", "write_bytes"]
 
 #: A function that returns a context manager, which is active during the rename. If the context manager exits without an
 #: exception, the rename has happened.
@@ -30,7 +30,9 @@ _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
 @contextmanager
-def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(
+    path: str | os.PathLike[str], *, commit: Commit = nullcontext, mode: int = 0o666, leftovers: bool = True
+) -> Iterator[BinaryIO]:
     """Open a file that replaces `path` when the ``with`` block ends without an exception.
 
     After any exception, including KeyboardInterrupt, `path` is unchanged and the temporary file is removed.
@@ -44,6 +46,8 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mod
         after the rename.
     mode : int
         Permissions of the new file from its creation on, minus those that the umask removes.
+    leftovers : bool
+        Whether to look for temporaries of killed processes, which reads the whole directory.
 
     Yields
     ------
@@ -56,7 +60,8 @@ def replacing(path: str | os.PathLike[str], *, commit: Commit = nullcontext, mod
         If the file cannot be created, or the disk is full or fails.
     """
     target = os.path.realpath(path)
-    remove_leftovers(target)
+    if leftovers:
+        remove_leftovers(target)
     temporary = _temporary_name(target)
     own = [None, temporary]
     try:
@@ -137,6 +142,18 @@ def replacing_directory(
     finally:
         if descriptor is not None:
             os.close(descriptor)
+
+
+@contextmanager
+def taking_turns(directory: str | os.PathLike[str]) -> Iterator[None]:
+    """Let one process at a time read and replace a file of a directory, if the file system supports locks."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def remove_leftovers(path: str | os.PathLike[str], names: Collection[str] = ()) -> None:

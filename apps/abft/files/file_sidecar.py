@@ -49,13 +49,13 @@ class FileSidecar:
         return self._entry
 
 
-def write_file_sidecar(path: Path, sidecar: FileSidecar, mode: int) -> None:
-    """Write a sidecar atomically, with the permissions `mode` minus the umask."""
+def write_file_sidecar(path: Path, sidecar: FileSidecar, mode: int, *, leftovers: bool = True) -> None:
+    """Write a sidecar atomically, with the permissions `mode` minus the umask; `leftovers` as for `replacing`."""
     text = np.frombuffer(json.dumps(sidecar.entry.as_json(sidecar.hash_name)).encode(), np.uint8)
     sums = sidecar.sums
     metadata = {"format": FORMAT, "version": VERSION} if sums is None else sums.metadata
     tensors = {} if sums is None else sums.tensors
-    with replacing(path, mode=mode) as file:
+    with replacing(path, mode=mode, leftovers=leftovers) as file:
         dump_container(file, metadata | {"hash": sidecar.hash_name}, tensors | {"entry": text})
 
 
@@ -84,7 +84,7 @@ def read_file_sums(path: Path) -> FileSidecar:
     def entry() -> FileEntry:
         try:
             return FileEntry.of_json(parse_json(tensors["entry"].tobytes()), HASHES[HASHES.index(hash_name)])
-        except (JsonError, KeyError, TypeError, ValueError) as error:
+        except (JsonError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise SidecarError(f"{path}: is no sidecar of tsapps protect: {error}") from error
 
     return FileSidecar(hash_name, entry, sidecar_of(metadata, tensors, str(path)) if "exact" in tensors else None)
