@@ -90,7 +90,7 @@ def diagnosed(path: Path, entry: FileEntry, sums: Sidecar | None, step: Step | N
     OSError
         If the file cannot be read.
     """
-    if sums is None or sums.n_bytes != entry.n_bytes:
+    if sums is None or sums.exact is None or sums.shape != (1, entry.n_bytes):
         return lost_whole(entry.n_bytes)
     of = file_layout(entry.n_bytes)
     faults, refused = exact_faults(FileBytes(path, entry.n_bytes, step), sums)

@@ -9,13 +9,20 @@ from pathlib import Path
 from tsapps.apps.abft.at_rest.sidecar import SidecarError
 from tsapps.apps.abft.files.damage import Damage, diagnosed, lost_whole
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_damaged_sums, read_file_sidecar
-from tsapps.apps.abft.files.manifest import FileEntry, Manifest, ManifestError, ParityGroup
+from tsapps.apps.abft.files.manifest import (
+    PARITY,
+    FileEntry,
+    Manifest,
+    ManifestError,
+    ParityGroup,
+    UnknownVersionError,
+)
 from tsapps.apps.abft.files.places import Place, is_regular
 from tsapps.apps.abft.files.rebuild import Member
 from tsapps.apps.abft.files.run import Workers
 from tsapps.apps.abft.files.scan import Step, hash_of
 
-__all__ = ["Finding", "Findings", "inspected", "known_files"]
+__all__ = ["Finding", "Findings", "inspected", "known_files", "sidecar_of_file"]
 
 
 @dataclass(frozen=True)
@@ -33,7 +40,8 @@ class Finding:
         "failed" if it cannot be read.
     why : str
         What is wrong.
-    sidecar : {"ok", "corrupt", "missing"}
+    sidecar : {"ok", "corrupt", "missing", "failed"}
+        "failed" if it cannot be read.
     stamp : tuple of int
         Size, inode and time of modification of the file, so that a later change is noticed; empty if it is missing.
     """
@@ -55,8 +63,9 @@ class Findings:
     ----------
     manifest : Manifest
         As read, or as restored from the sidecars.
-    manifest_state : {"ok", "corrupt", "missing", "outdated"}
-        "outdated" if `tsapps protect` was stopped before it wrote the manifest.
+    manifest_state : {"ok", "corrupt", "missing", "outdated", "lost"}
+        "outdated" if `tsapps protect` was stopped before it wrote the manifest; "lost" if there is no sidecar from
+        which it could be written again.
     files : dict of str to Finding
     """
 
@@ -64,40 +73,65 @@ class Findings:
     manifest_state: str
     files: dict[str, Finding] = field(default_factory=dict)
 
-    def members(self) -> dict[str, Member]:
-        """Return all files and their damage."""
-        return {name: Member(found.entry, found.damage) for name, found in self.files.items()}
+    def members(self, name: str) -> dict[str, Member]:
+        """Return a file and all files of its group, and their damage."""
+        group = self.group(name)
+        names = {name} if group is None else {*group.files, *group.parity}
+        return {one: _member(self.files[one]) for one in names}
 
     def group(self, name: str) -> ParityGroup | None:
-        """Return the parity group of a file, if all its files are known."""
+        """Return the parity group of a file, if all its files are known, and are those from which it was computed."""
         for group in self.manifest.parity:
-            names = {*group.files, *group.parity}
-            if name in names and names <= self.files.keys():
-                return group
+            if (name in group.files or name in group.parity) and not self.manifest.is_stale(group):
+                names = {*group.files, *group.parity}
+                longest = max((self.manifest.files[one].n_bytes for one in group.files if one in self.files), default=0)
+                if names <= self.files.keys() and all(self.files[one].entry.n_bytes == longest for one in group.parity):
+                    return group
         return None
+
+    def is_stale(self, name: str) -> bool:
+        """Return whether a parity file is that of other contents of its files."""
+        return (
+            name.startswith(PARITY)
+            and self.group(name) is None
+            and any(name in group.parity and self.manifest.is_stale(group) for group in self.manifest.parity)
+        )
+
+
+def _member(found: Finding) -> Member:
+    """Return what the parity of a group can use of a file: nothing if it cannot be read."""
+    damage = lost_whole(found.entry.n_bytes) if found.state == "failed" else found.damage
+    return Member(found.entry, damage)
 
 
 def known_files(place: Place) -> tuple[Manifest, str]:
     """Return the manifest of a directory, and its state; a missing or corrupted manifest is restored from sidecars."""
-    try:
-        return Manifest.read(place.manifest), "ok"
-    except FileNotFoundError:
-        state = "missing"
-    except ManifestError:
-        state = "corrupt"
+    state = "missing"
+    if is_regular(place.manifest):
+        try:
+            return Manifest.read(place.manifest), "ok"
+        except UnknownVersionError:
+            raise
+        except ManifestError:
+            state = "corrupt"
     manifest = Manifest()
     for name in place.sidecar_names():
-        try:
-            sidecar = read_file_sidecar(place.sidecar(name))
-        except SidecarError:
+        sidecar, _ = sidecar_of_file(place.sidecar(name))
+        if sidecar is None:
             continue
         manifest.hash_name = sidecar.hash_name
         manifest.files[name] = sidecar.entry
         if sidecar.entry.group is not None and sidecar.entry.group not in manifest.parity:
             manifest.parity.append(sidecar.entry.group)
-    below = (Place(place.directory / name, place.sidecars / name) for name in place.subdirectories())
-    manifest.directories = [one.directory.name for one in below if one.manifest.exists() or one.sidecar_names()]
+    manifest.directories = [name for name in place.subdirectories() if _has_sidecars(place.below(name))]
     return manifest, state
+
+
+def _has_sidecars(place: Place) -> bool:
+    try:
+        return place.is_protected()
+    except PermissionError:
+        return False
 
 
 def inspected(place: Place, names: tuple[str, ...] | None, workers: Workers) -> Findings:
@@ -111,7 +145,7 @@ def inspected(place: Place, names: tuple[str, ...] | None, workers: Workers) -> 
     workers : Workers
     """
     manifest, state = known_files(place)
-    findings = Findings(manifest, state)
+    findings = Findings(manifest, state if state == "ok" or manifest.files or manifest.directories else "lost")
     wanted = [name for name in (manifest.files if names is None else names) if name in manifest.files]
     _inspect(place, findings, wanted, workers)
     damaged = {name for name, found in findings.files.items() if found.damage is not None}
@@ -133,11 +167,12 @@ def _inspect(place: Place, findings: Findings, names: list[str], workers: Worker
 
 def _inspected(place: Place, manifest: Manifest, name: str, step: Step) -> Finding:
     entry, path = manifest.files[name], place.file(name)
-    sidecar, sidecar_state = _sidecar(place.sidecar(name))
-    if not is_regular(path):
-        why = "is no regular file" if os.path.lexists(path) else "is missing"
-        return Finding(name, entry, lost_whole(entry.n_bytes), "missing", why, sidecar_state)
+    sidecar, sidecar_state = sidecar_of_file(place.sidecar(name))
+    stamp: tuple[int, ...] = ()
     try:
+        if not is_regular(path):
+            why = "is no regular file" if os.path.lexists(path) else "is missing"
+            return Finding(name, entry, lost_whole(entry.n_bytes), "missing", why, sidecar_state)
         status = os.stat(path)
         stamp = status.st_size, status.st_ino, status.st_mtime_ns
         digest = None
@@ -151,12 +186,12 @@ def _inspected(place: Place, manifest: Manifest, name: str, step: Step) -> Findi
         if digest == entry.hash:
             return Finding(name, entry, sidecar=sidecar_state, stamp=stamp)
         sums = sidecar.sums if sidecar is not None else None
-        if sums is None and entry.n_bytes:
+        if sums is None and entry.n_bytes and sidecar_state == "corrupt":
             sums = read_damaged_sums(place.sidecar(name), entry.n_bytes)
         damage = diagnosed(path, entry, sums, step)
     except OSError as error:
         if error.errno == errno.EIO:  # the disk has lost a part of it
-            return Finding(name, entry, lost_whole(entry.n_bytes), "corrupt", "cannot be read", sidecar_state)
+            return Finding(name, entry, lost_whole(entry.n_bytes), "corrupt", "cannot be read", sidecar_state, stamp)
         return Finding(name, entry, state="failed", why=error.strerror or str(error), sidecar=sidecar_state)
     why = "has other bytes than it had when it was protected"
     if status.st_size != entry.n_bytes:
@@ -166,10 +201,15 @@ def _inspected(place: Place, manifest: Manifest, name: str, step: Step) -> Findi
     return Finding(name, entry, damage, "corrupt", why, sidecar_state, stamp)
 
 
-def _sidecar(path: Path) -> tuple[FileSidecar | None, str]:
+def sidecar_of_file(path: Path) -> tuple[FileSidecar | None, str]:
+    """Return a sidecar, and its state as in `Finding`."""
     try:
+        if not is_regular(path):
+            return None, "failed" if os.path.lexists(path) else "missing"
         return read_file_sidecar(path), "ok"
     except FileNotFoundError:
         return None, "missing"
     except SidecarError:
         return None, "corrupt"
+    except OSError as error:
+        return None, "corrupt" if error.errno == errno.EIO else "failed"

@@ -9,18 +9,21 @@
         }, …
       },
       "directories": ["subdirectory", …],
-      "parity": [{"files": ["a", "b", …], "parity": ["tsapps-parity-001-1", …]}, …],
+      "parity": [{"files": ["a", "b", …], "parity": ["tsapps-parity-001-1", …], "of": "…", "per": 8}, …],
       "digest": "…"
     }
 
 A manifest names the files of its own directory only, and the subdirectories that have manifests. `modified` is the
 time of the last modification in nanoseconds since 1970; `begin` and `end` are offsets in the file. "blake3" is "sha256"
 if that hash was chosen; both are what b3sum and sha256sum print. `digest` is the SHA-256 of the manifest without it, as
-JSON with sorted keys and no spaces.
+JSON with sorted keys and no spaces; `of`, that of the hashes of the group's files, so that it is known whether parity
+is that of their present state; `per` is the number of files that was asked for per group.
 """
 
 import hashlib
 import json
+import os
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from os import PathLike, fspath
 from pathlib import Path
@@ -32,15 +35,32 @@ from tsapps.kernels.system.atomic_write import replacing
 from tsapps.kernels.system.printable import OneLineError
 from tsapps.kernels.system.strict_json import JsonError, parse_json
 
-__all__ = ["HASHES", "MANIFEST", "FileEntry", "Manifest", "ManifestError", "ParityGroup", "Tensor", "hasher"]
+__all__ = [
+    "HASHES",
+    "MANIFEST",
+    "PARITY",
+    "FileEntry",
+    "Manifest",
+    "ManifestError",
+    "ParityGroup",
+    "Tensor",
+    "UnknownVersionError",
+    "hasher",
+]
 
 #: The name of the manifest in its directory, and the hashes.
 MANIFEST, HASHES = "tsapps-manifest.json", ("blake3", "sha256")
+#: What the names of parity files begin with.
+PARITY = "tsapps-parity-"
 _FORMAT, _VERSION = "tsapps-manifest", 1
 
 
 class ManifestError(OneLineError):
     """A file is not a manifest, or it is a manifest that is corrupted or has an unknown version."""
+
+
+class UnknownVersionError(ManifestError):
+    """An intact manifest is of a later version: nothing may be written in its place."""
 
 
 def hasher(name: str) -> Any:
@@ -117,7 +137,7 @@ class FileEntry:
             for name, one in found["tensors"].items()
         }
         group = None if "group" not in found else ParityGroup.of_json(found["group"])
-        return cls(_count(found["bytes"]), int(found["modified"]), str(found[hash_name]), tensors, group)
+        return cls(_count(found["bytes"]), _time(found["modified"]), str(found[hash_name]), tensors, group)
 
 
 @dataclass(frozen=True)
@@ -128,15 +148,26 @@ class ParityGroup:
     ----------
     files, parity : tuple of str
         Names in the directory.
+    of : str
+        `Manifest.contents` of the files when the parity was computed; empty if not known.
+    per : int
+        The number of files that was asked for per group; 0 if not known.
     """
 
     files: tuple[str, ...]
     parity: tuple[str, ...]
+    of: str = ""
+    per: int = 0
 
     @classmethod
     def of_json(cls, found: dict[str, Any]) -> "ParityGroup":
         """Return the group that a JSON object describes; raises as `FileEntry.of_json`."""
-        return cls(tuple(map(_plain, found["files"])), tuple(map(_plain, found["parity"])))
+        files, parity = tuple(map(_plain, found["files"])), tuple(map(_plain, found["parity"]))
+        if any(name.startswith(PARITY) for name in files) or not all(name.startswith(PARITY) for name in parity):
+            raise ValueError("a group has parity files among its files, or others among its parity files")
+        if not files or not parity or len({*files, *parity}) < len(files) + len(parity):
+            raise ValueError("a group has no files, or has one twice")
+        return cls(files, parity, str(found.get("of", "")), _count(found.get("per", 0)))
 
 
 @dataclass
@@ -164,6 +195,14 @@ class Manifest:
         """The names of all parity files."""
         return {name for group in self.parity for name in group.parity}
 
+    def contents(self, names: Iterable[str]) -> str:
+        """Return the SHA-256 of the hashes of files, one a line."""
+        return hashlib.sha256("\n".join(self.files[name].hash for name in names).encode()).hexdigest()
+
+    def is_stale(self, group: ParityGroup) -> bool:
+        """Return whether the parity of a group was computed from other contents of its files."""
+        return bool(group.of) and not (self.files.keys() >= {*group.files} and group.of == self.contents(group.files))
+
     def write(self, path: str | PathLike[str], mode: int = 0o666) -> None:
         """Write the manifest atomically; `mode` are its permissions, minus the umask."""
         content = {
@@ -178,7 +217,7 @@ class Manifest:
         }
         content["digest"] = _digest(content)
         with replacing(path, mode=mode) as file:
-            file.write(json.dumps(content, indent=1, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n")
+            file.write(json.dumps(content, indent=1).encode() + b"\n")
 
     @classmethod
     def read(cls, path: str | PathLike[str]) -> "Manifest":
@@ -187,7 +226,9 @@ class Manifest:
         Raises
         ------
         ManifestError
-            If the file is no manifest, is corrupted, or has an unknown version.
+            If the file is no manifest, or is corrupted.
+        UnknownVersionError
+            If it is of a later version.
         OSError
             If the file cannot be read.
         """
@@ -196,11 +237,12 @@ class Manifest:
             found = parse_json(Path(path).read_bytes().decode("utf-8", "surrogateescape"))
             if found["format"] != _FORMAT or type(found["version"]) is not int:
                 raise ManifestError(f"{name}: is no manifest of tsapps protect")
-            if found["version"] != _VERSION:
-                raise ManifestError(f"{name}: is of version {found['version']}, and only 1 is known: update tsapps")
             digest = found.pop("digest")
             if digest != _digest(found):
                 raise ManifestError(f"{name}: was corrupted: tsapps repair writes it again")
+            if found["version"] != _VERSION:
+                message = f"{name}: is of version {found['version']}, and only 1 is known: update tsapps"
+                raise UnknownVersionError(message)
             hash_name = HASHES[HASHES.index(found["hash"])]
             return cls(
                 hash_name,
@@ -225,8 +267,15 @@ def _count(found: Any) -> int:
     return found
 
 
+def _time(found: Any) -> int:
+    if type(found) is not int or abs(found) >= 1 << 63:
+        raise TypeError(f"{str(found)[:40]} is not a time")
+    return found
+
+
 def _plain(name: Any) -> str:
     """Return a name if it names a file of the same directory; otherwise raise ValueError."""
     if not isinstance(name, str) or name in ("", ".", "..") or "/" in name or "\0" in name:
         raise ValueError(f"{str(name)[:80]!r} is not the name of a file")
+    os.fsencode(name)  # raises UnicodeEncodeError for names that no file can have
     return name

@@ -1,22 +1,24 @@
 """Which files are protected, and where their sidecars, manifests and parity files lie."""
 
+import errno
 import os
 import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from os import PathLike, fspath
 from pathlib import Path
 
-from tsapps.apps.abft.files.manifest import MANIFEST
+from tsapps.apps.abft.files.manifest import MANIFEST, PARITY
+from tsapps.apps.abft.files.report import FileReport
 from tsapps.kernels.system.printable import OneLineError
 
-__all__ = ["PARITY", "SIDECAR", "Place", "PlaceError", "Target", "is_data", "is_regular", "targets_of"]
+__all__ = ["PARITY", "SIDECAR", "Place", "PlaceError", "Target", "is_data", "is_regular", "targets_of", "unreadable"]
 
-#: What the names of sidecars end in, and those of parity files begin with.
-SIDECAR, PARITY = ".sidecar", "tsapps-parity-"
+#: What the names of sidecars end in.
+SIDECAR = ".sidecar"
 # Temporary files of kernels/system/atomic_write.py.
 _TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.(tmp|old)", re.DOTALL)
 
@@ -45,13 +47,27 @@ class Place:
         """Return the path of a file's sidecar."""
         return self.sidecars / (name + SIDECAR)
 
+    def below(self, name: str) -> "Place":
+        """Return the place of a subdirectory."""
+        return Place(self.directory / name, self.sidecars / name)
+
+    def is_protected(self) -> bool:
+        """Return whether there is a manifest or a sidecar."""
+        return os.path.exists(self.manifest) or bool(self.sidecar_names())
+
+    def leftovers(self) -> set[str]:
+        """Return the first 40 characters of the names of which there are temporaries."""
+        return {name[1:].rsplit(".", 2)[0] for name in _listed(self.sidecars) if _TEMPORARY.fullmatch(name)}
+
     def sidecar_names(self) -> list[str]:
         """Return the names of all files with a sidecar."""
         return sorted(name.removesuffix(SIDECAR) for name in _listed(self.sidecars) if name.endswith(SIDECAR))
 
     def file_names(self) -> list[str]:
         """Return the names of all files of the directory that can be protected."""
-        return sorted(name for name in _listed(self.directory) if is_data(name) and (self.directory / name).is_file())
+        return sorted(
+            name for name in _listed(self.directory) if is_data(name) and os.path.isfile(self.directory / name)
+        )
 
     def subdirectories(self) -> list[str]:
         """Return the names of subdirectories of either directory, without symbolic links."""
@@ -64,17 +80,31 @@ class Place:
 
 @dataclass(frozen=True)
 class Target:
-    """A place, and the names of its files that are asked for; None for all, and for those of subdirectories."""
+    """A place, and the names of its files that are asked for; None for all, and for those of subdirectories.
+
+    `unreadable` if this user may not list the directory.
+    """
 
     place: Place
     names: tuple[str, ...] | None
+    unreadable: bool = False
 
     @property
     def n_bytes(self) -> int:
         """The number of bytes of the target's files, without those of subdirectories."""
+        if self.unreadable:
+            return 0
         names = self.place.file_names() if self.names is None else self.names
-        paths = map(self.place.file, names)
-        return sum(os.path.getsize(path) for path in paths if path.is_file())
+        found = 0
+        for path in map(self.place.file, names):
+            with suppress(OSError):  # it may vanish at any moment
+                found += os.path.getsize(path)
+        return found
+
+
+def unreadable(target: Target) -> FileReport:
+    """Return the report of a directory that cannot be listed."""
+    return FileReport(str(target.place.directory), "directory", "failed", "cannot be listed: Permission denied")
 
 
 def is_data(name: str) -> bool:
@@ -100,7 +130,8 @@ def targets_of(
     Raises
     ------
     PlaceError
-        If a path does not exist or is no regular file, or if `sidecars` is given with files of several directories.
+        If a path does not exist or is no regular file, or if `sidecars` is given with files of several directories, or
+        holds the files.
     """
     wanted: dict[Path, set[str] | None] = {}
     for path in _expanded(paths):
@@ -121,22 +152,32 @@ def targets_of(
     found: dict[Path, Target] = {}
     for root, names in sorted(wanted.items()):
         place = Place(root, root if sidecars is None else Path(sidecars))
-        for target in _with_subdirectories(Target(place, None if names is None else tuple(sorted(names)))):
+        if names is None and place.sidecars.resolve() in root.resolve().parents:
+            raise PlaceError(f"{place.sidecars}: holds {root} itself: give a directory of its own for the sidecars")
+        top = None if sidecars is None else place.sidecars.resolve()
+        for target in _with_subdirectories(Target(place, None if names is None else tuple(sorted(names))), top):
             key = target.place.directory.resolve()
-            if key not in found or target.names is None:
+            known = found.get(key)
+            if known is None or target.names is None:
                 found[key] = target
+            elif known.names is not None:  # the same directory by another path
+                found[key] = replace(known, names=tuple(sorted({*known.names, *target.names})))
     return list(found.values())
 
 
-def _with_subdirectories(target: Target) -> Iterator[Target]:
+def _with_subdirectories(target: Target, sidecars: Path | None) -> Iterator[Target]:
+    """Yield a target, and those of its subdirectories, without the directory of all sidecars."""
+    place = target.place
+    if os.path.isdir(place.directory) and not os.access(place.directory, os.R_OK | os.X_OK):
+        yield replace(target, unreadable=True)
+        return
     yield target
     if target.names is not None:
         return
-    place = target.place
     for name in place.subdirectories():
-        below = place.directory / name
-        if below.resolve() != place.sidecars.resolve():
-            yield from _with_subdirectories(Target(Place(below, place.sidecars / name), None))
+        below = place.below(name)
+        if sidecars is None or below.directory.resolve() != sidecars:
+            yield from _with_subdirectories(Target(below, None), sidecars)
 
 
 def _expanded(paths: Iterable[str | PathLike[str]]) -> Iterator[str]:
@@ -161,5 +202,9 @@ def is_regular(path: Path) -> bool:
     """Return whether a path leads to a regular file."""
     try:
         return stat.S_ISREG(os.stat(path).st_mode)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
+    except OSError as error:
+        if error.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            return False
+        raise

@@ -6,7 +6,7 @@ is meant: corruption must not become the protected state.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -15,13 +15,14 @@ from pathlib import Path
 from tsapps.apps.abft.at_rest.sidecar import SidecarError
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sidecar, write_file_sidecar
 from tsapps.apps.abft.files.inspect_files import known_files
-from tsapps.apps.abft.files.manifest import HASHES, FileEntry, Manifest
+from tsapps.apps.abft.files.manifest import HASHES, FileEntry, Manifest, ManifestError
 from tsapps.apps.abft.files.parity import ParityRatio, parse_ratio
-from tsapps.apps.abft.files.places import Place, PlaceError, Target, targets_of
+from tsapps.apps.abft.files.places import Place, PlaceError, Target, is_regular, targets_of, unreadable
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
 from tsapps.apps.abft.files.scan import ChangedFileError, Step, hash_of, scan
 from tsapps.apps.abft.files.write_parity import parity_written
+from tsapps.kernels.system.atomic_write import taking_turns
 from tsapps.kernels.system.permissions import mode_of_result
 
 __all__ = ["protect_files"]
@@ -84,13 +85,17 @@ def protect_files(
     ratio = None if parity is None else parse_ratio(parity)
     threads = Workers(workers, progress)
     targets = targets_of(paths, sidecars)
+    below = _directories_with_files(targets)
     for target in targets:
-        yield from _protect_directory(target, targets, hash_name, ratio, threads, update=update)
+        if target.unreadable:
+            yield unreadable(target)
+        else:
+            yield from _protect_directory(target, below, hash_name, ratio, threads, update=update)
 
 
 def _protect_directory(
     target: Target,
-    targets: list[Target],
+    below: Mapping[Path, set[str]],
     hash_name: str | None,
     ratio: ParityRatio | None,
     workers: Workers,
@@ -98,7 +103,13 @@ def _protect_directory(
     update: bool,
 ) -> Iterator[FileReport]:
     place = target.place
-    manifest, _ = known_files(place)
+    manifest, state = known_files(place)
+    if state == "corrupt" and not manifest.files:
+        raise PlaceError(
+            f"{place.manifest}: is no manifest of tsapps protect, or was corrupted, and no sidecar is there from which "
+            "it could be written again: move it away"
+        )
+    before = {*manifest.files}
     if not manifest.files:
         manifest.hash_name = hash_name or HASHES[0]
     elif hash_name not in (None, manifest.hash_name):
@@ -106,43 +117,64 @@ def _protect_directory(
             f"{place.manifest}: has {manifest.hash_name} hashes: leave --hash out, or remove the manifest and sidecars"
         )
     names = place.file_names() if target.names is None else list(target.names)
-    place.sidecars.mkdir(parents=True, exist_ok=True)
-    changed = False
-    for result in workers.map(partial(_protect_file, place, manifest, update), names):
+    if names:
+        place.sidecars.mkdir(parents=True, exist_ok=True)
+    leftovers = place.leftovers()
+    for result in workers.map(partial(_protect_file, place, manifest, update, leftovers), names):
         if result.entry is not None:
-            changed = changed or result.report.state == "protected"
             manifest.files[result.name] = result.entry
         yield result.report
     if target.names is None:
         yield from _missing(place, manifest, names, update=update)
-        manifest.directories = sorted({*manifest.directories, *_protected_below(target, targets)})
-    yield from parity_written(place, manifest, ratio, workers, changed=changed)
-    if manifest.files or manifest.directories:
-        paths = [path for path in map(place.file, manifest.files) if path.exists()]
-        manifest.write(place.manifest, mode_of_result(place.manifest, paths))
+        yield from _missing_directories(place, manifest, below.get(place.directory, set()), update=update)
+    yield from parity_written(place, manifest, ratio, workers)
+    if manifest.files or manifest.directories or state != "missing":
+        place.sidecars.mkdir(parents=True, exist_ok=True)
+        with taking_turns(place.sidecars):
+            _take_over(place, manifest, before)
+            paths = [path for path in map(place.file, manifest.files) if os.path.exists(path)]
+            manifest.write(place.manifest, mode_of_result(place.manifest, paths))
 
 
-def _protected_below(target: Target, targets: list[Target]) -> set[str]:
-    """Return the subdirectories of a target that have files, at any depth."""
-    top = target.place.directory
-    found = set()
-    for other in targets:
-        if top in other.place.directory.parents and other.place.file_names():
-            found.add(other.place.directory.relative_to(top).parts[0])
+def _directories_with_files(targets: list[Target]) -> dict[Path, set[str]]:
+    """Return, for each directory, its subdirectories that have files to protect, at any depth."""
+    found: dict[Path, set[str]] = {}
+    for target in targets:
+        directory = target.place.directory
+        if not target.unreadable and target.place.file_names():
+            for parent in directory.parents:
+                found.setdefault(parent, set()).add(directory.relative_to(parent).parts[0])
     return found
 
 
-def _protect_file(place: Place, manifest: Manifest, update: bool, name: str, step: Step) -> _Result:
+def _take_over(place: Place, manifest: Manifest, before: set[str]) -> None:
+    """Add the files that another process has entered in the manifest since this one has read it."""
+    try:
+        now = Manifest.read(place.manifest)
+    except (FileNotFoundError, ManifestError):
+        return
+    if now.hash_name == manifest.hash_name:
+        new = now.files.keys() - before - manifest.files.keys() - now.parity_files
+        manifest.files |= {name: now.files[name] for name in new}
+
+
+def _protect_file(
+    place: Place, manifest: Manifest, update: bool, leftovers: Collection[str], name: str, step: Step
+) -> _Result:
     path, sidecar_path = place.file(name), place.sidecar(name)
     try:
         status = os.stat(path)
-        known = manifest.files.get(name) or _entry_of(sidecar_path, manifest.hash_name)
+        known = manifest.files.get(name)
+        if not _is_as(status, known):  # a stopped run, or save_file, may have written the sidecar alone
+            own = _entry_of(sidecar_path, manifest.hash_name, is_ours=known is not None)
+            known = own if _is_as(status, own) else known or own
         if known is not None:
-            same = (status.st_size, status.st_mtime_ns) == (known.n_bytes, known.modified)
-            if same and sidecar_path.exists():
+            if _is_as(status, known) and os.path.exists(sidecar_path):
                 step(status.st_size)
                 return _Result(name, FileReport(str(path), "file", "unchanged", "", status.st_size), known)
-            if not update and (status.st_size != known.n_bytes or hash_of(path, manifest.hash_name) != known.hash):
+            if not update and (
+                status.st_size != known.n_bytes or hash_of(path, manifest.hash_name, step) != known.hash
+            ):
                 message = (
                     "differs from what was protected: tsapps verify says where; if the change is meant, protect it "
                     "with --update"
@@ -153,19 +185,41 @@ def _protect_file(place: Place, manifest: Manifest, update: bool, name: str, ste
             sidecar_path,
             FileSidecar(manifest.hash_name, seen.entry, seen.sidecar),
             mode_of_result(sidecar_path, [path]),
+            leftovers=place.sidecar(name).name[:40] in leftovers,
         )
-    except (OSError, ChangedFileError) as error:
-        message = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+    except (OSError, ChangedFileError, SidecarError) as error:
+        message = getattr(error, "strerror", None) or str(error)
+        if isinstance(error, OSError) and error.filename == str(sidecar_path):
+            message = f"{sidecar_path.name}: {message}"
         return _Result(name, FileReport(str(path), "file", "failed", message), manifest.files.get(name))
     return _Result(name, FileReport(str(path), "file", "protected", "", seen.entry.n_bytes), seen.entry)
 
 
-def _entry_of(sidecar: Path, hash_name: str) -> FileEntry | None:
-    """Return the entry in a sidecar that a stopped run wrote; None if there is none with the same hash."""
+def _is_as(status: os.stat_result, entry: FileEntry | None) -> bool:
+    """Return whether a file has the size and the time of modification of an entry."""
+    return entry is not None and (status.st_size, status.st_mtime_ns) == (entry.n_bytes, entry.modified)
+
+
+def _entry_of(sidecar: Path, hash_name: str, *, is_ours: bool) -> FileEntry | None:
+    """Return the entry in a sidecar; None if there is none with the same hash.
+
+    Raises
+    ------
+    SidecarError
+        If the file is no sidecar, unless it `is_ours`, because the manifest names its file: it may be of another
+        program, or be all that is left of what protected a file that was corrupted since.
+    """
+    if not is_regular(sidecar):
+        return None
     try:
         found = read_file_sidecar(sidecar)
-    except (SidecarError, FileNotFoundError):
-        return None
+    except SidecarError as error:
+        if is_ours:
+            return None
+        raise SidecarError(
+            f"{sidecar.name} is no sidecar of tsapps protect, or was corrupted, and no manifest names this file: "
+            "move it away, and run this again"
+        ) from error
     return replace(found.entry, group=None) if found.hash_name == hash_name else None
 
 
@@ -180,3 +234,18 @@ def _missing(place: Place, manifest: Manifest, names: list[str], *, update: bool
         else:
             message = "is missing: tsapps repair may restore it; if it was removed on purpose, protect with --update"
             yield FileReport(path, "file", "missing", message)
+
+
+def _missing_directories(place: Place, manifest: Manifest, below: set[str], *, update: bool) -> Iterator[FileReport]:
+    """Enter the subdirectories with files, and yield reports of those that are missing; forget them if `update`."""
+    for name in {*manifest.directories} - below:
+        one = place.below(name)
+        if one.is_protected():
+            continue
+        if update:
+            manifest.directories.remove(name)
+            yield FileReport(str(one.directory), "directory", "forgotten", "does not exist any more")
+        else:
+            message = "is missing, with all that was protected in it: if this is on purpose, protect with --update"
+            yield FileReport(str(one.directory), "directory", "missing", message)
+    manifest.directories = sorted({*manifest.directories, *below})

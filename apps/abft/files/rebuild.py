@@ -101,10 +101,14 @@ def right_damage(
     parity restores all stripes with a mismatch.
     """
     found = members[name].damage or Damage()
-    attempts = [found, found.without_sidecar()]
+    attempts = [found]
     if found.lost and len(found.offsets):
-        attempts.insert(1, found.only_patches())
+        attempts.append(found.only_patches())
+    if len(found.offsets) or found.lost != found.touched:
+        attempts.append(found.without_sidecar())
     for damage in attempts:
+        if damage.lost and group is None:
+            continue
         attempt = {**members, name: Member(members[name].entry, damage)}
         digest = hasher(hash_name)
         try:

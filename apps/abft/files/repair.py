@@ -6,21 +6,30 @@ changed on purpose: its content is kept as ``NAME.damaged``.
 """
 
 import os
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
 from tsapps.apps.abft.files.damage import Damage
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, write_file_sidecar
 from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected
-from tsapps.apps.abft.files.manifest import FileEntry, hasher
-from tsapps.apps.abft.files.places import PARITY, Place
+from tsapps.apps.abft.files.manifest import hasher
+from tsapps.apps.abft.files.places import PARITY, Place, unreadable
 from tsapps.apps.abft.files.rebuild import Member, rebuilding, right_damage
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
 from tsapps.apps.abft.files.scan import ChangedFileError, scan
-from tsapps.apps.abft.files.verify import BEYOND_REPAIR, described, protected_targets, reports_of_others
+from tsapps.apps.abft.files.verify import (
+    BEYOND_REPAIR,
+    STALE,
+    UNREADABLE,
+    described,
+    protected_targets,
+    reports_of_others,
+)
 from tsapps.kernels.system.atomic_write import replacing
 from tsapps.kernels.system.file_attributes import copy_attributes
 from tsapps.kernels.system.permissions import mode_of_result
@@ -49,6 +58,9 @@ def repair_files(
     """
     threads = Workers(workers, progress)
     for target in protected_targets(paths, sidecars):
+        if target.unreadable:
+            yield unreadable(target)
+            continue
         place, findings = target.place, inspected(target.place, target.names, threads)
         wanted = sorted(findings.files) if target.names is None else target.names
         names = [name for name in wanted if name in findings.files]
@@ -59,19 +71,35 @@ def repair_files(
             for name in names:
                 if name not in reports:
                     _repair(place, findings, name, threads, reports)
+        leftovers = place.leftovers()
         for name in names:
-            yield reports.get(name) or _not_repaired(place, findings.files[name])
-            yield from _sidecar_repaired(place, findings, findings.files[name], threads)
-        if findings.manifest_state != "ok":
-            paths = [path for path in map(place.file, names) if path.exists()]
-            findings.manifest.write(place.manifest, mode_of_result(place.manifest, paths))
-        yield from reports_of_others(target, findings, repaired=True)
+            yield reports.get(name) or _not_repaired(place, findings, findings.files[name])
+            yield from _sidecar_repaired(place, findings, findings.files[name], leftovers, threads)
+        failure = _manifest_failure(place, findings)
+        if failure is not None:
+            yield failure
+        yield from reports_of_others(target, findings, repaired=failure is None)
 
 
-def _not_repaired(place: Place, found: Finding) -> FileReport:
+def _manifest_failure(place: Place, findings: Findings) -> FileReport | None:
+    """Write the manifest again if that is needed and possible; return the report of a failure."""
+    if findings.manifest_state in ("ok", "lost"):
+        return None
+    try:
+        files = [path for path in map(place.file, findings.manifest.files) if os.path.exists(path)]
+        findings.manifest.write(place.manifest, mode_of_result(place.manifest, files))
+    except OSError as error:
+        message = f"could not be written again: {error.strerror or error}"
+        return FileReport(str(place.manifest), "manifest", "failed", message)
+    return None
+
+
+def _not_repaired(place: Place, findings: Findings, found: Finding) -> FileReport:
     path, kind, size = str(place.file(found.name)), _kind(found.name), found.entry.n_bytes
     if found.state == "failed":
         return FileReport(path, kind, "failed", found.why, size)
+    if findings.is_stale(found.name):
+        return FileReport(path, kind, "lost", STALE, size)
     if found.damage is None:
         return FileReport(path, kind, "ok", "", size)
     message = f"{found.why}{described(found.damage, found.entry)}: {BEYOND_REPAIR}"
@@ -88,18 +116,18 @@ def _repair(place: Place, findings: Findings, name: str, workers: Workers, repor
     if found.damage is None or found.state == "failed":
         return
     group, hash_name = findings.group(name), findings.manifest.hash_name
-    damage = right_damage(place, name, findings.members(), group, hash_name, workers.step)
-    if damage is None:
-        return
-    tensors = tuple(found.damage.tensors(found.entry))
     path = place.file(name)
     try:
+        damage = right_damage(place, name, findings.members(name), group, hash_name, workers.step)
+        if damage is None:
+            return
         kept = _write(place, findings, found, damage, workers)
     except (OSError, ChangedFileError) as error:
         message = f"could not be repaired: {getattr(error, 'strerror', None) or error}"
         reports[name] = FileReport(str(path), _kind(name), "failed", message, found.entry.n_bytes)
         return
     source = "parity" if damage.lost else "its sidecar"
+    tensors = tuple(found.damage.tensors(found.entry))
     message = f"{found.why}{described(found.damage, found.entry)}: restored from {source}"
     if kept is not None:
         message += f"; what was there is now {kept}"
@@ -110,7 +138,7 @@ def _repair(place: Place, findings: Findings, name: str, workers: Workers, repor
 def _write(place: Place, findings: Findings, found: Finding, damage: Damage, workers: Workers) -> Path | None:
     """Replace a file by its original bytes; return the path to which its content was moved, if it was kept."""
     path, group, hash_name = place.file(found.name), findings.group(found.name), findings.manifest.hash_name
-    members = {**findings.members(), found.name: Member(found.entry, damage)}
+    members = {**findings.members(found.name), found.name: Member(found.entry, damage)}
     kept: list[Path] = []
 
     @contextmanager
@@ -123,7 +151,7 @@ def _write(place: Place, findings: Findings, found: Finding, damage: Damage, wor
 
     path.parent.mkdir(parents=True, exist_ok=True)
     digest = hasher(hash_name)
-    others = [place.file(name) for name in members if place.file(name).exists()]
+    others = [place.file(name) for name in members if os.path.exists(place.file(name))]
     with replacing(path, commit=placing, mode=mode_of_result(path, others)) as file:
         for piece in rebuilding(place, found.name, members, group, workers.step):
             digest.update(piece.data)
@@ -134,6 +162,7 @@ def _write(place: Place, findings: Findings, found: Finding, damage: Damage, wor
         if found.stamp:
             with open(path, "rb") as damaged:
                 copy_attributes(str(path), damaged.fileno(), file.fileno())
+        os.utime(file.fileno(), ns=(time.time_ns(), found.entry.modified))
     return kept[0] if kept else None
 
 
@@ -159,20 +188,24 @@ def _kept(path: Path) -> Path:
             return name
 
 
-def _sidecar_repaired(place: Place, findings: Findings, found: Finding, workers: Workers) -> Iterator[FileReport]:
+def _sidecar_repaired(
+    place: Place, findings: Findings, found: Finding, leftovers: Collection[str], workers: Workers
+) -> Iterator[FileReport]:
     """Write the sidecar of an intact file again, if it is missing or corrupted."""
     if found.sidecar == "ok" or found.damage is not None or found.state == "failed":
         return
     path, sidecar = place.file(found.name), place.sidecar(found.name)
+    if found.sidecar == "failed":
+        yield FileReport(str(sidecar), "sidecar", "failed", UNREADABLE)
+        return
     try:
         seen = scan(path, findings.manifest.hash_name, workers.step)
         if seen.entry.hash != found.entry.hash:
             raise ChangedFileError(path)
-        entry = FileEntry(
-            found.entry.n_bytes, found.entry.modified, found.entry.hash, found.entry.tensors, findings.group(found.name)
-        )
-        mode = mode_of_result(sidecar, [path])
-        write_file_sidecar(sidecar, FileSidecar(findings.manifest.hash_name, entry, seen.sidecar), mode)
+        group = findings.group(found.name) if found.name.startswith(PARITY) else None
+        content = FileSidecar(findings.manifest.hash_name, replace(found.entry, group=group), seen.sidecar)
+        leftover = sidecar.name[:40] in leftovers
+        write_file_sidecar(sidecar, content, mode_of_result(sidecar, [path]), leftovers=leftover)
     except (OSError, ChangedFileError) as error:
         message = f"could not be written again: {getattr(error, 'strerror', None) or error}"
         yield FileReport(str(sidecar), "sidecar", "failed", message)

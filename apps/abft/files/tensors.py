@@ -7,6 +7,7 @@ of Parquet are its column chunks, and need pyarrow.
 
 import json
 import struct
+import tokenize
 import zipfile
 from collections.abc import Callable, Iterator
 from os import PathLike, fspath
@@ -26,7 +27,7 @@ _MOST_HEADER = 100_000_000
 # are read.
 _DAMAGED = (
     *(ValueError, TypeError, KeyError, IndexError, AttributeError, EOFError, RuntimeError, OverflowError, MemoryError),
-    *(OSError, struct.error, zipfile.BadZipFile),
+    *(OSError, SyntaxError, struct.error, tokenize.TokenError, zipfile.BadZipFile),
 )
 # Length of a local file header of a zip file, and the position in it of the lengths of the name and the extra field.
 _ZIP_HEADER, _ZIP_LENGTHS = 30, 26
@@ -58,7 +59,9 @@ def tensors_of(path: str | PathLike[str], n_bytes: int) -> dict[str, Tensor]:
     ordered = dict(sorted(found.items(), key=lambda item: (item[1].begin, item[1].end)))
     end = 0
     for tensor in ordered.values():
-        if not end <= tensor.begin <= tensor.end <= n_bytes:
+        if not end <= tensor.begin <= tensor.end <= n_bytes or not all(
+            0 <= one < 1 << 63 for one in tensor.shape or ()
+        ):
             return {}
         end = tensor.end
     return ordered

@@ -1,20 +1,32 @@
 """Verification of protected files: whether every byte is as it was, and if not, what can be repaired."""
 
+import os
 from collections.abc import Iterable, Iterator
 from os import PathLike
 
 from tsapps.apps.abft.files.damage import Damage
-from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected
+from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected, sidecar_of_file
 from tsapps.apps.abft.files.manifest import MANIFEST, FileEntry
-from tsapps.apps.abft.files.places import PARITY, Place, PlaceError, Target, targets_of
+from tsapps.apps.abft.files.places import PARITY, Place, PlaceError, Target, targets_of, unreadable
 from tsapps.apps.abft.files.rebuild import right_damage
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
 
-__all__ = ["BEYOND_REPAIR", "described", "protected_targets", "reports_of_others", "verify_files"]
+__all__ = [
+    "BEYOND_REPAIR",
+    "STALE",
+    "UNREADABLE",
+    "described",
+    "protected_targets",
+    "reports_of_others",
+    "verify_files",
+]
 
 #: The end of the message about a file that cannot be repaired.
 BEYOND_REPAIR = "beyond repair, restore it from a copy"
+#: Messages about a parity file whose group has changed, and about a sidecar that cannot be read.
+STALE = "is parity of other contents of its files: tsapps protect computes it again"
+UNREADABLE = "cannot be read: see its permissions, and whether it is a regular file"
 # Maximum number of tensors that a message names.
 _MOST_NAMED = 3
 
@@ -52,6 +64,9 @@ def verify_files(
     """
     threads = Workers(workers, progress)
     for target in protected_targets(paths, sidecars):
+        if target.unreadable:
+            yield unreadable(target)
+            continue
         findings = inspected(target.place, target.names, threads)
         for name in sorted(findings.files if target.names is None else target.names):
             if name in findings.files:
@@ -71,7 +86,9 @@ def protected_targets(paths: Iterable[str | PathLike[str]], sidecars: str | Path
     first = None
     for target in targets_of(paths, sidecars, exist=False):
         first = first or target
-        if target.place.manifest.exists() or target.place.sidecar_names():
+        if target.unreadable:
+            yield target
+        elif target.place.is_protected():
             any_protected = True
             yield target
     if not any_protected:
@@ -84,11 +101,15 @@ def _reports(place: Place, findings: Findings, found: Finding, workers: Workers)
     size = found.entry.n_bytes
     if found.state == "failed":
         yield FileReport(path, kind, "failed", found.why, size)
+    elif findings.is_stale(found.name):
+        yield FileReport(path, kind, "corrupt", STALE, size)
     elif found.damage is None:
         yield FileReport(path, kind, "ok", "", size)
     else:
         group = findings.group(found.name)
-        damage = right_damage(place, found.name, findings.members(), group, findings.manifest.hash_name, workers.step)
+        damage = right_damage(
+            place, found.name, findings.members(found.name), group, findings.manifest.hash_name, workers.step
+        )
         what = f"{found.why}{described(found.damage, found.entry)}"
         tensors = tuple(found.damage.tensors(found.entry))
         if damage is None:
@@ -98,7 +119,9 @@ def _reports(place: Place, findings: Findings, found: Finding, workers: Workers)
             yield FileReport(
                 path, kind, found.state, f"{what}: tsapps repair restores it{source}", size, damage.words, tensors
             )
-    if found.sidecar != "ok" and found.state != "failed":
+    if found.sidecar == "failed":
+        yield FileReport(str(place.sidecar(found.name)), "sidecar", "failed", UNREADABLE)
+    elif found.sidecar != "ok" and found.state != "failed":
         message = f"{'is missing' if found.sidecar == 'missing' else 'was corrupted'}: tsapps repair writes it again"
         yield FileReport(str(place.sidecar(found.name)), "sidecar", found.sidecar, message)
 
@@ -116,7 +139,10 @@ def described(damage: Damage, entry: FileEntry) -> str:
 def reports_of_others(target: Target, findings: Findings, *, repaired: bool = False) -> Iterator[FileReport]:
     """Yield reports of a directory's manifest, of missing subdirectories and of files that are not protected."""
     place, manifest = target.place, findings.manifest
-    if findings.manifest_state != "ok":
+    if findings.manifest_state == "lost":
+        message = "is missing or corrupted, and so are all sidecars: nothing is known of these files"
+        yield FileReport(str(place.manifest), "manifest", "lost", message)
+    elif findings.manifest_state != "ok":
         is_missing = findings.manifest_state == "missing"
         if repaired:
             yield FileReport(str(place.manifest), "manifest", "repaired", "was written again from the sidecars")
@@ -125,14 +151,27 @@ def reports_of_others(target: Target, findings: Findings, *, repaired: bool = Fa
             yield FileReport(str(place.manifest), "manifest", "missing" if is_missing else "corrupt", message)
     if target.names is not None:
         for name in target.names:
-            if name not in findings.files:
+            if name in findings.files:
+                continue
+            if os.path.lexists(place.file(name)):
                 yield FileReport(str(place.file(name)), "file", "unprotected", "is not protected: tsapps protect does")
+            else:
+                message = "no such file or directory, and none of this name is protected"
+                yield FileReport(str(place.file(name)), "file", "failed", message)
         return
     for name in manifest.directories:
-        below = Place(place.directory / name, place.sidecars / name)
-        if not below.manifest.exists() and not below.sidecar_names():
-            message = "is missing, with all that was protected in it: restore it from a copy"
+        below = place.below(name)
+        is_listed = os.access(below.directory, os.R_OK | os.X_OK) or not os.path.isdir(below.directory)
+        if is_listed and not below.is_protected():
+            what = "has neither manifest nor sidecars any more" if os.path.isdir(below.directory) else "is missing"
+            message = f"{what}, with all that was protected in it: restore it from a copy"
             yield FileReport(str(below.directory), "directory", "lost", message)
-    for name in place.file_names():
-        if name not in findings.files:
+    names = {*place.file_names()}
+    for name in sorted({*names, *place.sidecar_names()} - findings.files.keys()):
+        if sidecar_of_file(place.sidecar(name))[1] == "corrupt":
+            message = (
+                "no manifest names it, and its sidecar is corrupted: if it is right, remove that and protect it again"
+            )
+            yield FileReport(str(place.file(name)), "file", "lost", message)
+        elif name in names:
             yield FileReport(str(place.file(name)), "file", "unprotected", "is not protected: tsapps protect does")
