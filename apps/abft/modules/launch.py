@@ -182,7 +182,7 @@ def column_products(
 #: A function that launches the check of a product on a stream, with addresses by the names of `_CHANGED`.
 Check = Callable[..., None]
 # The members of CheckArgs that differ between launches, in the order of arguments.
-_CHANGED = ("of.A.data", "of.B.data", "of.C.data", "bias", "bias_sum", "v", "x", "y", "p", "is_stale", "call")
+_CHANGED = ("of.A.data", "of.C.data", "of.B.data", "bias", "bias_sum", "v", "x", "y", "p", "is_stale", "call")
 
 
 def row_check(
@@ -219,17 +219,18 @@ def row_check(
     grid, lock = (-(-layout.m // _CHECK_ROWS),), Lock()
     with machine.current():
         launch = machine.bind(kernel, grid, (_CHECK_THREADS,), (args[()],))
-    words, change, on = [_word(CHECK_ARGS, path) for path in _CHANGED], launch.change, launch.on
-    before: tuple[int | None, ...] = (None,) * len(words)
+    (of_a, of_c, *words), change, on = [_word(CHECK_ARGS, path) for path in _CHANGED], launch.change, launch.on
+    before: tuple[int, ...] = ()
 
-    def check(stream: int, *values: int) -> None:
+    def check(stream: int, a: int, c: int, *others: int) -> None:
         nonlocal before
         with lock:
-            if before != values:
-                for word, old, value in zip(words, before, values, strict=True):
-                    if old != value:
-                        change(0, value, word)
-                before = values
+            change(0, a, of_a)
+            change(0, c, of_c)
+            if before != others:
+                for word, value in zip(words, others, strict=True):
+                    change(0, value, word)
+                before = others
             on(stream)
 
     return check

@@ -251,8 +251,8 @@ def check(
     _check(gpu, product, dtype, _settings_of[dtype](), options.repair, *shapes)(
         _raw_stream(index),
         first.data_ptr(),
-        second.data_ptr(),
         C.data_ptr(),
+        second.data_ptr(),
         0 if bias is None else bias.data_ptr(),
         *known.pointers,
     )

@@ -9,6 +9,8 @@ from tsapps.apps.abft.modules import launch
 from tsapps.apps.abft.modules.bounds import Arithmetic, bounds_of, guaranteed
 from tsapps.apps.abft.modules.faults import FaultLog
 from tsapps.apps.abft.modules.launch import ProductLayout, checksum_dtype, weights_of
+from tsapps.kernels.gpu_specs import KNOWN
+from tsapps.kernels.jit.compiler import architecture_of, build
 from tsapps.kernels.plan.mma import ELEMENT
 
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
@@ -120,7 +122,7 @@ class Product:
         check = launch.row_check(machine, layout, self.bounds, log, fused, repairs)
         of_bias = (pointer(self.bias), pointer(self.bias_sum)) if self.bias is not None else (0, 0)
         vectors = *map(pointer, (self.v, self.x, self.y)), 0 if fused else pointer(self.p)
-        check(0, *map(pointer, (self.A, self.B, self.C)), *of_bias, *vectors, pointer(self.stale), 21)
+        check(0, *map(pointer, (self.A, self.C, self.B)), *of_bias, *vectors, pointer(self.stale), 21)
         assert log.count[0] == log.faults["is_complete"].sum()
         return [fault for fault, _ in log.take()]
 
@@ -248,3 +250,18 @@ def test_right_rows_of_every_kind_are_clean(dtype, case, rng):
     before = product.C.copy()
     assert product.check() == []
     np.testing.assert_array_equal(product.C.astype(float), before.astype(float))
+
+
+@pytest.mark.each_choice
+@pytest.mark.compile
+@pytest.mark.parametrize("name", ["A100", "L4", "H200", "B200", "RTX 5090"])
+@pytest.mark.parametrize("file", launch.KERNELS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_no_kernel_spills(name, file, dtype):
+    names = [f"abft::{one}".format(ELEMENT[dtype]) for one in launch.KERNELS[file]]
+    for architecture in {architecture_of(KNOWN[name].compute_capability), *(["sm_86"] if name == "L4" else [])}:
+        compiled = build((launch._FOLDER / file).read_text(encoding="utf-8"), names, architecture, announces=False)
+        for kernel, used in compiled.resources.items():
+            assert (used.spill_stores, used.spill_loads) == (0, 0), (architecture, kernel)
+            if "check_product_rows" in kernel:  # two blocks of 256 threads share 65536 registers
+                assert used.registers <= 128, (architecture, kernel)

@@ -158,3 +158,105 @@ def test_more_faults_than_the_list_has_places_for(gpu, monkeypatch):
         strike(during, "forward", 1, 3)
         layer(x)
     assert [fault.row for fault in products.check_faults()] == [1]
+
+
+@pytest.mark.parametrize("features", [(8, 4), (0, 4), (8, 0)])
+@pytest.mark.parametrize("tokens", [0, 3])
+def test_empty_products(gpu, features, tokens):
+    layer, x, grad = problem("float32", tokens=tokens, features=features)
+    for found, expected in zip(step(layer, x, grad), reference(layer, x, grad), strict=True):
+        torch.testing.assert_close(found, expected)
+    assert products.check_faults() == []
+
+
+def test_a_launch_for_other_layers_and_settings(gpu):
+    """Layers of one layout share a launch; each check has the addresses of its own layer."""
+    layers = [problem("float32", bias=bias) for bias in (True, True, False)]
+    for _ in range(2):
+        for layer, x, grad in layers:
+            for found, expected in zip(step(layer, x, grad), reference(layer, x, grad), strict=True):
+                torch.testing.assert_close(found, expected)
+    before = on_gpu._check.cache_info().misses
+    layers[0][0](layers[0][1])
+    assert on_gpu._check.cache_info().misses == before
+    torch.set_float32_matmul_precision("high")
+    try:
+        layers[0][0](layers[0][1])
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert on_gpu._check.cache_info().misses == before + 1
+    assert products.check_faults() == []
+    assert not gpu.stale.any()
+
+
+# --- On a GPU ---------------------------------------------------------------------------------------------------------
+
+
+def on_a_gpu(dtype, tokens, features, **options):
+    """Return a protected layer on the GPU, a plain one with its parameters, an input and an output's gradient."""
+    torch.manual_seed(0)
+    plain = torch.nn.Linear(*features, dtype=DTYPES[dtype], device="cuda")
+    layer = Linear(*features, dtype=DTYPES[dtype], device="cuda", **options)
+    layer.load_state_dict(plain.state_dict())
+    x, grad = (torch.randn(tokens, n, dtype=DTYPES[dtype], device="cuda") for n in features)
+    return layer, plain, x, grad
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(300, 1000, 777), (1, 64, 64), (513, 512, 24), (0, 64, 32)], ids=str)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpu_right_products(dtype, shape):
+    layer, plain, x, grad = on_a_gpu(dtype, shape[0], shape[1:])
+    found, expected = step(layer, x, grad), step(plain, x, grad)
+    assert all(torch.equal(*pair) for pair in zip(found[:3], expected[:3], strict=True))
+    torch.testing.assert_close(found[3], expected[3], rtol=1e-2, atol=1e-2)
+    with torch.no_grad():
+        assert torch.equal(layer(x), expected[0])
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(side):
+        assert torch.equal(layer(x), expected[0])
+    assert products.check_faults() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("report", ["deferred", "immediate"])
+@pytest.mark.parametrize("product", PRODUCTS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gpu_faults(monkeypatch, dtype, product, report):
+    found = []
+    layer, plain, x, grad = on_a_gpu(dtype, 300, (256, 136), name="first", on_fault=found.append, report=report)
+    expected = step(plain, x, grad)
+    with monkeypatch.context() as during:
+        strike(during, product, 5, 7)
+        outputs = step(layer, x, grad)
+    assert len(found) == (report == "immediate")
+    products.check_faults()
+    (fault,) = found
+    assert (fault.module, fault.product, fault.row, fault.column, fault.n_wrong) == ("first", product, 5, 7, 1)
+    assert fault.repaired
+    for one, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.gpu
+def test_gpu_compile_and_graph(monkeypatch):
+    found = []
+    layer, plain, x, grad = on_a_gpu("bfloat16", 64, (256, 136), on_fault=found.append)
+    compiled = torch.compile(layer, fullgraph=True)
+    assert torch.equal(step(compiled, x, grad)[0], plain(x))
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = layer(x)
+    graph.replay()
+    torch.cuda.synchronize()
+    assert torch.equal(y, plain(x))
+    assert products.check_faults() == []
+    strike(monkeypatch, "forward", 2, 3)
+    struck = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(struck):
+        y = layer(x)
+    struck.replay()
+    products.check_faults()
+    assert [(fault.row, fault.column, fault.repaired) for fault in found] == [(2, 3, True)]
+    torch.testing.assert_close(y, plain(x), rtol=1e-2, atol=1e-2)
