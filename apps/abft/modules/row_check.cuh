@@ -30,8 +30,8 @@
 namespace abft {
 
 constexpr int kCheckThreads = 256, kCheckRows = 4;
-// Whether rows of C and of A are read together; of how many steps the loads are in flight then; and the number of blocks
-// of a multiprocessor.
+// For 16-bit types: whether rows of C and of A are read together; of how many steps the loads are in flight then; and
+// the number of blocks of a multiprocessor.
 constexpr bool kTogether = false;
 constexpr int kCheckSteps = 2, kCheckBlocks = 2;
 
@@ -210,7 +210,7 @@ __device__ __forceinline__ int add_both(const T* const (&of_c)[kCheckRows], cons
 // Checks all rows of C: a block checks up to kCheckRows rows. If kFused, A is row-major, and Σ_l a_il x_l is computed
 // here; otherwise it is p_i. C is row-major.
 template <typename T, bool kFused>
-__global__ void __launch_bounds__(kCheckThreads, kCheckBlocks)
+__global__ void __launch_bounds__(kCheckThreads, sizeof(T) == 2 ? kCheckBlocks : 2)
     check_product_rows(const __grid_constant__ CheckArgs<T> args) {
   using Sum = typename Checksum<T>::Type;
   constexpr int kWarps = kCheckThreads / 32;
@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(kCheckThreads, kCheckBlocks)
   [[maybe_unused]] bool a_aligned = false;
   if constexpr (kFused) a_aligned = rows_of(of.A.data, of.A.row_stride, of_a);
   int begin = 0;
-  if (kFused && kTogether && c_aligned && a_aligned)
+  if (kFused && kTogether && sizeof(T) == 2 && c_aligned && a_aligned)
     begin = add_both(of_c, of_a, (int)(of.w < of.k ? of.w : of.k), args.v, args.x, sum, square);
   add_row_products<kCheckThreads, true, false>(of_c, (int)of.w, c_aligned, args.v, sum, square, begin);
   if constexpr (kFused)

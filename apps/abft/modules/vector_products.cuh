@@ -7,9 +7,9 @@
 // others double.
 //
 // Why it is fast: M is read once, 16 bytes per load, with eight loads of a thread in flight. A block of row_products is
-// one warp with a row. A warp of column_products has 32 neighboring vectors of columns and keeps their sums in registers.
-// Blocks share the rows; their partial sums are added in a fixed order by add_parts, so that results have the same bits
-// on every run.
+// one warp with a row. A warp of column_products has 32 neighboring vectors of columns and keeps their sums in
+// registers. Blocks share the rows; their partial sums are added in a fixed order by add_parts, so that results have
+// the same bits on every run.
 #pragma once
 #include "apps/abft/product/row_checksums.cuh"
 
