@@ -2,7 +2,7 @@
 
 A repaired file is written beside the damaged one, its hash is checked, and only then is it renamed. So a file is either
 as it was or repaired, whenever the process is killed. A file that was written to after it was protected may have been
-changed on purpose: its content is kept as ``NAME.damaged``.
+changed on purpose: its content is kept as ``NAME.damaged``, and so is that of all files if the manifest is lost.
 """
 
 import os
@@ -145,7 +145,8 @@ def _write(place: Place, findings: Findings, found: Finding, damage: Damage, wor
     def placing() -> Iterator[None]:
         if _stamp(path) != found.stamp:
             raise ChangedFileError(path)
-        if found.stamp and found.stamp[-1] != found.entry.modified:
+        # Without a manifest, it is not certain that the sidecar is that of this file.
+        if found.stamp and (found.stamp[-1] != found.entry.modified or findings.manifest_state != "ok"):
             kept.append(_kept(path))
         yield
 

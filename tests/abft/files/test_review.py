@@ -289,6 +289,18 @@ def test_a_manifest_of_wrong_content(three, change):
     assert {name: (three / name).read_bytes() for name in "abc"} == before
 
 
+def test_a_sidecar_of_another_file_without_a_manifest(tmp_path):
+    """Nothing says which of both is right: what is replaced is kept."""
+    for name in ("x", "y"):
+        (tmp_path / name).write_bytes(f"content of {name}".encode())
+        os.utime(tmp_path / name, ns=(0, 0))
+    list(protect_files([tmp_path]))
+    (tmp_path / MANIFEST).unlink()
+    shutil.copyfile(tmp_path / "x.sidecar", tmp_path / "y.sidecar")
+    list(repair_files([tmp_path]))
+    assert b"content of y" in ((tmp_path / name).read_bytes() for name in os.listdir(tmp_path) if name[0] == "y")
+
+
 # Tensors
 
 
