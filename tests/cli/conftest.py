@@ -1,9 +1,11 @@
 """Fixtures of the command line: an empty current directory, and a machine without a GPU."""
 
 import struct
+from functools import cache
 
 import numpy as np
 import pytest
+import typer.testing
 from sklearn.datasets import load_iris, make_blobs
 from typer.testing import CliRunner
 
@@ -12,6 +14,14 @@ from tsapps.errors import ExitCode
 from tsapps.kernels import devices, gpu_specs
 
 NO_GPU = "CuPy is not installed (pip install 'cupy-cuda13x[ctk]')"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _commands():
+    """Make the commands of the application once, which takes as long as many of them run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.testing, "_get_command", cache(typer.testing._get_command))
+        yield
 
 
 @pytest.fixture(autouse=True)

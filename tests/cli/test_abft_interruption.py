@@ -14,7 +14,7 @@ import pytest
 from tsapps.apps.abft.at_rest.sidecar import read_sidecar
 
 #: How often a process is killed.
-ATTEMPTS = [2, pytest.param(16, marks=pytest.mark.exhaustive)]
+ATTEMPTS = [1, pytest.param(16, marks=pytest.mark.exhaustive)]
 
 
 def start(*args):

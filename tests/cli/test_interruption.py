@@ -59,7 +59,7 @@ class Process:
     ("number", "code", "last_line"),
     [
         (signal.SIGINT, 130, "tsapps: interrupted"),
-        (signal.SIGTERM, 143, "tsapps: terminated"),
+        pytest.param(signal.SIGTERM, 143, "tsapps: terminated", marks=pytest.mark.exhaustive),
         (signal.SIGKILL, -signal.SIGKILL, None),
     ],
 )

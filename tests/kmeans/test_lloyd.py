@@ -63,7 +63,7 @@ def test_four_points_by_hand():
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", ["digits", "china", "iris", "blobs"])
+@pytest.mark.parametrize("name", ["digits", pytest.param("china", marks=pytest.mark.exhaustive), "iris", "blobs"])
 def test_same_clustering_as_scikit_learn(data_sets, name, dtype, weighted, seed):
     X, k = data_sets[name]
     X = X.astype(dtype)

@@ -46,7 +46,7 @@ class Calibrations(dict):
     name="calibrations",
     # A model differs by the order within a run; tests have depths between those measured, and beyond the last.
     params=[
-        (64, (16, 100, 600), (100,)),
+        (64, (16, 100, 300), (100,)),
         pytest.param((1024, (16, 64, 256, 1024), (600,)), marks=pytest.mark.exhaustive),
     ],
     ids=["few rows", "many rows"],

@@ -56,11 +56,11 @@ def machines(monkeypatch):
 def test_the_bits_are_those_of_a_cpu(n, d, k, dtype, weighted, init, rng, machines):
     X = samples(rng, n, d, k, dtype)
     weights = rng.random(n) + 0.5 if weighted else None
-    expected = fitted(host_engine(X, weights), k, init=init, n_init=2)
+    expected = fitted(host_engine(X, weights), k, init=init)
     for shares in ((1,), (1, 2, 1)):
         engine = parted_engine(X, weights, shares, device="cuda")
         assert len(machines) == len(engine.data.crew.parts)
-        same_bits(fitted(engine, k, init=init, n_init=2), expected)
+        same_bits(fitted(engine, k, init=init), expected)
         machines.clear()
 
 

@@ -87,7 +87,7 @@ def test_the_bits_are_those_of_a_cpu(n, d, k, dtype, weighted, count, place, ini
     X = samples(rng, n, d, k, dtype)
     weights = rng.random(n) + 0.5 if weighted else None
     engine = over(X, weights, place, count)
-    found, expected = (fitted(one, k, init=init, n_init=2) for one in (engine, host_engine(X, weights)))
+    found, expected = (fitted(one, k, init=init) for one in (engine, host_engine(X, weights)))
     assert len(engine.data.crew.parts) == count
     same_bits(found, expected)
     assert engine.data.device == ",".join(["cuda:0", "0", "0"][:count])
@@ -188,6 +188,7 @@ def test_a_callable_init(rng, over):
         fitted(over(samples(rng, 1100, 20, 5)), 5, init=lambda X, k, random_state: X[:k])
 
 
+@pytest.mark.each_choice
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("options", [{}, {"init": "random", "n_init": 2}], ids=str)
 def test_protected_fits(place, options, rng, over):

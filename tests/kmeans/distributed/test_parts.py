@@ -281,12 +281,12 @@ def test_an_answer_is_a_function_of_rows_state_and_question(case):
     assert differences == []
 
 
-@pytest.mark.parametrize("case", REMADE, ids=name_of)
+@pytest.mark.parametrize("case", every(2, [*REMADE[1:], REMADE[0]]), ids=name_of)
 def test_one_digest_if_parts_are_made_again(case):
     assert_one_digest(case, [(1, 2, 1)], crew=ForgetfulCrew)
 
 
-@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("dtype", every(2, [np.float32, np.float64]))
 def test_one_digest_of_nearly_equal_rows_if_parts_are_made_again(dtype):
     """Whose distances are little more than the rounding errors of their products."""
     rng, spread = np.random.default_rng(0), 1e-9 if dtype == np.float64 else 1e-4

@@ -202,7 +202,7 @@ def test_protection_changes_no_bit(case, rng):
 
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @property_test(
-    8,
+    5,
     200,
     case=st.sampled_from(STEPS[:3]),
     n=st.integers(33, 300),

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import oracle
 import pytest
+from exhaustive import every
 from host_cuda import harness
 from host_cuda.machine import HostMachine, build_together, placed
 from hypothesis import given, settings
@@ -171,10 +172,10 @@ def of_many_scales(n, d, dtype, rng, weighted=False):
     return problem_of(X, dtype, np.zeros(d), centers, rng.integers(0, 5, n), weights)
 
 
-@pytest.mark.parametrize("most_chunks", [5, 1 << 16])
+@pytest.mark.parametrize("most_chunks", every(2, [5, 1 << 16]))
 @pytest.mark.parametrize("weighted", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-@pytest.mark.parametrize("d", [1, 3, 16, 33, 130])
+@pytest.mark.parametrize("d", every(2, [1, 3, 16, 33, 130]))
 def test_inertia_has_the_same_bits_however_x_is_distributed(d, dtype, weighted, most_chunks, rng, monkeypatch):
     monkeypatch.setattr(inertia_plan, "_MOST_CHUNKS", most_chunks)
     n = 1900

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from exhaustive import every
 from host_cuda.machine import HostMachine, placed
 from kmeans.init.host_draw import H200, SHAPES, blobs, plan_of, trials_of
 
@@ -110,7 +111,7 @@ def test_shards_draw_what_one_gpu_draws(d, k, dtype, weighted, cuts, made, rng):
 
 @pytest.mark.each_choice
 @pytest.mark.parametrize("n", [300, 700])  # scales of columns are those of all rows, or of a sample
-@pytest.mark.parametrize("cuts", CUTS)
+@pytest.mark.parametrize("cuts", every(2, CUTS))
 @pytest.mark.parametrize(("d", "k", "dtype", "weighted"), [SHAPES[4], SHAPES[5], SHAPES[6], (33, 8, "float32", False)])
 def test_pruned_steps_of_shards(d, k, dtype, weighted, cuts, n, made, monkeypatch, rng):
     monkeypatch.setattr(pruned_launch, "_LEAST_BYTES", 0)

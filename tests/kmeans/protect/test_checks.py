@@ -4,7 +4,7 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from exhaustive import property_test
 from hypothesis import strategies as st
 
 from tsapps import TSKMeans
@@ -272,8 +272,9 @@ def test_checks_on_a_gpu_are_dealt_out_evenly(rng):
 KINDS = ["blobs", "far off center", "duplicates", "one feature", "wide range", "whole numbers"]
 
 
-@settings(max_examples=60, deadline=None)
-@given(
+@property_test(
+    25,
+    60,
     kind=st.sampled_from(KINDS),
     dtype=st.sampled_from([np.float32, np.float64, np.float16, np.uint8]),
     metric=st.sampled_from(["euclidean", "cosine"]),

@@ -151,7 +151,7 @@ def test_stops(made, d, rng):
 
 
 @property_test(
-    6,
+    3,
     120,
     shape=st.sampled_from(SHAPES),
     shifts=st.booleans(),

@@ -350,7 +350,7 @@ def test_launches_that_have_nothing_to_relocate(rng):
 
 
 @property_test(
-    5,
+    3,
     200,
     n=st.integers(80, 900),
     values=st.integers(2, 40),
