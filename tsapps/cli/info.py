@@ -82,8 +82,8 @@ def _kmeans_steps(index: int) -> list[dict[str, str]]:
 def _cpu_checksums(numba: str | None) -> str:
     """Return a phrase that says what computes the exact code's checksums on the CPU."""
     if numba is None:
-        return "NumPy; of large data in a fraction of the time with numba: pip install numba"
-    return f"NumPy; of large data machine code by numba {numba}"
+        return "on the CPU by NumPy; of large data in a fraction of the time with numba: pip install numba"
+    return f"on the CPU by NumPy, of large data by machine code of numba {numba}"
 
 
 def info(as_json: Json = False) -> None:
@@ -131,7 +131,7 @@ def info(as_json: Json = False) -> None:
     if not gpus():
         rows["gpu"] = f"none: {why_no_gpu()}"
     rows["auto"] = f"{choice.device}: {choice.reason}"
-    rows["checksums on the CPU"] = report["cpu_checksums"]
+    rows["checksums"] = report["cpu_checksums"]
     rows["cache"] = cache
     rows["optional"] = ", ".join(f"{name} {number or '–'}" for name, number in report["optional"].items())
     print_table(rows)
