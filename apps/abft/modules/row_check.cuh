@@ -30,10 +30,6 @@
 namespace abft {
 
 constexpr int kCheckThreads = 256, kCheckRows = 4;
-// For 16-bit types: whether rows of C and of A are read together; of how many steps the loads are in flight then; and
-// the number of blocks of a multiprocessor.
-constexpr bool kTogether = false;
-constexpr int kCheckSteps = 2, kCheckBlocks = 2;
 
 // The coefficients of a row's limit; see the head of this file.
 struct RowLimits {
@@ -190,28 +186,10 @@ __device__ __noinline__ void settle_row(const CheckArgs<T>& args, long long row)
   *(volatile long long*)&fault.is_complete = 1;
 }
 
-// Adds the products of rows of C with v, with squares, and subtracts those of rows of A with x, vector by vector in
-// turn, as far as both have vectors. Returns that number of vectors.
-template <typename T, typename Sum>
-__device__ __forceinline__ int add_both(const T* const (&of_c)[kCheckRows], const T* const (&of_a)[kCheckRows],
-                                        int columns, const Sum* v, const Sum* x, Sum (&sum)[kCheckRows],
-                                        Sum (&square)[kCheckRows]) {
-  const int vectors = columns / (kVectorBytes / (int)sizeof(T));
-#pragma unroll kCheckSteps
-  for (int i = threadIdx.x; i < vectors; i += kCheckThreads) {
-    uint4 c[kCheckRows], a[kCheckRows];
-    load_vectors(of_c, i, c), load_vectors(of_a, i, a);
-    add_vectors<true, false, T>(c, v, i, sum, square);
-    add_vectors<false, true, T>(a, x, i, sum, square);
-  }
-  return vectors;
-}
-
 // Checks all rows of C: a block checks up to kCheckRows rows. If kFused, A is row-major, and Σ_l a_il x_l is computed
 // here; otherwise it is p_i. C is row-major.
 template <typename T, bool kFused>
-__global__ void __launch_bounds__(kCheckThreads, sizeof(T) == 2 ? kCheckBlocks : 2)
-    check_product_rows(const __grid_constant__ CheckArgs<T> args) {
+__global__ void __launch_bounds__(kCheckThreads, 2) check_product_rows(const __grid_constant__ CheckArgs<T> args) {
   using Sum = typename Checksum<T>::Type;
   constexpr int kWarps = kCheckThreads / 32;
   __shared__ Sum of_warps[kWarps][2 * kCheckRows];
@@ -230,12 +208,8 @@ __global__ void __launch_bounds__(kCheckThreads, sizeof(T) == 2 ? kCheckBlocks :
   const bool c_aligned = rows_of(of.C.data, of.C.row_stride, of_c);
   [[maybe_unused]] bool a_aligned = false;
   if constexpr (kFused) a_aligned = rows_of(of.A.data, of.A.row_stride, of_a);
-  int begin = 0;
-  if (kFused && kTogether && sizeof(T) == 2 && c_aligned && a_aligned)
-    begin = add_both(of_c, of_a, (int)(of.w < of.k ? of.w : of.k), args.v, args.x, sum, square);
-  add_row_products<kCheckThreads, true, false>(of_c, (int)of.w, c_aligned, args.v, sum, square, begin);
-  if constexpr (kFused)
-    add_row_products<kCheckThreads, false, true>(of_a, (int)of.k, a_aligned, args.x, sum, square, begin);
+  add_row_products<kCheckThreads, true, false>(of_c, (int)of.w, c_aligned, args.v, sum, square);
+  if constexpr (kFused) add_row_products<kCheckThreads, false, true>(of_a, (int)of.k, a_aligned, args.x, sum, square);
 #pragma unroll
   for (int r = 0; r < kCheckRows; ++r) {
     sum[r] = simt::warp_sum(sum[r]), square[r] = simt::warp_sum(square[r]);

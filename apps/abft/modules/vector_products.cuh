@@ -84,16 +84,15 @@ __device__ __forceinline__ void load_vectors(const T* const (&rows)[kRows], int 
   for (int r = 0; r < kRows; ++r) loaded[r] = __ldcg(reinterpret_cast<const uint4*>(rows[r]) + i);
 }
 
-// Adds the products of kRows rows with the vector u to this thread's sums, from vector `begin` of the rows on. The
-// threads of a block share each row.
+// Adds the products of kRows rows with the vector u to this thread's sums. The threads of a block share each row.
 template <int kThreads, bool kSquares, bool kNegative, typename T, typename Sum, int kRows>
 __device__ __forceinline__ void add_row_products(const T* const (&rows)[kRows], int columns, bool aligned, const Sum* u,
-                                                 Sum (&sum)[kRows], Sum (&square)[kRows], int begin = 0) {
+                                                 Sum (&sum)[kRows], Sum (&square)[kRows]) {
   constexpr int kWide = kVectorBytes / (int)sizeof(T);
   [[maybe_unused]] constexpr int kSteps = 8 / kRows;  // of eight loads
   const int vectors = aligned ? columns / kWide : 0;
 #pragma unroll kSteps
-  for (int i = begin + threadIdx.x; i < vectors; i += kThreads) {
+  for (int i = threadIdx.x; i < vectors; i += kThreads) {
     uint4 loaded[kRows];
     load_vectors(rows, i, loaded);
     add_vectors<kSquares, kNegative, T>(loaded, u, i, sum, square);

@@ -230,8 +230,9 @@ def test_gpu_faults(monkeypatch, dtype, product, report):
     with monkeypatch.context() as during:
         strike(during, product, 5, 7)
         outputs = step(layer, x, grad)
-    assert len(found) == (report == "immediate")
-    products.check_faults()
+    if report == "immediate":
+        assert len(found) == 1
+    products.check_faults()  # the deferred report may have come with a later product already
     (fault,) = found
     assert (fault.module, fault.product, fault.row, fault.column, fault.n_wrong) == ("first", product, 5, 7, 1)
     assert fault.repaired

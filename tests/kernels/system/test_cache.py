@@ -44,6 +44,7 @@ def compiled(monkeypatch):
         getProgramLog=lambda _: log,
         getLoweredName=lambda _, kernel: kernel,
         getCUBIN=lambda _: b"code",
+        getPTX=lambda source: "trap;" if "trap" in source else "",
         destroyProgram=lambda _: None,
     )
     cupy, cuda = ModuleType("cupy"), ModuleType("cupy.cuda")
@@ -212,3 +213,10 @@ def test_writable(place, path):
     (place / "file").write_bytes(b"")
     with pytest.raises((NotADirectoryError, FileExistsError)):
         cache.check_cache_writable(place / "file" / "x.json")
+
+
+def test_a_kernel_that_compiles_to_a_trap_is_refused(place, compiled):
+    """The compiler's answer to undefined behavior, such as an atomic operation on a local variable."""
+    with pytest.raises(RuntimeError, match="compiles to a trap"):
+        compiler.build("trap", ["f"], "sm_90")
+    assert not list(place.rglob("*.cubin"))

@@ -29,9 +29,8 @@ __device__ __forceinline__ unsigned word_at(const unsigned char* data, long long
 }
 
 // One thread per block of words: columns · stripes threads, in blocks of kColumnThreads. `data` is aligned to 4 bytes.
-__global__ void __launch_bounds__(kColumnThreads)
-    sum_columns(const unsigned char* data, unsigned long long* sums, long long n_bytes, long long width,
-                long long n_blocks) {
+__global__ void __launch_bounds__(kColumnThreads) sum_columns(const unsigned char* data, unsigned long long* sums,
+                                                              long long n_bytes, long long width, long long n_blocks) {
   __shared__ unsigned weights[kColumnRows + 1];
   for (int r = threadIdx.x; r <= kColumnRows; r += kColumnThreads) weights[r] = last_weight(r);
   __syncthreads();
