@@ -1,9 +1,12 @@
-"""Tables of the records of protected files: loading on a GPU, tools on a CPU, and the campaign of faults."""
+"""Tables of the records of protected files and layers: on a GPU, beside other tools on a CPU, and of a campaign."""
 
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["campaign_text", "load_table", "tools_table"]
+__all__ = ["campaign_text", "layers_table", "load_table", "tools_table"]
+
+# Words per row of words of files of 8 MiB or more.
+_FILE_WIDTH = 4096
 
 
 def load_table(records: Sequence[dict[str, Any]]) -> str:
@@ -36,18 +39,26 @@ def _size(n_bytes: int) -> str:
 
 
 def tools_table(records: Sequence[dict[str, Any]]) -> str:
-    """Return a Markdown table of GB/s of checksums and hashes of the same bytes on a CPU, by the number of cores."""
-    cores = sorted({one["cores"] for one in records})
-    heads = ["1 core" if n == 1 else f"{n} cores" for n in cores]
-    lines = [f"| | bytes in | {' | '.join(heads)} |", f"|---|---|{'---:|' * len(cores)}"]
-    rows: dict[tuple[str, ...], dict[int, float]] = {}
+    """Return a Markdown table of GB/s of checksums and hashes of the same bytes on a CPU.
+
+    Of matrices, only those whose rows of words are as long as those of large files are shown.
+    """
+    lines = [
+        "| | bytes in | 1 core | per second of its time | all cores |",
+        "|---|---|---:|---:|---:|",
+    ]
+    rows: dict[tuple[str, str], dict[int, dict[str, Any]]] = {}
     for one in records:
-        width = "" if one["width"] is None else f", {one['width']:,} columns"
-        tool = " ".join(filter(None, (one["engine"], one["options"])))
-        rows.setdefault((f"{tool}: {one['job']}", f"{one['where']}{width}"), {})[one["cores"]] = one["gb_per_second"]
-    for (tool, where), rates in rows.items():
-        cells = (f"{rates[n]:.2f}" if n in rates else "–" for n in cores)
-        lines.append(f"| {tool} | {where} | {' | '.join(cells)} |")
+        if one["width"] in (None, _FILE_WIDTH):
+            tool = " ".join(filter(None, (one["engine"], one["options"])))
+            rows.setdefault((f"{tool}: {one['job']}", one["where"]), {})[one["cores"]] = one
+    for (tool, where), found in rows.items():
+        one, most = found.get(1), max(found)
+        alone = ["–", "–"]
+        if one is not None:
+            alone = [f"{one['gb_per_second']:.2f}", f"{one['bytes'] / one['cpu_seconds'] / 1e9:.2f}"]
+        every = f"{found[most]['gb_per_second']:.2f}" if most > 1 else "–"
+        lines.append(f"| {tool} | {where} | {' | '.join(alone)} | {every} |")
     return "\n".join(lines)
 
 
@@ -62,3 +73,19 @@ def campaign_text(records: Sequence[dict[str, Any]]) -> str:
         f"wrongly. A repair is promised for {total['promised']:,}, of which {kept:,} were repaired bit by bit, and of "
         f"the others {total['repaired'] - kept:,}."
     )
+
+
+def layers_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of what checks add to the time of a linear layer, in per cent."""
+    dtypes = list(dict.fromkeys(one["dtype"] for one in records))
+    lines = [f"| tokens | | {' | '.join(dtypes)} |", f"|---:|---|{'---:|' * len(dtypes)}"]
+    found = {
+        (one["tokens"], one["task"], one["dtype"]): one
+        for one in records
+        if one["engine"] == "protected" and one["task"] != "host"
+    }
+    for tokens, task in dict.fromkeys(key[:2] for key in sorted(found)):
+        some = (found.get((tokens, task, dtype)) for dtype in dtypes)
+        cells = ("–" if one is None else f"{100 * (one['ratio'] - 1):+.1f} %" for one in some)
+        lines.append(f"| {tokens:,} | {task} | {' | '.join(cells)} |")
+    return "\n".join(lines)

@@ -23,12 +23,16 @@ def test_loads_by_hand():
 
 
 def test_tools_by_hand():
-    common = {"engine": "b3sum", "options": "", "job": "hash", "where": "file", "width": None}
-    records = [{**common, "cores": 1, "gb_per_second": 1.5}, {**common, "cores": 2, "gb_per_second": 2.75}]
+    common = {"engine": "b3sum", "options": "", "job": "hash", "where": "file", "width": None, "bytes": 3_000_000_000}
+    records = [
+        {**common, "cores": 1, "gb_per_second": 1.5, "cpu_seconds": 1.5},
+        {**common, "cores": 2, "gb_per_second": 2.75, "cpu_seconds": 2.0},
+        {**common, "cores": 1, "gb_per_second": 9.0, "cpu_seconds": 1.0, "width": 512},
+    ]
     assert tables.tools_table(records).splitlines() == [
-        "| | bytes in | 1 core | 2 cores |",
-        "|---|---|---:|---:|",
-        "| b3sum: hash | file | 1.50 | 2.75 |",
+        "| | bytes in | 1 core | per second of its time | all cores |",
+        "|---|---|---:|---:|---:|",
+        "| b3sum: hash | file | 1.50 | 2.00 | 2.75 |",
     ]
 
 
@@ -38,3 +42,18 @@ def test_a_campaign_by_hand():
         "20 faults of 2 kinds: 0 missed, 0 repaired wrongly. A repair is promised for 16, of which 14 were repaired "
         "bit by bit, and of the others 4."
     )
+
+
+def test_layers_by_hand():
+    common = {"engine": "protected", "task": "forward", "tokens": 2048}
+    records = [
+        {**common, "dtype": "bfloat16", "ratio": 1.096},
+        {**common, "dtype": "float32", "ratio": 1.0},
+        {**common, "dtype": "bfloat16", "ratio": 1.0, "engine": "nn.Linear"},
+        {**common, "dtype": "bfloat16", "ratio": 1.75, "task": "host"},
+    ]
+    assert tables.layers_table(records).splitlines() == [
+        "| tokens | | bfloat16 | float32 |",
+        "|---:|---|---:|---:|",
+        "| 2,048 | forward | +9.6 % | +0.0 % |",
+    ]
