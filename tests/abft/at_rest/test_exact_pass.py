@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import numpy as np
 import pytest
@@ -170,15 +171,21 @@ def test_an_error_of_the_caller_ends_all_threads(threads, rng):
 
 def test_a_signal_while_threads_read(threads, rng):
     class Interrupted(Disk):
+        after = 0
+
         def read(self, begin, out, *, wait):
             if begin > 9_000_000 and not self.closed:
                 self.closed = True
                 os.kill(os.getpid(), signal.SIGINT)
+            if self.closed:
+                self.after += 1
+                time.sleep(0.01)  # in which the other thread stops
             return super().read(begin, out, wait=wait)
 
     disk = Interrupted(rng.integers(0, 256, 30_000_000, np.uint8))
     with pytest.raises(KeyboardInterrupt):
         encode(disk, code="exact")
+    assert disk.after < 20  # of the 64 reads of a stripe
     for thread in sums_threads():  # one may be left that was just started
         thread.join(10)
     assert not sums_threads()
