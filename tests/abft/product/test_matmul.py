@@ -483,9 +483,7 @@ def test_torch():
     assert again.C is found.C
     assert (found.C == 3).all()
     A.requires_grad_()
-    with pytest.raises(
-        ValueError, match=r"A requires gradients, .* A\.detach\(\), or use abft\.Linear"
-    ):
+    with pytest.raises(ValueError, match=r"A requires gradients, .* A\.detach\(\), or use abft\.Linear"):
         matmul(A, B)
     assert matmul(A.detach(), B).clean
     with torch.no_grad():
