@@ -15,10 +15,11 @@ from tsapps.matrix import copy, open_matrix
 
 N, D = 20_000, 8
 
-# Runs the command line; changes the file after the first block of pass `at` (from 0) over any matrix.
+# Runs the command line; changes the file after the first block, or read, of pass `at` (from 0) over any matrix.
 CHANGING = """
 import os, sys
-from tsapps.matrix import base, open_matrix
+from contextlib import contextmanager
+from tsapps.matrix import base, open_matrix, stored
 how, at, path, *command = sys.argv[1:]
 passes = 0
 original = base.Matrix._complete
@@ -44,11 +45,33 @@ def complete(self, blocks):
         if number == int(at) and not first:
             change()
 
+@contextmanager
+def bytes_reader(self):
+    global passes
+    with original_reader(self) as read:
+        if read is None:
+            yield None
+            return
+        number, passes, reads = passes, passes + 1, []
+
+        def reading(begin, out, *, wait):
+            done = read(begin, out, wait=wait)
+            if done and not reads and number == int(at):
+                reads.append(begin)
+                change()
+            return done
+
+        yield reading
+
+original_reader = stored.StoredMatrix.bytes_reader
+stored.StoredMatrix.bytes_reader = bytes_reader
 base.Matrix._complete = complete
 base._BLOCK_BYTES = 1 << 16
 sys.argv = ["tsapps", *command]
 from tsapps.apps.abft.at_rest import source
 source._PART_BYTES = 1 << 16
+from tsapps.apps.abft.at_rest import exact_pass
+exact_pass._FILE_BYTES = 1 << 16
 from tsapps.apps.kmeans.data import host_data
 host_data._TASK_ELEMENTS = 1 << 14
 from tsapps.__main__ import main
