@@ -15,7 +15,7 @@ from typing import Any
 
 from tsapps.bench.common import record
 from tsapps.bench.common.timing import median
-from tsapps.bench.file_figures import layers_table, load_table, tools_table
+from tsapps.bench.file_figures import FILE_FIGURES
 from tsapps.bench.gemm.summary import memory_bound, of_floor, ours, over_library, untuned_table
 from tsapps.bench.kmeans.batched import PEERS as BATCHED_PEERS
 from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
@@ -354,9 +354,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "larger than the GPU": ("h200/scale.json", scale_table),
     "several GPUs": ("h200/scale-gpus.json", gpus_table),
     "workers of Dask": ("intel-xeon/scale-workers.json", workers_table),
-    "loading on a GPU": ("h200/abft-load-save.json", load_table),
-    "layers": ("h200/abft-linear.json", layers_table),
-    "checksums of a file on a CPU": ("intel-xeon/abft-files.json", tools_table),
+    **FILE_FIGURES,
     "checksums on an H200": ("h200/abft.json", abft_table),
     "checksums on an H100": ("h100-80gb-hbm3/abft.json", abft_table),
 }

@@ -1,9 +1,9 @@
 """Tables of the records of protected files and layers: on a GPU, beside other tools on a CPU, and of a campaign."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-__all__ = ["campaign_text", "layers_table", "load_table", "tools_table"]
+__all__ = ["FILE_FIGURES", "campaign_text", "layers_table", "load_table", "tools_table"]
 
 # Words per row of words of files of 8 MiB or more.
 _FILE_WIDTH = 4096
@@ -89,3 +89,12 @@ def layers_table(records: Sequence[dict[str, Any]]) -> str:
         cells = ("–" if one is None else f"{100 * (one['ratio'] - 1):+.1f} %" for one in some)
         lines.append(f"| {tokens:,} | {task} | {' | '.join(cells)} |")
     return "\n".join(lines)
+
+
+#: The records and the text of each block of figures, by its name.
+FILE_FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
+    "loading on a GPU": ("h200/abft-load-save.json", load_table),
+    "layers": ("h200/abft-linear.json", layers_table),
+    "checksums of a file on a CPU": ("intel-xeon/abft-files.json", tools_table),
+    "faults in files": ("intel-xeon/abft-files-campaign.json", campaign_text),
+}

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tsapps.kernels.system import atomic_write
+from tsapps.kernels.system import atomic_write, file_attributes
 from tsapps.kernels.system.permissions import mode_of_result
 from tsapps.matrix import copy, open_matrix
 
@@ -147,7 +147,7 @@ def test_access_lists_of_the_directory_do_not_widen(directory, iris, monkeypatch
         monkeypatch.setattr(os, "getxattr", lambda of, name: b"1")
         monkeypatch.setattr(os, "setxattr", lambda of, name, value: lists["copy"].append(name))
         monkeypatch.setattr(os, "removexattr", lambda of, name: removed.append((names[of], name)))
-        copy._copy_extended_attributes("iris.npy", original.fileno(), made.fileno())
+        file_attributes._copy_extended_attributes("iris.npy", original.fileno(), made.fileno())
     assert removed == [("copy", "system.posix_acl_access")]
     assert "user.a" in lists["copy"]
     monkeypatch.setattr(os, "listxattr", lambda of: ["system.posix_acl_access"])

@@ -17,6 +17,9 @@ COMMANDS = {
     "abft-correct": ["iris.npy", "--in-place"],
     "abft-inject": ["iris.npy", "--in-place"],
     "abft-calibrate": [],
+    "protect": ["iris.npy"],
+    "verify": ["iris.npy"],
+    "repair": ["iris.npy"],
     "sample": ["iris", "out.npy"],
     "info": [],
     "tune": ["--dry-run"],
@@ -28,6 +31,8 @@ BAD_VALUES = {
     "kmeans": ["--k=many", "--k=0", "--tol=-1", "--metric=cosin", "--max-iter=1.5", "--seed=-1", "--precision="],
     "abft-encode": ["--weights=5", "--code=exactly", "--block=100"],
     "abft-inject": ["--count=0", "--fault=bits"],
+    "protect": ["--hash=md5", "--jobs=0"],
+    "verify": ["--jobs=none"],
     "abft-calibrate": ["--rows=1", "--dtype=float8", "--p=2", "--p=nan", "--confidence=1"],
     "compile": ["--dtype=int8", "--init=last", "--precision=half"],
     "tune": ["--shape=square", "--m=0", "--most=no"],
@@ -64,7 +69,10 @@ class TestEveryCommand:
         refused(refuse, command, [*COMMANDS[command], f"{flag}=yes"], flag, "does not take a value")
 
 
-@pytest.mark.parametrize("command", [one for one in COMMANDS if one != "abft-verify"])  # it takes any number
+# These take any number.
+@pytest.mark.parametrize(
+    "command", [one for one in COMMANDS if one not in ("abft-verify", "protect", "verify", "repair")]
+)
 def test_an_argument_too_many(refuse, command):
     refused(refuse, command, [*COMMANDS[command], "one-too-many"], "unexpected extra argument", "one-too-many")
 
