@@ -96,8 +96,15 @@ def same_bits(found, expected):
 
 
 SHARES = [(1, 1), (9, 1), (1, 2, 1)]
-# As many samples as several shards need, and no more of the cases that take long on a CPU.
-MANY = [case._replace(n=1300 if case.d > 1000 or case.step is LargeKStep else 2100) for case in CASES]
+
+
+def many(case):
+    """Return a case with as many samples as several shards need, and no more of those that take long on a CPU."""
+    few = 1300 if case.d > 1000 or case.step is LargeKStep else 2100
+    return case._replace(n=4200 if case.d <= 16 else few)
+
+
+MANY = [many(case) for case in CASES]
 LONG = {case for case in MANY if case.d > 85} | {MANY[1], MANY[4], MANY[5], MANY[9], MANY[11]}
 MANY = [pytest.param(case, marks=pytest.mark.exhaustive if case in LONG else (), id=str(case)) for case in MANY]
 
@@ -120,7 +127,7 @@ def test_the_bits_are_those_of_one_machine(case, shares, init, rng):
 @pytest.mark.parametrize(
     "case",
     [
-        Case(SmallDFmaStep, 2100, 4, 9),
+        Case(SmallDFmaStep, 4200, 4, 9),
         pytest.param(Case(LargeKStep, 1300, 20, 70, weighted=True), marks=pytest.mark.exhaustive),
     ],
     ids=str,
@@ -303,7 +310,7 @@ def test_more_rows_than_indices_have_bits():
 # --- Protected fits ---------------------------------------------------------------------------------------------------
 
 PROTECTED = [
-    Case(SmallDFmaStep, 2100, 8, 12),
+    Case(SmallDFmaStep, 4200, 8, 12),
     Case(SmallKStep, 2100, 20, 33, weighted=True),
     Case(SmallKStep, 2100, 40, 7, "float64"),
     pytest.param(Case(LargeKStep, 1300, 20, 70), marks=pytest.mark.exhaustive),
