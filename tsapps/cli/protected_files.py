@@ -52,7 +52,7 @@ def counting(what: str, paths: Iterable[str], *, quiet: bool) -> Iterator["Progr
 
     done = 0
     try:
-        total = sum(target.n_bytes for target in targets_of(paths, exist=False))
+        total = 0 if quiet else sum(target.n_bytes for target in targets_of(paths, exist=False))
         with byte_bar(quiet=quiet) as show:
 
             def count(n_bytes: int) -> None:

@@ -16,7 +16,6 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, Def
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import ReadItem, SavePlan, WriteItemType
 
-from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.files.tensor_sums import restore, sums_of
 
 __all__ = ["ProtectedLoadPlanner", "ProtectedSavePlanner"]
@@ -39,8 +38,7 @@ class ProtectedSavePlanner(DefaultSavePlanner):
         sums = {}
         for item in plan.items:
             if item.type != WriteItemType.BYTE_IO:
-                found = sums_of(self.resolve_data(item))
-                sums[_place(item.index)] = None if found is None else found.exact
+                sums[_place(item.index)] = sums_of(self.resolve_data(item))
         return replace(plan, planner_data={**(plan.planner_data or {}), _KEY: sums})
 
     def create_global_plan(self, all_plans: list[SavePlan]) -> tuple[list[SavePlan], Metadata]:
@@ -83,12 +81,11 @@ class ProtectedLoadPlanner(DefaultLoadPlanner):
             If more was corrupted than its sums restore.
         """
         place = _place(read_item.storage_index)
-        name, exact = place[0], self._sums.get(place)
+        name = place[0]
         chunks = getattr(self._sizes.get(name), "chunks", ())
         size = next((chunk.sizes for chunk in chunks if tuple(chunk.offsets) == place[1]), None)
         if place not in self._sums or size is None or tuple(read_item.lengths) != tuple(size):
             self.unverified.append(name)
         else:
-            n_bytes = tensor.numel() * tensor.element_size()
-            restore(tensor, None if exact is None else Sidecar((1, n_bytes), "uint8", n_bytes, exact=exact), name)
+            restore(tensor, self._sums[place], name)
         super().commit_tensor(read_item, tensor)

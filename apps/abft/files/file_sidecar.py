@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 
 import numpy as np
@@ -49,13 +49,18 @@ class FileSidecar:
         return self._entry
 
 
-def write_file_sidecar(path: Path, sidecar: FileSidecar, mode: int, *, leftovers: bool = True) -> None:
-    """Write a sidecar atomically, with the permissions `mode` minus the umask; `leftovers` as for `replacing`."""
+def write_file_sidecar(
+    path: Path, sidecar: FileSidecar, mode: int, *, leftovers: Collection[str] | None = None
+) -> None:
+    """Write a sidecar atomically, with the permissions `mode` minus the umask.
+
+    `leftovers` is what `Place.leftovers` returned; by default the directory is searched for them.
+    """
     text = np.frombuffer(json.dumps(sidecar.entry.as_json(sidecar.hash_name)).encode(), np.uint8)
     sums = sidecar.sums
     metadata = {"format": FORMAT, "version": VERSION} if sums is None else sums.metadata
     tensors = {} if sums is None else sums.tensors
-    with replacing(path, mode=mode, leftovers=leftovers) as file:
+    with replacing(path, mode=mode, leftovers=leftovers is None or path.name[:40] in leftovers) as file:
         dump_container(file, metadata | {"hash": sidecar.hash_name}, tensors | {"entry": text})
 
 

@@ -20,9 +20,10 @@ from tsapps.apps.abft.files.manifest import (
 from tsapps.apps.abft.files.places import Place, is_regular
 from tsapps.apps.abft.files.rebuild import Member
 from tsapps.apps.abft.files.run import Workers
-from tsapps.apps.abft.files.scan import Step, hash_of
+from tsapps.apps.abft.files.scan import Step, hash_of, stamp_of
+from tsapps.kernels.system.permissions import mode_of_result
 
-__all__ = ["Finding", "Findings", "inspected", "known_files", "sidecar_of_file"]
+__all__ = ["Finding", "Findings", "inspected", "known_files", "sidecar_of_file", "write_manifest"]
 
 
 @dataclass(frozen=True)
@@ -127,6 +128,12 @@ def known_files(place: Place) -> tuple[Manifest, str]:
     return manifest, state
 
 
+def write_manifest(place: Place, manifest: Manifest) -> None:
+    """Write the manifest of a directory, readable by no more users than its files."""
+    paths = [path for path in map(place.file, manifest.files) if os.path.exists(path)]
+    manifest.write(place.manifest, mode_of_result(place.manifest, paths))
+
+
 def _has_sidecars(place: Place) -> bool:
     try:
         return place.is_protected()
@@ -174,7 +181,7 @@ def _inspected(place: Place, manifest: Manifest, name: str, step: Step) -> Findi
             why = "is no regular file" if os.path.lexists(path) else "is missing"
             return Finding(name, entry, lost_whole(entry.n_bytes), "missing", why, sidecar_state)
         status = os.stat(path)
-        stamp = status.st_size, status.st_ino, status.st_mtime_ns
+        stamp = stamp_of(status)
         digest = None
         if status.st_size in (entry.n_bytes, entry.n_bytes if sidecar is None else sidecar.entry.n_bytes):
             digest = hash_of(path, manifest.hash_name, step)

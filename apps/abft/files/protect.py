@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tsapps.apps.abft.at_rest.sidecar import SidecarError
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sidecar, write_file_sidecar
-from tsapps.apps.abft.files.inspect_files import known_files
+from tsapps.apps.abft.files.inspect_files import known_files, write_manifest
 from tsapps.apps.abft.files.manifest import HASHES, FileEntry, Manifest, ManifestError
 from tsapps.apps.abft.files.parity import ParityRatio, parse_ratio
 from tsapps.apps.abft.files.places import Place, PlaceError, Target, is_regular, targets_of, unreadable
@@ -132,8 +132,7 @@ def _protect_directory(
         place.sidecars.mkdir(parents=True, exist_ok=True)
         with taking_turns(place.sidecars):
             _take_over(place, manifest, before)
-            paths = [path for path in map(place.file, manifest.files) if os.path.exists(path)]
-            manifest.write(place.manifest, mode_of_result(place.manifest, paths))
+            write_manifest(place, manifest)
 
 
 def _directories_with_files(targets: list[Target]) -> dict[Path, set[str]]:
@@ -185,7 +184,7 @@ def _protect_file(
             sidecar_path,
             FileSidecar(manifest.hash_name, seen.entry, seen.sidecar),
             mode_of_result(sidecar_path, [path]),
-            leftovers=place.sidecar(name).name[:40] in leftovers,
+            leftovers=leftovers,
         )
     except (OSError, ChangedFileError, SidecarError) as error:
         message = getattr(error, "strerror", None) or str(error)

@@ -15,13 +15,13 @@ from pathlib import Path
 
 from tsapps.apps.abft.files.damage import Damage
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, write_file_sidecar
-from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected
+from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected, write_manifest
 from tsapps.apps.abft.files.manifest import hasher
 from tsapps.apps.abft.files.places import PARITY, Place, unreadable
 from tsapps.apps.abft.files.rebuild import Member, rebuilding, right_damage
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
-from tsapps.apps.abft.files.scan import ChangedFileError, scan
+from tsapps.apps.abft.files.scan import ChangedFileError, scan, stamp_of
 from tsapps.apps.abft.files.verify import (
     BEYOND_REPAIR,
     STALE,
@@ -86,8 +86,7 @@ def _manifest_failure(place: Place, findings: Findings) -> FileReport | None:
     if findings.manifest_state in ("ok", "lost"):
         return None
     try:
-        files = [path for path in map(place.file, findings.manifest.files) if os.path.exists(path)]
-        findings.manifest.write(place.manifest, mode_of_result(place.manifest, files))
+        write_manifest(place, findings.manifest)
     except OSError as error:
         message = f"could not be written again: {error.strerror or error}"
         return FileReport(str(place.manifest), "manifest", "failed", message)
@@ -169,10 +168,9 @@ def _write(place: Place, findings: Findings, found: Finding, damage: Damage, wor
 
 def _stamp(path: Path) -> tuple[int, ...]:
     try:
-        status = os.stat(path)
+        return stamp_of(os.stat(path))
     except FileNotFoundError:
         return ()
-    return status.st_size, status.st_ino, status.st_mtime_ns
 
 
 def _kept(path: Path) -> Path:
@@ -205,8 +203,7 @@ def _sidecar_repaired(
             raise ChangedFileError(path)
         group = findings.group(found.name) if found.name.startswith(PARITY) else None
         content = FileSidecar(findings.manifest.hash_name, replace(found.entry, group=group), seen.sidecar)
-        leftover = sidecar.name[:40] in leftovers
-        write_file_sidecar(sidecar, content, mode_of_result(sidecar, [path]), leftovers=leftover)
+        write_file_sidecar(sidecar, content, mode_of_result(sidecar, [path]), leftovers=leftovers)
     except (OSError, ChangedFileError) as error:
         message = f"could not be written again: {getattr(error, 'strerror', None) or error}"
         yield FileReport(str(sidecar), "sidecar", "failed", message)

@@ -29,6 +29,7 @@ __all__ = [
     "read_at",
     "read_into",
     "scan",
+    "stamp_of",
 ]
 
 #: Called with a number of bytes that were read since the last call; may raise to stop a pass.
@@ -146,6 +147,11 @@ def _fill(file: FileIO, piece: np.ndarray) -> int:
     return done
 
 
+def stamp_of(status: os.stat_result) -> tuple[int, int, int]:
+    """Return what changes if a file is written to or replaced: its size, inode and time of modification."""
+    return status.st_size, status.st_ino, status.st_mtime_ns
+
+
 def hash_of(path: str | PathLike[str], hash_name: str, step: Step | None = None) -> str:
     """Return the hash of a file, in hexadecimal."""
     digest = hasher(hash_name)
@@ -175,7 +181,7 @@ def scan(path: str | PathLike[str], hash_name: str, step: Step | None = None) ->
             whole.update(piece.data)
             hashes.update(piece)
     after = os.stat(path)
-    if (before.st_mtime_ns, n_bytes, before.st_ino) != (after.st_mtime_ns, after.st_size, after.st_ino):
+    if stamp_of(before) != stamp_of(after):
         raise ChangedFileError(path)
     entry = FileEntry(n_bytes, before.st_mtime_ns, str(whole.hexdigest()), hashes.finish())
     if sums.exact is None:

@@ -4,7 +4,6 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.files.tensor_sums import restore, sums_of
 
 __all__ = ["protect_state_dict"]
@@ -46,8 +45,8 @@ def _attach(_module: Any, state_dict: Any, prefix: str, local_metadata: dict[str
     for name, tensor in state_dict.items():
         if name.startswith(prefix) and isinstance(tensor, torch.Tensor):
             found = sums_of(tensor)
-            if found is not None and found.exact is not None:
-                sums[name[len(prefix) :]] = torch.from_numpy(found.exact.view(np.int64).copy())
+            if found is not None:
+                sums[name[len(prefix) :]] = torch.from_numpy(found.view(np.int64).copy())
     local_metadata[_KEY] = sums
 
 
@@ -55,6 +54,4 @@ def _verify(_module: Any, state_dict: Any, prefix: str, local_metadata: dict[str
     for name, sums in local_metadata.get(_KEY, {}).items():
         tensor = state_dict.get(prefix + name)
         if tensor is not None:
-            n_bytes = tensor.numel() * tensor.element_size()
-            exact = sums.cpu().numpy().view(np.uint64)
-            restore(tensor, Sidecar((1, n_bytes), "uint8", n_bytes, exact=exact), prefix + name)
+            restore(tensor, sums.cpu().numpy().view(np.uint64), prefix + name)

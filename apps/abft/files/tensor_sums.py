@@ -3,6 +3,8 @@
 import warnings
 from typing import Any
 
+import numpy as np
+
 from tsapps.apps.abft.at_rest.correct import correct
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.verdict import AmbiguousError
@@ -11,24 +13,26 @@ from tsapps.apps.abft.at_rest.verify import encode, verify
 __all__ = ["restore", "sums_of"]
 
 
-def sums_of(tensor: Any) -> Sidecar | None:
-    """Return the exact sums of a torch tensor's bytes; None if it has none.
+def sums_of(tensor: Any) -> np.ndarray | None:
+    """Return the exact sums of a torch tensor's bytes, (stripes, 5, width); None if it has none.
 
     Parameters
     ----------
     tensor : torch.Tensor
         On any device, of any strides; the bytes are those of a contiguous copy.
     """
-    return encode(_bytes(tensor), code="exact") if tensor.numel() else None
+    return encode(_bytes(tensor), code="exact").exact if tensor.numel() else None
 
 
-def restore(tensor: Any, sums: Sidecar | None, name: str) -> None:
-    """Compare a torch tensor with its sums, and restore corrupted words in place.
+def restore(tensor: Any, exact: np.ndarray | None, name: str) -> None:
+    """Compare a torch tensor with its exact sums, and restore corrupted words in place.
 
     Raises
     ------
     AmbiguousError
-        If more was corrupted than can be repaired, or the tensor has another number of bytes.
+        If more was corrupted than can be repaired.
+    ValueError
+        If the sums are those of another number of bytes.
 
     Warns
     -----
@@ -36,11 +40,11 @@ def restore(tensor: Any, sums: Sidecar | None, name: str) -> None:
         If words were restored.
     """
     n_bytes = tensor.numel() * tensor.element_size()
-    if n_bytes != (0 if sums is None else sums.n_bytes):
+    if (exact is None) != (n_bytes == 0):
         raise AmbiguousError(f"{name}: has {n_bytes:,} bytes, and its sums are of other bytes")
-    if sums is None:
+    if exact is None:
         return
-    found = _bytes(tensor)
+    sums, found = Sidecar((1, n_bytes), "uint8", n_bytes, exact=exact), _bytes(tensor)
     verdict = verify(found, sums)
     if verdict.clean:
         return

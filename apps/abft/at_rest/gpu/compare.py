@@ -21,7 +21,7 @@ from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu", "sums_on"]
+__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("compare.cuh")
 #: The C++ name of the kernel, and the number of threads per thread block (kCompareThreads).
@@ -72,7 +72,7 @@ def mismatches_on_gpu(
     for tensors in passes:
         found = tensors["exact"]
         # Upload the sidecar's sums only after the launch of the pass, so that the upload overlaps with the pass.
-        there = sums_on(machine, sidecar) if stays else expected
+        there = _cached_sums(machine, sidecar) if stays else expected
         end = stripe + len(found)
         some, sums_of_some = mismatches(machine, found, there[stripe:end])
         blocks.append(stripe * of.width + some)
@@ -81,7 +81,7 @@ def mismatches_on_gpu(
     return np.concatenate(blocks), np.concatenate(sums)
 
 
-def sums_on(machine: Machine, sidecar: Sidecar) -> Any:
+def _cached_sums(machine: Machine, sidecar: Sidecar) -> Any:
     """Return a copy of a sidecar's exact sums in GPU memory; the first call per GPU uploads them."""
     copies = _kept.setdefault(sidecar, {})
     if machine.index not in copies:
