@@ -7,12 +7,13 @@ from pathlib import Path
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_decode import exact_faults
+from tsapps.apps.abft.at_rest.interleave import Layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.verdict import Verdict
 from tsapps.apps.abft.files.manifest import FileEntry
 from tsapps.apps.abft.files.scan import FileBytes, Step, file_layout
 
-__all__ = ["Damage", "diagnosed", "lost_whole"]
+__all__ = ["Damage", "damage_of", "diagnosed", "lost_whole"]
 
 
 @dataclass(frozen=True)
@@ -92,8 +93,11 @@ def diagnosed(path: Path, entry: FileEntry, sums: Sidecar | None, step: Step | N
     """
     if sums is None or sums.exact is None or sums.shape != (1, entry.n_bytes):
         return lost_whole(entry.n_bytes)
-    of = file_layout(entry.n_bytes)
-    faults, refused = exact_faults(FileBytes(path, entry.n_bytes, step), sums)
+    return damage_of(*exact_faults(FileBytes(path, entry.n_bytes, step), sums), file_layout(entry.n_bytes))
+
+
+def damage_of(faults: np.ndarray, refused: np.ndarray, of: Layout) -> Damage:
+    """Return the damage of a file from the results of `exact_faults`; `of` is the interleaving of its bytes."""
     offsets, was = Verdict(faults).patches()
     stripe_bytes = of.stripe_bytes(0)[1]
     lost = np.unique(refused // of.width).tolist()

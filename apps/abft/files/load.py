@@ -22,7 +22,8 @@ from tsapps.apps.abft.at_rest.exact_decode import exact_faults
 from tsapps.apps.abft.at_rest.gpu.compare import mismatches
 from tsapps.apps.abft.at_rest.gpu.encode import passes_on_gpu
 from tsapps.apps.abft.at_rest.source import ArraySource
-from tsapps.apps.abft.at_rest.verdict import AmbiguousError, Verdict
+from tsapps.apps.abft.at_rest.verdict import AmbiguousError
+from tsapps.apps.abft.files.damage import Damage, damage_of
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sums
 from tsapps.apps.abft.files.places import SIDECAR
 from tsapps.apps.abft.files.safetensors_header import DTYPES, tensors_in
@@ -169,28 +170,22 @@ def _repair(name: str, content: Any, sidecar: FileSidecar, machine: Machine | No
         )
     source, gpu = _Loaded(name, content), None if machine is None else machine.index
     faults, refused = exact_faults(source, sums, None, gpu)
-    if len(refused):
-        _refuse(name, sidecar, refused)
-    if not len(faults):
+    damage = damage_of(faults, refused, file_layout(n_bytes))
+    if damage.lost:
+        _refuse(name, sidecar, damage)
+    if not damage.words:
         return
-    offsets, was = Verdict(faults).patches()
-    content[_index(content, offsets)] = was if machine is None else machine.on_gpu(was)
+    content[_index(content, damage.offsets)] = damage.was if machine is None else machine.on_gpu(damage.was)
     again, refused = exact_faults(source, sums, None, gpu)
     if len(again) or len(refused):
         raise AmbiguousError(f"{name}: changes while it is in memory: this machine is faulty")
-    words = f"{len(faults):,} word{'s' if len(faults) != 1 else ''} of 32 bits"
+    words = f"{damage.words:,} word{'s' if damage.words != 1 else ''} of 32 bits"
     warnings.warn(f"{name}: corrupted in {words}, which are right in memory: run tsapps repair", stacklevel=3)
 
 
-def _refuse(name: str, sidecar: FileSidecar, refused: np.ndarray) -> None:
-    """Raise the error of blocks that cannot be repaired."""
-    of = file_layout(sidecar.entry.n_bytes)
-    lost = [of.stripe_bytes(stripe) for stripe in np.unique(refused // of.width).tolist()]
-    tensors = [
-        tensor
-        for tensor, place in sidecar.entry.tensors.items()
-        if any(begin < place.end and place.begin < end for begin, end in lost)
-    ]
+def _refuse(name: str, sidecar: FileSidecar, damage: Damage) -> None:
+    """Raise the error of stripes that cannot be repaired."""
+    tensors = Damage(lost=damage.lost).tensors(sidecar.entry)
     named = f", in one or more of the tensors {', '.join(tensors[:3])}" if tensors else ""
     raise AmbiguousError(
         f"{name}: more was corrupted than its sidecar restores{named}{' …' if len(tensors) > 3 else ''}: tsapps repair "

@@ -15,7 +15,18 @@ from tsapps.apps.abft.files.manifest import MANIFEST, PARITY
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.kernels.system.printable import OneLineError
 
-__all__ = ["PARITY", "SIDECAR", "Place", "PlaceError", "Target", "is_data", "is_regular", "targets_of", "unreadable"]
+__all__ = [
+    "PARITY",
+    "SIDECAR",
+    "Place",
+    "PlaceError",
+    "Target",
+    "is_data",
+    "is_regular",
+    "kind_of",
+    "targets_of",
+    "unreadable",
+]
 
 #: What the names of sidecars end in.
 SIDECAR = ".sidecar"
@@ -105,6 +116,11 @@ class Target:
 def unreadable(target: Target) -> FileReport:
     """Return the report of a directory that cannot be listed."""
     return FileReport(str(target.place.directory), "directory", "failed", "cannot be listed: Permission denied")
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a protected file in reports."""
+    return "parity" if name.startswith(PARITY) else "file"
 
 
 def is_data(name: str) -> bool:

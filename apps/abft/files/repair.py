@@ -17,7 +17,7 @@ from tsapps.apps.abft.files.damage import Damage
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, write_file_sidecar
 from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected, write_manifest
 from tsapps.apps.abft.files.manifest import hasher
-from tsapps.apps.abft.files.places import PARITY, Place, unreadable
+from tsapps.apps.abft.files.places import PARITY, Place, kind_of, unreadable
 from tsapps.apps.abft.files.rebuild import Member, rebuilding, right_damage
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
@@ -94,7 +94,7 @@ def _manifest_failure(place: Place, findings: Findings) -> FileReport | None:
 
 
 def _not_repaired(place: Place, findings: Findings, found: Finding) -> FileReport:
-    path, kind, size = str(place.file(found.name)), _kind(found.name), found.entry.n_bytes
+    path, kind, size = str(place.file(found.name)), kind_of(found.name), found.entry.n_bytes
     if found.state == "failed":
         return FileReport(path, kind, "failed", found.why, size)
     if findings.is_stale(found.name):
@@ -103,10 +103,6 @@ def _not_repaired(place: Place, findings: Findings, found: Finding) -> FileRepor
         return FileReport(path, kind, "ok", "", size)
     message = f"{found.why}{described(found.damage, found.entry)}: {BEYOND_REPAIR}"
     return FileReport(path, kind, "lost", message, size, 0, tuple(found.damage.tensors(found.entry)))
-
-
-def _kind(name: str) -> str:
-    return "parity" if name.startswith(PARITY) else "file"
 
 
 def _repair(place: Place, findings: Findings, name: str, workers: Workers, reports: dict[str, FileReport]) -> None:
@@ -123,14 +119,16 @@ def _repair(place: Place, findings: Findings, name: str, workers: Workers, repor
         kept = _write(place, findings, found, damage, workers)
     except (OSError, ChangedFileError) as error:
         message = f"could not be repaired: {getattr(error, 'strerror', None) or error}"
-        reports[name] = FileReport(str(path), _kind(name), "failed", message, found.entry.n_bytes)
+        reports[name] = FileReport(str(path), kind_of(name), "failed", message, found.entry.n_bytes)
         return
     source = "parity" if damage.lost else "its sidecar"
     tensors = tuple(found.damage.tensors(found.entry))
     message = f"{found.why}{described(found.damage, found.entry)}: restored from {source}"
     if kept is not None:
         message += f"; what was there is now {kept}"
-    reports[name] = FileReport(str(path), _kind(name), "repaired", message, found.entry.n_bytes, damage.words, tensors)
+    reports[name] = FileReport(
+        str(path), kind_of(name), "repaired", message, found.entry.n_bytes, damage.words, tensors
+    )
     findings.files[name] = Finding(name, found.entry, sidecar=found.sidecar)
 
 

@@ -5,7 +5,6 @@ tensors: all its bytes are protected all the same. The tensors of HDF5 are its c
 of Parquet are its column chunks, and need pyarrow.
 """
 
-import json
 import struct
 import tokenize
 import zipfile
@@ -18,6 +17,7 @@ import numpy as np
 
 from tsapps.apps.abft.files.gguf import gguf_tensors
 from tsapps.apps.abft.files.manifest import Tensor
+from tsapps.apps.abft.files.safetensors_header import tensors_in
 
 __all__ = ["tensors_of"]
 
@@ -69,13 +69,9 @@ def tensors_of(path: str | PathLike[str], n_bytes: int) -> dict[str, Tensor]:
 
 def _safetensors(file: BinaryIO) -> Iterator[tuple[str, Tensor]]:
     (size,) = struct.unpack("<Q", file.read(8))
-    if size > _MOST_HEADER:
-        return
-    begin = 8 + size
-    for name, entry in json.loads(file.read(size)).items():
-        if name != "__metadata__":
-            first, last = map(int, entry["data_offsets"])
-            yield name, Tensor(begin + first, begin + last, str(entry["dtype"]), tuple(map(int, entry["shape"])))
+    if size <= _MOST_HEADER:
+        header = struct.pack("<Q", size) + file.read(size)
+        yield from tensors_in(header, file.seek(0, 2)).items()
 
 
 def _npy(file: BinaryIO) -> Iterator[tuple[str, Tensor]]:

@@ -7,7 +7,7 @@ from os import PathLike
 from tsapps.apps.abft.files.damage import Damage
 from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected, sidecar_of_file
 from tsapps.apps.abft.files.manifest import MANIFEST, FileEntry
-from tsapps.apps.abft.files.places import PARITY, Place, PlaceError, Target, targets_of, unreadable
+from tsapps.apps.abft.files.places import Place, PlaceError, Target, kind_of, targets_of, unreadable
 from tsapps.apps.abft.files.rebuild import right_damage
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
@@ -97,7 +97,7 @@ def protected_targets(paths: Iterable[str | PathLike[str]], sidecars: str | Path
 
 
 def _reports(place: Place, findings: Findings, found: Finding, workers: Workers) -> Iterator[FileReport]:
-    path, kind = str(place.file(found.name)), "parity" if found.name.startswith(PARITY) else "file"
+    path, kind = str(place.file(found.name)), kind_of(found.name)
     size = found.entry.n_bytes
     if found.state == "failed":
         yield FileReport(path, kind, "failed", found.why, size)
