@@ -44,8 +44,8 @@ def imported_projects(*tops):
     [
         # Callers who pass arrays of polars or torch have these installed.
         (("kernels", "apps", "tsapps"), ("cuda13", "fast", "io", "dask", "parity"), {"polars", "torch"}),
-        # Whoever launches an example by torchrun or Ray has it.
-        (("docs",), ("docs",), {"torch", "ray"}),
+        # Whoever launches an example by Ray has it.
+        (("docs",), ("docs",), {"ray"}),
         (("tests",), ("test", "cuda13"), set()),
         # Libraries measured for comparison, if installed.
         (("bench",), ("cuda13", "plot", "io", "dask"), {"torch", "cuvs", "flash_kmeans", "flashlib"}),
