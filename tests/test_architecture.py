@@ -34,7 +34,7 @@ def _stages(*names: str) -> set[str]:
 
 
 ARROWS = {
-    "kernels": {f"kernels/{name}" for name in ("blas", "jit", "plan", "runtime", "system")},
+    "kernels": {f"kernels/{name}" for name in ("blas", "jit", "plan", "runtime", "square", "system")},
     "kernels/blas": {"kernels", "kernels/plan", "kernels/runtime"},
     "kernels/device": {"kernels/ptx"},
     "kernels/jit": {"kernels/system"},
@@ -43,6 +43,7 @@ ARROWS = {
     "kernels/ptx": set(),
     "kernels/runtime": {"kernels", "kernels/jit"},
     "kernels/system": set(),
+    "kernels/square": {"kernels/device", "kernels/ptx"},
     "kernels/tsm2": {"kernels/device", "kernels/ptx"},
     "kernels/tsm2/simt": {"kernels/device"},
     "apps": set(),
@@ -50,7 +51,7 @@ ARROWS = {
     "apps/abft/at_rest": {*_CORE, "apps/abft/at_rest/gpu"},
     "apps/abft/at_rest/gpu": {*_CORE, "apps/abft/at_rest"},
     "apps/abft/files": {*_CORE, "apps/abft/at_rest", "apps/abft/at_rest/gpu"},
-    "apps/abft/modules": {*_CORE, "apps/abft/product"},
+    "apps/abft/modules": {*_CORE, "apps/abft/product", "kernels/square"},
     "apps/abft/product": _CORE,
     "apps/kmeans": {
         "kernels",

@@ -12,6 +12,7 @@ from host_cuda import harness
 from tsapps.apps.abft.at_rest.gpu import compare
 from tsapps.apps.abft.at_rest.gpu import plan as at_rest
 from tsapps.apps.abft.at_rest.gpu.plan import TASK
+from tsapps.apps.abft.modules import checked_product
 from tsapps.apps.abft.modules import launch as modules
 from tsapps.apps.abft.modules.faults import FAULT
 from tsapps.apps.abft.product import gpu as abft_gpu
@@ -45,9 +46,11 @@ from tsapps.apps.kmeans.small_d import plan as small_d
 from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
 from tsapps.apps.kmeans.update import fixed_point, launch, relocation
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, MOST_RELOCATED, OUTCOME, SEGMENTS, UPDATE_CENTERS
+from tsapps.kernels import square_gemm
 from tsapps.kernels.gemm import store_epilogue
 from tsapps.kernels.plan.accumulation_order import ORDER
 from tsapps.kernels.plan.mma import MmaPlan
+from tsapps.kernels.runtime.tensor_map import TENSOR_MAP
 
 STORES = ("StorePairs", "StoreColumns", "StoreLines", "StoreFolded")
 EPILOGUES = [
@@ -70,6 +73,8 @@ STRUCTURES = {
     "abft::RecheckArgs<double>": ("apps/abft/product/locate.cuh", abft.RECHECK_ARGS),
     "abft::CheckArgs<double>": ("apps/abft/modules/row_check.cuh", modules.CHECK_ARGS),
     "abft::RowFault": ("apps/abft/modules/row_check.cuh", FAULT),
+    "abft::PartialResiduals": ("apps/abft/modules/checked_product.cuh", checked_product.PARTIAL_RESIDUALS),
+    "abft::RowResiduals<ptx::Bfloat16>": ("apps/abft/modules/checked_product.cuh", checked_product.ROW_RESIDUALS),
     "abft::Rows<float>": ("apps/abft/modules/vector_products.cuh", modules.ROWS),
     "abft::WrongElement": ("apps/abft/product/locate.cuh", abft.WRONG_ELEMENT),
     **{one.name: (one.header, one.arguments) for one in EPILOGUES},
@@ -99,6 +104,8 @@ STRUCTURES = {
     "kmeans::UpdateCenters<float>": ("apps/kmeans/update/centers.cuh", UPDATE_CENTERS),
     "batched::Batch<float>": ("apps/kmeans/batched/problem.cuh", BATCH),
     "batched::PlusPlusArgs": ("apps/kmeans/batched/init.cuh", PLUSPLUS_ARGS),
+    "tsm2::SquareOperands": ("kernels/square/square_pipeline.cuh", square_gemm.SQUARE_OPERANDS),
+    "ptx::TensorMap": ("kernels/ptx/tensor_copy.cuh", TENSOR_MAP),
     "tsm2::OneProduct": ("kernels/tsm2/streamed_turns.cuh", ONE_PRODUCT),
     "tsm2::ManyProducts": ("kernels/tsm2/streamed_turns.cuh", MANY_PRODUCTS),
     "batched::CandidatesEpilogue<128, 3, true, false>": ("apps/kmeans/batched/candidates.cuh", CANDIDATES),
@@ -120,9 +127,12 @@ SIZES = {
 
 _SMALL_D = "apps/kmeans/small_d/constant_centers.cuh"
 _CHECKS = "apps/kmeans/protect/check_iteration.cuh"
+_CHECKED = "apps/abft/modules/checked_product.cuh"
+_SQUARE = "kernels/square/gemm_square.cuh"
 _TILES = "apps/abft/at_rest/gpu/tile_pipeline.cuh"
 CONSTANTS = {
     "abft::kCompareThreads": ("apps/abft/at_rest/gpu/compare.cuh", compare._THREADS),
+    "abft::RowResiduals<ptx::Bfloat16>::kSharedBytes": (_CHECKED, checked_product._SHARED_BYTES),
     "abft::kCheckRows": ("apps/abft/modules/row_check.cuh", modules._CHECK_ROWS),
     "abft::kCheckThreads": ("apps/abft/modules/row_check.cuh", modules._CHECK_THREADS),
     "abft::kColumnThreads": ("apps/abft/modules/vector_products.cuh", modules._COLUMN_THREADS),
@@ -147,6 +157,10 @@ CONSTANTS = {
     "kmeans::kAddThreads": ("apps/kmeans/update/add_reassigned.cuh", launch._ADD_THREADS),
     "kmeans::kCenterThreads": ("kernels/device/block_reduce.cuh", CENTER_THREADS),
     "kmeans::kCheckCenters": (_CHECKS, protect.CENTERS),
+    "tsm2::kSideRows": (_SQUARE, square_gemm.SIDE_ROWS),
+    "tsm2::kTileColumns": (_SQUARE, square_gemm.TILE_COLUMNS),
+    "tsm2::kTileRows": (_SQUARE, square_gemm._TILE_ROWS),
+    "tsm2::SquarePipeline<3>::kBytes": (_SQUARE, 3 * square_gemm._STAGE_BYTES),
     "kmeans::kCheckColumns": (_CHECKS, protect.COLUMNS),
     "kmeans::kCheckRows": (_CHECKS, protect.ROWS),
     "kmeans::kCheckThreads": (_CHECKS, protect.THREADS),

@@ -8,10 +8,12 @@ forward              the output, without gradients
 forward + backward   the output, and the gradients of the input, the weight and the bias
 host                 the host's time for a call without gradients, of a layer so small that the GPU does not count
 
-Engines, on the same data by turns: "nn.Linear", and "protected". `seconds` is the median time of a call between CUDA
+Engines, on the same data by turns: "nn.Linear", "protected" and, for bfloat16 on GPUs that have it, "fused", a
+protected layer with ``gemm="fused"``. `seconds` is the median time of a call between CUDA
 events, with so many calls queued that the host is ahead; for "host", the least time of a call. `ratio` is the median of
-the ratios to nn.Linear in the same turn. Before anything is timed, results must have nn.Linear's bits, and a wrong
-element must be found and repaired.
+the ratios to nn.Linear in the same turn. Before anything is timed, results of "protected" must have nn.Linear's bits,
+and a wrong element must be found and repaired; those of "fused" must be close to float64's, and a product that does not
+match its checksums must be noticed.
 """
 
 import argparse
@@ -39,7 +41,7 @@ TOKENS = {"bfloat16": (2048, 8192, 32768), "float16": (2048, 8192), "float32": (
 _LAYERS = 3
 # Cycles of a kernel that waits while the host queues calls.
 _AHEAD = 4_000_000
-ENGINES = ("nn.Linear", "protected")
+ENGINES = ("nn.Linear", "protected", "fused")
 
 
 class Layers:
@@ -53,9 +55,13 @@ class Layers:
         self.faults: list[Any] = []
         how: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype)}
         plain = torch.nn.Linear(features, features, **how)
-        protected = abft.Linear(features, features, on_fault=self.faults.append, **how)
-        protected.load_state_dict(plain.state_dict())
-        self.layers = dict(zip(ENGINES, (plain, protected), strict=True))
+        self.layers = {ENGINES[0]: plain}
+        for engine, gemm in zip(ENGINES[1:], ("library", "fused"), strict=True):
+            if gemm == "fused" and (dtype != "bfloat16" or device == "cpu"):
+                continue
+            layer = abft.Linear(features, features, on_fault=self.faults.append, gemm=gemm, **how)
+            layer.load_state_dict(plain.state_dict())
+            self.layers[engine] = layer
         self.x, self.grad = (torch.randn(tokens, features, **how) for _ in range(2))
 
     def forward(self, engine: str) -> Any:
@@ -100,6 +106,34 @@ class Layers:
         self.faults.clear()
         if not right or places != [(len(self.x) - 1, 7, True)] or not torch.allclose(y, expected[0], rtol=0.02):
             raise RuntimeError(f"a protected layer is wrong: the same bits: {right}, faults found: {places}")
+        if "fused" in self.layers:
+            self._check_fused()
+
+    def _check_fused(self) -> None:
+        """Raise RuntimeError unless fused products are right, and notice that a weight and its checksums differ."""
+        import torch
+
+        from tsapps import abft
+        from tsapps.apps.abft.modules import on_gpu, products
+        from tsapps.apps.abft.modules.states import state_of
+
+        layer, of_library = self.layers["fused"], products.multiply["forward"]
+        products.multiply["forward"] = None  # torch must not be asked
+        try:
+            y = self.forward("fused").double()
+            layer.weight.data[5, 7] += 1
+            self.forward("fused")
+            torch.cuda.synchronize()
+            is_noticed = on_gpu.was_stale(state_of(layer.weight), self.x.get_device())
+        finally:
+            products.multiply["forward"] = of_library
+            layer.weight.data[5, 7] -= 1
+        exact = torch.nn.functional.linear(self.x.double(), layer.weight.double(), layer.bias.double())
+        error = float((y - exact).abs().max() / exact.abs().max())
+        if faults := abft.check_faults():
+            raise RuntimeError(f"a right fused product has faults: {faults[:3]}")
+        if error > 2**-8 or not is_noticed:
+            raise RuntimeError(f"a fused layer is wrong: error {error:.2g}, wrong checksums noticed: {is_noticed}")
 
 
 def _queued(call: Callable[[int], Any], calls: int) -> tuple[Any, Any]:
@@ -170,7 +204,7 @@ def measure(tokens: int, dtype: str, repeats: int) -> list[dict[str, Any]]:
     each = max(2, min(12, 12 * 8192 // tokens)) if dtype != "float32" else 2
     sizes, found = {"tokens": tokens, "dtype": dtype, "features": FEATURES}, []
     for task, name in (("forward", "forward"), ("forward + backward", "train")):
-        calls = {engine: partial(_call, layers, name, engine) for engine in ENGINES}
+        calls = {engine: partial(_call, layers, name, engine) for engine in layers[0].layers}
         found += records_of(task, sizes, gpu_seconds(calls, repeats, each))
     return found
 
@@ -191,7 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy", "torch": "torch"})
     common = record.of_run("abft-linear", device, versions | record.cuda_versions(), options.commit)
     small, sizes = [Layers(64, 256, "bfloat16")], {"tokens": 64, "dtype": "bfloat16", "features": 256}
-    calls = {engine: partial(_call, small, "forward", engine) for engine in ENGINES}
+    calls = {engine: partial(_call, small, "forward", engine) for engine in small[0].layers}
     found = records_of("host", sizes, host_seconds(calls, options.repeats, 200))
     for dtype, numbers in TOKENS.items():
         for tokens in numbers:

@@ -35,9 +35,29 @@ TSA_PTX void ldmatrix_x4(unsigned (&to)[4], const void* shared_row) {
 #endif
 }
 
-// stmatrix ─ stores four 8 × 8 matrices, transposed: the inverse of ldmatrix_x4<true>. Lane 8·i + r passes the address
-// of row r of matrix i: 16 bytes, aligned to 16. from[i] holds elements (2·t, g) and (2·t + 1, g) of matrix i. Before
-// sm_90, or with TSA_NO_STMATRIX, it uses movmatrix and ordinary stores.
+// stmatrix ─ stores four 8 × 8 matrices (sm_90 and later): the inverse of ldmatrix_x4. Lane 8·i + r passes the address
+// of row r of matrix i: 16 bytes, aligned to 16. from[i] holds elements (g, 2·t) and (g, 2·t + 1) of matrix i.
+TSA_PTX void stmatrix_x4(void* shared_row, const unsigned (&from)[4]) {
+#if defined(TSA_HOST)
+  cuda_host::check_aligned(shared_row, 16, "stmatrix");
+  struct Registers {
+    unsigned at[4];
+  } mine;
+  memcpy(mine.at, from, sizeof mine.at);
+  const auto lanes = cuda_host::publish_to_warp(mine, "stmatrix");
+  const int matrix = cuda_host::here.lane / 8, row = cuda_host::here.lane % 8;
+  for (int pair = 0; pair < 4; ++pair) static_cast<unsigned*>(shared_row)[pair] = lanes[4 * row + pair].at[matrix];
+#else
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(
+                   (unsigned)__cvta_generic_to_shared(shared_row)),
+               "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3])
+               : "memory");
+#endif
+}
+
+// stmatrix with transposition ─ stores four 8 × 8 matrices, transposed: the inverse of ldmatrix_x4<true>. Lane 8·i + r
+// passes the address of row r of matrix i: 16 bytes, aligned to 16. from[i] holds elements (2·t, g) and (2·t + 1, g) of
+// matrix i. Before sm_90, or with TSA_NO_STMATRIX, it uses movmatrix and ordinary stores.
 TSA_PTX void stmatrix_x4_transposed(void* shared_row, const unsigned (&from)[4]) {
 #if defined(TSA_HOST)
   cuda_host::check_aligned(shared_row, 16, "stmatrix");

@@ -1,5 +1,5 @@
 // Register lists of inline assembly, which templates cannot generate: the sums of wgmma (wgmma.cuh), four for each of 1
-// to 16, 19, 22 or 25 blocks of eight columns.
+// to 16, 19, 22, 25 or 32 blocks of eight columns.
 #pragma once
 
 #define TSA_NAMES_1 "%0, %1, %2, %3"
@@ -21,6 +21,9 @@
 #define TSA_NAMES_19 TSA_NAMES_16 ", %64, %65, %66, %67, %68, %69, %70, %71, %72, %73, %74, %75"
 #define TSA_NAMES_22 TSA_NAMES_19 ", %76, %77, %78, %79, %80, %81, %82, %83, %84, %85, %86, %87"
 #define TSA_NAMES_25 TSA_NAMES_22 ", %88, %89, %90, %91, %92, %93, %94, %95, %96, %97, %98, %99"
+#define TSA_NAMES_28 TSA_NAMES_25 ", %100, %101, %102, %103, %104, %105, %106, %107, %108, %109, %110, %111"
+#define TSA_NAMES_32 \
+  TSA_NAMES_28 ", %112, %113, %114, %115, %116, %117, %118, %119, %120, %121, %122, %123, %124, %125, %126, %127"
 #define TSA_SUMS_OF(j) "+f"(d[j][0]), "+f"(d[j][1]), "+f"(d[j][2]), "+f"(d[j][3])
 #define TSA_SUMS_1 TSA_SUMS_OF(0)
 #define TSA_SUMS_2 TSA_SUMS_1, TSA_SUMS_OF(1)
@@ -41,3 +44,5 @@
 #define TSA_SUMS_19 TSA_SUMS_16, TSA_SUMS_OF(16), TSA_SUMS_OF(17), TSA_SUMS_OF(18)
 #define TSA_SUMS_22 TSA_SUMS_19, TSA_SUMS_OF(19), TSA_SUMS_OF(20), TSA_SUMS_OF(21)
 #define TSA_SUMS_25 TSA_SUMS_22, TSA_SUMS_OF(22), TSA_SUMS_OF(23), TSA_SUMS_OF(24)
+#define TSA_SUMS_28 TSA_SUMS_25, TSA_SUMS_OF(25), TSA_SUMS_OF(26), TSA_SUMS_OF(27)
+#define TSA_SUMS_32 TSA_SUMS_28, TSA_SUMS_OF(28), TSA_SUMS_OF(29), TSA_SUMS_OF(30), TSA_SUMS_OF(31)

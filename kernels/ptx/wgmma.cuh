@@ -21,8 +21,13 @@ namespace ptx {
 //
 // matrix_at returns the descriptor of a matrix in shared memory. matrix_after returns the descriptor of the matrix that
 // begins `bytes` bytes after another one: adding to a descriptor is cheaper than converting a pointer for each product.
-// An A of 16-bit elements may also lie in shared memory, in the layout of B and with its own descriptor. Then d
-// has up to 64 columns; for float16, it may also have 72 to 128, 152, 176 or 200. With A in registers, d has up to 128.
+// An A of 16-bit elements may also lie in shared memory, in the layout of B and with its own descriptor. Then d has up
+// to 64 columns, or 256; for float16, it may also have 72 to 128, 152, 176 or 200. With A in registers, d has up to
+// 128.
+//
+// swizzled_matrix_at is for matrices of 16-bit elements whose rows or columns lie in shared memory as tensor copies
+// write them: 64 elements of each, swizzled (tensor_copy.cuh). The matrices at 32, 64 and 96 bytes after it are those
+// of the elements from 16, 32 and 48 on.
 template <typename T>
 inline constexpr bool is_half = false;
 template <>
@@ -75,28 +80,43 @@ inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b) 
   });
 }
 
-inline const unsigned char* matrix_at(const void* shared) { return static_cast<const unsigned char*>(shared); }
-inline const unsigned char* matrix_after(const unsigned char* matrix, int bytes) { return matrix + bytes; }
+struct SharedMatrix {
+  const unsigned char* at;
+  bool is_swizzled;
+
+  // The bits of element `k` of a row or column of the matrix.
+  unsigned short element(int row, int k) const {
+    if (!is_swizzled) {
+      return reinterpret_cast<const unsigned short*>(at)[row / 8 * 128 + k / 8 * 64 + row % 8 * 8 + k % 8];
+    }
+    const uintptr_t place = reinterpret_cast<uintptr_t>(at) + row / 8 * 1024 + row % 8 * 128 + 2 * k;
+    return *reinterpret_cast<const unsigned short*>(place ^ (place >> 7 & 7) << 4);
+  }
+};
+inline SharedMatrix matrix_at(const void* shared) { return {static_cast<const unsigned char*>(shared), false}; }
+inline SharedMatrix swizzled_matrix_at(const void* shared) {
+  cuda_host::check_aligned(shared, 1024, "wgmma");
+  return {static_cast<const unsigned char*>(shared), true};
+}
+inline SharedMatrix matrix_after(const SharedMatrix& matrix, int bytes) {
+  return {matrix.at + bytes, matrix.is_swizzled};
+}
 
 template <bool clears, typename T = Half, int blocks>
-inline void wgmma(float (&d)[blocks][4], const unsigned char* a, const unsigned char* b) {
-  cuda_host::check_aligned(a, 16, "wgmma");
-  cuda_host::check_aligned(b, 16, "wgmma");
+inline void wgmma(float (&d)[blocks][4], const SharedMatrix& a, const SharedMatrix& b) {
+  cuda_host::check_aligned(a.at, 16, "wgmma");
+  cuda_host::check_aligned(b.at, 16, "wgmma");
   struct {
     float (*d)[4];
-    const unsigned short *a, *b;
+    SharedMatrix a, b;
     int warp, lane;
-  } work = {d, reinterpret_cast<const unsigned short*>(a), reinterpret_cast<const unsigned short*>(b),
-            (int)cuda_host::here.thread_index.x / 32 % 4, cuda_host::here.lane};
+  } work = {d, a, b, (int)cuda_host::here.thread_index.x / 32 % 4, cuda_host::here.lane};
   cuda_host::begin_work([=] {
     for (int i = 0; i < 4 * blocks; ++i) {
       const int row = 16 * work.warp + work.lane / 4 + i % 4 / 2 * 8, column = i / 4 * 8 + work.lane % 4 * 2 + i % 2;
       float x[16], y[16];
-      for (int k = 0; k < 16; ++k) {
-        const int within = k / 8 * 64 + k % 8;
-        x[k] = to_float(T{work.a[row / 8 * 128 + row % 8 * 8 + within]});
-        y[k] = to_float(T{work.b[column / 8 * 128 + column % 8 * 8 + within]});
-      }
+      for (int k = 0; k < 16; ++k)
+        x[k] = to_float(T{work.a.element(row, k)}), y[k] = to_float(T{work.b.element(column, k)});
       constexpr int kLeast = is_half<T> ? tensor::kLeastOfHalf : tensor::kLeastOfFloat;
       work.d[i / 4][i % 4] = sum_on_host<kLeast>(clears ? 0.0f : work.d[i / 4][i % 4], x, y);
     }
@@ -161,6 +181,11 @@ TSA_PTX unsigned long long matrix_at(const void* shared) {
   return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 8ull << 16 | 16ull << 32;
 }
 
+// Of a swizzled matrix: 1024 bytes from 8 columns or rows to the next 8, and the kind of swizzle.
+TSA_PTX unsigned long long swizzled_matrix_at(const void* shared) {
+  return ((unsigned)__cvta_generic_to_shared(shared) & 0x3ffffu) >> 4 | 1ull << 16 | 64ull << 32 | 1ull << 62;
+}
+
 TSA_PTX unsigned long long matrix_after(unsigned long long matrix, int bytes) { return matrix + (bytes >> 4); }
 
 template <bool clears, typename T, int blocks>
@@ -220,8 +245,8 @@ TSA_PTX void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const void* b)
 
 template <bool clears, typename T = Half, int blocks>
 TSA_PTX void wgmma(float (&d)[blocks][4], unsigned long long a, unsigned long long b) {
-  static_assert(blocks <= 8 || (is_half<T> && (blocks <= 16 || (blocks % 3 == 1 && blocks <= 25))),
-                "8 to 64 columns; of halves 8 to 128, 152, 176 or 200");
+  static_assert(blocks <= 8 || blocks == 32 || (is_half<T> && (blocks <= 16 || (blocks % 3 == 1 && blocks <= 25))),
+                "8 to 64 columns, or 256; of halves 8 to 128, 152, 176 or 200");
   if constexpr (blocks == 1) {
     TSA_SHARED_WGMMA(1, "8", "%4, %5, %6");
   } else if constexpr (blocks == 2) {
@@ -258,8 +283,10 @@ TSA_PTX void wgmma(float (&d)[blocks][4], unsigned long long a, unsigned long lo
     TSA_SHARED_WGMMA(19, "152", "%76, %77, %78");
   } else if constexpr (blocks == 22) {
     TSA_SHARED_WGMMA(22, "176", "%88, %89, %90");
-  } else {
+  } else if constexpr (blocks == 25) {
     TSA_SHARED_WGMMA(25, "200", "%100, %101, %102");
+  } else {
+    TSA_SHARED_WGMMA(32, "256", "%128, %129, %130");
   }
 }
 

@@ -95,6 +95,10 @@ class CompilingMachine:
         """Return a launch that does nothing."""
         return _Nothing()
 
+    def tensor_map(self, shape: tuple[int, int], row_stride: int, box_rows: int) -> Any:  # noqa: ARG002
+        """Return an object that does nothing."""
+        return _Nothing()
+
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
         """Do nothing."""
 

@@ -8,7 +8,7 @@ start while the last blocks of the previous kernel still run (`DependentLaunch`)
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from ctypes import POINTER, byref, c_int, c_uint, c_void_p, pointer
+from ctypes import POINTER, byref, c_int, c_uint, c_void_p
 from functools import cache, cached_property, partial
 from itertools import repeat
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 from tsapps.kernels.arrays import address
 from tsapps.kernels.gpu_specs import live
 
-__all__ = ["BoundLaunch", "DependentLaunch", "ProductLaunch", "pack", "structure"]
+__all__ = ["BoundLaunch", "DependentLaunch", "ProductLaunch", "driver_function", "pack", "structure"]
 
 #: A launch function: it computes C ← alpha · A · B + beta · C on CuPy's current stream. Its arguments are the addresses
 #: of A, B and C, then alpha and beta.
@@ -93,7 +93,7 @@ def _field_names(dtype: np.dtype) -> frozenset[str]:
 class _Attribute(ctypes.Structure):
     """CUlaunchAttribute, whose value has 64 bytes."""
 
-    _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int), ("rest", c_int * 15))
+    _fields_ = (("id", c_int), ("padding", c_int), ("value", c_int * 16))
 
 
 class _Config(ctypes.Structure):
@@ -106,15 +106,25 @@ class _Config(ctypes.Structure):
 
 
 # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION: a kernel may start before the previous one in its stream ends.
-_OVERLAPS = _Attribute(6, 0, 1)
+_OVERLAPS = 6, (1,)
+# CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_CLUSTER = 4
+
+
+def _attributes(*given: tuple[int, tuple[int, ...]]) -> Any:
+    return (_Attribute * len(given))(*(_Attribute(name, 0, (c_int * 16)(*value)) for name, value in given))
+
+
+@cache
+def driver_function(name: str) -> Any:
+    """Return a function of the CUDA driver."""
+    return getattr(ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1"), name)
 
 
 @cache
 def _launch_function(device: int) -> Any | None:
     """Return the driver's cuLaunchKernelEx, or None if the GPU is older than compute capability 9.0."""
-    if float(live(device).compute_capability) < _OVERLAPPING:
-        return None
-    return ctypes.CDLL("nvcuda.dll" if sys.platform == "win32" else "libcuda.so.1").cuLaunchKernelEx
+    return None if float(live(device).compute_capability) < _OVERLAPPING else driver_function("cuLaunchKernelEx")
 
 
 class BoundLaunch:
@@ -130,10 +140,18 @@ class BoundLaunch:
         As for `pack`. This object holds references to the arguments, so their memory is not freed.
     shared_mem : int
         Bytes of dynamic shared memory.
+    cluster : int
+        Number of blocks of a cluster, along the first dimension of the grid; more than 1 needs a `DependentLaunch`.
     """
 
     def __init__(
-        self, kernel: Any, grid: Sequence[int], block: Sequence[int], arguments: Sequence[Any], shared_mem: int = 0
+        self,
+        kernel: Any,
+        grid: Sequence[int],
+        block: Sequence[int],
+        arguments: Sequence[Any],
+        shared_mem: int = 0,
+        cluster: int = 1,
     ) -> None:
         import cupy
 
@@ -142,13 +160,17 @@ class BoundLaunch:
         self._words = values.view(np.uint64)  # the buffer as 8-byte words
         sizes = (*grid, 1, 1)[:3] + (*block, 1, 1)[:3]
         self._stream = cupy.cuda.get_current_stream
-        self._launch = self._bound(kernel.ptr, (*sizes, shared_mem), int(self._addresses.ctypes.data))
+        self._launch = self._bound(kernel.ptr, (*sizes, shared_mem), int(self._addresses.ctypes.data), cluster)
 
     @staticmethod
-    def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:
+    def _bound(function: int, sizes: tuple[int, ...], addresses: int, cluster: int) -> Callable[[int], None]:
         """Return a function that takes the address of a stream and launches the kernel on that stream."""
         import cupy
 
+        if cluster != 1:
+            raise ValueError(
+                f"a cluster of {cluster} blocks needs a dependent launch, on compute capability 9.0 or later"
+            )
         launch = partial(cupy.cuda.driver.launchKernel, function, *sizes)
         return lambda stream: launch(stream, addresses, 0)
 
@@ -159,6 +181,11 @@ class BoundLaunch:
         change.
         """
         self._words[self._places[place] + word] = value
+
+    def change_words(self, place: int, word: int, values: np.ndarray) -> None:
+        """Change successive 8-byte words of argument number `place`, from `word` on; see `change`."""
+        first = self._places[place] + word
+        self._words[first : first + len(values)] = values
 
     @cached_property
     def _places(self) -> list[int]:
@@ -183,14 +210,15 @@ class DependentLaunch(BoundLaunch):
     """
 
     @staticmethod
-    def _bound(function: int, sizes: tuple[int, ...], addresses: int) -> Callable[[int], None]:
+    def _bound(function: int, sizes: tuple[int, ...], addresses: int, cluster: int) -> Callable[[int], None]:
         import cupy
 
         launch = _launch_function(cupy.cuda.Device().id)
         if launch is None:
-            return BoundLaunch._bound(function, sizes, addresses)
+            return BoundLaunch._bound(function, sizes, addresses, cluster)
         *of_grid_and_block, shared_mem = sizes
-        config = _Config((c_uint * 6)(*of_grid_and_block), shared_mem, None, pointer(_OVERLAPS), 1)
+        attributes = _attributes(_OVERLAPS, *([(_CLUSTER, (cluster, 1, 1))] if cluster > 1 else []))
+        config = _Config((c_uint * 6)(*of_grid_and_block), shared_mem, None, attributes, len(attributes))
         given = byref(config), c_void_p(function), c_void_p(addresses), None
 
         def launch_on(stream: int) -> None:

@@ -19,6 +19,7 @@ from tsapps.kernels.jit.compiler import architecture
 from tsapps.kernels.jit.kernel import Kernel, cubin_of, kernel_of
 from tsapps.kernels.runtime.launch import BoundLaunch, DependentLaunch
 from tsapps.kernels.runtime.pin_in_place import PinnedArray
+from tsapps.kernels.runtime.tensor_map import TensorMap
 from tsapps.kernels.runtime.workspace import workspace
 
 __all__ = ["CudaMachine", "Launch", "Machine", "cuda_machine"]
@@ -35,6 +36,9 @@ class Launch(Protocol):
 
     def change(self, place: int, value: int, word: int = 0) -> None:
         """Change the argument at `place`, or a word of it; see `BoundLaunch.change`."""
+
+    def change_words(self, place: int, word: int, values: np.ndarray) -> None:
+        """Change words of the argument at `place`; see `BoundLaunch.change_words`."""
 
 
 class Machine(Protocol):
@@ -96,11 +100,16 @@ class Machine(Protocol):
         shared_mem: int = 0,
         *,
         dependent: bool = True,
+        cluster: int = 1,
     ) -> Launch:
         """Return a `Launch` that can be called many times.
 
-        With `dependent`, the kernel may start before the previous kernel has ended; see `DependentLaunch`.
+        With `dependent`, the kernel may start before the previous kernel has ended; see `DependentLaunch`. `cluster` is
+        the number of blocks of a cluster, along the first dimension of the grid.
         """
+
+    def tensor_map(self, shape: tuple[int, int], row_stride: int, box_rows: int) -> Any:
+        """Return a map with which kernels copy boxes of a matrix; see `TensorMap` in runtime/tensor_map.py."""
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
         """Enqueue a copy of an array to another of as many bytes, on `stream` or, if it is None, the current stream."""
@@ -189,9 +198,14 @@ class CudaMachine:
         shared_mem: int = 0,
         *,
         dependent: bool = True,
+        cluster: int = 1,
     ) -> BoundLaunch:
         """Return a `Launch` that can be called many times; see `Machine.bind`."""
-        return (DependentLaunch if dependent else BoundLaunch)(kernel, grid, block, arguments, shared_mem)
+        return (DependentLaunch if dependent else BoundLaunch)(kernel, grid, block, arguments, shared_mem, cluster)
+
+    def tensor_map(self, shape: tuple[int, int], row_stride: int, box_rows: int) -> TensorMap:
+        """Return a map with which kernels copy boxes of a matrix; see `TensorMap`."""
+        return TensorMap(shape, row_stride, box_rows)
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
         """Enqueue a copy of an array to another of as many bytes; see `Machine.copy`."""

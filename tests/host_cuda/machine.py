@@ -63,14 +63,14 @@ class HostKernel:
         self.launch(grid, block, arguments, addresses, shared_mem)
         del packed  # which the addresses point to
 
-    def launch(self, grid, block, arguments, addresses, shared_mem):
+    def launch(self, grid, block, arguments, addresses, shared_mem, cluster=1):
         """Launch it with packed arguments, which have to be of the sizes and kinds of its parameters."""
         assert shared_mem <= max(_SHARED_BYTES, self.max_dynamic_shared_size_bytes), "shared memory was not asked for"
         library = _library(*self._built_from)
         expected, given = _parameters(library, self._number), [_sizes_and_kinds(one) for one in arguments]
         fits = len(given) == len(expected) and all(one in those for one, those in zip(expected, given, strict=True))
         assert fits, f"{self.name} has the parameters {expected}, got {given}"
-        dimensions = np.array((*grid, 1, 1)[:3] + (*block, 1, 1)[:3], np.uint32)
+        dimensions = np.array((*grid, 1, 1)[:3] + (*block, 1, 1)[:3] + (cluster,), np.uint32)
         library.call(f"launch_kernel_{self._number}", dimensions, int(shared_mem), addresses)
 
 
@@ -132,21 +132,37 @@ def _text(source):
 class HostLaunch:
     """A launch of a `HostKernel`, as a `BoundLaunch`."""
 
-    def __init__(self, kernel, grid, block, arguments, shared_mem):
+    def __init__(self, kernel, grid, block, arguments, shared_mem, cluster):
         self._launch = kernel.launch, grid, block, arguments
         values, self._addresses = pack(arguments)
-        self._words, self._shared_mem = values.view(np.uint64), shared_mem
+        self._words, self._sizes = values.view(np.uint64), (shared_mem, cluster)
         self._places = ((self._addresses - np.uintp(values.ctypes.data)) // np.uintp(8)).tolist()
 
     def change(self, place, value, word=0):
         self._words[self._places[place] + word] = value
+
+    def change_words(self, place, word, values):
+        for i, value in enumerate(values):
+            self.change(place, value, word + i)
 
     def on(self, stream):
         self()
 
     def __call__(self):
         launch, *given = self._launch
-        launch(*given, self._addresses, self._shared_mem)
+        launch(*given, self._addresses, *self._sizes)
+
+
+class _TensorMap:
+    """A `TensorMap` that runtime.cpp reads."""
+
+    def __init__(self, shape, row_stride, box_rows):
+        (rows, columns), item_bytes = shape, 2
+        self._rest = columns, rows, item_bytes * row_stride, 128 // item_bytes, box_rows, item_bytes
+
+    def at(self, address):
+        assert address % 16 == 0
+        return np.array([address, *self._rest, *(0,) * 9], np.uint64)
 
 
 class _Done:
@@ -226,8 +242,11 @@ class HostMachine:
         address_of_variable.restype = ctypes.c_void_p
         return [HostKernel(text, name, sources, self._flags) for name in names], address_of_variable()
 
-    def bind(self, kernel, grid, block, arguments, shared_mem=0, *, dependent=True):
-        return HostLaunch(kernel, grid, block, arguments, shared_mem)
+    def bind(self, kernel, grid, block, arguments, shared_mem=0, *, dependent=True, cluster=1):
+        return HostLaunch(kernel, grid, block, arguments, shared_mem, cluster)
+
+    def tensor_map(self, shape, row_stride, box_rows):
+        return _TensorMap(shape, row_stride, box_rows)
 
     def copy(self, to, source, stream=None):
         assert to.nbytes == source.nbytes, f"a copy of {source.nbytes} bytes to {to.nbytes}"

@@ -1,7 +1,8 @@
 // Blocks of CUDA threads: the launch, the scheduler, barriers, warps, shared memory.
 //
-// A block runs on one OS thread, which resumes its fibers in turn; a fiber runs until it waits at a barrier (of the
-// block, or of some lanes of its warp) or ends. Environment variables, read at each launch, vary what CUDA leaves open:
+// A cluster of blocks, mostly of one, runs on one OS thread, which resumes their fibers in turn; a fiber runs until it
+// waits at a barrier (of the cluster, of the block, or of some lanes of its warp) or ends. Blocks of a cluster of several
+// share their static shared memory here, so that their kernels must have none. Environment variables, read at each launch, vary what CUDA leaves open:
 //
 //   TSA_SEED=n        n ≠ 0: the threads of a block, and the blocks, run in an order drawn from n; 0: in their own.
 //                     n odd: and one warp at a time, until it can go no farther without the others
@@ -98,11 +99,14 @@ static_assert(sizeof(Mbarrier) == 8);
 Mbarrier& of(unsigned long long* barrier) { return *reinterpret_cast<Mbarrier*>(barrier); }
 const Mbarrier& of(const unsigned long long* barrier) { return *reinterpret_cast<const Mbarrier*>(barrier); }
 
+struct Block;
+
 // Copies that have not landed, and what their barrier then hears: that so many announced bytes came, and so many arrivals.
 struct Landing {
   std::vector<Copy> copies;
   unsigned long long* barrier;
   int announced, arrivals;
+  const Block* block;  // to whose shared memory
 
   void land() const {
     for (const Copy& copy : copies) cuda_host::land(copy);
@@ -116,6 +120,7 @@ struct Landing {
 struct Fiber {
   Context context;
   Context* scheduler;
+  Block* block;
   uint3 index;
   int lane;
   Warp* warp;
@@ -129,15 +134,26 @@ struct Fiber {
   std::vector<std::vector<Copy>> groups;  // committed, oldest first
   std::vector<Work> begun;                // since the last commit
   std::vector<std::vector<Work>> working;
+  std::vector<Copy> stores;                     // to global memory, since the last commit
+  std::vector<std::vector<Copy>> store_groups;  // committed, oldest first
 };
 
 struct Block {
-  Context scheduler;
+  uint3 index;
+  unsigned rank;  // in its cluster
   std::vector<Fiber> fibers;
   std::vector<Warp> warps;
-  std::vector<Landing> under_way;
   Barrier barrier, some[16];  // of the whole block, and those that `wait_for_some` counts
   unsigned char* shared = nullptr;
+
+  bool has_ended() const { return std::ranges::all_of(fibers, &Fiber::done); }
+};
+
+struct Cluster {
+  Context scheduler;
+  std::vector<Block> blocks;
+  std::vector<Landing> under_way;
+  Barrier barrier;
   void (*kernel)(const void*) = nullptr;
   const void* context = nullptr;
   std::string error;
@@ -151,6 +167,7 @@ struct Schedule {
 
 // What this OS thread is doing, beside `here`.
 struct Doing {
+  Cluster* cluster;
   Block* block;
   Fiber* fiber;
   Schedule schedule;
@@ -197,8 +214,9 @@ inline Group& group_of(Warp& warp, unsigned mask) {
 // A thread that has ended is not waited for.
 void leave() {
   Fiber& me = *doing.fiber;
-  Barrier& barrier = doing.block->barrier;
-  if (--barrier.expected == barrier.arrived && barrier.arrived) release(barrier);
+  for (Barrier* barrier : {&doing.block->barrier, &doing.cluster->barrier}) {
+    if (--barrier->expected == barrier->arrived && barrier->arrived) release(*barrier);
+  }
   me.warp->alive &= ~(1u << me.lane);
   for (Group& group : me.warp->groups) {
     group.barrier.expected = std::popcount(group.mask & me.warp->alive);
@@ -244,21 +262,23 @@ void poison_static_shared(const Range& range) {
 
 // Where every fiber begins; it serves one block after another.
 void fiber_entry() {
-  arrive(doing.block->scheduler);
+  arrive(doing.cluster->scheduler);
   while (true) {
-    Block& block = *doing.block;
+    Cluster& cluster = *doing.cluster;
     try {
-      block.kernel(block.context);
+      cluster.kernel(cluster.context);
+      if (!doing.fiber->store_groups.empty()) fail("a thread ends before its stores have read shared memory");
     } catch (const std::exception& error) {
-      block.error = error.what();
+      cluster.error = error.what();
     }
     leave();
     doing.fiber->done = true;
-    switch_context(doing.fiber->context, block.scheduler);
+    switch_context(doing.fiber->context, cluster.scheduler);
   }
 }
 
-std::string deadlock(const Block& block) {
+std::string deadlock(const Cluster& cluster) {
+  const Block& block = *std::ranges::find_if(cluster.blocks, [](const Block& one) { return !one.has_ended(); });
   int waiting = 0, ended = 0;
   const Fiber* first = nullptr;
   for (const Fiber& fiber : block.fibers) {
@@ -277,12 +297,14 @@ bool can_run(const Fiber* fiber) {
   return !fiber->waits_at || fiber->waits_at->generation != fiber->generation;
 }
 
-// Runs a block whose fibers are ready, to its end.
-void run_block(Block& block, std::mt19937& random) {
+// Runs blocks whose fibers are ready, to their end.
+void run_cluster(Cluster& cluster, std::mt19937& random) {
   const bool one_warp_at_a_time = doing.schedule.seed % 2;
   const Warp* running = nullptr;
   std::vector<Fiber*> order;
-  for (Fiber& fiber : block.fibers) order.push_back(&fiber);
+  for (Block& block : cluster.blocks) {
+    for (Fiber& fiber : block.fibers) order.push_back(&fiber);
+  }
   while (!order.empty()) {
     bool progress = false;
     if (doing.schedule.seed) std::shuffle(order.begin(), order.end(), random);
@@ -296,41 +318,48 @@ void run_block(Block& block, std::mt19937& random) {
       fiber->waits_for = nullptr;
       progress = true;
       doing.fiber = fiber;
+      doing.block = fiber->block;
       here.thread_index = fiber->index;
       here.lane = fiber->lane;
-      switch_context(block.scheduler, fiber->context);
+      here.block_index = fiber->block->index;
+      here.shared = fiber->block->shared;
+      switch_context(cluster.scheduler, fiber->context);
       if (!stack_is_whole(static_cast<const char*>(fiber->context.stack))) {
         fprintf(stderr, "cuda_host: a thread outgrew its stack of %zu bytes\n", stack_bytes);
         abort();  // what it wrote over belongs to another thread
       }
-      if (!block.error.empty()) return;
+      if (!cluster.error.empty()) return;
     }
     std::erase_if(order, [](const Fiber* fiber) { return fiber->done; });
-    if (!order.empty() && !progress && !block.under_way.empty()) {
+    if (!order.empty() && !progress && !cluster.under_way.empty()) {
       // Any of the copies under way may be the first to land.
-      const size_t one = doing.schedule.seed ? random() % block.under_way.size() : 0;
-      block.under_way[one].land();
-      block.under_way.erase(block.under_way.begin() + one);
+      const size_t one = doing.schedule.seed ? random() % cluster.under_way.size() : 0;
+      if (cluster.under_way[one].block->has_ended()) {
+        cluster.error = "a copy to the shared memory of a block that has ended";
+        return;
+      }
+      cluster.under_way[one].land();
+      cluster.under_way.erase(cluster.under_way.begin() + one);
       continue;
     }
     if (!order.empty() && !progress) {
-      block.error = deadlock(block);
+      cluster.error = deadlock(cluster);
       return;
     }
   }
 }
 
-void make_ready(Block& block, dim3 size) {
+void make_ready(Cluster& cluster, Block& block, dim3 size) {
   const unsigned threads = size.x * size.y * size.z;
   block.warps.clear();
   block.warps.resize((threads + warp_lanes - 1) / warp_lanes);
   block.barrier = {(int)threads};
-  block.under_way.clear();
   for (Barrier& some : block.some) some = {};
   for (unsigned t = 0; t < threads; ++t) {
     Fiber& fiber = block.fibers[t];
     fiber.index = {t % size.x, t / size.x % size.y, t / size.x / size.y};
-    fiber.scheduler = &block.scheduler;
+    fiber.scheduler = &cluster.scheduler;
+    fiber.block = &block;
     fiber.lane = t % warp_lanes;
     fiber.warp = &block.warps[t / warp_lanes];
     fiber.warp->alive |= 1u << fiber.lane;
@@ -341,6 +370,8 @@ void make_ready(Block& block, dim3 size) {
     fiber.groups.clear();
     fiber.begun.clear();
     fiber.working.clear();
+    fiber.stores.clear();
+    fiber.store_groups.clear();
   }
 }
 
@@ -349,7 +380,7 @@ std::string pending_error;
 
 }  // namespace
 
-void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context) {
+void launch(dim3 grid, dim3 size, size_t shared_bytes, unsigned cluster_size, void (*kernel)(const void*), const void* context) {
   const unsigned threads = size.x * size.y * size.z;
   const size_t blocks = (size_t)grid.x * grid.y * grid.z;
   const Schedule schedule = schedule_from_environment();
@@ -359,46 +390,56 @@ void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void
     if (pending_error.empty()) pending_error = message;
   };
   if (threads < 1 || threads > 1024 || blocks < 1 || grid.y > 65535 || grid.z > 65535 ||
-      shared_bytes > largest_shared) {
+      shared_bytes > largest_shared || cluster_size < 1 || cluster_size > 8 || grid.x % cluster_size) {
     return report("a launch that no GPU takes: " + std::to_string(blocks) + " blocks of " + std::to_string(threads) +
-                  " threads with " + std::to_string(shared_bytes) + " bytes of shared memory");
+                  " threads with " + std::to_string(shared_bytes) + " bytes of shared memory, in clusters of " +
+                  std::to_string(cluster_size));
   }
-  std::vector<size_t> order(blocks);
-  for (size_t i = 0; i < blocks; ++i) order[i] = i;
+  std::vector<size_t> order(blocks / cluster_size);
+  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   if (schedule.seed) std::shuffle(order.begin(), order.end(), std::mt19937(schedule.seed));
 
   const auto work = [&] {
     // Before the first, room for what outgrows it until that is seen.
-    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_stride * (1 + threads));
-    Block block;
-    block.kernel = kernel;
-    block.context = context;
-    block.fibers.resize(threads);
-    const std::align_val_t alignment{128};
-    block.shared = static_cast<unsigned char*>(::operator new(shared_bytes, alignment));
-    for (unsigned t = 0; t < threads; ++t) {
-      make_context(block.fibers[t].context, &stacks[stack_stride * (1 + t)], fiber_entry);
+    const auto stacks = std::make_unique_for_overwrite<char[]>(stack_stride * (1 + threads * cluster_size));
+    Cluster cluster;
+    cluster.kernel = kernel;
+    cluster.context = context;
+    cluster.blocks.resize(cluster_size);
+    const std::align_val_t alignment{1024};  // what swizzled copies need
+    for (unsigned rank = 0; rank < cluster_size; ++rank) {
+      Block& block = cluster.blocks[rank];
+      block.rank = rank;
+      block.fibers.resize(threads);
+      block.shared = static_cast<unsigned char*>(::operator new(shared_bytes, alignment));
+      for (unsigned t = 0; t < threads; ++t) {
+        make_context(block.fibers[t].context, &stacks[stack_stride * (1 + rank * threads + t)], fiber_entry);
+      }
     }
-    doing = {&block, nullptr, schedule};
+    doing = {&cluster, nullptr, nullptr, schedule};
     const Range static_shared = thread_local_range();
-    for (size_t turn; (turn = next++) < blocks && block.error.empty();) {
-      const size_t i = order[turn];
+    for (size_t turn; (turn = next++) < order.size() && cluster.error.empty();) {
       poison_static_shared(static_shared);
-      memset(block.shared, 0xFF, shared_bytes);
-      const uint3 index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y)};
-      here = {{}, 0, index, size, grid, block.shared};
-      make_ready(block, size);
-      std::mt19937 random(schedule.seed + 7919 * (unsigned)i);
-      run_block(block, random);
+      here = {{}, 0, {}, size, grid, nullptr};
+      cluster.under_way.clear();
+      cluster.barrier = {(int)(threads * cluster_size)};
+      for (Block& block : cluster.blocks) {
+        const size_t i = order[turn] * cluster_size + block.rank;
+        memset(block.shared, 0xFF, shared_bytes);
+        block.index = {(unsigned)(i % grid.x), (unsigned)(i / grid.x % grid.y), (unsigned)(i / grid.x / grid.y)};
+        make_ready(cluster, block, size);
+      }
+      std::mt19937 random(schedule.seed + 7919 * (unsigned)order[turn]);
+      run_cluster(cluster, random);
     }
-    if (!block.error.empty()) {
-      next = blocks;
-      report(block.error);
+    if (!cluster.error.empty()) {
+      next = order.size();
+      report(cluster.error);
     }
-    ::operator delete(block.shared, alignment);
+    for (Block& block : cluster.blocks) ::operator delete(block.shared, alignment);
   };
   std::vector<std::thread> pool;
-  for (size_t i = 1; i < std::min<size_t>(schedule.threads, blocks); ++i) pool.emplace_back(work);
+  for (size_t i = 1; i < std::min<size_t>(schedule.threads, order.size()); ++i) pool.emplace_back(work);
   work();
   for (std::thread& thread : pool) thread.join();
 }
@@ -503,7 +544,8 @@ void mbarrier_arrive(unsigned long long* barrier, int bytes) {
   Mbarrier& here = of(barrier);
   if (here.missing < 1) fail("mbarrier.arrive: more arrivals than the %d that a phase expects", here.expected);
   const auto waits = [=](const Fiber& fiber) { return !fiber.done && fiber.waits_for == barrier; };
-  if (!here.awaited && std::ranges::none_of(doing.block->fibers, waits)) {
+  const auto waited_for = [&](const Block& block) { return std::ranges::any_of(block.fibers, waits); };
+  if (!here.awaited && std::ranges::none_of(doing.cluster->blocks, waited_for)) {
     fail("mbarrier.arrive: nobody has waited for the phase before");
   }
   --here.missing;
@@ -516,7 +558,7 @@ void mbarrier_wait(unsigned long long* barrier, unsigned parity) {
   me.waits_for = barrier;
   me.parity = parity;
   me.waits_in = "mbarrier.try_wait";
-  switch_context(me.context, doing.block->scheduler);
+  switch_context(me.context, *me.scheduler);
   of(barrier).awaited = 1;
 }
 
@@ -525,7 +567,7 @@ void under_way(const Landing& landing) {
   if (doing.schedule.early_copies) {
     landing.land();
   } else {
-    doing.block->under_way.push_back(landing);
+    doing.cluster->under_way.push_back(landing);
   }
 }
 
@@ -533,16 +575,95 @@ void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* bar
   check_aligned(to, 16, "cp.async.bulk");
   check_aligned(from, 16, "cp.async.bulk");
   if (bytes % 16) fail("cp.async.bulk of %zu bytes, which is no multiple of 16", bytes);
-  under_way({{{to, from, bytes, bytes}}, barrier, (int)bytes, 0});
+  under_way({{{to, from, bytes, bytes}}, barrier, (int)bytes, 0, doing.block});
 }
 
 void arrive_with_copies(unsigned long long* barrier) {
   commit_copies();
-  Landing landing{{}, barrier, 0, 1};
+  Landing landing{{}, barrier, 0, 1, doing.block};
   for (const auto& group : std::exchange(doing.fiber->groups, {})) {
     landing.copies.insert(landing.copies.end(), group.begin(), group.end());
   }
   under_way(landing);
+}
+
+// --- Clusters and tensor copies -------------------------------------------------------------------------------------
+
+unsigned cluster_rank() { return doing.block->rank; }
+
+void wait_for_cluster() { wait(*doing.fiber, doing.cluster->barrier, "barrier.cluster"); }
+
+void* in_block(const void* shared, unsigned rank) {
+  const ptrdiff_t offset = static_cast<const unsigned char*>(shared) - doing.block->shared;
+  return doing.cluster->blocks.at(rank).shared + offset;
+}
+
+void arrive_in_block(unsigned long long* barrier, unsigned rank) {
+  if (doing.cluster->blocks.at(rank).has_ended()) fail("mbarrier.arrive in a block that has ended");
+  mbarrier_arrive(static_cast<unsigned long long*>(in_block(barrier, rank)), 0);
+}
+
+namespace {
+
+// A tensor map of HostMachine: a row-major matrix, and the box that a copy moves. Rows of a box have 128 bytes.
+struct TensorMap {
+  unsigned long long address;
+  long long columns, rows, row_bytes, box_columns, box_rows, item_bytes;
+};
+
+// The 16-byte pieces of the box whose first element is in column x and row y: calls take(piece in shared memory, piece
+// in global memory, number of its bytes that the matrix has).
+template <typename Take>
+void for_each_piece(const void* shared, const unsigned long long* map, int x, int y, Take take) {
+  TensorMap of;
+  memcpy(&of, map, sizeof of);
+  check_aligned(shared, 1024, "cp.async.bulk.tensor");
+  if (of.box_columns * of.item_bytes != 128) fail("a box with rows of %lld bytes", of.box_columns * of.item_bytes);
+  const uintptr_t first = reinterpret_cast<uintptr_t>(shared);
+  for (long long row = 0; row < of.box_rows; ++row) {
+    for (int piece = 0; piece < 8; ++piece) {
+      const uintptr_t at = first + 128 * row + 16 * piece, swizzled = at ^ (at >> 7 & 7) << 4;
+      const long long begin = x * of.item_bytes + 16 * piece, left = of.columns * of.item_bytes - begin;
+      const bool is_inside = y + row >= 0 && y + row < of.rows && begin >= 0;
+      const size_t bytes = is_inside ? std::clamp(left, 0LL, 16LL) : 0;
+      const uintptr_t global = of.address + (bytes ? (y + row) * of.row_bytes + begin : 0);
+      take(reinterpret_cast<void*>(swizzled), reinterpret_cast<void*>(global), bytes);
+    }
+  }
+}
+
+}  // namespace
+
+void tensor_load(void* shared, const unsigned long long* map, int x, int y, unsigned long long* barrier, unsigned ranks) {
+  for (unsigned rank = 0; rank < doing.cluster->blocks.size(); ++rank) {
+    if (!(ranks >> rank & 1)) continue;
+    const Block& block = doing.cluster->blocks[rank];
+    if (block.has_ended()) fail("cp.async.bulk.tensor to a block that has ended");
+    Landing landing{{}, static_cast<unsigned long long*>(in_block(barrier, rank)), 0, 0, &block};
+    for_each_piece(in_block(shared, rank), map, x, y, [&](void* to, const void* from, size_t bytes) {
+      landing.copies.push_back({to, from, bytes, 16});
+      landing.announced += 16;
+    });
+    under_way(landing);
+  }
+}
+
+void tensor_store(const unsigned long long* map, int x, int y, const void* shared) {
+  for_each_piece(shared, map, x, y, [](const void* from, void* to, size_t bytes) {
+    if (!bytes) return;
+    if (doing.schedule.early_copies) memcpy(to, from, bytes);
+    else doing.fiber->stores.push_back({to, from, bytes, bytes});
+  });
+}
+
+void commit_stores() { doing.fiber->store_groups.push_back(std::exchange(doing.fiber->stores, {})); }
+
+void wait_for_stores(size_t pending) {
+  auto& groups = doing.fiber->store_groups;
+  while (groups.size() > pending) {
+    for (const Copy& copy : groups.front()) land(copy);
+    groups.erase(groups.begin());
+  }
 }
 
 }  // namespace cuda_host

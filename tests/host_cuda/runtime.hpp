@@ -33,11 +33,14 @@ extern constinit thread_local Here here;
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 
 // Runs `kernel(context)` once for every thread of the grid; returns when all have ended, or at the first error.
-void launch(dim3 grid, dim3 size, size_t shared_bytes, void (*kernel)(const void*), const void* context);
+// The blocks are in clusters of `cluster_size` neighbors.
+void launch(dim3 grid, dim3 size, size_t shared_bytes, unsigned cluster_size, void (*kernel)(const void*),
+            const void* context);
 
 template <typename Kernel>
-void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel) {
-  launch(grid, size, shared_bytes, [](const void* it) { (*static_cast<const Kernel*>(it))(); }, &kernel);
+void launch(dim3 grid, dim3 size, size_t shared_bytes, const Kernel& kernel, unsigned cluster_size = 1) {
+  const auto run = [](const void* it) { (*static_cast<const Kernel*>(it))(); };
+  launch(grid, size, shared_bytes, cluster_size, run, &kernel);
 }
 
 // A kernel's parameters: launches it as the driver does, by the address of each argument; their sizes, and their kinds:
@@ -58,7 +61,7 @@ struct Parameters {
   static void launch(void (*kernel)(P...), const unsigned* sizes, size_t shared_bytes, void* const* arguments,
                      std::index_sequence<I...>) {
     const dim3 grid(sizes[0], sizes[1], sizes[2]), block(sizes[3], sizes[4], sizes[5]);
-    cuda_host::launch(grid, block, shared_bytes, [=] { kernel(*static_cast<const P*>(arguments[I])...); });
+    cuda_host::launch(grid, block, shared_bytes, [=] { kernel(*static_cast<const P*>(arguments[I])...); }, sizes[6]);
   }
 };
 template <typename... P>
@@ -135,6 +138,19 @@ void mbarrier_arrive(unsigned long long* barrier, int bytes);  // announces so m
 void mbarrier_wait(unsigned long long* barrier, unsigned parity);
 void bulk_copy(void* to, const void* from, size_t bytes, unsigned long long* barrier);
 void arrive_with_copies(unsigned long long* barrier);  // once those of this thread's copy_async have landed
+
+// What the host bodies for clusters do: `shared` in the block with number `rank` of this cluster, and so on.
+unsigned cluster_rank();
+void wait_for_cluster();
+void* in_block(const void* shared, unsigned rank);
+void arrive_in_block(unsigned long long* barrier, unsigned rank);
+
+// What the host bodies of tensor copies do. `map` is what `HostMachine.tensor_map` returns; `ranks` has a bit for each
+// block that receives the box. Stores happen at once, or when this thread waits for them.
+void tensor_load(void* shared, const unsigned long long* map, int x, int y, unsigned long long* barrier, unsigned ranks);
+void tensor_store(const unsigned long long* map, int x, int y, const void* shared);
+void commit_stores();
+void wait_for_stores(size_t pending);  // this thread's, but for its `pending` latest groups
 
 inline void check_aligned(const void* address, size_t bytes, const char* what) {
   if (reinterpret_cast<uintptr_t>(address) % bytes) {

@@ -26,12 +26,15 @@ from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Launch, Machine
 
 __all__ = [
+    "CHANGED_WORDS",
     "CHECK_ARGS",
+    "FOLDER",
     "KERNELS",
     "ROWS",
     "ROW_FAULTS",
     "ROW_LIMITS",
     "ProductLayout",
+    "check_args",
     "checksum_dtype",
     "column_products",
     "parts_of",
@@ -50,7 +53,8 @@ CHECK_ARGS = np.dtype(
 )
 #: The C++ class `Rows` (vector_products.cuh) as a NumPy structure.
 ROWS = np.dtype([("data", "u8"), *((name, "i8") for name in ("row_stride", "rows", "columns"))])
-_FOLDER = Path(__file__).resolve().parent
+#: The folder of the kernels.
+FOLDER = Path(__file__).resolve().parent
 _LINE_THREADS, _COLUMN_THREADS, _PART_THREADS, _CHECK_THREADS, _CHECK_ROWS, _VECTOR_BYTES = 32, 256, 256, 256, 4, 16
 # Blocks of column_products per multiprocessor, and the least number of rows for each.
 _COLUMN_BLOCKS, _LEAST_ROWS = 4, 64
@@ -92,7 +96,7 @@ def weights_of(n: int) -> np.ndarray:
 def _kernel(machine: Machine, file: str, number: int, dtype: str) -> Any:
     """Return a kernel of `KERNELS` for a dtype; all kernels of its file for that dtype are compiled together."""
     names = [f"abft::{name}".format(ELEMENT[dtype]) for name in KERNELS[file]]
-    return machine.kernels(_FOLDER / file, *names)[number]
+    return machine.kernels(FOLDER / file, *names)[number]
 
 
 @lru_cache(maxsize=4096)
@@ -185,6 +189,20 @@ Check = Callable[..., None]
 _CHANGED = ("of.A.data", "of.C.data", "of.B.data", "bias", "bias_sum", "v", "x", "y", "p", "is_stale", "call")
 
 
+def check_args(layout: ProductLayout, bounds: LinearBounds, log: FaultLog, repairs: bool) -> Any:
+    """Return `CHECK_ARGS` for products of a layout, but for what differs between launches."""
+    args = np.zeros((), CHECK_ARGS)
+    of = args["of"]
+    for name, strides in (("A", layout.a), ("B", layout.b), ("C", layout.c)):
+        of[name]["row_stride"], of[name]["column_stride"] = strides
+    of["m"], of["k"], of["w"] = layout.m, layout.k, layout.w
+    args["repairs"], args["bounds"] = repairs, element_bounds(bounds.element)
+    for name in ROW_LIMITS.names or ():
+        args["limits"][name] = getattr(bounds, name)
+    args["list"] = (address(log.faults), address(log.count), log.capacity)
+    return args[()]
+
+
 def row_check(
     machine: Machine, layout: ProductLayout, bounds: LinearBounds, log: FaultLog, fused: bool, repairs: bool
 ) -> Check:
@@ -206,20 +224,11 @@ def row_check(
     callable
         Called with a stream, and values for the names of `_CHANGED`, in this order.
     """
-    args = np.zeros((), CHECK_ARGS)
-    of = args["of"]
-    for name, strides in (("A", layout.a), ("B", layout.b), ("C", layout.c)):
-        of[name]["row_stride"], of[name]["column_stride"] = strides
-    of["m"], of["k"], of["w"] = layout.m, layout.k, layout.w
-    args["repairs"], args["bounds"] = repairs, element_bounds(bounds.element)
-    for name in ROW_LIMITS.names or ():
-        args["limits"][name] = getattr(bounds, name)
-    args["list"] = (address(log.faults), address(log.count), log.capacity)
     kernel = _kernel(machine, "row_check.cuh", 0 if fused else 1, layout.dtype)
     grid, lock = (-(-layout.m // _CHECK_ROWS),), Lock()
     with machine.current():
-        launch = machine.bind(kernel, grid, (_CHECK_THREADS,), (args[()],))
-    (of_a, of_c, *words), change, on = [_word(CHECK_ARGS, path) for path in _CHANGED], launch.change, launch.on
+        launch = machine.bind(kernel, grid, (_CHECK_THREADS,), (check_args(layout, bounds, log, repairs),))
+    (of_a, of_c, *words), change, on = CHANGED_WORDS, launch.change, launch.on
     before: tuple[int, ...] = ()
 
     def check(stream: int, a: int, c: int, *others: int) -> None:
@@ -244,3 +253,7 @@ def _word(dtype: np.dtype, path: str) -> int:
         dtype, offset = dtype.fields[name][:2]
         at += offset
     return at // 8
+
+
+#: Their offsets in 8-byte words.
+CHANGED_WORDS = [_word(CHECK_ARGS, path) for path in _CHANGED]

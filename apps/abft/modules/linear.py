@@ -33,6 +33,10 @@ class Linear(nn.Linear):
         On the CPU, every call reports its faults.
     repair : bool
         If False, wrong elements are only reported.
+    gemm : {"library", "fused"}
+        How products are computed. "library": by torch, with the same bits as `torch.nn.Linear`; the check reads the
+        operands again. "fused": forward products of bfloat16 on GPUs of compute capability 9.0, with sizes that are
+        multiples of 8, by a kernel that checks them as it computes them; all others as with "library".
 
     Notes
     -----
@@ -56,10 +60,11 @@ class Linear(nn.Linear):
         on_fault: OnFault | None = None,
         report: str = "deferred",
         repair: bool = True,
+        gemm: str = "library",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
-        self.abft_options = Options(name, on_fault, report, repair)
+        self.abft_options = Options(name, on_fault, report, repair, gemm)
         register(self.weight, self.abft_options)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -77,7 +82,12 @@ class Linear(nn.Linear):
 
 
 def protect(
-    module: nn.Module, *, on_fault: OnFault | None = None, report: str = "deferred", repair: bool = True
+    module: nn.Module,
+    *,
+    on_fault: OnFault | None = None,
+    report: str = "deferred",
+    repair: bool = True,
+    gemm: str = "library",
 ) -> nn.Module:
     """Protect the `torch.nn.Linear` layers of a module in place: they become `Linear`, with the same parameters.
 
@@ -88,7 +98,7 @@ def protect(
     ----------
     module : torch.nn.Module
         Faults have the qualified names of its layers, such as ``"encoder.layers.0.linear1"``.
-    on_fault, report, repair
+    on_fault, report, repair, gemm
         As for `Linear`.
 
     Returns
@@ -106,7 +116,7 @@ def protect(
         raise ValueError(f"{type(module).__name__} has no torch.nn.Linear layers; expected at least one")
     for name, layer in layers:
         layer.__class__ = Linear
-        layer.abft_options = Options(name or "Linear", on_fault, report, repair)
+        layer.abft_options = Options(name or "Linear", on_fault, report, repair, gemm)
         register(layer.weight, layer.abft_options)
     return module
 

@@ -8,18 +8,20 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from tsapps.apps.abft.modules import launch
+from tsapps.apps.abft.modules import checked_product, launch
 from tsapps.apps.abft.modules.bounds import Arithmetic, bounds_of
 from tsapps.apps.abft.modules.faults import FaultLog, LinearFault, OnFault
 from tsapps.apps.abft.modules.launch import weights_of
 from tsapps.apps.abft.modules.states import Checksums, Known, State, resolve
 from tsapps.apps.abft.product.thresholds import DTYPES
 from tsapps.kernels.runtime.machine import Machine, cuda_machine
+from tsapps.kernels.square_gemm import SIDE_ROWS
 
 __all__ = [
     "arithmetic",
     "bias_sum",
     "check",
+    "checked_forward",
     "column_checksums",
     "listed",
     "of_grad_weight",
@@ -30,6 +32,7 @@ __all__ = [
     "usable",
     "wait",
     "was_stale",
+    "with_parts",
 ]
 
 # Number of flags for stale checksums; states may share one.
@@ -162,6 +165,17 @@ def column_checksums(matrix: torch.Tensor) -> Checksums:
     return Checksums(x, y)
 
 
+def with_parts(checksums: Checksums, weight: torch.Tensor) -> Checksums:
+    """Return checksums of the columns of a weight together with their parts, if `checked_forward` can take them."""
+    (w, k), index = weight.shape, weight.get_device()
+    machine, dtype = _gpu(index).machine, _NAMES[weight.dtype]
+    if not checked_product.can_check(machine.gpu, launch.ProductLayout(dtype, 1, k, w, (k, 1), (1, k), (w, 1))):
+        return checksums
+    parts = weight.new_empty(SIDE_ROWS, k)
+    checked_product.split(machine, _raw_stream(index), dtype, k, checksums.x.data_ptr(), parts.data_ptr())
+    return checksums._replace(parts=parts)
+
+
 def _n_parts(matrix: torch.Tensor) -> int:
     """Return the number of rows of the array of partial sums of a matrix."""
     return 2 * launch.parts_of(_gpu(matrix.get_device()).machine, _NAMES[matrix.dtype], *matrix.shape)
@@ -207,7 +221,7 @@ def bias_sum(bias: torch.Tensor) -> torch.Tensor:
 
 def pointers(product: str, checksums: Checksums, state: State, w: int) -> tuple[int, ...]:
     """Return what a check takes of checksums of a weight: bias_sum, v, x, y, p, is_stale and call (row_check.cuh)."""
-    x, y, bias_sum = checksums
+    x, y, bias_sum, _ = checksums
     v = _weights(w, x.dtype, x.device)
     of_bias = 0 if bias_sum is None else bias_sum.data_ptr()
     return of_bias, v.data_ptr(), x.data_ptr(), y.data_ptr(), 0, *_marks(state, product, x)
@@ -246,9 +260,9 @@ def check(
         The faults, if the module reports them immediately; otherwise nothing.
     """
     first, second = factors
-    dtype, index, options = C.dtype, C.get_device(), state.options
+    dtype, index = C.dtype, C.get_device()
     gpu, shapes = _gpu(index), (first.shape, second.shape, first.stride(), second.stride(), C.stride())
-    _check(gpu, product, dtype, _settings_of[dtype](), options.repair, *shapes)(
+    _check(gpu, product, dtype, _settings_of[dtype](), state.options.repair, *shapes)(
         _raw_stream(index),
         first.data_ptr(),
         C.data_ptr(),
@@ -256,10 +270,15 @@ def check(
         0 if bias is None else bias.data_ptr(),
         *known.pointers,
     )
-    if options.report == "immediate" and not torch.cuda.is_current_stream_capturing():
-        torch.cuda.current_stream(C.device).synchronize()
-        return gpu.log.take()
-    return ()
+    return _reported(gpu, state, C.device)
+
+
+def _reported(gpu: _Gpu, state: State, device: torch.device) -> Sequence[tuple[LinearFault, OnFault | None]]:
+    """Return the faults after a check, if the module reports them immediately; otherwise nothing."""
+    if state.options.report != "immediate" or torch.cuda.is_current_stream_capturing():
+        return ()
+    torch.cuda.current_stream(device).synchronize()
+    return gpu.log.take()
 
 
 @lru_cache(maxsize=4096)
@@ -283,6 +302,50 @@ def _check(
     layout = launch.ProductLayout(_NAMES[dtype], m, k, w, *(cast(tuple[int, int], tuple(one)) for one in (a, b, c)))
     bounds = bounds_of(k, w, arithmetic(dtype))
     return launch.row_check(gpu.machine, layout, bounds, gpu.log, product != "grad_weight", repairs)
+
+
+def checked_forward(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, known: Known, state: State
+) -> tuple[torch.Tensor, Sequence[tuple[LinearFault, OnFault | None]]] | None:
+    """Compute ``x Wᵀ + bias`` by a kernel that checks it; parameters and faults as for `check`.
+
+    Returns
+    -------
+    tuple or None
+        The product and the faults; None if there is no such kernel for these operands.
+    """
+    parts = known.checksums.parts
+    if parts is None or not len(x):
+        return None
+    operands = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
+    is_aligned = not any(address % checked_product.ALIGNMENT for address in operands)
+    index, gpu, repairs = x.get_device(), _gpu(x.get_device()), state.options.repair
+    shapes = x.shape, weight.shape, x.stride(), weight.stride()
+    found = _checked(gpu, x.dtype, repairs, is_aligned, *shapes)
+    if found is None:
+        return None
+    launch_all, n_partials = found
+    y, partials = x.new_empty(len(x), len(weight)), torch.empty(n_partials, dtype=torch.float32, device=x.device)
+    (of_x, of_weight, of_bias), memory = operands, (parts.data_ptr(), partials.data_ptr())
+    launch_all(_raw_stream(index), *memory, of_x, y.data_ptr(), of_weight, of_bias, *known.pointers)
+    return y, _reported(gpu, state, y.device)
+
+
+@lru_cache(maxsize=4096)
+def _checked(
+    gpu: _Gpu, dtype: torch.dtype, repairs: bool, is_aligned: bool, *shapes: tuple[int, ...]
+) -> tuple[Callable[..., None], int] | None:
+    """Return the launch function for x and a weight with these shapes and strides, and its number of partial residuals.
+
+    None if there is no kernel for them.
+    """
+    (m, k), (w, _), of_x, of_weight = shapes
+    layout = launch.ProductLayout(_NAMES[dtype], m, k, w, (of_x[0], of_x[1]), (of_weight[1], of_weight[0]), (w, 1))
+    if not is_aligned or not checked_product.can_check(gpu.machine.gpu, layout):
+        return None
+    bounds = bounds_of(k, w, Arithmetic(layout.dtype))  # all sums are float32
+    run = checked_product.checked_product(gpu.machine, layout, bounds, gpu.log, repairs)
+    return run, checked_product.n_partials(layout)
 
 
 def ready(state: State, device: torch.device) -> None:

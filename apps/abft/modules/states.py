@@ -16,7 +16,7 @@ PRODUCTS = ("forward", "grad_input", "grad_weight")
 
 @dataclass(frozen=True)
 class Options:
-    """How faults of a module are reported.
+    """How products of a module are computed, and their faults reported.
 
     Attributes
     ----------
@@ -25,14 +25,18 @@ class Options:
     on_fault : callable or None
     report : {"deferred", "immediate"}
     repair : bool
+    gemm : {"library", "fused"}
     """
 
     name: str = "Linear"
     on_fault: OnFault | None = None
     report: str = "deferred"
     repair: bool = True
+    gemm: str = "library"
 
     def __post_init__(self) -> None:
+        if self.gemm not in ("library", "fused"):
+            raise ValueError(f"gemm is {self.gemm!r}; expected 'library' or 'fused'")
         if self.report not in ("deferred", "immediate"):
             raise ValueError(f"report is {self.report!r}; expected 'deferred' or 'immediate'")
         if self.on_fault is not None and not callable(self.on_fault):
@@ -48,11 +52,14 @@ class Checksums(NamedTuple):
         ``x_l = Σ_j v_j b_lj`` and ``y_l = √(Σ_j (v_j b_lj)²)``.
     bias_sum : tensor or None
         ``Σ_j v_j bias_j``, in float64.
+    parts : tensor or None
+        x split into parts, for products that check themselves (checked_product.py).
     """
 
     x: Any
     y: Any
     bias_sum: Any = None
+    parts: Any = None
 
 
 class Known(NamedTuple):
@@ -116,6 +123,8 @@ def register(weight: Any, options: Options) -> State:
     """Return the state of a weight, with these options; it is created if the weight has none."""
     state = _states.get(id(weight))
     if state is not None and state.weight() is weight:
+        if state.options.gemm != options.gemm:
+            state.invalidate()  # checksums without parts
         state.options = options
         return state
     key = id(weight)

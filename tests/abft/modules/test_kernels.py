@@ -16,7 +16,7 @@ from tsapps.kernels.plan.mma import ELEMENT
 DTYPES = {"float64": np.float64, "float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 
 for _file, _names in launch.KERNELS.items():
-    _text = (launch._FOLDER / _file).read_text(encoding="utf-8")
+    _text = (launch.FOLDER / _file).read_text(encoding="utf-8")
     build_together([(_text, [f"abft::{name}".format(ELEMENT[dtype]) for dtype in DTYPES for name in _names])])
 
 
@@ -260,7 +260,7 @@ def test_right_rows_of_every_kind_are_clean(dtype, case, rng):
 def test_no_kernel_spills(name, file, dtype):
     names = [f"abft::{one}".format(ELEMENT[dtype]) for one in launch.KERNELS[file]]
     for architecture in {architecture_of(KNOWN[name].compute_capability), *(["sm_86"] if name == "L4" else [])}:
-        compiled = build((launch._FOLDER / file).read_text(encoding="utf-8"), names, architecture, announces=False)
+        compiled = build((launch.FOLDER / file).read_text(encoding="utf-8"), names, architecture, announces=False)
         for kernel, used in compiled.resources.items():
             assert (used.spill_stores, used.spill_loads) == (0, 0), (architecture, kernel)
             if "check_product_rows" in kernel:  # two blocks of 256 threads share 65536 registers

@@ -8,10 +8,12 @@ from host_cuda.machine import HostMachine
 
 torch = pytest.importorskip("torch", reason="torch is not installed")
 
-from tsapps.apps.abft.modules import on_cpu, on_gpu, products  # noqa: E402
+from tsapps.apps.abft.modules import checked_product, on_cpu, on_gpu, products  # noqa: E402
 from tsapps.apps.abft.modules.faults import FaultLog, LinearFaultError, LinearFaultWarning  # noqa: E402
-from tsapps.apps.abft.modules.linear import Linear  # noqa: E402
+from tsapps.apps.abft.modules.linear import Linear, protect  # noqa: E402
 from tsapps.apps.abft.modules.states import resolve, state_of  # noqa: E402
+from tsapps.kernels.epilogue import Epilogue  # noqa: E402
+from tsapps.kernels.gpu_specs import KNOWN  # noqa: E402
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PRODUCTS = ["forward", "grad_input", "grad_weight"]
@@ -58,6 +60,16 @@ def strike(monkeypatch, product, row, column, by=100.0):
         return result
 
     monkeypatch.setitem(products.multiply, product, wrong)
+
+
+def faulty(monkeypatch, row, column, by):
+    """Add a number to one element of the next fused products."""
+    header, name = (
+        "tests/abft/modules/faulty_residuals.cuh",
+        f"abft::FaultyResiduals<{{0}}, {row}, {column}, {1024 * by}>",
+    )
+    monkeypatch.setattr(checked_product, "_EPILOGUE", Epilogue(header, name, checked_product.ROW_RESIDUALS))
+    on_gpu._checked.cache_clear()
 
 
 def step(layer, x, grad):
@@ -115,6 +127,69 @@ def test_faults_are_repaired_and_reported_by_the_next_call(gpu, monkeypatch, dty
     assert fault.repaired
     assert fault.found - fault.value == pytest.approx(100, rel=0.01)
     assert products.check_faults() == []
+
+
+def test_fused_products(gpu, monkeypatch):
+    monkeypatch.setitem(products.multiply, "forward", None)  # torch computes no forward product
+    for bias in (True, False):
+        layer, x, grad = problem("bfloat16", bias=bias, gemm="fused")
+        for one, other in zip(step(layer, x, grad), reference(layer, x, grad), strict=True):
+            torch.testing.assert_close(one, other)
+        with torch.no_grad():
+            layer.weight.mul_(2)  # another version
+        torch.testing.assert_close(step(layer, x, grad)[0], reference(layer, x, grad)[0])
+    assert products.check_faults() == []
+    assert not gpu.stale.any()
+
+
+@pytest.mark.parametrize("report", ["deferred", "immediate"])
+def test_faults_of_fused_products(gpu, monkeypatch, report):
+    found = []
+    layer, x, grad = problem("bfloat16", name="first", on_fault=found.append, gemm="fused", report=report)
+    expected = reference(layer, x, grad)
+    with monkeypatch.context() as during:
+        faulty(during, 5, 7, 100)
+        outputs = step(layer, x, grad)
+    for one, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(one, other)
+    (fault,) = found
+    assert (fault.module, fault.product, fault.row, fault.column, fault.n_wrong) == ("first", "forward", 5, 7, 1)
+    assert fault.repaired
+    assert products.check_faults() == []
+
+
+def test_what_is_not_fused_has_the_bits_of_torch(gpu):
+    """Another dtype, a row that is no multiple of 8, no contiguous rows, no rows; and weights that were not fused."""
+    for dtype, features in (
+        ("float32", (40, 24)),
+        ("float16", (40, 24)),
+        ("bfloat16", (41, 24)),
+        ("bfloat16", (40, 23)),
+    ):
+        layer, x, grad = problem(dtype, features=features, gemm="fused")
+        assert torch.equal(step(layer, x, grad)[0], reference(layer, x, grad)[0])
+    gpu.machine = HostMachine(gpu=KNOWN["A100"])
+    layer, x, grad = problem("bfloat16", gemm="fused")
+    assert torch.equal(step(layer, x, grad)[0], reference(layer, x, grad)[0])
+    gpu.machine = HostMachine()
+    layer, x, _ = problem("bfloat16", gemm="fused")
+    assert layer(x[:0]).shape == (0, 24)
+    layer.abft_options = Linear(1, 1).abft_options
+    plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
+    assert torch.equal(layer(x), plain)
+
+
+def test_layers_can_be_fused_later(gpu, monkeypatch):
+    layer, x, grad = problem("bfloat16")
+    step(layer, x, grad)
+    protect(layer, gemm="fused")
+    monkeypatch.setitem(products.multiply, "forward", None)
+    torch.testing.assert_close(step(layer, x, grad)[0], reference(layer, x, grad)[0])
+
+
+def test_the_name_of_a_gemm():
+    with pytest.raises(ValueError, match=r"gemm is 'cublas'; expected 'library' or 'fused'"):
+        Linear(3, 3, gemm="cublas")
 
 
 def test_immediate_reports_and_default_reactions(gpu, monkeypatch):
@@ -261,3 +336,49 @@ def test_gpu_compile_and_graph(monkeypatch):
     products.check_faults()
     assert [(fault.row, fault.column, fault.repaired) for fault in found] == [(2, 3, True)]
     torch.testing.assert_close(y, plain(x), rtol=1e-2, atol=1e-2)
+
+
+@pytest.fixture
+def fused_gpu():
+    """Skip the test where no product is fused; forget kernels with faults after it."""
+    if not on_gpu._gpu(0).machine.gpu.has_wgmma:
+        pytest.skip("fused products need compute capability 9.0")
+    yield
+    on_gpu._checked.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("shape", [(300, 1000, 776), (1, 64, 64), (513, 512, 24), (2048, 4096, 4096)], ids=str)
+@pytest.mark.parametrize("bias", [True, False])
+def test_gpu_fused_products(monkeypatch, fused_gpu, shape, bias):
+    layer, plain, x, grad = on_a_gpu("bfloat16", shape[0], shape[1:], gemm="fused")
+    if not bias:
+        layer.bias = plain.bias = None
+    expected = step(plain, x, grad)
+    monkeypatch.setitem(products.multiply, "forward", None)
+    for one, other in zip(step(layer, x, grad), expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        y = layer(x)
+    y.zero_()
+    graph.replay()
+    torch.testing.assert_close(y, expected[0], rtol=1e-2, atol=1e-2)
+    assert products.check_faults() == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("report", ["deferred", "immediate"])
+@pytest.mark.parametrize("place", [(0, 0), (299, 775), (130, 257)], ids=str)
+def test_gpu_faults_of_fused_products(monkeypatch, fused_gpu, place, report):
+    found = []
+    how = {"name": "first", "on_fault": found.append, "report": report, "gemm": "fused"}
+    layer, plain, x, grad = on_a_gpu("bfloat16", 300, (1000, 776), **how)
+    expected = step(plain, x, grad)
+    faulty(monkeypatch, *place, 100)
+    outputs = step(layer, x, grad)
+    products.check_faults()
+    (fault,) = found
+    assert (fault.product, fault.row, fault.column, fault.n_wrong, fault.repaired) == ("forward", *place, 1, True)
+    for one, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)

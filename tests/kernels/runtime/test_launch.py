@@ -129,7 +129,7 @@ class RecordedKernel:
     def __init__(self):
         self.launched = []
 
-    def launch(self, grid, block, arguments, addresses, shared_mem):
+    def launch(self, grid, block, arguments, addresses, shared_mem, cluster):
         sizes = [one.nbytes if isinstance(one, np.generic) else 8 for one in arguments]
         self.launched.append([ctypes.string_at(int(at), size) for at, size in zip(addresses, sizes, strict=True)])
 

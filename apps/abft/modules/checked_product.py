@@ -1,0 +1,116 @@
+"""Launches of products that check themselves (checked_product.cuh): forward products of bfloat16 on Hopper.
+
+The product and its check take two launches. A and C are not read again after the product, as `row_check` (launch.py)
+does for products that a library has computed. Results may differ from the library's in the last bit.
+"""
+
+from collections.abc import Callable
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.abft.modules.bounds import LinearBounds
+from tsapps.apps.abft.modules.faults import FaultLog
+from tsapps.apps.abft.modules.launch import CHANGED_WORDS, FOLDER, ProductLayout, check_args
+from tsapps.kernels.epilogue import Epilogue
+from tsapps.kernels.gpu_specs import GpuSpec
+from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.launch import structure
+from tsapps.kernels.runtime.machine import Machine
+from tsapps.kernels.square_gemm import TILE_COLUMNS, SquareGemm, column_tiles, is_supported
+
+__all__ = [
+    "ALIGNMENT",
+    "KERNELS",
+    "PARTIAL_RESIDUALS",
+    "ROW_RESIDUALS",
+    "can_check",
+    "checked_product",
+    "n_partials",
+    "split",
+]
+
+#: The C++ classes `PartialResiduals` and `RowResiduals` (checked_product.cuh) as NumPy structures.
+PARTIAL_RESIDUALS = np.dtype([("sums", "u8"), ("squares", "u8"), ("pitch", "i8")])
+ROW_RESIDUALS = np.dtype([("v", "u8"), ("bias", "u8"), ("to", PARTIAL_RESIDUALS), ("m", "i4"), ("n", "i4")])
+#: The kernels beside the product; {0} is the element type.
+KERNELS = "check_residuals<{0}>", "split_checksums<{0}>"
+#: Tests replace it by one that causes faults.
+_EPILOGUE = Epilogue("apps/abft/modules/checked_product.cuh", "abft::RowResiduals<{0}>", ROW_RESIDUALS)
+# The epilogue's shared memory: weights in float32 and biases in 16 bits of a tile's columns.
+_SHARED_BYTES = TILE_COLUMNS * (4 + 2)
+_SPLIT_THREADS, _CHECK_THREADS, _CHECK_WARPS, _CHECK_BLOCKS = 256, 256, 8, 8
+#: Addresses of operands are multiples of so many bytes.
+ALIGNMENT = 16
+
+
+def can_check(gpu: GpuSpec, layout: ProductLayout) -> bool:
+    """Return whether `checked_product` can compute products of a layout."""
+    (a, of_a), (of_b, b), (c, of_c) = layout.a, layout.b, layout.c
+    shape, has_rows = (layout.m, layout.w, layout.k), of_a == of_b == of_c == 1
+    return layout.dtype == "bfloat16" and has_rows and is_supported(gpu, layout.dtype, shape, (a, b, c))
+
+
+def n_partials(layout: ProductLayout) -> int:
+    """Return the number of partial residuals of a product, and of their squares: float32."""
+    return 2 * column_tiles(layout.w) * layout.m
+
+
+def _kernel(machine: Machine, number: int, dtype: str) -> Any:
+    names = [f"abft::{name}".format(ELEMENT[dtype]) for name in KERNELS]
+    return machine.kernels(FOLDER / "checked_product.cuh", *names)[number]
+
+
+def split(machine: Machine, stream: int, dtype: str, k: int, x: int, parts: int) -> None:
+    """Launch split_checksums: write the parts of k checksums at address `x` to an array (`SIDE_ROWS`, k)."""
+    kernel = _kernel(machine, 1, dtype)
+    with machine.current():
+        given = np.uint64(x), np.int64(k), np.uint64(parts)
+        machine.bind(kernel, (-(-k // _SPLIT_THREADS),), (_SPLIT_THREADS,), given, dependent=False).on(stream)
+
+
+def checked_product(
+    machine: Machine, layout: ProductLayout, bounds: LinearBounds, log: FaultLog, repairs: bool
+) -> Callable[..., None]:
+    """Return a function that computes, checks and repairs products of one layout.
+
+    Parameters
+    ----------
+    machine, layout, bounds, log, repairs
+        As for `launch.row_check`; `can_check` is true for the layout.
+
+    Returns
+    -------
+    callable
+        Called with a stream, the address of the parts of the checksums (`split`), that of memory for `n_partials`
+        numbers, and what the function of `launch.row_check` takes after the stream. The addresses of the operands, of
+        the bias and of v are multiples of `ALIGNMENT`.
+    """
+    m, k, n = layout.m, layout.k, layout.w
+    tiles, element = column_tiles(n), ELEMENT[layout.dtype]
+    partials = structure(PARTIAL_RESIDUALS, sums=None, squares=None, pitch=m)
+    values = structure(ROW_RESIDUALS, v=None, bias=None, to=partials, m=m, n=n)
+    epilogue = Epilogue(_EPILOGUE.header, _EPILOGUE.name.format(element), _EPILOGUE.arguments)
+    strides = layout.a[0], layout.b[1], layout.c[0]
+    given = machine, layout.dtype, (m, n, k), strides, epilogue, values
+    gemm = SquareGemm(*given, epilogue_shared_bytes=_SHARED_BYTES, side=True)
+    blocks = min(-(-m // _CHECK_WARPS), _CHECK_BLOCKS * machine.gpu.multiprocessors)
+    arguments = check_args(layout, bounds, log, repairs), partials, np.int32(tiles)
+    with machine.current():
+        check = machine.bind(_kernel(machine, 0, layout.dtype), (blocks,), (_CHECK_THREADS,), arguments)
+    lock = Lock()
+
+    def run(
+        stream: int, parts: int, sums: int, a: int, c: int, b: int, bias: int, bias_sum: int, v: int, *rest: int
+    ) -> None:
+        squares = sums + 4 * tiles * m
+        with lock:  # around both launches: the check uses the sums of this product
+            gemm(stream, a, b, c, parts, (v, bias, sums, squares))
+            for word, value in zip(CHANGED_WORDS, (a, c, b, bias, bias_sum, v, *rest), strict=True):
+                check.change(0, value, word)
+            check.change(1, sums)
+            check.change(1, squares, 1)
+            check.on(stream)
+
+    return run
