@@ -77,15 +77,15 @@ def campaign_text(records: Sequence[dict[str, Any]]) -> str:
 
 def layers_table(records: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of what checks add to the time of a linear layer, in per cent."""
-    dtypes = list(dict.fromkeys(one["dtype"] for one in records))
-    lines = [f"| tokens | | {' | '.join(dtypes)} |", f"|---:|---|{'---:|' * len(dtypes)}"]
     found = {
-        (one["tokens"], one["task"], one["dtype"]): one
+        (one["tokens"], one["task"], one["dtype"] + {"fused": ", fused"}.get(one["engine"], "")): one
         for one in records
-        if one["engine"] == "protected" and one["task"] != "host"
+        if one["engine"] != "nn.Linear" and not one["task"].startswith("host")
     }
+    kinds = list(dict.fromkeys(key[2] for key in found))
+    lines = [f"| tokens | | {' | '.join(kinds)} |", f"|---:|---|{'---:|' * len(kinds)}"]
     for tokens, task in dict.fromkeys(key[:2] for key in sorted(found)):
-        some = (found.get((tokens, task, dtype)) for dtype in dtypes)
+        some = (found.get((tokens, task, kind)) for kind in kinds)
         cells = ("–" if one is None else f"{100 * (one['ratio'] - 1):+.1f} %" for one in some)
         lines.append(f"| {tokens:,} | {task} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -6,14 +6,15 @@ Tasks, for layers of 4096 × 4096 with a bias:
 
 forward              the output, without gradients
 forward + backward   the output, and the gradients of the input, the weight and the bias
-host                 the host's time for a call without gradients, of a layer so small that the GPU does not count
+host                 the host's time for the first, of a layer so small that the GPU does not count
+host, both           the host's time for the second, likewise
 
 Engines, on the same data by turns: "nn.Linear", "protected" and, for bfloat16 on GPUs that have it, "fused", a
-protected layer with ``gemm="fused"``. `seconds` is the median time of a call between CUDA
-events, with so many calls queued that the host is ahead; for "host", the least time of a call. `ratio` is the median of
-the ratios to nn.Linear in the same turn. Before anything is timed, results of "protected" must have nn.Linear's bits,
-and a wrong element must be found and repaired; those of "fused" must be close to float64's, and a product that does not
-match its checksums must be noticed.
+protected layer with ``gemm="fused"``. `seconds` is the median time of a call between CUDA events, with so many calls
+queued that the host is ahead; for the host, the least time of a call. `ratio` is the median of the ratios to nn.Linear
+in the same turn. Before anything is timed, results of "protected" must have nn.Linear's bits, and a wrong element must
+be found and repaired; those of "fused" must be close to float64's, and a product that does not match its checksums must
+be noticed.
 """
 
 import argparse
@@ -183,7 +184,7 @@ def host_seconds(calls: dict[str, Callable[[int], Any]], repeats: int, each: int
 def records_of(task: str, sizes: dict[str, Any], found: dict[str, list[float]]) -> list[dict[str, Any]]:
     """Return the records of a task from the seconds of each engine, turn by turn."""
     plain = found[ENGINES[0]]
-    summary = min if task == "host" else median
+    summary = min if task.startswith("host") else median
     return [
         {
             **sizes,
@@ -225,8 +226,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     versions = record.module_versions({"tsapps": "tsapps", "numpy": "numpy", "cupy": "cupy", "torch": "torch"})
     common = record.of_run("abft-linear", device, versions | record.cuda_versions(), options.commit)
     small, sizes = [Layers(64, 256, "bfloat16")], {"tokens": 64, "dtype": "bfloat16", "features": 256}
-    calls = {engine: partial(_call, small, "forward", engine) for engine in small[0].layers}
-    found = records_of("host", sizes, host_seconds(calls, options.repeats, 200))
+    found = []
+    for task, name in (("host", "forward"), ("host, both", "train")):
+        calls = {engine: partial(_call, small, name, engine) for engine in small[0].layers}
+        found += records_of(task, sizes, host_seconds(calls, options.repeats, 200))
     for dtype, numbers in TOKENS.items():
         for tokens in numbers:
             found += measure(tokens, dtype, options.repeats)
