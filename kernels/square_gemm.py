@@ -22,7 +22,8 @@ SQUARE_OPERANDS = np.dtype(
 )
 #: The number of columns of a tile; that of rows of the side.
 TILE_COLUMNS, SIDE_ROWS = 256, 8
-_TILE_ROWS, _THREADS, _CLUSTER, _STORE_BYTES = 128, 384, 2, 64 * 128
+_TILE_ROWS, _CHUNK, _THREADS, _CLUSTER, _STORE_COLUMNS = 128, 64, 384, 2, 32
+_STORE_BYTES = 64 * 2 * _STORE_COLUMNS
 _STAGE_BYTES = (_TILE_ROWS + TILE_COLUMNS + SIDE_ROWS) * 128
 _MAP_WORDS = TENSOR_MAP.itemsize // 8
 # Two barriers of a stage.
@@ -52,8 +53,9 @@ def is_supported(gpu: GpuSpec, dtype: str, shape: tuple[int, int, int], row_stri
 
     Addresses must be multiples of 16 bytes, which is not tested here.
     """
-    aligned = all(2 * stride % _ALIGNMENT == 0 for stride in (*shape[1:], *row_strides))
-    return gpu.has_wgmma and dtype in ("float16", "bfloat16") and aligned and min(shape) > 0 and max(shape) < 1 << 30
+    (_, n, k), (a, b, c) = shape, row_strides
+    regular = a >= k and b >= k and c >= n and all(2 * size % _ALIGNMENT == 0 for size in (n, k, a, b, c))
+    return gpu.has_wgmma and dtype in ("float16", "bfloat16") and regular and min(shape) > 0 and max(shape) < 1 << 30
 
 
 class SquareGemm:
@@ -76,7 +78,7 @@ class SquareGemm:
     side : bool
         Whether there is a side, a matrix (8 × k).
     stages, stores : int
-        Stages of the pipeline, and buffers of C for each of the two warpgroups.
+        Stages of the pipeline, and buffers of C for each of the two warpgroups: at least 2 of each.
     """
 
     def __init__(
@@ -91,11 +93,12 @@ class SquareGemm:
         epilogue_shared_bytes: int,
         side: bool,
         stages: int = 4,
-        stores: int = 1,
+        stores: int = 3,
     ) -> None:
         (m, n, k), (of_a, of_b, of_c) = shape, row_strides
         boxes = ((m, k), of_a, _TILE_ROWS), ((n, k), of_b, TILE_COLUMNS // 2), ((SIDE_ROWS, k), k, SIDE_ROWS)
-        self._maps = [machine.tensor_map(*box) for box in (*boxes, ((m, n), of_c, 64))]
+        self._maps = [machine.tensor_map(shape, stride, (rows, _CHUNK)) for shape, stride, rows in boxes]
+        self._maps.append(machine.tensor_map((m, n), of_c, (64, _STORE_COLUMNS)))
         source = f'#include "{_HEADER}"\n#include "{epilogue.header}"\n'
         name = f"tsm2::gemm_square<{ELEMENT[dtype]}, {stages}, {stores}, {epilogue.name}>"
         (kernel,) = machine.kernels(source, name)

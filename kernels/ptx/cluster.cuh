@@ -16,13 +16,26 @@ TSA_PTX unsigned cluster_rank() {
 #endif
 }
 
-// barrier.cluster ─ waits for all threads of the cluster, and makes their writes to shared memory visible.
+// barrier.cluster ─ waits for all threads of the cluster, and makes their writes visible. The lanes of a warp call it
+// together.
 TSA_PTX void cluster_sync() {
 #if defined(TSA_HOST)
   cuda_host::wait_for_cluster();
 #else
   asm volatile(
       "barrier.cluster.arrive.aligned;\n\t"
+      "barrier.cluster.wait.aligned;" ::
+          : "memory");
+#endif
+}
+
+// The same, but of all writes only initialized barriers are visible (mbarrier_init_fence): faster.
+TSA_PTX void cluster_sync_of_barriers() {
+#if defined(TSA_HOST)
+  cuda_host::wait_for_cluster();
+#else
+  asm volatile(
+      "barrier.cluster.arrive.relaxed.aligned;\n\t"
       "barrier.cluster.wait.aligned;" ::
           : "memory");
 #endif

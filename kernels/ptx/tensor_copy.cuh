@@ -1,9 +1,9 @@
 // cp.async.bulk.tensor: copies of boxes of a matrix between global and shared memory (sm_90 and later).
 //
 // A TensorMap describes a row-major matrix in global memory, and the size of its boxes; `Machine.tensor_map` makes it.
-// A row of a box has 128 bytes. In shared memory, row r of a box begins 128 · r bytes after its start, a multiple of
-// 1024, and is *swizzled*: its 16-byte piece i is at place i ^ (r % 8), so that eight rows of a column of pieces use
-// all banks. Outside the matrix, loads return zeros and stores do nothing; a barrier always counts whole boxes.
+// A row of a box has 128 or 64 bytes. In shared memory, the rows of a box follow each other from a multiple of 1024 on,
+// and are *swizzled*: the 16-byte pieces of a row change places, so that the same piece of eight rows uses all banks.
+// Outside the matrix, loads return zeros and stores do nothing; a barrier always counts whole boxes.
 #pragma once
 #include "kernels/ptx/bulk_copy.cuh"
 
@@ -14,11 +14,17 @@ struct alignas(64) TensorMap {
   unsigned long long words[16];
 };
 
-// Returns the offset in bytes of piece `piece` of row `row` of a box.
-TSA_PTX int swizzled_offset(int row, int piece) { return 128 * row + 16 * (piece ^ row % 8); }
+// Returns the offset in bytes of piece `piece` of row `row` of a box with rows of `row_bytes` bytes.
+template <int row_bytes>
+TSA_PTX int swizzled_offset(int row, int piece) {
+  static_assert(row_bytes == 128 || row_bytes == 64);
+  const int place = row_bytes == 128 ? row % 8 : row / 2 % 4;
+  return row_bytes * row + 16 * (piece ^ place);
+}
 
 #if defined(TSA_HOST)
 
+TSA_PTX void prefetch_map(const TensorMap&) {}
 TSA_PTX void tensor_load(void* shared, const TensorMap& map, int column, int row, Mbarrier* barrier) {
   cuda_host::tensor_load(shared, map.words, column, row, &barrier->state, 1u << cuda_host::cluster_rank());
 }
@@ -36,6 +42,9 @@ TSA_PTX void tensor_store_wait() {
 }
 
 #else
+
+// Loads a map into a cache of the copy engine.
+TSA_PTX void prefetch_map(const TensorMap& map) { asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory"); }
 
 // Copies the box whose first element is in column `column` and row `row` to this block's shared memory. One thread
 // issues the copy, and `barrier` counts its bytes.

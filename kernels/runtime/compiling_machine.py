@@ -95,7 +95,7 @@ class CompilingMachine:
         """Return a launch that does nothing."""
         return _Nothing()
 
-    def tensor_map(self, shape: tuple[int, int], row_stride: int, box_rows: int) -> Any:  # noqa: ARG002
+    def tensor_map(self, shape: tuple[int, int], row_stride: int, box: tuple[int, int]) -> Any:  # noqa: ARG002
         """Return an object that does nothing."""
         return _Nothing()
 

@@ -108,7 +108,7 @@ class Machine(Protocol):
         the number of blocks of a cluster, along the first dimension of the grid.
         """
 
-    def tensor_map(self, shape: tuple[int, int], row_stride: int, box_rows: int) -> Any:
+    def tensor_map(self, shape: tuple[int, int], row_stride: int, box: tuple[int, int]) -> Any:
         """Return a map with which kernels copy boxes of a matrix; see `TensorMap` in runtime/tensor_map.py."""
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
@@ -203,9 +203,9 @@ class CudaMachine:
         """Return a `Launch` that can be called many times; see `Machine.bind`."""
         return (DependentLaunch if dependent else BoundLaunch)(kernel, grid, block, arguments, shared_mem, cluster)
 
-    def tensor_map(self, shape: tuple[int, int], row_stride: int, box_rows: int) -> TensorMap:
+    def tensor_map(self, shape: tuple[int, int], row_stride: int, box: tuple[int, int]) -> TensorMap:
         """Return a map with which kernels copy boxes of a matrix; see `TensorMap`."""
-        return TensorMap(shape, row_stride, box_rows)
+        return TensorMap(shape, row_stride, box)
 
     def copy(self, to: Any, source: Any, stream: Any = None) -> None:
         """Enqueue a copy of an array to another of as many bytes; see `Machine.copy`."""

@@ -9,15 +9,15 @@
 //        └────┴────┴────┘      └────────┴───     Each of two consumer warpgroups multiplies 64 rows of the tile.
 //
 // One thread issues all copies to a pipeline of stages (square_pipeline.cuh). A warpgroup writes its part of C by
-// tensor copies from shared memory, 64 columns at a time, while it goes on.
+// tensor copies from shared memory, 32 columns at a time, while it goes on.
 //
 // The epilogue sees all elements of C in registers. It may have products with eight more columns, the *side*: those of
 // A with a matrix (8 × k), for some chunks only; see below.
 //
 // Why it is fast: for the products of a chunk, 1024 clocks of the tensor cores, a cluster reads 64 KB from the level-2
 // cache; without multicast it would be 96 KB, more than the cache delivers to all blocks. A warpgroup in its epilogue
-// leaves the tensor cores to the other, which is up to kStages chunks behind or ahead. Pairs that run at the same time
-// share rows and columns, which stay in the level-2 cache.
+// leaves the tensor cores to the other: group 1 starts kLead chunks after group 0, so that they do not end tiles at the
+// same time. Pairs that run at the same time share rows and columns, which stay in the level-2 cache.
 #pragma once
 #include "kernels/device/element.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -43,7 +43,11 @@ namespace tsm2 {
 template <typename T, int kStages, int kBuffers, typename Epilogue>
 class GemmSquare {
   using Pipeline = SquarePipeline<kStages>;
-  static constexpr int kGroupThreads = 128, kStoreColumns = 64, kStoreBytes = kGroupRows * 128;
+  static constexpr int kGroupThreads = 128, kStoreColumns = 32, kStoreBytes = kGroupRows * 2 * kStoreColumns;
+  static constexpr int kLead = 2;
+  static constexpr int kBothGroups = 3;  // a named barrier; those of the warpgroups are 1 and 2
+  static_assert(kLead <= kStages, "group 0 runs ahead within the pipeline");
+  static_assert(kBuffers >= 2, "a part of C is written to a buffer while the previous one is stored");
 
  public:
   static constexpr int kConsumers = 2 * kGroupThreads, kThreads = kConsumers + 128;
@@ -59,7 +63,9 @@ class GemmSquare {
 
   __device__ __forceinline__ void run() const {
     pipeline_.set_up();
-    ptx::cluster_sync();
+    if (threadIdx.x == 0) ptx::prefetch_map(C_);
+    ptx::cluster_sync_of_barriers();
+    ptx::griddepcontrol_wait();
     if (threadIdx.x >= kConsumers) {
       ptx::fewer_registers<kProducerRegisters>();
       if (threadIdx.x == kConsumers) pipeline_.copy();
@@ -67,6 +73,7 @@ class GemmSquare {
       ptx::more_registers<kConsumerRegisters>();
       multiply();
     }
+    simt::sync_warp();
     ptx::cluster_sync();
   }
 
@@ -75,23 +82,24 @@ class GemmSquare {
     // A shuffle tells the compiler that all lanes have the same value.
     const int group = simt::shuffle((int)threadIdx.x / kGroupThreads, 0);
     unsigned char* const scratch = shared_ + kScratchAt + group * Epilogue::kSharedBytes;
-    const int chunks = of_.chunks();
+    const int chunks = of_.chunks(), lead = kLead < chunks ? kLead : chunks;
     SquareStage<kStages> stage;
-    int buffer = 0;
+    int buffer = 0, before = 0;
+    bool is_first = true;
+    SquareTiles tiles(of_);
+    SquareTile tile = tiles.tile();
+    if (group == 1) ptx::barrier_sync(kBothGroups, kConsumers);
 #pragma unroll 1
-    for (SquareTiles tiles(of_); tiles.has_tile(); tiles.next()) {
-      const SquareTile tile = tiles.tile();
-      const SideChunks side_of = of_.side_chunks(tile.column_tile);
+    while (tiles.has_tile()) {
       typename Epilogue::Rows rows;
       epilogue_.begin(rows, scratch, tile.row + group * kGroupRows + fragment_row(), tile.column_tile * kTileColumns);
       ptx::cp_async_commit();
       float sums[kTileColumns / 8][4] = {}, side[1][4] = {};
-      int before = 0;
 #pragma unroll 1
       for (int chunk = 0; chunk < chunks; ++chunk) {
         ptx::mbarrier_wait(pipeline_.full + stage.index, stage.parity);
         const auto a = ptx::swizzled_matrix_at(pipeline_.of_a(stage.index) + group * kGroupRows * 128);
-        if (side_of.has(chunk)) {  // first: the products that all chunks have then end the group
+        if (tile.side.has(chunk)) {  // first: the products that all chunks have then end the group
           ptx::wgmma_fence(side);
           multiply(side, a, ptx::swizzled_matrix_at(pipeline_.of_side(stage.index)));
         }
@@ -105,12 +113,17 @@ class GemmSquare {
         }
         before = stage.index;
         stage.next();
+        if (is_first && group == 0 && chunk == lead - 1) ptx::barrier_arrive(kBothGroups, kConsumers);
       }
+      is_first = false;
+      const SquareTile done = tile;
+      tiles.next();
+      tile = tiles.tile();  // computed while the tensor cores work
       ptx::wgmma_wait<0>(sums);
       ptx::wgmma_wait<0>(side);
       pipeline_.release(before);
-      store(rows, sums, group, tile, buffer);
-      epilogue_.end(rows, side[0], tile.column_tile);
+      store(rows, sums, group, done, buffer);
+      epilogue_.end(rows, side[0], done.column_tile);
     }
     if (threadIdx.x % kGroupThreads == 0) ptx::tensor_store_wait<0>();
   }
@@ -132,22 +145,26 @@ class GemmSquare {
     const int lane = threadIdx.x % 32, warp = threadIdx.x % kGroupThreads / 32, t = lane % 4;
     const bool issues = threadIdx.x % kGroupThreads == 0;
     ptx::cp_async_wait<0>();  // the epilogue's
+    ptx::barrier_sync(1 + group, kGroupThreads);
 #pragma unroll
     for (int part = 0; part < kTileColumns / kStoreColumns; ++part) {
       unsigned char* const to = shared_ + kStoresAt + (group * kBuffers + buffer) * kStoreBytes;
-      if (issues) ptx::tensor_store_wait<kBuffers - 1>();
-      ptx::barrier_sync(1 + group, kGroupThreads);
+      unsigned words[kStoreColumns / 16][4];  // of 16 columns: two blocks of fragments
 #pragma unroll
-      for (int pair = 0; pair < 4; ++pair) {  // 16 columns: two blocks of fragments
-        unsigned words[4];
+      for (int pair = 0; pair < kStoreColumns / 16; ++pair)
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          const int block = 8 * part + 2 * pair + i / 2, r = i % 2;
-          words[i] = epilogue_.take(rows, r, 8 * block + 2 * t, sums[block][2 * r], sums[block][2 * r + 1]);
+          const int block = kStoreColumns / 8 * part + 2 * pair + i / 2, r = i % 2;
+          words[pair][i] = epilogue_.take(rows, r, 8 * block + 2 * t, sums[block][2 * r], sums[block][2 * r + 1]);
         }
-        ptx::stmatrix_x4(to + ptx::swizzled_offset(16 * warp + lane % 16, 2 * pair + lane / 16), words);
+#pragma unroll
+      for (int pair = 0; pair < kStoreColumns / 16; ++pair) {
+        const int place = ptx::swizzled_offset<2 * kStoreColumns>(16 * warp + lane % 16, 2 * pair + lane / 16);
+        ptx::stmatrix_x4(to + place, words[pair]);
       }
       ptx::async_fence();
+      // After the barrier, the store that used the next buffer before has read it.
+      if (issues) ptx::tensor_store_wait<kBuffers - 2>();
       ptx::barrier_sync(1 + group, kGroupThreads);
       if (issues) {
         const int column = tile.column_tile * kTileColumns + part * kStoreColumns;
@@ -171,7 +188,6 @@ __global__ void __launch_bounds__(384, 1)
     gemm_square(const __grid_constant__ SquareOperands of, const __grid_constant__ ptx::TensorMap C,
                 const __grid_constant__ Epilogue epilogue) {
   ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
   using Kernel = GemmSquare<T, kStages, kBuffers, Epilogue>;
   Kernel(simt::dynamic_shared<unsigned char>(), of, C, epilogue).run();
 }

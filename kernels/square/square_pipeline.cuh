@@ -43,27 +43,31 @@ struct SquareOperands {
   }
 };
 
-// A tile: its first row, and its number among those of a row.
+// A tile: its first row, its number among those of a row, and the chunks that are also multiplied by the side.
 struct SquareTile {
   int row, column_tile;
+  SideChunks side;
 };
 
 // The tiles of this block, in order.
 class SquareTiles {
  public:
   __device__ explicit SquareTiles(const SquareOperands& of)
-      : columns_(of.column_tiles()), rows_(of.pairs_down()), step_(gridDim.x / 2), at_(blockIdx.x / 2) {}
+      : of_(of), columns_(of.column_tiles()), rows_(of.pairs_down()), step_(gridDim.x / 2), at_(blockIdx.x / 2) {}
 
   __device__ __forceinline__ bool has_tile() const { return at_ < rows_ * columns_; }
   __device__ __forceinline__ void next() { at_ += step_; }
+  // The current tile; past the last, that one.
   __device__ __forceinline__ SquareTile tile() const {
-    const int group = at_ / (kColumnGroup * rows_), first = group * kColumnGroup;
+    const int at = at_ < rows_ * columns_ ? at_ : rows_ * columns_ - 1;
+    const int group = at / (kColumnGroup * rows_), first = group * kColumnGroup;
     const int width = columns_ - first < kColumnGroup ? columns_ - first : kColumnGroup;
-    const int in_group = at_ - first * rows_;
-    return {(2 * (in_group / width) + (int)ptx::cluster_rank()) * kTileRows, first + in_group % width};
+    const int in_group = at - first * rows_, column_tile = first + in_group % width;
+    return {(2 * (in_group / width) + (int)ptx::cluster_rank()) * kTileRows, column_tile, of_.side_chunks(column_tile)};
   }
 
  private:
+  const SquareOperands& of_;
   const int columns_, rows_, step_;
   int at_;
 };
@@ -92,6 +96,7 @@ class SquarePipeline {
   // Initializes the barriers. All threads of the block call it; a barrier of the cluster must follow.
   __device__ __forceinline__ void set_up() const {
     if (threadIdx.x != 0) return;
+    ptx::prefetch_map(of_.A), ptx::prefetch_map(of_.B);
     for (int i = 0; i < kStages; ++i) {
       ptx::mbarrier_init(full + i, 1);
       ptx::mbarrier_init(empty + i, kReleases);
@@ -113,16 +118,15 @@ class SquarePipeline {
 #pragma unroll 1
     for (SquareTiles tiles(of_); tiles.has_tile(); tiles.next()) {
       const SquareTile tile = tiles.tile();
-      const SideChunks side = of_.side_chunks(tile.column_tile);
       const int column = tile.column_tile * kTileColumns + rank * kHalf;
 #pragma unroll 1
       for (int chunk = 0; chunk < chunks; ++chunk, stage.next()) {
         ptx::Mbarrier* const barrier = full + stage.index;
         ptx::mbarrier_wait(empty + stage.index, stage.parity ^ 1);
-        ptx::mbarrier_arrive_expect(barrier, kA + kB + (side.has(chunk) ? kSide : 0));
+        ptx::mbarrier_arrive_expect(barrier, kA + kB + (tile.side.has(chunk) ? kSide : 0));
         ptx::tensor_load(of_a(stage.index), of_.A, chunk * kChunk, tile.row, barrier);
         ptx::tensor_load_to_blocks(of_b(stage.index) + rank * kHalf * 128, of_.B, chunk * kChunk, column, barrier, 3);
-        if (side.has(chunk)) ptx::tensor_load(of_side(stage.index), of_.side, chunk * kChunk, 0, barrier);
+        if (tile.side.has(chunk)) ptx::tensor_load(of_side(stage.index), of_.side, chunk * kChunk, 0, barrier);
       }
     }
   }

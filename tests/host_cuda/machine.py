@@ -156,9 +156,9 @@ class HostLaunch:
 class _TensorMap:
     """A `TensorMap` that runtime.cpp reads."""
 
-    def __init__(self, shape, row_stride, box_rows):
-        (rows, columns), item_bytes = shape, 2
-        self._rest = columns, rows, item_bytes * row_stride, 128 // item_bytes, box_rows, item_bytes
+    def __init__(self, shape, row_stride, box):
+        (rows, columns), (box_rows, box_columns), item_bytes = shape, box, 2
+        self._rest = columns, rows, item_bytes * row_stride, box_columns, box_rows, item_bytes
 
     def at(self, address):
         assert address % 16 == 0
@@ -245,8 +245,8 @@ class HostMachine:
     def bind(self, kernel, grid, block, arguments, shared_mem=0, *, dependent=True, cluster=1):
         return HostLaunch(kernel, grid, block, arguments, shared_mem, cluster)
 
-    def tensor_map(self, shape, row_stride, box_rows):
-        return _TensorMap(shape, row_stride, box_rows)
+    def tensor_map(self, shape, row_stride, box):
+        return _TensorMap(shape, row_stride, box)
 
     def copy(self, to, source, stream=None):
         assert to.nbytes == source.nbytes, f"a copy of {source.nbytes} bytes to {to.nbytes}"

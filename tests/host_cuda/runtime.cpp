@@ -605,7 +605,7 @@ void arrive_in_block(unsigned long long* barrier, unsigned rank) {
 
 namespace {
 
-// A tensor map of HostMachine: a row-major matrix, and the box that a copy moves. Rows of a box have 128 bytes.
+// A tensor map of HostMachine: a row-major matrix, and the box that a copy moves.
 struct TensorMap {
   unsigned long long address;
   long long columns, rows, row_bytes, box_columns, box_rows, item_bytes;
@@ -618,11 +618,12 @@ void for_each_piece(const void* shared, const unsigned long long* map, int x, in
   TensorMap of;
   memcpy(&of, map, sizeof of);
   check_aligned(shared, 1024, "cp.async.bulk.tensor");
-  if (of.box_columns * of.item_bytes != 128) fail("a box with rows of %lld bytes", of.box_columns * of.item_bytes);
-  const uintptr_t first = reinterpret_cast<uintptr_t>(shared);
+  const long long row_bytes = of.box_columns * of.item_bytes;
+  if (row_bytes != 128 && row_bytes != 64) fail("a box with rows of %lld bytes", row_bytes);
+  const uintptr_t first = reinterpret_cast<uintptr_t>(shared), mask = row_bytes / 16 - 1;
   for (long long row = 0; row < of.box_rows; ++row) {
-    for (int piece = 0; piece < 8; ++piece) {
-      const uintptr_t at = first + 128 * row + 16 * piece, swizzled = at ^ (at >> 7 & 7) << 4;
+    for (int piece = 0; piece < row_bytes / 16; ++piece) {
+      const uintptr_t at = first + row_bytes * row + 16 * piece, swizzled = at ^ (at >> 7 & mask) << 4;
       const long long begin = x * of.item_bytes + 16 * piece, left = of.columns * of.item_bytes - begin;
       const bool is_inside = y + row >= 0 && y + row < of.rows && begin >= 0;
       const size_t bytes = is_inside ? std::clamp(left, 0LL, 16LL) : 0;

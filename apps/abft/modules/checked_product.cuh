@@ -58,12 +58,17 @@ struct RowResiduals {
   }
 
   __device__ __forceinline__ unsigned take(Rows& rows, int r, int column, float lower, float upper) const {
+    using Pair = tsm2::Element<T>;
     const auto weights = *reinterpret_cast<const simt::Vector<float, 2>*>(rows.shared + 4 * column);
-    const auto biases = *reinterpret_cast<const simt::Vector<T, 2>*>(rows.shared + kWeightBytes + 2 * column);
-    const unsigned pair = tsm2::Element<T>::pair(lower + summand(biases.at[0]), upper + summand(biases.at[1]));
-    const auto stored = simt::bits_of<simt::Vector<T, 2>>(pair);
+    const auto biases = Pair::values(*reinterpret_cast<const unsigned*>(rows.shared + kWeightBytes + 2 * column));
+    const unsigned pair = Pair::pair(lower + biases[0], upper + biases[1]);
+    const auto stored = Pair::values(pair);
 #pragma unroll
-    for (int i = 0; i < 2; ++i) add_product<true, false>(stored.at[i], weights.at[i], rows.sum[r], rows.square[r]);
+    for (int i = 0; i < 2; ++i) {
+      const float product = stored[i] * weights[i];
+      rows.sum[r] += product;
+      rows.square[r] = fma(product, product, rows.square[r]);
+    }
     return pair;
   }
 
@@ -106,35 +111,43 @@ __global__ void __launch_bounds__(kPartThreads) split_checksums(const float* x, 
   }
 }
 
-// Checks all rows of C by their partial residuals. A warp takes a row at a time; the rows of a block lie far apart, so
-// that many blocks share the work if a tile of C is wrong.
+// Checks all rows of C by their partial residuals. A warp takes eight rows at a time, which four lanes share. Those of
+// a block lie far apart, so that many blocks share the work if a tile of C is wrong.
 template <typename T>
 __global__ void __launch_bounds__(kCheckThreads, 2)
     check_residuals(const __grid_constant__ CheckArgs<T> args, const PartialResiduals of, int column_tiles) {
-  constexpr int kWarps = kCheckThreads / 32;
-  __shared__ bool is_flagged[kWarps];
+  constexpr int kWarps = kCheckThreads / 32, kRows = 8;
+  __shared__ unsigned flagged_rows[kWarps];  // a bit for each row
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  const auto row_of = [&](long long step, int w) { return (step * kWarps + w) * gridDim.x + blockIdx.x; };
+  const auto first_of = [&](long long step, int w) { return ((step * kWarps + w) * gridDim.x + blockIdx.x) * kRows; };
   ptx::griddepcontrol_wait();
 #pragma unroll 1
-  for (long long step = 0; row_of(step, 0) < args.of.m; ++step) {
-    const long long row = row_of(step, warp);
+  for (long long step = 0; first_of(step, 0) < args.of.m; ++step) {
+    const long long row = first_of(step, warp) + lane % kRows;
     float d = 0, square = 0;
-    for (int tile = lane; tile < column_tiles && row < args.of.m; tile += 32) {
-      d += of.sums[tile * of.pitch + row];
-      square += of.squares[tile * of.pitch + row];
+    if (row < args.of.m) {
+#pragma unroll 4
+      for (int tile = lane / kRows; tile < column_tiles; tile += 32 / kRows) {
+        d += of.sums[tile * of.pitch + row];
+        square += of.squares[tile * of.pitch + row];
+      }
     }
-    d = simt::warp_sum(d), square = simt::warp_sum(square);
+#pragma unroll
+    for (int bits = kRows; bits < 32; bits *= 2) {
+      d += simt::shuffle_xor(d, bits);
+      square += simt::shuffle_xor(square, bits);
+    }
     const double residual = args.bias_sum == nullptr ? d : d - *args.bias_sum;
     const double limit =
         (args.limits.output + 1.7320508 * args.limits.sum) * sqrt((double)square) + args.limits.absolute;
     const bool flagged = row < args.of.m && disagrees(residual, limit);
-    if (lane == 0) is_flagged[warp] = flagged;
+    const unsigned found = __ballot_sync(0xffffffffu, flagged);
+    if (lane == 0) flagged_rows[warp] = found;
     if (!__syncthreads_or(flagged)) continue;
 #pragma unroll 1
-    for (int w = 0; w < kWarps; ++w)
-      if (is_flagged[w]) settle_row(args, row_of(step, w));
-    __syncthreads();  // is_flagged has been read
+    for (int i = 0; i < kWarps * kRows; ++i)
+      if (flagged_rows[i / kRows] >> i % kRows & 1) settle_row(args, first_of(step, i / kRows) + i % kRows);
+    __syncthreads();  // flagged_rows has been read
   }
 }
 

@@ -40,16 +40,20 @@ KERNELS = "check_residuals<{0}>", "split_checksums<{0}>"
 _EPILOGUE = Epilogue("apps/abft/modules/checked_product.cuh", "abft::RowResiduals<{0}>", ROW_RESIDUALS)
 # The epilogue's shared memory: weights in float32 and biases in 16 bits of a tile's columns.
 _SHARED_BYTES = TILE_COLUMNS * (4 + 2)
-_SPLIT_THREADS, _CHECK_THREADS, _CHECK_WARPS, _CHECK_BLOCKS = 256, 256, 8, 8
+_SPLIT_THREADS, _CHECK_THREADS, _CHECK_ROWS, _CHECK_BLOCKS = 256, 256, 64, 2
 #: Addresses of operands are multiples of so many bytes.
 ALIGNMENT = 16
 
 
 def can_check(gpu: GpuSpec, layout: ProductLayout) -> bool:
-    """Return whether `checked_product` can compute products of a layout."""
+    """Return whether `checked_product` can compute products of a layout.
+
+    With a single column tile, a wrong copy of A would change the product and its check alike.
+    """
     (a, of_a), (of_b, b), (c, of_c) = layout.a, layout.b, layout.c
     shape, has_rows = (layout.m, layout.w, layout.k), of_a == of_b == of_c == 1
-    return layout.dtype == "bfloat16" and has_rows and is_supported(gpu, layout.dtype, shape, (a, b, c))
+    several = column_tiles(layout.w) > 1
+    return layout.dtype == "bfloat16" and has_rows and several and is_supported(gpu, layout.dtype, shape, (a, b, c))
 
 
 def n_partials(layout: ProductLayout) -> int:
@@ -95,7 +99,7 @@ def checked_product(
     strides = layout.a[0], layout.b[1], layout.c[0]
     given = machine, layout.dtype, (m, n, k), strides, epilogue, values
     gemm = SquareGemm(*given, epilogue_shared_bytes=_SHARED_BYTES, side=True)
-    blocks = min(-(-m // _CHECK_WARPS), _CHECK_BLOCKS * machine.gpu.multiprocessors)
+    blocks = min(-(-m // _CHECK_ROWS), _CHECK_BLOCKS * machine.gpu.multiprocessors)
     arguments = check_args(layout, bounds, log, repairs), partials, np.int32(tiles)
     with machine.current():
         check = machine.bind(_kernel(machine, 0, layout.dtype), (blocks,), (_CHECK_THREADS,), arguments)

@@ -314,13 +314,13 @@ def checked_forward(
     tuple or None
         The product and the faults; None if there is no such kernel for these operands.
     """
-    parts = known.checksums.parts
-    if parts is None or not len(x):
+    parts, kinds = known.checksums.parts, {(one.dtype, one.device) for one in (x, weight, bias) if one is not None}
+    if parts is None or not len(x) or len(kinds) > 1:  # torch refuses operands of several kinds
         return None
     operands = x.data_ptr(), weight.data_ptr(), 0 if bias is None else bias.data_ptr()
     is_aligned = not any(address % checked_product.ALIGNMENT for address in operands)
     index, gpu, repairs = x.get_device(), _gpu(x.get_device()), state.options.repair
-    shapes = x.shape, weight.shape, x.stride(), weight.stride()
+    shapes = x.shape, weight.shape, x.stride(), weight.stride(), *(() if bias is None else (bias.shape, bias.stride()))
     found = _checked(gpu, x.dtype, repairs, is_aligned, *shapes)
     if found is None:
         return None
@@ -335,11 +335,13 @@ def checked_forward(
 def _checked(
     gpu: _Gpu, dtype: torch.dtype, repairs: bool, is_aligned: bool, *shapes: tuple[int, ...]
 ) -> tuple[Callable[..., None], int] | None:
-    """Return the launch function for x and a weight with these shapes and strides, and its number of partial residuals.
+    """Return the launch function for operands with these shapes and strides, and its number of partial residuals.
 
     None if there is no kernel for them.
     """
-    (m, k), (w, _), of_x, of_weight = shapes
+    (m, k), (w, depth), of_x, of_weight, *of_bias = shapes
+    if k != depth or tuple(of_bias) not in ((), ((w,), (1,))):
+        return None
     layout = launch.ProductLayout(_NAMES[dtype], m, k, w, (of_x[0], of_x[1]), (of_weight[1], of_weight[0]), (w, 1))
     if not is_aligned or not checked_product.can_check(gpu.machine.gpu, layout):
         return None

@@ -79,7 +79,7 @@ class Product:
         np.testing.assert_allclose(self.squares, ((C * v) ** 2).sum(1), rtol=1e-5)
 
 
-SHAPES = [(1, 8, 8), (130, 264, 72), (300, 520, 200), (40, 776, 640)]
+SHAPES = [(1, 264, 8), (130, 264, 72), (300, 520, 200), (40, 776, 640)]
 
 
 @pytest.mark.each_choice
@@ -99,10 +99,10 @@ def test_right_products_are_clean(shape, bias, spare, copies, rng):
 def test_by_hand():
     """Every element of C is 2 · 3 · 8 = 48; all weights of v count."""
     rng = np.random.default_rng(0)
-    product = Product(2, 8, 8, rng, bias=False, A=np.full((2, 8), 2), B=np.full((8, 8), 3))
+    product = Product(2, 264, 8, rng, bias=False, A=np.full((2, 8), 2), B=np.full((264, 8), 3))
     assert product.compute() == []
     assert (product.C.astype(float) == 48).all()
-    assert product.squares[0] == pytest.approx(48**2 * (weights_of(8) ** 2).sum(), rel=1e-6)
+    assert product.squares[0] == pytest.approx(48**2 * (weights_of(264) ** 2).sum(), rel=1e-6)
 
 
 @pytest.mark.parametrize("scale", [1, 1e-30, 1e30])
@@ -193,23 +193,24 @@ def test_right_rows_of_every_kind_are_clean(case, rng):
 
 
 def test_what_it_can_check():
-    def can(gpu="H200", dtype="bfloat16", m=5, k=16, n=24, a=(16, 1), b=(1, 16), c=(24, 1)):
+    def can(gpu="H200", dtype="bfloat16", m=5, k=16, n=264, a=(16, 1), b=(1, 16), c=(264, 1)):
         return checked.can_check(KNOWN[gpu], ProductLayout(dtype, m, k, n, a, b, c))
 
     assert can()
     assert not can(dtype="float16")  # parts of checksums need the exponents of float32
     assert not can(gpu="A100")
     assert not can(a=(1, 16))
-    assert not can(b=(24, 1))
+    assert not can(b=(264, 1))
     assert not can(a=(17, 1))
-    assert not can(n=20, c=(20, 1))
+    assert not can(n=260, c=(260, 1))
+    assert not can(n=256, c=(256, 1))  # a single column tile
 
 
 @pytest.mark.compile
 def test_no_kernel_spills():
     element = ELEMENT["bfloat16"]
     names = [f"abft::{name}".format(element) for name in checked.KERNELS]
-    product = f"tsm2::gemm_square<{element}, 4, 1, abft::RowResiduals<{element}>>"
+    product = f"tsm2::gemm_square<{element}, 4, 3, abft::RowResiduals<{element}>>"
     compiled = build('#include "apps/abft/modules/checked_product.cuh"\n', [product, *names], "sm_90a", announces=False)
     for kernel, used in compiled.resources.items():
         assert (used.spill_stores, used.spill_loads, used.waits) == (0, 0, False), kernel

@@ -17,6 +17,8 @@ from tsapps.kernels.gpu_specs import KNOWN  # noqa: E402
 
 DTYPES = {"float64": torch.float64, "float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 PRODUCTS = ["forward", "grad_input", "grad_weight"]
+# Features of a layer whose forward product can check itself.
+WIDE = (40, 264)
 
 
 class FakeGpu:
@@ -132,7 +134,7 @@ def test_faults_are_repaired_and_reported_by_the_next_call(gpu, monkeypatch, dty
 def test_fused_products(gpu, monkeypatch):
     monkeypatch.setitem(products.multiply, "forward", None)  # torch computes no forward product
     for bias in (True, False):
-        layer, x, grad = problem("bfloat16", bias=bias, gemm="fused")
+        layer, x, grad = problem("bfloat16", features=WIDE, bias=bias, gemm="fused")
         for one, other in zip(step(layer, x, grad), reference(layer, x, grad), strict=True):
             torch.testing.assert_close(one, other)
         with torch.no_grad():
@@ -145,7 +147,9 @@ def test_fused_products(gpu, monkeypatch):
 @pytest.mark.parametrize("report", ["deferred", "immediate"])
 def test_faults_of_fused_products(gpu, monkeypatch, report):
     found = []
-    layer, x, grad = problem("bfloat16", name="first", on_fault=found.append, gemm="fused", report=report)
+    layer, x, grad = problem(
+        "bfloat16", features=WIDE, name="first", on_fault=found.append, gemm="fused", report=report
+    )
     expected = reference(layer, x, grad)
     with monkeypatch.context() as during:
         faulty(during, 5, 7, 100)
@@ -159,7 +163,7 @@ def test_faults_of_fused_products(gpu, monkeypatch, report):
 
 
 def test_what_is_not_fused_has_the_bits_of_torch(gpu):
-    """Another dtype, a row that is no multiple of 8, no contiguous rows, no rows; and weights that were not fused."""
+    """Another dtype, sizes that are no multiples of 8, a single column tile, another GPU, no rows, other options."""
     for dtype, features in (
         ("float32", (40, 24)),
         ("float16", (40, 24)),
@@ -169,22 +173,37 @@ def test_what_is_not_fused_has_the_bits_of_torch(gpu):
         layer, x, grad = problem(dtype, features=features, gemm="fused")
         assert torch.equal(step(layer, x, grad)[0], reference(layer, x, grad)[0])
     gpu.machine = HostMachine(gpu=KNOWN["A100"])
-    layer, x, grad = problem("bfloat16", gemm="fused")
+    layer, x, grad = problem("bfloat16", features=WIDE, gemm="fused")
     assert torch.equal(step(layer, x, grad)[0], reference(layer, x, grad)[0])
     gpu.machine = HostMachine()
-    layer, x, _ = problem("bfloat16", gemm="fused")
-    assert layer(x[:0]).shape == (0, 24)
+    layer, x, _ = problem("bfloat16", features=WIDE, gemm="fused")
+    assert layer(x[:0]).shape == (0, 264)
     layer.abft_options = Linear(1, 1).abft_options
     plain = torch.nn.functional.linear(x, layer.weight, layer.bias)
     assert torch.equal(layer(x), plain)
 
 
 def test_layers_can_be_fused_later(gpu, monkeypatch):
-    layer, x, grad = problem("bfloat16")
+    layer, x, grad = problem("bfloat16", features=WIDE)
     step(layer, x, grad)
     protect(layer, gemm="fused")
     monkeypatch.setitem(products.multiply, "forward", None)
     torch.testing.assert_close(step(layer, x, grad)[0], reference(layer, x, grad)[0])
+
+
+@pytest.mark.parametrize("wrong", ["depth", "dtype", "dtype of the bias", "length of the bias"])
+def test_torch_refuses_operands_that_do_not_fit(gpu, wrong):
+    layer, x, _ = problem("bfloat16", features=WIDE, gemm="fused")
+    layer(x)
+    given = {"input": x, "weight": layer.weight, "bias": layer.bias.detach()}
+    given |= {
+        "depth": {"input": torch.cat([x, x], 1)},
+        "dtype": {"input": x.float()},
+        "dtype of the bias": {"bias": layer.bias.detach().float()},
+        "length of the bias": {"bias": layer.bias.detach()[:8]},
+    }[wrong]
+    with pytest.raises((RuntimeError, ValueError)):
+        products.forward(*given.values(), layer.weight)
 
 
 def test_the_name_of_a_gemm():
@@ -348,7 +367,7 @@ def fused_gpu():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("shape", [(300, 1000, 776), (1, 64, 64), (513, 512, 24), (2048, 4096, 4096)], ids=str)
+@pytest.mark.parametrize("shape", [(300, 1000, 776), (1, 64, 264), (513, 512, 1024), (2048, 4096, 4096)], ids=str)
 @pytest.mark.parametrize("bias", [True, False])
 def test_gpu_fused_products(monkeypatch, fused_gpu, shape, bias):
     layer, plain, x, grad = on_a_gpu("bfloat16", shape[0], shape[1:], gemm="fused")

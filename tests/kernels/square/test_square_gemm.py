@@ -112,16 +112,17 @@ def test_products_on_a_gpu(dtype, shape, buffers, rng):
     [
         ("ptx::mbarrier_wait(pipeline_.full + stage.index, stage.parity);", ""),
         ("ptx::mbarrier_wait(empty + stage.index, stage.parity ^ 1);", ""),
-        ("if (issues) ptx::tensor_store_wait<kBuffers - 1>();", ""),
-        ("      ptx::async_fence();\n      ptx::barrier_sync(1 + group, kGroupThreads);\n", ""),
+        ("if (issues) ptx::tensor_store_wait<kBuffers - 2>();", ""),
+        ("      ptx::barrier_sync(1 + group, kGroupThreads);\n      if (issues) {", "      if (issues) {"),
+        ("    ptx::barrier_sync(1 + group, kGroupThreads);\n#pragma unroll\n    for (int part", "    for (int part"),
         (
             "if (lane < 2) ptx::mbarrier_arrive_in_block(empty + stage, lane);",
             "if (lane < 1) ptx::mbarrier_arrive(empty + stage);",
         ),
         ("pipeline_.release(before);\n      store(", "store("),
-        ("    ptx::cluster_sync();\n  }\n\n private:", "  }\n\n private:"),
+        ("    simt::sync_warp();\n    ptx::cluster_sync();\n", ""),
     ],
-    ids=["full", "empty", "store", "written", "peer", "last release", "end"],
+    ids=["full", "empty", "store", "written", "columns", "peer", "last release", "end"],
 )
 def test_what_is_not_waited_for_is_caught(old, new, rng, tmp_path, monkeypatch):
     texts = {}
@@ -160,6 +161,7 @@ def test_what_is_supported():
     assert not is_supported(h200, "float32", (5, 8, 16), (16, 24, 8))
     assert not is_supported(KNOWN["A100"], "bfloat16", (5, 8, 16), (16, 24, 8))
     assert not is_supported(KNOWN["B200"], "bfloat16", (5, 8, 16), (16, 24, 8))
+    assert not is_supported(h200, "bfloat16", (5, 8, 16), (0, 24, 8))  # the same row again and again
     for shape, strides in [
         ((0, 8, 8), (8,) * 3),
         ((5, 12, 8), (8, 8, 16)),
@@ -170,10 +172,11 @@ def test_what_is_supported():
 
 
 @pytest.mark.compile
-@pytest.mark.parametrize("buffers", [(4, 1), (3, 4)], ids=str)
+@pytest.mark.parametrize("buffers", [(4, 3), (3, 4)], ids=str)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_kernel_neither_spills_nor_waits(dtype, buffers):
     element = ELEMENT[dtype]
     name = "tsm2::gemm_square<{}, {}, {}, tsm2::StoringEpilogue<{}>>".format(element, *buffers, element)
     (used,) = build(f'#include "{HEADER}"\n', [name], "sm_90a", announces=False).resources.values()
     assert (used.spill_stores, used.spill_loads, used.waits) == (0, 0, False)
+    assert used.shared == 0  # dynamic shared memory then begins at a multiple of 1024
