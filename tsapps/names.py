@@ -1,9 +1,20 @@
-"""Arguments ``FILE:NAME``, which select the array NAME of a file: splitting, and quoting for a shell."""
+"""Names of files: extensions; arguments ``FILE:NAME``, which select the array NAME of a file; quoting for a shell."""
 
 import os
 import shlex
 
-__all__ = ["shell_spelling", "split_name"]
+__all__ = ["COMPRESSED_TEXT", "TEXT", "extension_of", "shell_spelling", "split_name"]
+
+#: Extensions of text tables, and of compressed ones.
+TEXT = (".csv", ".tsv", ".txt")
+COMPRESSED_TEXT = tuple(text + compressed for text in TEXT for compressed in (".gz", ".bz2", ".xz"))
+
+
+def extension_of(file: str) -> str:
+    """Return the extension of a file in lower case; that of a compressed text table has two parts."""
+    name, extension = os.path.splitext(file.lower())
+    both = os.path.splitext(name)[1] + extension
+    return both if both in COMPRESSED_TEXT else extension
 
 
 def split_name(path: str) -> tuple[str, str | None]:

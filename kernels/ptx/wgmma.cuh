@@ -102,6 +102,10 @@ inline SharedMatrix matrix_after(const SharedMatrix& matrix, int bytes) {
   return {matrix.at + bytes, matrix.is_swizzled};
 }
 
+template <bool clears, typename T, int blocks>
+inline void wgmma(float (&d)[blocks][4], const unsigned (&a)[4], const SharedMatrix& b) {
+  wgmma<clears, T>(d, a, static_cast<const void*>(b.at));
+}
 template <bool clears, typename T = Half, int blocks>
 inline void wgmma(float (&d)[blocks][4], const SharedMatrix& a, const SharedMatrix& b) {
   cuda_host::check_aligned(a.at, 16, "wgmma");

@@ -12,6 +12,16 @@ import typer
 
 from tsapps.cli import kmeans_options, result
 from tsapps.cli.clock import Clock
+from tsapps.cli.column_options import (
+    Columns,
+    Decimal,
+    Exclude,
+    Identifier,
+    Missing,
+    MissingOption,
+    Scale,
+    ScaleOption,
+)
 from tsapps.cli.info import versions
 from tsapps.cli.kmeans_checkpoint import (
     CheckpointDirectory,
@@ -21,6 +31,7 @@ from tsapps.cli.kmeans_checkpoint import (
     usage_errors,
 )
 from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, read_inputs
+from tsapps.cli.label_table import Distances, LabelFile, distances_of, save_label_table, save_named_centers
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.cli.workers import check_workers, engine_on_workers, labels_on_host
@@ -66,6 +77,14 @@ def kmeans(
     workers: kmeans_options.Workers = None,
     insecure: kmeans_options.Insecure = False,
     allow_external: AllowExternal = False,
+    columns: Columns = None,
+    exclude: Exclude = None,
+    identifier: Identifier = None,
+    scale: ScaleOption = Scale.none,
+    missing: MissingOption = Missing.error,
+    decimal: Decimal = ".",
+    label_file: LabelFile = None,
+    distances: Distances = False,
     header: Header = None,
     index: Index = None,
     as_json: Json = False,
@@ -107,6 +126,14 @@ def kmeans(
         allow_external=allow_external,
         header=header,
         index=index,
+        columns=columns,
+        exclude=exclude,
+        identifier=identifier,
+        scale=scale,
+        missing=missing,
+        decimal=decimal,
+        label_file=label_file,
+        distances=distances,
     )
     request.check()
     summary = _fit_and_write(request, clock, quiet=quiet)
@@ -208,13 +235,26 @@ def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[
     mode = mode_of_result(out, [*read, *request.other_files(), *filter(os.path.isfile, [out / "centers.npy"])])
     with result.new_directory(out, force=request.force, mode=mode) as directory:
         clock.start_lap()
-        save_npy(directory / "labels.npy", found.clustering.labels, mode=mode)
+        save_npy(directory / "labels.npy", inputs.data.spread(found.clustering.labels), mode=mode)
         save_npy(directory / "centers.npy", found.clustering.centers, mode=mode)
+        save_named_centers(directory / "centers.csv", inputs.data, found.clustering.centers, mode=mode)
+        if request.label_file is not None:
+            _write_table(request, inputs, found)
         clock.lap("write")
         summary = _summary(request, inputs, found, clock)
         with replacing(directory / "summary.json", mode=mode) as file:
             file.write(json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
     return summary
+
+
+def _write_table(request: Request, inputs: Inputs, found: _Fit) -> None:
+    from tsapps.kernels.system.permissions import mode_of_result
+
+    path, best = Path(request.label_file or ""), found.clustering
+    mode = mode_of_result(path, [*(file for file, _ in inputs.matrix.files), *request.other_files()])
+    cosine = str(request.metric) == "cosine"
+    far = distances_of(inputs.data, best.centers, best.labels, cosine=cosine) if request.distances else None
+    save_label_table(path, inputs.data, best.labels, far, mode=mode)
 
 
 def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
@@ -228,6 +268,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "n": n,
         "d": d,
         "k": request.k,
+        **inputs.data.record(request.scale, request.missing),
         "data_dtype": str(inputs.matrix.dtype),
         "dtype": found.dtype,
         "metric": str(request.metric),
@@ -275,5 +316,6 @@ def _table(summary: dict[str, Any], request: Request) -> dict[str, str]:
         "iterations": f"{summary['iterations']}, {ended}",
         "device": f"{summary['device']}: {summary['device_reason']}",
         "seconds": seconds_by_phase(summary["seconds"]),
-        "written": f"{request.out}/: labels.npy, centers.npy, summary.json",
+        "written": f"{request.out}/: {', '.join(result.names_in(request.out))}"
+        + (f"; {request.label_file}" if request.label_file else ""),
     }

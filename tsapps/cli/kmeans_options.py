@@ -122,7 +122,12 @@ ComputeType = Annotated[
 ]
 OutDirectory = Annotated[
     Path | None,
-    typer.Option(metavar="DIR", help="Output directory.  [default: <name of DATA>-kmeans, in the current directory]"),
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="DIR",
+        help="Output directory.  [default: <name of DATA>-kmeans, in the current directory]",
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")]
 Workers = Annotated[

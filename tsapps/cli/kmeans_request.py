@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tsapps.cli import result
+from tsapps.cli.column_options import Missing, PreparedData, open_data, opening_of
+from tsapps.cli.label_table import check_label_file
 from tsapps.cli.options import check_disk_space, check_input, choose, open_fitting
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
@@ -51,6 +53,14 @@ class Request:
     allow_external: bool
     header: bool | None
     index: bool | None
+    columns: str | None
+    exclude: str | None
+    identifier: str | None
+    scale: str
+    missing: str
+    decimal: str
+    label_file: Path | None
+    distances: bool
 
     @property
     def device_here(self) -> str:
@@ -81,6 +91,8 @@ class Request:
         if not self.tol < float("inf"):
             raise UsageError(f"--tol {self.tol}: expected a finite number, at least 0")
         result.check_place(self.out, force=self.force)
+        identified = self.identifier is not None
+        check_label_file(self.label_file, force=self.force, identified=identified, distances=self.distances)
         if self.checkpoint is not None:
             out, checkpoint = (Path(os.path.realpath(path)) for path in (self.out, self.checkpoint))
             if checkpoint in (out, *out.parents) or out in checkpoint.parents:
@@ -91,12 +103,17 @@ class Request:
 
 @dataclass(frozen=True)
 class Inputs:
-    """The opened data, the device to compute on, the initial centers or the method that draws them, and the weights."""
+    """The data, the device to compute on, the initial centers or the method that draws them, and the weights."""
 
-    matrix: "Matrix"
+    data: PreparedData
     choice: "Choice"
     first_centers: "str | np.ndarray"
     sample_weight: "np.ndarray | None"
+
+    @property
+    def matrix(self) -> "Matrix":
+        """The rows and columns that are clustered."""
+        return self.data.matrix
 
 
 def number_of_runs(n_init: str) -> int | str:
@@ -110,19 +127,31 @@ def number_of_runs(n_init: str) -> int | str:
 
 def read_inputs(request: Request) -> Inputs:
     """Open the data; check it against k, the device and the disk; read initial centers and weights from their files."""
-    from tsapps.matrix import open_matrix
-
-    data, k, external = request.data, request.k, request.allow_external
-    matrix = open_matrix(data, header=request.header, index=request.index, allow_external=external)
-    n, d = matrix.shape
-    choice = choose(request.device_here, resident=matrix.device, several=True)
+    k, external = request.k, request.allow_external
+    opening = opening_of(
+        columns=request.columns,
+        exclude=request.exclude,
+        identifier=request.identifier,
+        missing=Missing(request.missing),
+        decimal=request.decimal,
+        header=request.header,
+        index=request.index,
+        allow_external=external,
+    )
+    data = open_data(request.data, opening, request.scale, request.missing)
+    n, d = data.matrix.shape
+    choice = choose(request.device_here, resident=data.matrix.device, several=True)
     if k > n:
-        raise UsageError(f"--k {k}: {data} has {n} rows; expected at most as many clusters as rows: lower --k")
-    check_disk_space(request.out, _HEADER + 4 * n, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
+        raise UsageError(f"--k {k}: {request.data} has {n} rows; expected at most as many clusters as rows: lower --k")
+    check_disk_space(request.out, _HEADER + 4 * data.rows, _HEADER + 8 * k * d, _HEADER + _SUMMARY_BYTES * k)
     path = request.init_file
-    first_centers = request.init if path is None else _read_first_centers(path, k, d, allow_external=external)
-    weights = None if request.weights is None else _read_weights(request.weights, n, allow_external=external)
-    return Inputs(matrix, choice, first_centers, weights)
+    first_centers: str | np.ndarray = request.init
+    if path is not None:
+        first_centers = data.scaled(_read_first_centers(path, k, d, allow_external=external))
+    weights = None if request.weights is None else _read_weights(request.weights, data.rows, allow_external=external)
+    if weights is not None and data.kept is not None:
+        weights = weights[data.kept]
+    return Inputs(data, choice, first_centers, weights)
 
 
 def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "np.ndarray":

@@ -15,7 +15,7 @@ import typer
 from tsapps.cli.output import gigabytes
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.devices import Choice, choose_device
-from tsapps.names import split_name
+from tsapps.names import extension_of, split_name
 
 if TYPE_CHECKING:
     from tsapps.matrix import Matrix
@@ -111,7 +111,8 @@ def stem(path: str) -> str:
         found = start.rstrip("-_. ") or os.path.basename(os.path.abspath(directory))
         name = after.rpartition(":")[2] if ":" in after else None
     else:
-        found = Path(file).stem
+        found = os.path.basename(file)
+        found = found[: len(found) - len(extension_of(found))]
     return "-".join([found or "matrix", *filter(None, (name or "").split("/"))])
 
 

@@ -10,7 +10,9 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.clock import Clock
+from tsapps.cli.column_options import Decimal, Identifier, PreparedData, open_as_model, opening_of
 from tsapps.cli.info import versions
+from tsapps.cli.label_table import Distances, LabelFile, check_label_file, distances_of, save_label_table
 from tsapps.cli.labels_by_file import check_directory, save_labels
 from tsapps.cli.options import (
     AllowExternal,
@@ -44,11 +46,16 @@ class _Inputs:
     """The opened data, the device to compute on, and the centers (k, d) with the summary of the fit that found them."""
 
     data: str
-    matrix: "Matrix"
+    opened: PreparedData
     choice: "Choice"
     model: Path
     centers: "np.ndarray"
     trained: dict[str, Any]
+
+    @property
+    def matrix(self) -> "Matrix":
+        """The rows that get labels, prepared as those of the model."""
+        return self.opened.matrix
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,10 @@ def predict(
     device: Devices = "auto",
     force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
     allow_external: AllowExternal = False,
+    identifier: Identifier = None,
+    label_file: LabelFile = None,
+    distances: Distances = False,
+    decimal: Decimal = ".",
     header: Header = None,
     index: Index = None,
     as_json: Json = False,
@@ -95,25 +106,24 @@ def predict(
     check_input(data, several=True)
     if not by_file:
         check_output_file(out, force=force)
+    check_label_file(label_file, force=force, identified=identifier is not None, distances=distances)
     choose(device, several=True)  # before slow imports, so that a wrong device fails at once
 
-    from tsapps.matrix import open_matrix
-
     centers, trained = read_model(model)
-    matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
-    _check_output(data, matrix, out, by_file=by_file, force=force)
-    n, d = matrix.shape
-    if d != centers.shape[1]:
-        raise UsageError(
-            f"{data}: has {d} columns; expected {centers.shape[1]}, like the centers in {model}: name other "
-            f"data or another model"
-        )
-    check_disk_space(out, 4 * n)
-    inputs = _Inputs(data, matrix, choose(device, resident=matrix.device, several=True), model, centers, trained)
+    opening = opening_of(
+        identifier=identifier, decimal=decimal, header=header, index=index, allow_external=allow_external
+    )
+    opened = open_as_model(data, model, trained, opening)
+    _check_output(data, opened.matrix, out, by_file=by_file, force=force)
+    check_disk_space(out, 4 * opened.rows)
+    choice = choose(device, resident=opened.matrix.device, several=True)
+    inputs = _Inputs(data, opened, choice, model, centers, trained)
 
     with live_line(quiet=quiet) as show:
         found = _label(inputs, device, clock, show)
         _write(inputs, found, out, clock, by_file=by_file, force=force)
+        if label_file is not None:
+            _write_table(inputs, found, label_file, distances=distances)
     summary = _summary(ctx.meta["tsapps.command"], inputs, found, out, clock)
     if as_json:
         print_json(summary)
@@ -168,12 +178,22 @@ def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock, *, by_file:
     from tsapps.matrix import save_npy
 
     files = inputs.matrix.files
-    mode = mode_of_result(out, [*(file for file, _ in files), inputs.model / "centers.npy"])
+    mode, labels = mode_of_result(out, [*(file for file, _ in files), inputs.model / "centers.npy"]), found.labels
+    labels = inputs.opened.spread(labels)
     if by_file:
-        save_labels(out, files, found.labels, force=force, mode=mode)
+        save_labels(out, files, labels, force=force, mode=mode)
     else:
-        save_npy(out, found.labels, commit=signals.placing, mode=mode)
+        save_npy(out, labels, commit=signals.placing, mode=mode)
     clock.lap("write")
+
+
+def _write_table(inputs: _Inputs, found: _Labels, path: Path, *, distances: bool) -> None:
+    from tsapps.kernels.system.permissions import mode_of_result
+
+    mode = mode_of_result(path, [*(file for file, _ in inputs.matrix.files), inputs.model / "centers.npy"])
+    cosine = inputs.trained["metric"] == "cosine"
+    far = distances_of(inputs.opened, inputs.centers, found.labels, cosine=cosine) if distances else None
+    save_label_table(path, inputs.opened, found.labels, far, mode=mode)
 
 
 def _summary(command: str, inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> dict[str, Any]:

@@ -6,6 +6,8 @@ labels.npy
     int32, shape (n,): the cluster of every row.
 centers.npy
     Shape (k, d), in the dtype of the computation; float64 if float32 would round the centers too coarsely.
+centers.csv
+    The same with the names of the columns and in the units of the data, if columns have names or were scaled.
 summary.json
     Parameters of the run, and the quality of the clustering.
 """
@@ -23,7 +25,7 @@ from tsapps.kernels.system.strict_json import JsonError, read_json
 if TYPE_CHECKING:
     from tsapps.matrix import Matrix
 
-__all__ = ["KIND", "check_place", "files_of", "how_many", "new_directory", "read_model"]
+__all__ = ["KIND", "check_place", "files_of", "how_many", "names_in", "new_directory", "read_model"]
 
 #: Value of "kind" in summary.json.
 KIND = "tsapps kmeans"
@@ -31,7 +33,8 @@ KIND = "tsapps kmeans"
 # Maximum valid size of summary.json in bytes; the file has some ten bytes per cluster.
 _MOST_SUMMARY = 1 << 26
 
-_FILES = {"labels.npy", "centers.npy", "summary.json"}
+# In the order in which they are listed.
+_FILES = ("labels.npy", "centers.npy", "centers.csv", "summary.json")
 
 
 def check_place(directory: Path, *, force: bool) -> None:
@@ -47,6 +50,11 @@ def check_place(directory: Path, *, force: bool) -> None:
     replaces = check_output_directory(directory, _FILES, _FILES.__contains__, what, force=force)
     if replaces and os.listdir(directory) and not _is_result(directory):
         raise UsageError(f"{directory}: is not a kmeans result (by its summary.json): choose another --out")
+
+
+def names_in(directory: Path) -> list[str]:
+    """Return the names of the files of a result."""
+    return [name for name in _FILES if (directory / name).exists()]
 
 
 def _is_result(directory: Path) -> bool:

@@ -63,9 +63,8 @@ def engine_on_workers(request: Request, inputs: Inputs, dtype: "np.dtype") -> It
         raise UsageError(f"--workers: {request.data} is not a file, which workers could open")
     weights = None if weights is None else weights.astype(dtype)
     spherical = str(request.metric) == "cosine"
-    source = Reopened.of(
-        matrix, request.data, header=request.header, index=request.index, allow_external=request.allow_external
-    )
+    data = inputs.data
+    source = Reopened.of(matrix, request.data, data.opening, data.learned, data.kept)
     try:
         client = Client(request.workers, timeout=_SECONDS)
     except (OSError, TypeError, ValueError) as error:  # Dask's errors of certificates are of the last two types

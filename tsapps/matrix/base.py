@@ -25,7 +25,7 @@ from tsapps.matrix.layout import Stored
 if TYPE_CHECKING:
     from tsapps.matrix.watch import FileState
 
-__all__ = ["ConvertedMatrix", "Matrix", "trimmed"]
+__all__ = ["ConvertedMatrix", "DerivedMatrix", "Matrix", "trimmed"]
 
 T = TypeVar("T")
 
@@ -312,22 +312,12 @@ def trimmed(blocks: Iterator[tuple[int, Any]], first: int, end: int) -> Iterator
             return
 
 
-class ConvertedMatrix(Matrix):
-    """The elements of another matrix, converted to `dtype`.
+class DerivedMatrix(Matrix):
+    """The rows of another matrix, changed one by one by `_convert`; by default, it has as many columns."""
 
-    Raises
-    ------
-    UsageError
-        If `dtype` is not floating-point and cannot hold every value of the source's dtype.
-    """
-
-    def __init__(self, source: Matrix, dtype: np.dtype) -> None:
-        if not (is_floating(dtype) or (dtype.kind in "iu" and np.can_cast(source.dtype, dtype, "safe"))):
-            raise UsageError(
-                f"{source.name}: its {source.dtype} elements cannot be read as {dtype} without loss: "
-                f"ask for a floating-point type, such as float32"
-            )
-        super().__init__(source.name, source.shape, dtype, source.device)
+    def __init__(self, source: Matrix, dtype: np.dtype, columns: int | None = None) -> None:
+        shape = source.shape[0], source.shape[1] if columns is None else columns
+        super().__init__(source.name, shape, dtype, source.device)
         self.file_state, self.column_names = source.file_state, source.column_names
         self.begins_anywhere = source.begins_anywhere
         self._source = source
@@ -353,13 +343,35 @@ class ConvertedMatrix(Matrix):
         for start, block in self._source.blocks_between(first, end, rows):
             yield start, self._convert(block, range(start, start + len(block)))
 
+    def _rows(self, numbers: np.ndarray) -> Any:
+        return self._convert(self._source._rows(numbers), numbers)
+
+    @abstractmethod
+    def _convert(self, block: Any, numbers: Sequence[int] | np.ndarray) -> Any:
+        """Return rows `numbers` of this matrix from those of the source."""
+
+
+class ConvertedMatrix(DerivedMatrix):
+    """The elements of another matrix, converted to `dtype`.
+
+    Raises
+    ------
+    UsageError
+        If `dtype` is not floating-point and cannot hold every value of the source's dtype.
+    """
+
+    def __init__(self, source: Matrix, dtype: np.dtype) -> None:
+        if not (is_floating(dtype) or (dtype.kind in "iu" and np.can_cast(source.dtype, dtype, "safe"))):
+            raise UsageError(
+                f"{source.name}: its {source.dtype} elements cannot be read as {dtype} without loss: "
+                f"ask for a floating-point type, such as float32"
+            )
+        super().__init__(source, dtype)
+
     def pieces(self, columns: int) -> Iterator[tuple[int, int, Any]]:
         """Yield (row, column, piece of that row); see `Matrix.pieces`."""
         for row, column, piece in self._source.pieces(columns):
             yield row, column, self._convert(piece, [row])
-
-    def _rows(self, numbers: np.ndarray) -> Any:
-        return self._convert(self._source._rows(numbers), numbers)
 
     def _empty(self, dtype: np.dtype) -> Any:
         return self._source._empty(dtype)

@@ -13,7 +13,7 @@ from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import check_finite, check_indices
 from tsapps.matrix.stored import LEAST_AHEAD, StoredMatrix, read_ahead
 from tsapps.matrix.table_form import is_number
-from tsapps.names import shell_spelling, split_name
+from tsapps.names import COMPRESSED_TEXT, extension_of, shell_spelling, split_name
 
 __all__ = ["JoinedMatrix", "joined", "matching_files"]
 
@@ -73,8 +73,12 @@ def _files_in(directory: str, extensions: Sequence[str]) -> list[str]:
     except PermissionError as error:
         raise MatrixUsageError(f"{directory}: is not readable by this user: change its permissions") from error
     for entry in entries:
-        extension = os.path.splitext(entry.name)[1].lower()
-        if extension in extensions and not entry.name.startswith(".") and not entry.is_dir():
+        extension = extension_of(entry.name)
+        if (
+            (extension in extensions or extension in COMPRESSED_TEXT)
+            and not entry.name.startswith(".")
+            and not entry.is_dir()
+        ):
             files.setdefault(".h5" if extension == ".hdf5" else extension, []).append(entry.path)
     if not files:
         raise MatrixUsageError(

@@ -2,7 +2,8 @@
 
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,16 +13,18 @@ from tsapps.errors import EmptyMatrixError, MatrixError, MatrixUsageError, Usage
 from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
+from tsapps.matrix.columns import Column, ColumnChoice, choose_columns, place_of
 from tsapps.matrix.containers import open_npz, open_safetensors
 from tsapps.matrix.hdf5 import open_hdf5
 from tsapps.matrix.joined import joined, matching_files
 from tsapps.matrix.memory import open_array
 from tsapps.matrix.parquet import ParquetMatrix
+from tsapps.matrix.prepared import PickedColumns
 from tsapps.matrix.text import TextMatrix
 from tsapps.matrix.watch import FileState
-from tsapps.names import split_name
+from tsapps.names import COMPRESSED_TEXT, TEXT, extension_of, split_name
 
-__all__ = ["EXTENSIONS", "open_matrix"]
+__all__ = ["EXTENSIONS", "Identifiers", "Opening", "open_columns", "open_matrix"]
 
 # Readers by extension. A reader takes a path; readers of files with several arrays also take the name of an array, or
 # None. A reader reads only the header, or counts the lines of a text file. It raises MatrixError or OSError.
@@ -31,7 +34,6 @@ _SINGLE: dict[str, Callable[[str], Matrix]] = {
     **dict.fromkeys(VECS_TYPES, open_vecs),
     ".parquet": ParquetMatrix,
 }
-_TEXT = (".csv", ".tsv", ".txt")
 _SEVERAL: dict[str, Callable[..., Matrix]] = {
     ".npz": open_npz,
     ".h5": open_hdf5,
@@ -39,8 +41,34 @@ _SEVERAL: dict[str, Callable[..., Matrix]] = {
     ".safetensors": open_safetensors,
 }
 
-EXTENSIONS: tuple[str, ...] = (*_SINGLE, *_TEXT, *_SEVERAL)
-"""Extensions that `open_matrix` supports."""
+EXTENSIONS: tuple[str, ...] = (*_SINGLE, *TEXT, *_SEVERAL)
+"""Extensions that `open_matrix` supports; text tables may also be compressed, as .gz, .bz2 or .xz."""
+_ALL = (*EXTENSIONS, *COMPRESSED_TEXT)
+
+
+@dataclass(frozen=True)
+class Opening:
+    """How files are opened.
+
+    Attributes
+    ----------
+    header, index, allow_external
+        As for `open_matrix`.
+    choice : ColumnChoice or None
+        The columns that are features; None for all, which must be numbers. Files without names of columns have
+        numbers, from 0 on.
+    missing : bool
+        Whether elements without a value are read as NaN; otherwise they are errors.
+    decimal : {".", ","}
+        The decimal point of text tables.
+    """
+
+    header: bool | None = None
+    index: bool | None = None
+    allow_external: bool = False
+    choice: ColumnChoice | None = None
+    missing: bool = False
+    decimal: str = "."
 
 
 def open_matrix(
@@ -108,11 +136,78 @@ def open_matrix(
         matrix = source if isinstance(source, Matrix) else open_array(source)
         _check_is_text(matrix, header, index, is_text=False)
         return _converted(matrix, dtype)
-    files = [file for path in paths for file in matching_files(path, EXTENSIONS) or [path]]
-    opened = _open_paths(files, header, index, allow_external=allow_external)
+    how = Opening(header, index, allow_external)
+    opened = _open_paths(_files_of(paths), how)
+    return _as_one([_converted(part, dtype) for part in opened], opened, paths)
+
+
+@dataclass(frozen=True)
+class Identifiers:
+    """The column that identifies the rows of a matrix: its name, and the files that have it."""
+
+    name: str
+    parts: Sequence[Matrix]
+
+    def blocks(self) -> Iterator[Any]:
+        """Yield the values in blocks of rows: lists of str, NumPy or Arrow arrays."""
+        for part in self.parts:
+            if isinstance(part, (TextMatrix, ParquetMatrix)):
+                yield from part.identifiers()
+            else:
+                column = place_of(self.name, _columns_of(part), part.name, "id")
+                yield from (block[:, column] for _, block in part.blocks(part._default_rows()))
+
+
+def open_columns(source: str, opening: Opening) -> tuple[Matrix, list[Column], Identifiers | None]:
+    """Open chosen columns of a file or of several; see `open_matrix`.
+
+    Parameters
+    ----------
+    source : str
+    opening : Opening
+
+    Returns
+    -------
+    matrix : Matrix
+    left_out : list of Column
+        Columns that are no features because of what they hold.
+    identifiers : Identifiers or None
+        The column that identifies rows.
+
+    Raises
+    ------
+    MatrixUsageError
+        As `open_matrix`; also for names that are not those of a column.
+    MatrixError
+        As `open_matrix`; also if a chosen column does not hold numbers.
+    """
+    choice = opening.choice or ColumnChoice()
+    opened = _open_paths(_files_of([source]), opening)
+    parts = [part if isinstance(part, (TextMatrix, ParquetMatrix)) else _picked(part, choice) for part in opened]
+    identifiers = None if choice.identifier is None else Identifiers(choice.identifier, opened)
+    return _as_one(parts, opened, [source]), getattr(opened[0], "left_out", []), identifiers
+
+
+def _columns_of(matrix: Matrix) -> list[Column]:
+    return [Column(str(number), "numbers") for number in range(matrix.shape[1])]
+
+
+def _picked(matrix: Matrix, choice: ColumnChoice) -> Matrix:
+    """Return the chosen columns of a matrix without names of columns."""
+    if choice.by_position:
+        return matrix
+    features, _, _ = choose_columns(_columns_of(matrix), choice, matrix.name)
+    return matrix if features == list(range(matrix.shape[1])) else PickedColumns(matrix, features)
+
+
+def _files_of(paths: Sequence[str]) -> list[str]:
+    return [file for path in paths for file in matching_files(path, EXTENSIONS) or [path]]
+
+
+def _as_one(parts: Sequence[Matrix], opened: Sequence[Matrix], paths: Sequence[str]) -> Matrix:
+    """Return the rows of files as one matrix; `parts` are derived from the matrices `opened`."""
     _check_indices(opened)
-    parts = [_converted(part, dtype) for part in opened]
-    return joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and others ({len(files)} files)")
+    return joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and others ({len(parts)} files)")
 
 
 def _paths_of(source: Any) -> list[str] | None:
@@ -124,17 +219,17 @@ def _paths_of(source: Any) -> list[str] | None:
     return None
 
 
-def _open_paths(files: Sequence[str], header: bool | None, index: bool | None, *, allow_external: bool) -> list[Matrix]:
+def _open_paths(files: Sequence[str], how: Opening) -> list[Matrix]:
     """Open files as the parts of one matrix; leave out those without rows, unless all are."""
     parts: list[Matrix] = []
     empty: EmptyMatrixError | None = None
     for file in files:
         try:
-            part = _open_path(file, header, index, allow_external=allow_external)
+            part = _open_path(file, how)
         except EmptyMatrixError as error:
             empty = error
             continue
-        _check_is_text(part, header, index, is_text=isinstance(part, TextMatrix))
+        _check_is_text(part, how.header, how.index, is_text=isinstance(part, TextMatrix), decimal=how.decimal)
         parts.append(part)
     if empty is not None and not parts:
         raise empty
@@ -156,15 +251,17 @@ def _check_indices(parts: Sequence[Matrix]) -> None:
         )
     which = first if len(skipping) == 1 else f"{first} and {len(skipping) - 1} more"
     warnings.warn(
-        f"{which}: the first column is skipped as an index: {why}; keep it with --no-index (index=False)", stacklevel=3
+        f"{which}: the first column is skipped as an index: {why}; keep it with --no-index (index=False)", stacklevel=4
     )
 
 
-def _check_is_text(matrix: Matrix, header: bool | None, index: bool | None, *, is_text: bool) -> None:
-    if (header, index) != (None, None) and not is_text:
-        raise UsageError(
-            f"{matrix.name}: is not a text table; --header and --index apply to {', '.join(_TEXT)}: omit them"
-        )
+def _check_is_text(
+    matrix: Matrix, header: bool | None, index: bool | None, *, is_text: bool, decimal: str = "."
+) -> None:
+    if is_text or (header, index, decimal) == (None, None, "."):
+        return
+    options = "--header and --index apply" if decimal == "." else "--decimal applies"
+    raise UsageError(f"{matrix.name}: is not a text table; {options} to {', '.join(TEXT)}: omit them")
 
 
 def _converted(matrix: Matrix, dtype: DTypeLike | None) -> Matrix:
@@ -173,9 +270,9 @@ def _converted(matrix: Matrix, dtype: DTypeLike | None) -> Matrix:
     return ConvertedMatrix(matrix, np.dtype(dtype))
 
 
-def _open_path(path: str, header: bool | None, index: bool | None, *, allow_external: bool) -> Matrix:
+def _open_path(path: str, how: Opening) -> Matrix:
     file, wanted = split_name(path)
-    extension = os.path.splitext(file)[1].lower()
+    extension = extension_of(file)
     known = ", ".join(EXTENSIONS)
     if not os.path.exists(file):
         raise MatrixUsageError(f"{path}: no such file: check the path")
@@ -187,17 +284,20 @@ def _open_path(path: str, header: bool | None, index: bool | None, *, allow_exte
         )
     if not os.access(file, os.R_OK):
         raise MatrixUsageError(f"{path}: is not readable by this user: change its permissions")
-    if extension not in EXTENSIONS:
+    if extension not in _ALL:
         raise MatrixUsageError(f"{path}: has the unknown extension {extension!r}; expected one of {known}: convert it")
     if extension not in _SEVERAL and wanted is not None:
         raise MatrixUsageError(f"{path}: a {extension} file holds one matrix: omit ':{shown(wanted)}'")
     try:
         state = FileState.of(file)  # before the first read
         if extension in _SEVERAL:
-            options = {"allow_external": allow_external} if _SEVERAL[extension] is open_hdf5 else {}
+            options = {"allow_external": how.allow_external} if _SEVERAL[extension] is open_hdf5 else {}
             matrix = _SEVERAL[extension](file, wanted, **options)
-        elif extension in _TEXT:
-            matrix = TextMatrix(file, header, index)
+        elif extension in (*TEXT, *COMPRESSED_TEXT):
+            given: dict[str, Any] = {"choice": how.choice, "missing": how.missing, "decimal": how.decimal}
+            matrix = TextMatrix(file, how.header, how.index, **given)
+        elif extension == ".parquet":
+            matrix = ParquetMatrix(file, choice=how.choice, missing=how.missing)
         else:
             matrix = _SINGLE[extension](file)
         matrix.file_state = state

@@ -8,7 +8,8 @@ import numpy as np
 
 from tsapps.errors import MatrixError
 from tsapps.matrix.base import Matrix
-from tsapps.matrix.registry import open_matrix
+from tsapps.matrix.prepared import Learned, prepared
+from tsapps.matrix.registry import Opening, open_columns
 
 __all__ = ["Reopened", "read_rows"]
 
@@ -24,8 +25,11 @@ class Reopened:
     ----------
     data : str
         Absolute path, pattern or ``FILE:NAME``, as `open_matrix` takes it.
-    header, index, allow_external
-        Options of `open_matrix`.
+    opening : Opening
+    learned : Learned
+        How its rows are prepared.
+    kept : numpy.ndarray of bool or None
+        The rows that are kept; None for all.
     shape : tuple of int
     dtype : str
     stamps : tuple of tuple of int
@@ -33,20 +37,22 @@ class Reopened:
     """
 
     data: str
-    header: bool | None
-    index: bool | None
-    allow_external: bool
+    opening: Opening
+    learned: Learned
+    kept: np.ndarray | None
     shape: tuple[int, int]
     dtype: str
     stamps: tuple[tuple[int, int], ...]
 
     @classmethod
-    def of(
-        cls, matrix: Matrix, data: str, *, header: bool | None, index: bool | None, allow_external: bool
-    ) -> "Reopened":
-        """Return how to open `matrix`, which `open_matrix` opened with these arguments."""
-        given = os.path.abspath(data), header, index, allow_external
+    def of(cls, matrix: Matrix, data: str, opening: Opening, learned: Learned, kept: np.ndarray | None) -> "Reopened":
+        """Return how to open `matrix`, which `open_columns` opened and `prepared` prepared with these arguments."""
+        given = os.path.abspath(data), opening, learned, kept
         return cls(*given, matrix.shape, matrix.dtype.name, _stamps(matrix))
+
+    def opened(self) -> Matrix:
+        """Return the matrix, opened in this process."""
+        return prepared(open_columns(self.data, self.opening)[0], self.learned, self.kept)
 
 
 def read_rows(source: Reopened, first: int, end: int) -> np.ndarray:
@@ -57,7 +63,7 @@ def read_rows(source: Reopened, first: int, end: int) -> np.ndarray:
     MatrixError
         If the matrix is not the one that the other process has opened, or cannot be read.
     """
-    matrix = open_matrix(source.data, header=source.header, index=source.index, allow_external=source.allow_external)
+    matrix = source.opened()
     found = matrix.shape, matrix.dtype.name, _stamps(matrix)
     if found != (source.shape, source.dtype, source.stamps):
         raise MatrixError(

@@ -1,0 +1,157 @@
+"""Tables with text, holes and identifiers, from file to labels: options of ``tsapps kmeans`` and ``tsapps predict``."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from sklearn.cluster import KMeans
+from sklearn.datasets import load_iris
+from sklearn.preprocessing import StandardScaler
+
+
+@pytest.fixture
+def table(directory):
+    """Write iris with names, species and two holes as x.csv and x.parquet; return the frame."""
+    data = load_iris(as_frame=True)
+    frame = data.data.copy()
+    frame.columns = ["sl", "sw", "pl", "pw"]
+    frame.insert(0, "plant", [f"p{number:03}" for number in range(150)])
+    frame["species"] = data.target_names[data.target]
+    frame.loc[[3, 70], "sw"] = np.nan
+    frame.to_csv("x.csv", index=False)
+    frame.to_parquet("x.parquet")
+    return frame
+
+
+def labels_of(X, k=3):
+    return KMeans(k, n_init=1, random_state=0).fit(X)
+
+
+@pytest.mark.parametrize("file", ["x.csv", "x.parquet"])
+def test_from_a_table_to_labels_with_identifiers(succeed, table, file):
+    args = ("--missing", "drop", "--scale", "standard", "--id", "plant", "--labels", "l.csv", "--distances", "-o", "m")
+    summary = json.loads(succeed("kmeans", file, "-k", 3, *args, "--json"))
+    complete = table[["sl", "sw", "pl", "pw"]].dropna()
+    scaler = StandardScaler()
+    X = scaler.fit_transform(complete)
+    model = labels_of(X)
+    labels = np.full(150, -1)
+    labels[complete.index] = model.labels_
+    np.testing.assert_array_equal(np.load("m/labels.npy"), labels)
+    found = pd.read_csv("l.csv")
+    assert found.columns.tolist() == ["plant", "label", "distance"]
+    assert found.plant.tolist() == table.plant.tolist()
+    np.testing.assert_array_equal(found.label, labels)
+    np.testing.assert_allclose(found.distance.dropna(), model.transform(X).min(axis=1), rtol=1e-9)
+    assert found.distance.isna().sum() == 2
+    centers = pd.read_csv("m/centers.csv", index_col="cluster")
+    np.testing.assert_allclose(centers, scaler.inverse_transform(model.cluster_centers_), rtol=1e-9)
+    assert centers.columns.tolist() == summary["columns"] == ["sl", "sw", "pl", "pw"]
+    assert (summary["n"], summary["left_out"], summary["id"]) == (148, ["species"], "plant")
+    assert summary["missing"] == {"how": "drop", "rows_dropped": 2, "means": None}
+    np.testing.assert_allclose(summary["scale"]["shift"], scaler.mean_)
+    np.testing.assert_allclose(summary["scale"]["divisor"], scaler.scale_)
+
+
+@pytest.mark.parametrize(("missing", "scale"), [("drop", "robust"), ("mean", "minmax"), ("mean", "none")])
+def test_other_data_is_prepared_alike(succeed, table, missing, scale):
+    succeed("kmeans", "x.csv", "-k", 3, "--missing", missing, "--scale", scale, "-o", "m")
+    succeed("predict", "m", "x.parquet", "--out", "same.npy", "--labels", "same.parquet", "--id", "plant")
+    np.testing.assert_array_equal(np.load("same.npy"), np.load("m/labels.npy"))
+    found = pd.read_parquet("same.parquet")
+    assert found.plant.tolist() == table.plant.tolist()
+    np.testing.assert_array_equal(found.label, np.load("same.npy"))
+    other = table[["pw", "species", "sw"]].assign(sl=table.sl, extra=1.0, pl=table.pl)  # another order, and one more
+    other.to_csv("other.csv", index=False)
+    succeed("predict", "m", "other.csv", "--out", "other.npy")
+    np.testing.assert_array_equal(np.load("other.npy"), np.load("same.npy"))
+    np.save("plain.npy", table[["sl", "sw", "pl", "pw"]].dropna().to_numpy())
+    succeed("predict", "m", "plain.npy", "--out", "plain-labels.npy")
+    np.testing.assert_array_equal(np.load("plain-labels.npy"), np.load("same.npy")[table.sw.notna()])
+
+
+def test_one_line_says_what_is_left_out(run, table):
+    found = run("kmeans", "x.csv", "-k", 2, "--missing", "mean", "-q")
+    assert found.exit_code == 0
+    expected = "tsapps: warning: x.csv: left out: plant, species (text); --columns chooses columns\n"
+    assert found.stderr == expected
+    assert run("kmeans", "x.csv", "-k", 2, "--columns", "pl,pw", "-q", "--force").stderr == ""
+    assert run("kmeans", "x.csv", "-k", 2, "--exclude", "plant,species,sw", "-q", "--force").stderr == ""
+    assert json.loads(Path("x-kmeans/summary.json").read_text())["columns"] == ["sl", "pl", "pw"]
+
+
+def test_initial_centers_and_weights_are_those_of_the_data(succeed, table):
+    rows = [1, 60, 120]
+    table[["pl", "pw"]].iloc[rows].to_csv("init.csv", index=False)
+    weights = np.linspace(0, 2, 150)
+    np.save("w.npy", weights)
+    args = ("--columns", "pl,pw", "--scale", "standard", "--init", "init.csv", "--weights", "w.npy", "-o", "m")
+    succeed("kmeans", "x.csv", "-k", 3, *args)
+    X = StandardScaler().fit_transform(table[["pl", "pw"]])
+    expected = KMeans(3, init=X[rows], n_init=1).fit(X, sample_weight=weights)
+    np.testing.assert_array_equal(np.load("m/labels.npy"), expected.labels_)
+
+
+def test_labels_without_identifiers_have_the_numbers_of_rows(succeed, iris):
+    succeed("kmeans", "iris.npy", "-k", 3, "-o", "m", "--labels", "l.csv")
+    found = pd.read_csv("l.csv")
+    assert found.row.tolist() == list(range(150))
+    np.testing.assert_array_equal(found.label, np.load("m/labels.npy"))
+    succeed("kmeans", "iris.npy", "-k", 3, "-o", "m2", "--labels", "l.npy")
+    np.testing.assert_array_equal(np.load("l.npy"), np.load("m/labels.npy"))
+
+
+def test_cosine_distances(succeed, iris):
+    succeed("kmeans", "iris.npy", "-k", 3, "-o", "m", "--metric", "cosine", "--labels", "l.csv", "--distances")
+    found, centers = pd.read_csv("l.csv"), np.load("m/centers.npy")
+    unit = iris / np.linalg.norm(iris, axis=1, keepdims=True)
+    own = centers[found.label] / np.linalg.norm(centers[found.label], axis=1, keepdims=True)
+    np.testing.assert_allclose(found.distance, 1 - (unit * own).sum(axis=1), atol=1e-12)
+
+
+def test_a_fit_with_columns_continues(succeed, table):
+    args = ("--missing", "mean", "--scale", "standard", "--id", "plant", "--labels", "l.csv")
+    succeed("kmeans", "x.csv", "-k", 3, *args, "-o", "m")
+    succeed("kmeans", "x.csv", "-k", 3, *args, "-o", "m2", "--checkpoint", "c", "--force")
+    np.testing.assert_array_equal(np.load("m/labels.npy"), np.load("m2/labels.npy"))
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--columns", "slx"), "x.csv: has no column slx, which --columns names; did you mean sl?"),
+        (("--columns", ""), "--columns: names no column; expected names separated by commas"),
+        (("--exclude", "sl,sw,pl,pw"), "x.csv: no column of numbers is left: plant, species (text)"),
+        (("--id", "pln"), "x.csv: has no column pln, which --id names"),
+        (("--labels", "l.txt"), "--labels l.txt: has the extension '.txt'; expected one of .csv, .parquet, .npy"),
+        (("--labels", "l.npy", "--id", "plant"), "--labels l.npy: an array has labels alone"),
+        (("--distances",), "--distances: are written to a table of labels, which --labels names"),
+        (("--decimal", ";"), "--decimal ;: expected a point or a comma"),
+    ],
+)
+def test_wrong_options(refuse, table, args, message):
+    assert message in refuse(2, "kmeans", "x.csv", "-k", 2, *args)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((), "x.csv: line 5, cell 3 (sw) is empty; expected a number: fill it in, or drop the line, or give --missing"),
+        (("--columns", "sl,species"), "x.csv: column species holds text (line 2 is 'setosa'); expected numbers"),
+    ],
+)
+def test_tables_that_cannot_be_clustered(run, directory, table, args, message):
+    found = run("kmeans", "x.csv", "-k", 2, *args)
+    assert (found.exit_code, found.stderr.splitlines()[-1].startswith(f"tsapps: {message}")) == (1, True)
+    assert not (directory / "x-kmeans").exists()
+
+
+def test_a_damaged_model(refuse, succeed, table):
+    succeed("kmeans", "x.csv", "-k", 3, "--missing", "mean", "-o", "m")
+    path = Path("m/summary.json")
+    summary = json.loads(path.read_text())
+    summary["missing"]["means"] = [1.0]
+    path.write_text(json.dumps(summary))
+    assert "summary.json: is damaged: its columns do not match" in refuse(1, "predict", "m", "x.csv")

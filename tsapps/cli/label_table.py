@@ -1,0 +1,190 @@
+"""Tables of labels: the identifier or the number of each row, its label, and its distance from the center on demand."""
+
+import csv
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from math import isnan
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from tsapps import signals
+from tsapps.cli.column_options import PreparedData
+from tsapps.cli.options import check_output_file
+from tsapps.errors import UsageError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Distances", "LabelFile", "check_label_file", "distances_of", "save_label_table", "save_named_centers"]
+
+_FORMATS = (".csv", ".parquet", ".npy")
+# Rows that are written at a time, and elements of distances that are computed at a time.
+_ROWS, _ELEMENTS = 1 << 16, 1 << 22
+
+LabelFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--labels",
+        metavar="FILE",
+        show_default=False,
+        help="Also write a table of labels, .csv, .parquet or .npy: the --id column or the number of each row, and its "
+        "label.",
+    ),
+]
+Distances = Annotated[
+    bool, typer.Option("--distances", help="With --labels: also each row's distance from its center.")
+]
+
+
+def check_label_file(path: Path | None, *, force: bool, identified: bool, distances: bool) -> None:
+    """Raise `UsageError` for a table of labels that cannot be written; `identified`: whether rows have identifiers."""
+    if path is None:
+        if distances:
+            raise UsageError("--distances: are written to a table of labels, which --labels names")
+        return
+    suffix = path.suffix.lower()
+    if suffix not in _FORMATS:
+        raise UsageError(f"--labels {path}: has the extension {suffix!r}; expected one of {', '.join(_FORMATS)}")
+    if suffix == ".npy" and (identified or distances):
+        raise UsageError(f"--labels {path}: an array has labels alone; name a .csv or .parquet file for more columns")
+    check_output_file(path, force=force)
+
+
+def distances_of(data: PreparedData, centers: "np.ndarray", labels: "np.ndarray", *, cosine: bool) -> "np.ndarray":
+    """Return the distance of each row that is kept from its center, in float64 and in the units of `data.matrix`.
+
+    With `cosine`, 1 minus the cosine of the angle between them.
+    """
+    import numpy as np
+
+    matrix, wide = data.matrix, centers.astype(np.float64)
+    found = np.empty(matrix.shape[0])
+    for start, block in matrix.blocks(max(1, _ELEMENTS // matrix.shape[1])):
+        rows, own = block.astype(np.float64), wide[labels[start : start + len(block)]]
+        if cosine:
+            lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(own, axis=1)
+            products = np.einsum("ij,ij->i", rows, own)
+            found[start : start + len(block)] = 1 - np.divide(products, lengths, out=products * 0, where=lengths > 0)
+        else:
+            found[start : start + len(block)] = np.linalg.norm(rows - own, axis=1)
+    return found
+
+
+def save_label_table(
+    path: Path, data: PreparedData, labels: "np.ndarray", distances: "np.ndarray | None", *, mode: int
+) -> None:
+    """Write a table of labels, whole or not at all.
+
+    Parameters
+    ----------
+    path : Path
+        Its extension selects the format.
+    data : PreparedData
+    labels : numpy.ndarray of int32, shape (rows that are kept,)
+    distances : numpy.ndarray of float64, shape (rows that are kept,), or None
+    mode : int
+        Permissions of the file.
+
+    Raises
+    ------
+    OSError
+        If the disk is full or fails.
+    """
+    from tsapps.matrix import replacing, save_npy
+
+    suffix, labels = path.suffix.lower(), data.spread(labels)
+    if suffix == ".npy":
+        save_npy(path, labels, commit=signals.placing, mode=mode)
+        return
+    far = None if distances is None else _spread(data, distances)
+    with replacing(path, commit=signals.placing, mode=mode) as file:
+        (_write_csv if suffix == ".csv" else _write_parquet)(file, data, labels, far)
+
+
+def save_named_centers(path: Path, data: PreparedData, centers: "np.ndarray", *, mode: int) -> None:
+    """Write centers as a text table with the names of the columns, in the units of the data.
+
+    Nothing is written if columns have no names and were not scaled: the table would only repeat the array of centers.
+    """
+    from tsapps.matrix import replacing
+
+    names = data.matrix.column_names
+    if names is None and data.learned.shift is None:
+        return
+    rows = data.restored(centers).tolist()
+    with replacing(path, mode=mode) as file, _text(file) as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(["cluster", *(names or map(str, range(centers.shape[1])))])
+        writer.writerows([number, *row] for number, row in enumerate(rows))
+
+
+@contextmanager
+def _text(file: Any) -> Iterator[io.TextIOWrapper]:
+    """Yield a binary file as a text file; the binary file stays open."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="")
+    try:
+        yield text
+    finally:
+        text.detach()
+
+
+def _spread(data: PreparedData, distances: "np.ndarray") -> "np.ndarray":
+    """Return the distances of all rows: NaN for those that are dropped."""
+    import numpy as np
+
+    if data.kept is None:
+        return distances
+    found = np.full(data.rows, np.nan)
+    found[data.kept] = distances
+    return found
+
+
+def _identifiers(data: PreparedData) -> Iterator[Any]:
+    """Yield the identifiers of all rows in blocks: lists, NumPy or Arrow arrays. By default, they are row numbers."""
+    import numpy as np
+
+    if data.identifiers is not None:
+        yield from data.identifiers.blocks()
+        return
+    for start in range(0, data.rows, _ROWS):
+        yield np.arange(start, min(start + _ROWS, data.rows))
+
+
+def _name(data: PreparedData) -> str:
+    return "row" if data.identifiers is None else data.identifiers.name
+
+
+def _write_csv(file: Any, data: PreparedData, labels: "np.ndarray", distances: "np.ndarray | None") -> None:
+    names = [_name(data), "label", *(["distance"] if distances is not None else [])]
+    with _text(file) as text:
+        writer = csv.writer(text, lineterminator="\n")
+        writer.writerow(names)
+        start = 0
+        for block in _identifiers(data):
+            end = start + len(block)
+            columns = [list(block) if isinstance(block, list) else block.tolist(), labels[start:end].tolist()]
+            if distances is not None:
+                columns.append(["" if isnan(value) else value for value in distances[start:end].tolist()])
+            writer.writerows(zip(*columns, strict=True))
+            start = end
+
+
+def _write_parquet(file: Any, data: PreparedData, labels: "np.ndarray", distances: "np.ndarray | None") -> None:
+    from tsapps.matrix.optional import optional_module
+
+    arrow, parquet = optional_module("pyarrow", "--labels"), optional_module("pyarrow.parquet", "--labels")
+    name, start, writer = _name(data), 0, None
+    for block in _identifiers(data):
+        end = start + len(block)
+        columns = {name: arrow.array(block), "label": arrow.array(labels[start:end])}
+        if distances is not None:
+            columns["distance"] = arrow.array(distances[start:end], from_pandas=True)
+        batch = arrow.table(columns)
+        writer = writer or parquet.ParquetWriter(file, batch.schema)
+        writer.write_table(batch)
+        start = end
+    if writer is not None:
+        writer.close()
