@@ -13,6 +13,7 @@ __all__ = [
     "DeviceMatrix",
     "address",
     "as_array",
+    "columns_without_numbers",
     "device_matrix",
     "gapless",
     "gpu_index",
@@ -164,6 +165,19 @@ def _from_frame(frame: Any) -> np.ndarray:
         dtype = dtype if dtype.kind == "f" else np.dtype(np.float64)
         return frame.to_numpy(dtype, na_value=np.nan)
     return frame.to_numpy(dtype)
+
+
+def columns_without_numbers(frame: Any) -> list[str]:
+    """Return the columns of a frame that hold neither numbers nor bools, with their types: "species (str)"."""
+    if type(frame).__module__.startswith("polars"):
+        found = [
+            (name, kind) for name, kind in frame.schema.items() if not (kind.is_numeric() or str(kind) == "Boolean")
+        ]
+    else:
+        types = [getattr(dtype, "numpy_dtype", dtype) for dtype in frame.dtypes]
+        numeric = [isinstance(dtype, np.dtype) and dtype.kind in "iufb" for dtype in types]
+        found = [one for one, known in zip(frame.dtypes.items(), numeric, strict=True) if not known]
+    return [f"{name} ({kind})" for name, kind in found]
 
 
 def _from_host_dlpack(obj: Any) -> np.ndarray:

@@ -111,3 +111,23 @@ def test_lazy_frames_are_rejected(function):
     lazy = polars().DataFrame(X).lazy()
     with pytest.raises(TypeError, match=r"a polars LazyFrame, which has no rows yet; .*call collect\(\)"):
         function(lazy)
+
+
+@pytest.mark.parametrize("library", ["pandas", "polars"])
+@pytest.mark.parametrize("method", ["fit", "predict", "transform", "score"])
+def test_columns_without_numbers_are_named(library, method):
+    frame = pd.DataFrame({"x": [1.0, 2, 3], "species": ["a", "b", "c"], "when": pd.date_range("2020", periods=3)})
+    frame["kind"], frame["n"], frame["on"] = pd.Categorical(["u", "v", "u"]), [1, 2, 3], [True, False, True]
+    if library == "polars":
+        frame = polars().from_pandas(frame)
+    kmeans = TSKMeans(2, n_init=1, device="cpu").fit(X[:, :1])
+    message = r"columns without numbers: species \(.*\), when \(.*\), kind \(.*\); expected numbers: leave them out"
+    with pytest.raises(ValueError, match=message):
+        getattr(kmeans, method)(frame)
+    with pytest.raises(ValueError, match=r"columns without numbers: species \(.*\), when \(.*\), kind \(.*\): keep"):
+        open_matrix(frame)
+
+
+def test_texts_that_scikit_learn_converts():
+    frame = pd.DataFrame({"x": [1.0, 2, 9], "y": ["1", "2", "9"]})
+    assert TSKMeans(2, n_init=1, device="cpu").fit(frame).labels_.tolist() in ([0, 0, 1], [1, 1, 0])

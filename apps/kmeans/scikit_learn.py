@@ -26,6 +26,7 @@ from sklearn.utils._param_validation import validate_parameter_constraints
 from tsapps.apps.kmeans.data.distances import distances_of
 from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, frobenius_norm, is_in_range, ldexp, overflow_exponent
 from tsapps.apps.kmeans.data.rows import check_real
+from tsapps.apps.kmeans.frame_columns import columns_named
 from tsapps.apps.kmeans.initial_centers import draw_centers
 from tsapps.apps.kmeans.open_engine import check_weights, open_engine
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
@@ -154,7 +155,7 @@ def fit(model: KMeans, X: Any, sample_weight: Any) -> FittedCenters | None:
     fitted = None
     try:
         # `_is_sound` finds overflow in the result, so NumPy need not warn.
-        with threads_kept(), np.errstate(over="ignore", invalid="ignore"):
+        with threads_kept(), np.errstate(over="ignore", invalid="ignore"), columns_named(X):
             KMeans.fit(model, narrow_indices(as_host(X)), sample_weight=weights)
         fitted = _fitted_centers(np.array(model.cluster_centers_), record)
         model.cluster_centers_ = fitted.restored.copy()

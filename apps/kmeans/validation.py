@@ -8,6 +8,7 @@ from sklearn.utils.validation import validate_data
 
 from tsapps.apps.kmeans import scikit_learn
 from tsapps.apps.kmeans.data.rows import Rows, is_plain
+from tsapps.apps.kmeans.frame_columns import columns_named
 from tsapps.apps.kmeans.open_engine import resident
 from tsapps.kernels.arrays import is_sparse
 
@@ -23,12 +24,14 @@ def validated(model: KMeans, X: Any, *, reset: bool) -> Any:
     checks: dict[str, Any] = {"skip_check_array": True}
     if not ready:
         checks = {"accept_sparse": "csr", "dtype": [np.float64, np.float32]}
-    return validate_data(model, X, reset=reset, **checks)
+    with columns_named(X):
+        return validate_data(model, X, reset=reset, **checks)
 
 
 def validated_on_host(model: KMeans, X: Any) -> Any:
     """Validate X as scikit-learn's `predict` does; return a NumPy array or a CSR matrix."""
     checks: dict[str, Any] = {"accept_sparse": "csr", "dtype": [np.float64, np.float32], "order": "C"}
     # For arrays, `Passes` checks that the values are finite.
-    X = scikit_learn.narrow_indices(scikit_learn.as_host(X))
-    return validate_data(model, X, reset=False, ensure_all_finite=is_sparse(X), **checks)
+    with columns_named(X):
+        X = scikit_learn.narrow_indices(scikit_learn.as_host(X))
+        return validate_data(model, X, reset=False, ensure_all_finite=is_sparse(X), **checks)

@@ -6,7 +6,8 @@ from typing import Any
 import numpy as np
 
 from tsapps.errors import MatrixError
-from tsapps.kernels.arrays import as_array, kind_of, refuse_masked
+from tsapps.kernels.arrays import as_array, columns_without_numbers, kind_of, refuse_masked
+from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import check_finite
 
@@ -28,6 +29,8 @@ def open_array(array: Any) -> Matrix:
         refuse_masked(array, f"{name}:")
     except ValueError as error:
         raise MatrixError(str(error)) from error
+    if kind_of(array) == "frame" and (wrong := columns_without_numbers(array)):
+        raise MatrixError(f"{name}: has columns without numbers: {shown(', '.join(wrong))}: keep numeric columns only")
     array = as_array(array)
     return HostMatrix(array, name) if isinstance(array, np.ndarray) else GpuMatrix(array, name)
 
