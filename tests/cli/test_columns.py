@@ -3,12 +3,15 @@
 import json
 from pathlib import Path
 
+import jsonschema
 import numpy as np
 import pandas as pd
 import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_iris
 from sklearn.preprocessing import StandardScaler
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -146,6 +149,28 @@ def test_tables_that_cannot_be_clustered(run, directory, table, args, message):
     found = run("kmeans", "x.csv", "-k", 2, *args)
     assert (found.exit_code, found.stderr.splitlines()[-1].startswith(f"tsapps: {message}")) == (1, True)
     assert not (directory / "x-kmeans").exists()
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        ("x.csv", "--missing", "drop", "--scale", "robust", "--id", "plant"),
+        ("x.csv", "--missing", "mean", "--columns", "sw,pl", "--metric", "cosine", "--n-init", 2, "--checkpoint", "c"),
+        ("parts", "--weights", "w.npy"),
+    ],
+    ids=str,
+)
+def test_summaries_match_the_published_schema(succeed, directory, table, args):
+    (directory / "parts").mkdir()
+    for part in ("a", "b"):
+        np.save(f"parts/{part}.npy", table[["sl", "pl"]].to_numpy())
+    np.save("w.npy", np.ones(300))
+    printed = json.loads(succeed("kmeans", *args, "-k", 3, "-o", "m", "--json"))
+    schema = json.loads((ROOT / "docs/reference/kmeans-summary.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(printed, schema)
+    assert printed == json.loads(Path("m/summary.json").read_text())
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate(printed | {"k": 0}, schema)
 
 
 def test_a_damaged_model(refuse, succeed, table):

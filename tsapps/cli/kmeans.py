@@ -261,6 +261,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
     (n, d), best = inputs.matrix.shape, found.clustering
     return {
         "kind": result.KIND,
+        "schema": result.SCHEMA,
         "command": request.command,
         "input": os.path.abspath(request.data),
         "files": result.files_of(inputs.matrix),

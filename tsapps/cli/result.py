@@ -25,10 +25,10 @@ from tsapps.kernels.system.strict_json import JsonError, read_json
 if TYPE_CHECKING:
     from tsapps.matrix import Matrix
 
-__all__ = ["KIND", "check_place", "files_of", "how_many", "names_in", "new_directory", "read_model"]
+__all__ = ["KIND", "SCHEMA", "check_place", "files_of", "how_many", "names_in", "new_directory", "read_model"]
 
-#: Value of "kind" in summary.json.
-KIND = "tsapps kmeans"
+#: Values of "kind" and "schema" in summary.json; docs/reference/kmeans-summary.schema.json describes it.
+KIND, SCHEMA = "tsapps kmeans", 1
 
 # Maximum valid size of summary.json in bytes; the file has some ten bytes per cluster.
 _MOST_SUMMARY = 1 << 26
