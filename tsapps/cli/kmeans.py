@@ -101,40 +101,15 @@ def kmeans(
     of a file that has several. A directory of such files, or a quoted pattern such as 'points/*.parquet', is one
     matrix: the rows of its files, sorted by name. summary.json has the number of rows of each.
     """
+    given = locals()
     clock = Clock()
-    request = Request(
-        command=ctx.meta["tsapps.command"],
-        data=data,
-        k=k,
-        init=init,
-        n_init=number_of_runs(n_init),
-        max_iter=max_iter,
-        tol=tol,
-        seed=seed,
-        weights=weights,
-        metric=metric,
-        algorithm=algorithm,
-        precision=precision,
-        protect=protect,
-        device=device,
-        dtype=dtype,
-        out=out or Path(f"{stem(data)}-kmeans"),
-        force=force,
-        checkpoint=directory_of(checkpoint, resume),
-        workers=workers,
-        insecure=insecure,
-        allow_external=allow_external,
-        header=header,
-        index=index,
-        columns=columns,
-        exclude=exclude,
-        identifier=identifier,
-        scale=scale,
-        missing=missing,
-        decimal=decimal,
-        label_file=label_file,
-        distances=distances,
-    )
+    parsed = {
+        "command": ctx.meta["tsapps.command"],
+        "n_init": number_of_runs(n_init),
+        "out": out or Path(f"{stem(data)}-kmeans"),
+        "checkpoint": directory_of(checkpoint, resume),
+    }
+    request = Request.of(given | parsed)
     request.check()
     summary = _fit_and_write(request, clock, quiet=quiet)
     if as_json:

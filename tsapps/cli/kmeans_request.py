@@ -1,9 +1,10 @@
 """Arguments of ``tsapps kmeans``: validation, and reading of the files that the arguments name."""
 
 import os
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tsapps.cli import result
 from tsapps.cli.column_options import Missing, PreparedData, open_data, opening_of
@@ -61,6 +62,11 @@ class Request:
     decimal: str
     label_file: Path | None
     distances: bool
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> "Request":
+        """Return the request with these members by name; other names are ignored."""
+        return cls(**{member.name: given[member.name] for member in fields(cls)})
 
     @property
     def device_here(self) -> str:
