@@ -3,7 +3,8 @@
 Each trial runs one command on small data and sends SIGINT, SIGTERM, SIGKILL, or SIGINT or SIGTERM twice, at a random
 moment between the start of the process and its usual end. Then:
 
-- the output is either the old one or the new one, complete, and the input is unchanged;
+- the output is either the old one or the new one, complete, and the input is unchanged; of protect and repair, which
+  keep what they have finished, this holds for each file;
 - after SIGINT and SIGTERM, either the exit code is that of the finished command and the new output exists, or it is 130
   or 143, the old output is unchanged, and stderr has the one line;
 - if the trial left a temporary file, one more run of the command removes it.
@@ -45,17 +46,25 @@ OWN = re.compile(r'File ".*/(tsapps|kernels|apps)/((?!__init__|__main__|signals)
 
 @dataclass(frozen=True)
 class Command:
-    """A command, and the file or directory that it writes, or None."""
+    """A command, and the file or directory that it writes, or None.
+
+    `keeps` means that files of the output are finished one by one, and `again` is the exit code of a second run.
+    """
 
     arguments: tuple[str, ...]
     output: str | None = None
     code: int = 0
+    keeps: bool = False
+    again: int | None = None
 
 
 COMMANDS = {
     "kmeans": Command(("kmeans", "x.npy", "--k", "8", "--force", "--device", "cpu", "--out", "out"), "out"),
     "predict": Command(("predict", "model", "x.npy", "--force", "--device", "cpu", "--out", "out.npy"), "out.npy"),
     "sample": Command(("sample", "digits", "out.npy", "--force"), "out.npy"),
+    "protect": Command(("protect", "files"), "files", keeps=True),
+    "verify": Command(("verify", "damaged"), None, 3),
+    "repair": Command(("repair", "damaged"), "damaged", 3, keeps=True, again=0),
     "abft-encode": Command(("abft-encode", "x.npy", "--force", "--out", "out.abft"), "out.abft"),
     "abft-verify": Command(("abft-verify", "x.npy"), None, 3),
     "abft-correct": Command(("abft-correct", "x.npy", "--in-place"), "x.npy"),
@@ -114,15 +123,22 @@ def temporaries(folder):
 
 
 def content(path):
-    """Return the bytes of a file, or of every file of a directory; JSON without its times."""
+    """Return the bytes of a file, or of every file of a directory but temporaries; JSON without its times."""
     if path.is_dir():
-        return {entry.name: content(entry) for entry in path.iterdir()}
+        return {entry.name: content(entry) for entry in path.iterdir() if not entry.name.startswith(".")}
     if not path.exists():
         return None
     if path.suffix == ".json":
         # Raises unless the file is complete; times differ between runs.
         return {name: value for name, value in json.loads(path.read_bytes()).items() if name != "seconds"}
     return path.read_bytes()
+
+
+def is_whole(found, old, new, *, keeps):
+    """Return whether an output, or each file of a directory if the command keeps what is finished, is old or new."""
+    if not keeps:
+        return found in (old, new)
+    return all(found.get(name) in (old.get(name), new.get(name)) for name in {*found, *old, *new})
 
 
 class Trials:
@@ -138,29 +154,37 @@ class Trials:
         for name, command in COMMANDS.items():
             work = self._work(command, old=False)
             times = []
-            for _ in range(2):
+            for code in (command.code, command.code if command.again is None else command.again):
                 began = time.monotonic()
                 process = start(work, command, self.program)
                 stderr = process.communicate()[1]
                 times.append(time.monotonic() - began)
-                assert process.returncode == (command.code if command.output != "x.npy" or len(times) == 1 else 0), (
-                    stderr
-                )
+                assert process.returncode == code, stderr
             self.seconds[name] = max(times)
             self.new[name] = content(work / command.output) if command.output else None
 
     def _prepare(self):
-        """Write the data, a model, a sidecar, and then a fault in the data."""
+        """Write the data, a model, a sidecar, and then a fault in the data; files, and protected ones with faults."""
         rng = np.random.default_rng(0)
         np.save(self.pristine / "x.npy", rng.random((20_000, 16), np.float32))
+        for directory in ("files", "damaged"):
+            (self.pristine / directory).mkdir()
+            for number in range(4):
+                (self.pristine / directory / f"{number}.bin").write_bytes(rng.bytes(1 << 19))
         for arguments in (
             ("kmeans", "x.npy", "--k", "4", "--out", "model", "--device", "cpu"),
             ("abft-encode", "x.npy"),
             ("abft-inject", "x.npy", "--in-place"),
+            ("protect", "damaged", "--parity", "1/4"),
         ):
             process = start(self.pristine, Command(arguments))
             stderr = process.communicate()[1]
             assert process.returncode == 0, stderr
+        (self.pristine / "damaged" / "0.bin").unlink()
+        (self.pristine / "damaged" / "1.bin.sidecar").unlink()
+        for number in (2, 3):
+            with open(self.pristine / "damaged" / f"{number}.bin", "r+b") as file:
+                file.write(bytes(4))
 
     def _work(self, command, *, old):
         """Return a fresh copy of the data, with an earlier output if `old`."""
@@ -176,7 +200,7 @@ class Trials:
     def trial(self, name, kind):
         command, numbers, counts = COMMANDS[name], KINDS[kind], self.counts
         work = self._work(command, old=self.random.random() < 0.5)
-        inputs = [path for path in ("x.npy", "x.npy.abft", "model") if path != command.output]
+        inputs = [path for path in ("x.npy", "x.npy.abft", "model", "files", "damaged") if path != command.output]
         before = {path: content(work / path) for path in inputs}
         old = content(work / command.output) if command.output else None
         moment = self.random.uniform(0, self.seconds[name])
@@ -192,7 +216,8 @@ class Trials:
         facts = {"command": name, "kind": kind, "moment": moment, "code": process.returncode, "stderr": stderr}
         try:
             found = content(work / command.output) if command.output else None
-            whole = found in (old, self.new[name]) and all(content(work / path) == before[path] for path in inputs)
+            whole = is_whole(found, old, self.new[name], keeps=command.keeps)
+            whole = whole and all(content(work / path) == before[path] for path in inputs)
         except ValueError:  # an incomplete JSON file
             found, whole = "half", False
         self._count("harm", not whole, facts)
@@ -221,10 +246,11 @@ class Trials:
         if code == 128 + number:
             counts.stopped += 1
             late = f"tsapps: {WORDS[number]} after the result was written\n"
-            documented = (stderr == f"tsapps: {WORDS[number]}\n" and not is_new) or (stderr == late and is_new)
+            may_be_new = command.keeps or not is_new
+            documented = (stderr == f"tsapps: {WORDS[number]}\n" and may_be_new) or (stderr == late and is_new)
         else:
             counts.finished += 1
-            documented = code == command.code and (is_new or stderr == "")
+            documented = code == command.code and (is_new or (stderr == "" and not command.keeps))
         self._count("undocumented", not documented, facts)
 
     def _count(self, what, is_so, facts):

@@ -1,11 +1,13 @@
 """`tsapps protect`, `verify` and `repair`: status lines, JSON, exit codes and errors."""
 
+import hashlib
 import json
 import os
 
 import numpy as np
 import pytest
 
+from tsapps.apps.abft.files.manifest import MANIFEST
 from tsapps.errors import ExitCode
 
 CORRUPT = ExitCode.CORRUPTION
@@ -96,6 +98,37 @@ def test_sidecars_elsewhere(succeed, run, directory, model):
     assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == before
     succeed("verify", "model", "--sidecars", "kept")
     assert run("verify", "model").exit_code == ExitCode.USAGE
+
+
+def test_sidecars_of_another_directory_are_skipped(succeed, run, directory, model):
+    (directory / "other").mkdir()
+    (directory / "other" / "c.bin").write_bytes(b"content")
+    succeed("protect", "other", "--sidecars", "model/kept")
+    before = {path: path.read_bytes() for path in (model / "kept").rglob("*")}
+    line = "skipped      model/kept: holds the sidecars of another directory: is left alone, with all in it"
+    for arguments in (("protect", "model"), ("protect", "model", "--update"), ("verify", "model"), ("repair", "model")):
+        assert line in succeed(*arguments).splitlines()
+    assert succeed("verify", "-q", "model") == ""
+    assert {path: path.read_bytes() for path in (model / "kept").rglob("*")} == before
+    (directory / "other" / "c.bin").write_bytes(b"Content")
+    assert run("verify", "other", "--sidecars", "model/kept").exit_code == CORRUPT
+
+
+@pytest.mark.parametrize("command", [("verify",), ("repair",), ("protect",), ("protect", "--update")], ids=" ".join)
+def test_a_manifest_of_a_later_version_is_an_error(succeed, run, model, command):
+    succeed("protect", "model")
+    content = json.loads((model / MANIFEST).read_text()) | {"version": 2}
+    del content["digest"]
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    (model / MANIFEST).write_text(json.dumps(content | {"digest": hashlib.sha256(text.encode()).hexdigest()}))
+    before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
+    result = run(*command, "-q", "model")
+    assert (result.exit_code, result.stdout) == (ExitCode.FAILURE, "")
+    assert result.stderr == (
+        "tsapps: model/tsapps-manifest.json: failed: was made by a later version of tsapps: has format version 2, "
+        "expected version 1 or lower: upgrade tsapps\n"
+    )
+    assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == before
 
 
 def test_a_changed_file_needs_update(run, succeed, model):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsapps import signals
 from tsapps.cli.abft_report import print_line
 from tsapps.cli.failures import print_error
 from tsapps.cli.output import byte_bar, gigabytes, print_text
@@ -41,7 +42,7 @@ JsonLines = Annotated[
     bool, typer.Option("--json", help="Print only lines of JSON to stdout, one per file; the last one is a summary.")
 ]
 # States that are no trouble.
-_GOOD = ("protected", "unchanged", "ok", "forgotten", "unprotected")
+_GOOD = ("protected", "unchanged", "ok", "forgotten", "unprotected", "skipped")
 
 
 @contextmanager
@@ -98,6 +99,7 @@ def end(states: Counter[str], n_bytes: int, began: float, *, as_json: bool, quie
     """Print the summary, and exit with the code that belongs to the states, unless it is 0."""
     from tsapps.apps.abft.files.report import BAD
 
+    signals.placed()
     seconds = time.perf_counter() - began
     code = ExitCode.DONE
     if any(states[state] for state in BAD):

@@ -1,7 +1,9 @@
 """What is wrong with a file: bytes that its sidecar restores, and intervals that only parity can restore."""
 
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +31,8 @@ class Damage:
     words : int
         The number of words that these bytes are in.
     lost : tuple of (int, int)
-        Ascending, disjoint intervals (begin, end) of offsets that the sidecar cannot restore: whole stripes.
+        Ascending, disjoint intervals (begin, end) of offsets that the sidecar cannot restore: whole stripes, or their
+        bytes that could not be read.
     touched : tuple of (int, int)
         The intervals of all stripes with a mismatch: what is lost if the sidecar's repair is not believed.
     """
@@ -55,7 +58,7 @@ class Damage:
 
     def loses(self, begin: int, end: int) -> bool:
         """Return whether some of the bytes from `begin` to `end` are lost."""
-        return any(first < end and begin < last for first, last in self.lost)
+        return bool(_overlapping(self.lost, begin, end))
 
     def tensors(self, entry: FileEntry) -> list[str]:
         """Return the names of the tensors that bytes to restore, or touched stripes if bytes are lost, lie in."""
@@ -73,7 +76,9 @@ def lost_whole(n_bytes: int) -> Damage:
     return Damage(lost=whole, touched=whole)
 
 
-def diagnosed(path: Path, entry: FileEntry, sums: Sidecar | None, step: Step | None = None) -> Damage:
+def diagnosed(
+    path: Path, entry: FileEntry, sums: Sidecar | None, unread: Sequence[tuple[int, int]] = (), step: Step | None = None
+) -> Damage:
     """Return the damage of a file whose hash is wrong.
 
     Parameters
@@ -84,16 +89,24 @@ def diagnosed(path: Path, entry: FileEntry, sums: Sidecar | None, step: Step | N
         What the file should be.
     sums : Sidecar or None
         None if there are no sums.
+    unread : sequence of (int, int)
+        Ascending intervals of bytes that could not be read. In a stripe with such bytes, the others count as right.
     step : callable, optional
 
     Raises
     ------
     OSError
-        If the file cannot be read.
+        If the file cannot be read at all.
     """
     if sums is None or sums.exact is None or sums.shape != (1, entry.n_bytes):
-        return lost_whole(entry.n_bytes)
-    return damage_of(*exact_faults(FileBytes(path, entry.n_bytes, step), sums), file_layout(entry.n_bytes))
+        found = lost_whole(entry.n_bytes)
+    else:
+        found = damage_of(*exact_faults(FileBytes(path, entry.n_bytes, step), sums), file_layout(entry.n_bytes))
+    lost: list[tuple[int, int]] = []
+    for begin, end in found.lost:
+        parts = _overlapping(unread, begin, end) or ((begin, end),)
+        lost += [(max(begin, first), min(end, last)) for first, last in parts]
+    return replace(found, lost=_merged(lost))
 
 
 def damage_of(faults: np.ndarray, refused: np.ndarray, of: Layout) -> Damage:
@@ -103,6 +116,12 @@ def damage_of(faults: np.ndarray, refused: np.ndarray, of: Layout) -> Damage:
     lost = np.unique(refused // of.width).tolist()
     touched = np.union1d(lost, np.unique(offsets // stripe_bytes)).astype(int).tolist()
     return Damage(offsets, was, len(faults), *(_merged(map(of.stripe_bytes, some)) for some in (lost, touched)))
+
+
+def _overlapping(intervals: Sequence[tuple[int, int]], begin: int, end: int) -> Sequence[tuple[int, int]]:
+    """Return which of ascending, disjoint intervals have offsets from `begin` to `end`."""
+    first = bisect_right(intervals, begin, key=itemgetter(1))
+    return intervals[first : bisect_left(intervals, end, first, key=itemgetter(0))]
 
 
 def _merged(intervals: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:

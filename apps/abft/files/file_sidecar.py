@@ -1,9 +1,16 @@
-"""The sidecar of a whole file: the exact sums of its bytes, and its entry of the manifest."""
+"""The sidecar of a whole file: the exact sums of its bytes, and its entry of the manifest.
 
+Every version of the format is a container with a format, a version and a digest (`at_rest/sidecar.py`), which tell a
+later version from corruption.
+"""
+
+import errno
+import hashlib
 import json
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -17,12 +24,24 @@ from tsapps.apps.abft.at_rest.sidecar import (
     load_container,
     sidecar_of,
 )
-from tsapps.apps.abft.files.manifest import HASHES, FileEntry
-from tsapps.apps.abft.files.scan import file_layout
+from tsapps.apps.abft.files.manifest import HASHES, FileEntry, LaterVersionError
+from tsapps.apps.abft.files.places import is_regular
+from tsapps.apps.abft.files.scan import file_layout, read_at
 from tsapps.kernels.system.atomic_write import replacing
 from tsapps.kernels.system.strict_json import JsonError, parse_json
 
-__all__ = ["FileSidecar", "read_damaged_sums", "read_file_sidecar", "read_file_sums", "write_file_sidecar"]
+__all__ = [
+    "FileSidecar",
+    "check_version",
+    "read_damaged_sums",
+    "read_file_sidecar",
+    "read_file_sums",
+    "remove_file_sidecar",
+    "write_file_sidecar",
+]
+
+# Bytes of the length of a container's header, and maximum bytes of the header.
+_LENGTH_BYTES, _MOST_HEADER = 8, 1 << 20
 
 
 class FileSidecar:
@@ -52,7 +71,7 @@ class FileSidecar:
 def write_file_sidecar(
     path: Path, sidecar: FileSidecar, mode: int, *, leftovers: Collection[str] | None = None
 ) -> None:
-    """Write a sidecar atomically, with the permissions `mode` minus the umask.
+    """Write a sidecar atomically, with the permissions `mode` minus the umask; replace one of any version.
 
     `leftovers` is what `Place.leftovers` returned; by default the directory is searched for them.
     """
@@ -64,19 +83,76 @@ def write_file_sidecar(
         dump_container(file, metadata | {"hash": sidecar.hash_name}, tensors | {"entry": text})
 
 
+def remove_file_sidecar(path: Path) -> None:
+    """Remove a sidecar, if there is one.
+
+    Raises
+    ------
+    LaterVersionError
+        If it is of a later version of the format.
+    OSError
+        If it cannot be read or removed.
+    """
+    check_version(path)
+    path.unlink(missing_ok=True)
+
+
 def read_file_sidecar(path: Path) -> FileSidecar:
     """Read a sidecar, and check its digest.
 
     Raises
     ------
     SidecarError
-        If the file is no sidecar of a file, is corrupted, or has an unknown version.
+        If the file is no sidecar of a file, or is corrupted.
+    LaterVersionError
+        If it is of a later version of the format.
     OSError
         If the file cannot be read.
     """
-    sidecar = read_file_sums(path)
-    _ = sidecar.entry  # raises its errors here
+    try:
+        sidecar = read_file_sums(path)
+        _ = sidecar.entry  # raises its errors here
+    except SidecarError:
+        check_version(path)
+        raise
     return sidecar
+
+
+def check_version(path: Path) -> None:
+    """Raise `LaterVersionError` if a file is an intact sidecar of a later version: nothing may replace it."""
+    if not is_regular(path):
+        return
+    try:
+        found = _later_version(path)
+    except (JsonError, KeyError, TypeError, ValueError, AttributeError):
+        return  # it is no container, or was corrupted
+    except OSError as error:
+        if error.errno == errno.EIO:  # the disk has lost a part of it
+            return
+        raise
+    if found is not None:
+        raise LaterVersionError(path, found, int(VERSION))
+
+
+def _later_version(path: Path) -> int | None:
+    """Return the version of a sidecar if it is a later one and the content matches its digest."""
+    with open(path, "rb") as file:
+        size = int.from_bytes(file.read(_LENGTH_BYTES), "little")
+        header = parse_json(file.read(min(size, _MOST_HEADER)))
+        metadata = header.pop("__metadata__")
+        found, digest = int(metadata["version"]), metadata.pop("digest")
+        is_later = metadata["format"] == FORMAT and found > int(VERSION)
+        return found if is_later and digest == _digest(metadata, header, memoryview(file.read())) else None
+
+
+def _digest(metadata: dict[str, str], tensors: dict[str, Any], content: memoryview) -> str:
+    """Return the digest of a container of any version."""
+    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode())
+    for name in sorted(tensors):
+        begin, end = tensors[name]["data_offsets"]
+        digest.update(name.encode() + b"\0")
+        digest.update(content[begin:end])
+    return digest.hexdigest()
 
 
 def read_file_sums(path: Path) -> FileSidecar:
@@ -98,18 +174,17 @@ def read_file_sums(path: Path) -> FileSidecar:
 def read_damaged_sums(path: Path, n_bytes: int) -> Sidecar | None:
     """Return the sums in a sidecar whose digest does not match; None if its size is wrong.
 
-    The sums are the last bytes of the file, so a damaged header does not matter. What is repaired with such sums must
-    be checked by the file's hash.
+    The sums are the last bytes of the file, so a damaged header does not matter; those that the disk has lost are
+    zeros. What is repaired with such sums must be checked by the file's hash.
     """
     of = file_layout(n_bytes)
     shape = of.stripes, SUMS, of.width
     size = 8 * shape[0] * shape[1] * shape[2]
     try:
-        with open(path, "rb") as file:
-            if os.fstat(file.fileno()).st_size < size:
-                return None
-            file.seek(-size, os.SEEK_END)
-            sums = np.frombuffer(file.read(size), "<u8").reshape(shape)
+        begin = os.path.getsize(path) - size
+        if begin < 0:
+            return None
+        sums = read_at(path, begin, size, []).view("<u8").reshape(shape)
     except FileNotFoundError:
         return None
     return Sidecar((1, n_bytes), "uint8", n_bytes, exact=sums.astype(np.uint64))

@@ -2,7 +2,7 @@
 
 import errno
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
@@ -12,18 +12,21 @@ from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_damaged_sums, 
 from tsapps.apps.abft.files.manifest import (
     PARITY,
     FileEntry,
+    LaterVersionError,
     Manifest,
     ManifestError,
     ParityGroup,
-    UnknownVersionError,
 )
 from tsapps.apps.abft.files.places import Place, is_regular
-from tsapps.apps.abft.files.rebuild import Member
+from tsapps.apps.abft.files.rebuild import Member, right_damage
 from tsapps.apps.abft.files.run import Workers
-from tsapps.apps.abft.files.scan import Step, hash_of, stamp_of
+from tsapps.apps.abft.files.scan import Step, Unread, hash_of, stamp_of
 from tsapps.kernels.system.permissions import mode_of_result
 
 __all__ = ["Finding", "Findings", "inspected", "known_files", "sidecar_of_file", "write_manifest"]
+
+# Why a sidecar of the state "failed" cannot be read, as a rule.
+_UNREADABLE = "cannot be read: see its permissions, and whether it is a regular file"
 
 
 @dataclass(frozen=True)
@@ -37,12 +40,16 @@ class Finding:
         What the file should be.
     damage : Damage or None
         None if the file is intact.
+    repair : Damage or None
+        The damage as which the file is repaired, so that it has its hash again; None if it cannot be repaired.
     state : {"ok", "corrupt", "missing", "failed"}
         "failed" if it cannot be read.
     why : str
         What is wrong.
     sidecar : {"ok", "corrupt", "missing", "failed"}
         "failed" if it cannot be read.
+    sidecar_why : str
+        Why it cannot be read.
     stamp : tuple of int
         Size, inode and time of modification of the file, so that a later change is noticed; empty if it is missing.
     """
@@ -50,9 +57,11 @@ class Finding:
     name: str
     entry: FileEntry
     damage: Damage | None = None
+    repair: Damage | None = None
     state: str = "ok"
     why: str = ""
     sidecar: str = "ok"
+    sidecar_why: str = ""
     stamp: tuple[int, ...] = ()
 
 
@@ -101,18 +110,22 @@ class Findings:
 
 def _member(found: Finding) -> Member:
     """Return what the parity of a group can use of a file: nothing if it cannot be read."""
-    damage = lost_whole(found.entry.n_bytes) if found.state == "failed" else found.damage
+    damage = lost_whole(found.entry.n_bytes) if found.state == "failed" else found.repair or found.damage
     return Member(found.entry, damage)
 
 
 def known_files(place: Place) -> tuple[Manifest, str]:
-    """Return the manifest of a directory, and its state; a missing or corrupted manifest is restored from sidecars."""
+    """Return the manifest of a directory, and its state; a missing or corrupted manifest is restored from sidecars.
+
+    Raises
+    ------
+    LaterVersionError
+        If the manifest is of a later version, or must be restored and a sidecar is.
+    """
     state = "missing"
     if is_regular(place.manifest):
         try:
             return Manifest.read(place.manifest), "ok"
-        except UnknownVersionError:
-            raise
         except ManifestError:
             state = "corrupt"
     manifest = Manifest()
@@ -150,6 +163,11 @@ def inspected(place: Place, names: tuple[str, ...] | None, workers: Workers) -> 
     names : tuple of str or None
         The files to read; by default all. The files of their parity groups are read too if one of them is damaged.
     workers : Workers
+
+    Raises
+    ------
+    LaterVersionError
+        As for `known_files`.
     """
     manifest, state = known_files(place)
     findings = Findings(manifest, state if state == "ok" or manifest.files or manifest.directories else "lost")
@@ -159,7 +177,21 @@ def inspected(place: Place, names: tuple[str, ...] | None, workers: Workers) -> 
     groups = [group for group in manifest.parity if damaged & {*group.files, *group.parity}]
     others = {name for group in groups for name in (*group.files, *group.parity)} - findings.files.keys()
     _inspect(place, findings, sorted(others & manifest.files.keys()), workers)
+    _find_repairs(place, findings, workers)
     return findings
+
+
+def _find_repairs(place: Place, findings: Findings, workers: Workers) -> None:
+    """Find how damaged files are repaired: once that is known of one, the parity of its group may restore another."""
+    left = [name for name, found in findings.files.items() if found.damage is not None and found.state != "failed"]
+    before = -1
+    while len(left) != before:
+        before = len(left)
+        for name in left:
+            group, hash_name = findings.group(name), findings.manifest.hash_name
+            repair = right_damage(place, name, findings.members(name), group, hash_name, workers.step)
+            findings.files[name] = replace(findings.files[name], repair=repair)
+        left = [name for name in left if findings.files[name].repair is None]
 
 
 def _inspect(place: Place, findings: Findings, names: list[str], workers: Workers) -> None:
@@ -174,42 +206,54 @@ def _inspect(place: Place, findings: Findings, names: list[str], workers: Worker
 
 def _inspected(place: Place, manifest: Manifest, name: str, step: Step) -> Finding:
     entry, path = manifest.files[name], place.file(name)
-    sidecar, sidecar_state = sidecar_of_file(place.sidecar(name))
-    stamp: tuple[int, ...] = ()
+    later = ""
+    try:
+        sidecar, sidecar_state = sidecar_of_file(place.sidecar(name))
+    except LaterVersionError as error:
+        sidecar, sidecar_state, later = None, "failed", error.reason
+    found = Finding(name, entry, sidecar=sidecar_state, sidecar_why=later or _UNREADABLE)
     try:
         if not is_regular(path):
             why = "is no regular file" if os.path.lexists(path) else "is missing"
-            return Finding(name, entry, lost_whole(entry.n_bytes), "missing", why, sidecar_state)
+            return replace(found, damage=lost_whole(entry.n_bytes), state="missing", why=why)
         status = os.stat(path)
-        stamp = stamp_of(status)
-        digest = None
+        found = replace(found, stamp=stamp_of(status))
+        digest, unread = None, Unread()
         if status.st_size in (entry.n_bytes, entry.n_bytes if sidecar is None else sidecar.entry.n_bytes):
-            digest = hash_of(path, manifest.hash_name, step)
+            digest = hash_of(path, manifest.hash_name, step, unread)
         if sidecar is not None and sidecar.entry.hash != entry.hash:
             # protect --update was stopped between the two, or this is the sidecar of another file.
-            if digest == sidecar.entry.hash and sidecar.hash_name == manifest.hash_name:
-                return Finding(name, sidecar.entry, stamp=stamp)
-            sidecar, sidecar_state = None, "corrupt"
-        if digest == entry.hash:
-            return Finding(name, entry, sidecar=sidecar_state, stamp=stamp)
+            if digest == sidecar.entry.hash and not unread and sidecar.hash_name == manifest.hash_name:
+                return Finding(name, sidecar.entry, stamp=found.stamp)
+            sidecar, found = None, replace(found, sidecar="corrupt")
+        if digest == entry.hash and not unread:
+            return found
+        if later:  # it may be the sidecar of these bytes
+            return replace(found, state="failed", why=f"differs from its manifest, and its sidecar {later}")
         sums = sidecar.sums if sidecar is not None else None
-        if sums is None and entry.n_bytes and sidecar_state == "corrupt":
+        if sums is None and entry.n_bytes and found.sidecar == "corrupt":
             sums = read_damaged_sums(place.sidecar(name), entry.n_bytes)
-        damage = diagnosed(path, entry, sums, step)
+        damage = diagnosed(path, entry, sums, unread, step)
     except OSError as error:
-        if error.errno == errno.EIO:  # the disk has lost a part of it
-            return Finding(name, entry, lost_whole(entry.n_bytes), "corrupt", "cannot be read", sidecar_state, stamp)
-        return Finding(name, entry, state="failed", why=error.strerror or str(error), sidecar=sidecar_state)
+        if error.errno == errno.EIO:  # the disk has lost all of it
+            return replace(found, damage=lost_whole(entry.n_bytes), state="corrupt", why="cannot be read")
+        return replace(found, state="failed", why=error.strerror or str(error))
+    return replace(found, damage=damage, state="corrupt", why=_difference(status, entry, unread))
+
+
+def _difference(status: os.stat_result, entry: FileEntry, unread: Unread) -> str:
+    """Return how a file differs from its entry, for a message."""
     why = "has other bytes than it had when it was protected"
-    if status.st_size != entry.n_bytes:
+    if unread:
+        n_bytes = sum(end - begin for begin, end in unread)
+        why = f"has {n_bytes:,} bytes that cannot be read, the first at offset {unread[0][0]:,}"
+    elif status.st_size != entry.n_bytes:
         why = f"has {status.st_size:,} bytes, and had {entry.n_bytes:,} when it was protected"
-    if status.st_mtime_ns != entry.modified:
-        why += ", and was written to since"
-    return Finding(name, entry, damage, "corrupt", why, sidecar_state, stamp)
+    return why + (", and was written to since" if status.st_mtime_ns != entry.modified else "")
 
 
 def sidecar_of_file(path: Path) -> tuple[FileSidecar | None, str]:
-    """Return a sidecar, and its state as in `Finding`."""
+    """Return a sidecar, and its state as in `Finding`; raises `LaterVersionError` if it is of a later version."""
     try:
         if not is_regular(path):
             return None, "failed" if os.path.lexists(path) else "missing"

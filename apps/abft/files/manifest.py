@@ -18,6 +18,9 @@ time of the last modification in nanoseconds since 1970; `begin` and `end` are o
 if that hash was chosen; both are what b3sum and sha256sum print. `digest` is the SHA-256 of the manifest without it, as
 JSON with sorted keys and no spaces; `of`, that of the hashes of the group's files, so that it is known whether parity
 is that of their present state; `per` is the number of files that was asked for per group.
+
+In a directory of sidecars (``--sidecars``), the manifest is ``tsapps-sidecars.json``: this name marks the directory.
+Every version of the format has `format`, `version` and `digest`, which tell a later version from corruption.
 """
 
 import hashlib
@@ -39,28 +42,44 @@ __all__ = [
     "HASHES",
     "MANIFEST",
     "PARITY",
+    "SIDECARS_MANIFEST",
     "FileEntry",
+    "LaterVersionError",
     "Manifest",
     "ManifestError",
     "ParityGroup",
     "Tensor",
-    "UnknownVersionError",
     "hasher",
 ]
 
-#: The name of the manifest in its directory, and the hashes.
-MANIFEST, HASHES = "tsapps-manifest.json", ("blake3", "sha256")
+#: The name of the manifest beside its files, and in a directory of sidecars; and the hashes.
+MANIFEST, SIDECARS_MANIFEST, HASHES = "tsapps-manifest.json", "tsapps-sidecars.json", ("blake3", "sha256")
 #: What the names of parity files begin with.
 PARITY = "tsapps-parity-"
 _FORMAT, _VERSION = "tsapps-manifest", 1
 
 
 class ManifestError(OneLineError):
-    """A file is not a manifest, or it is a manifest that is corrupted or has an unknown version."""
+    """A file is not a manifest, or it is a manifest that is corrupted."""
 
 
-class UnknownVersionError(ManifestError):
-    """An intact manifest is of a later version: nothing may be written in its place."""
+class LaterVersionError(OneLineError):
+    """An intact manifest or sidecar is of a later version of the format: nothing may be written in its place.
+
+    Attributes
+    ----------
+    path : str
+    reason : str
+        The message without the path.
+    """
+
+    def __init__(self, path: str | PathLike[str], found: int, known: int) -> None:
+        self.path = fspath(path)
+        self.reason = (
+            f"was made by a later version of tsapps: has format version {found}, expected version {known} or lower: "
+            "upgrade tsapps"
+        )
+        super().__init__(f"{self.path}: {self.reason}")
 
 
 def hasher(name: str) -> Any:
@@ -227,22 +246,21 @@ class Manifest:
         ------
         ManifestError
             If the file is no manifest, or is corrupted.
-        UnknownVersionError
-            If it is of a later version.
+        LaterVersionError
+            If it is of a later version of the format.
         OSError
             If the file cannot be read.
         """
         name = fspath(path)
         try:
             found = parse_json(Path(path).read_bytes().decode("utf-8", "surrogateescape"))
-            if found["format"] != _FORMAT or type(found["version"]) is not int:
+            if found["format"] != _FORMAT or type(found["version"]) is not int or found["version"] < 1:
                 raise ManifestError(f"{name}: is no manifest of tsapps protect")
             digest = found.pop("digest")
             if digest != _digest(found):
                 raise ManifestError(f"{name}: was corrupted: tsapps repair writes it again")
-            if found["version"] != _VERSION:
-                message = f"{name}: is of version {found['version']}, and only 1 is known: update tsapps"
-                raise UnknownVersionError(message)
+            if found["version"] > _VERSION:
+                raise LaterVersionError(name, found["version"], _VERSION)
             hash_name = HASHES[HASHES.index(found["hash"])]
             return cls(
                 hash_name,
@@ -251,7 +269,7 @@ class Manifest:
                 [ParityGroup.of_json(one) for one in found["parity"]],
             )
         except (JsonError, KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
-            if isinstance(error, ManifestError):
+            if isinstance(error, (ManifestError, LaterVersionError)):
                 raise
             raise ManifestError(f"{name}: is no manifest of tsapps protect, or was corrupted: {error}") from error
 

@@ -4,14 +4,21 @@ import errno
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from glob import glob, has_magic
 from os import PathLike, fspath
 from pathlib import Path
 
-from tsapps.apps.abft.files.manifest import MANIFEST, PARITY
+from tsapps.apps.abft.files.manifest import (
+    MANIFEST,
+    PARITY,
+    SIDECARS_MANIFEST,
+    LaterVersionError,
+    Manifest,
+    ManifestError,
+)
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.kernels.system.printable import OneLineError
 
@@ -24,8 +31,8 @@ __all__ = [
     "is_data",
     "is_regular",
     "kind_of",
+    "reports_of",
     "targets_of",
-    "unreadable",
 ]
 
 #: What the names of sidecars end in.
@@ -46,9 +53,14 @@ class Place:
     sidecars: Path
 
     @property
+    def is_apart(self) -> bool:
+        """Whether the sidecars lie in another directory than the files."""
+        return self.sidecars != self.directory
+
+    @property
     def manifest(self) -> Path:
         """The path of the manifest."""
-        return self.sidecars / MANIFEST
+        return self.sidecars / (SIDECARS_MANIFEST if self.is_apart else MANIFEST)
 
     def file(self, name: str) -> Path:
         """Return the path of a protected file or parity file."""
@@ -63,8 +75,12 @@ class Place:
         return Place(self.directory / name, self.sidecars / name)
 
     def is_protected(self) -> bool:
-        """Return whether there is a manifest or a sidecar."""
-        return os.path.exists(self.manifest) or bool(self.sidecar_names())
+        """Return whether there is a manifest or a sidecar of the directory's files."""
+        return not self.holds_other_sidecars() and (os.path.exists(self.manifest) or bool(self.sidecar_names()))
+
+    def holds_other_sidecars(self) -> bool:
+        """Return whether the directory is one of sidecars of the files of another directory."""
+        return os.path.exists(self.directory / SIDECARS_MANIFEST)
 
     def leftovers(self) -> set[str]:
         """Return the first 40 characters of the names of which there are temporaries."""
@@ -81,29 +97,37 @@ class Place:
         )
 
     def subdirectories(self) -> list[str]:
-        """Return the names of subdirectories of either directory, without symbolic links."""
-        found: set[str] = set()
-        for directory in {self.directory, self.sidecars}:
-            with suppress(FileNotFoundError), os.scandir(directory) as entries:
-                found |= {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+        """Return the names of subdirectories, and of missing ones with sidecars, without symbolic links."""
+        found = _directories(self.directory)
+        if self.is_apart and (others := _directories(self.sidecars) - found):
+            found |= others & self._protected_directories(others)
         return sorted(found)
+
+    def _protected_directories(self, names: Iterable[str]) -> set[str]:
+        """Return the subdirectories in the manifest; if it cannot be used, which of `names` have one of their own."""
+        try:
+            if is_regular(self.manifest):
+                return {*Manifest.read(self.manifest).directories}
+        except (ManifestError, LaterVersionError):
+            pass  # known_files reports it
+        return {name for name in names if os.path.exists(self.below(name).manifest)}
 
 
 @dataclass(frozen=True)
 class Target:
     """A place, and the names of its files that are asked for; None for all, and for those of subdirectories.
 
-    `unreadable` if this user may not list the directory.
+    `left_alone` is the report of a directory that is not looked into: of sidecars, or one that may not be listed.
     """
 
     place: Place
     names: tuple[str, ...] | None
-    unreadable: bool = False
+    left_alone: FileReport | None = None
 
     @property
     def n_bytes(self) -> int:
         """The number of bytes of the target's files, without those of subdirectories."""
-        if self.unreadable:
+        if self.left_alone is not None:
             return 0
         names = self.place.file_names() if self.names is None else self.names
         found = 0
@@ -113,9 +137,16 @@ class Target:
         return found
 
 
-def unreadable(target: Target) -> FileReport:
-    """Return the report of a directory that cannot be listed."""
-    return FileReport(str(target.place.directory), "directory", "failed", "cannot be listed: Permission denied")
+def reports_of(target: Target, function: Callable[[Target], Iterator[FileReport]]) -> Iterator[FileReport]:
+    """Yield the reports of a function about a target, unless it is left alone or was made by a later version."""
+    if target.left_alone is not None:
+        yield target.left_alone
+        return
+    try:
+        yield from function(target)
+    except LaterVersionError as error:
+        kind = "sidecar" if error.path.endswith(SIDECAR) else "manifest"
+        yield FileReport(error.path, kind, "failed", error.reason)
 
 
 def kind_of(name: str) -> str:
@@ -125,7 +156,7 @@ def kind_of(name: str) -> str:
 
 def is_data(name: str) -> bool:
     """Return whether a file of this name can be protected: it is neither a file of tsapps nor a temporary."""
-    of_tsapps = name == MANIFEST or name.endswith(SIDECAR) or name.startswith(PARITY)
+    of_tsapps = name in (MANIFEST, SIDECARS_MANIFEST) or name.endswith(SIDECAR) or name.startswith(PARITY)
     return not of_tsapps and _TEMPORARY.fullmatch(name) is None
 
 
@@ -147,7 +178,7 @@ def targets_of(
     ------
     PlaceError
         If a path does not exist or is no regular file, or if `sidecars` is given with files of several directories, or
-        holds the files.
+        holds the files or others that are protected.
     """
     wanted: dict[Path, set[str] | None] = {}
     for path in _expanded(paths):
@@ -167,10 +198,10 @@ def targets_of(
         raise PlaceError(f"{fspath(sidecars)}: holds the sidecars of one directory, and {len(wanted)} are given")
     found: dict[Path, Target] = {}
     for root, names in sorted(wanted.items()):
-        place = Place(root, root if sidecars is None else Path(sidecars))
-        if names is None and place.sidecars.resolve() in root.resolve().parents:
+        top = None if sidecars is None else Path(sidecars).resolve()
+        place = Place(root, root if sidecars is None or top == root.resolve() else Path(sidecars))
+        if names is None and top in root.resolve().parents:
             raise PlaceError(f"{place.sidecars}: holds {root} itself: give a directory of its own for the sidecars")
-        top = None if sidecars is None else place.sidecars.resolve()
         for target in _with_subdirectories(Target(place, None if names is None else tuple(sorted(names))), top):
             key = target.place.directory.resolve()
             known = found.get(key)
@@ -184,9 +215,14 @@ def targets_of(
 def _with_subdirectories(target: Target, sidecars: Path | None) -> Iterator[Target]:
     """Yield a target, and those of its subdirectories, without the directory of all sidecars."""
     place = target.place
-    if os.path.isdir(place.directory) and not os.access(place.directory, os.R_OK | os.X_OK):
-        yield replace(target, unreadable=True)
+    left_alone = _left_alone(target)
+    if left_alone is not None:
+        yield replace(target, left_alone=left_alone)
         return
+    if place.is_apart and os.path.exists(place.sidecars / MANIFEST):
+        raise PlaceError(
+            f"{place.sidecars}: has protected files of its own: give a directory without them for the sidecars"
+        )
     yield target
     if target.names is not None:
         return
@@ -194,6 +230,18 @@ def _with_subdirectories(target: Target, sidecars: Path | None) -> Iterator[Targ
         below = place.below(name)
         if sidecars is None or below.directory.resolve() != sidecars:
             yield from _with_subdirectories(Target(below, None), sidecars)
+
+
+def _left_alone(target: Target) -> FileReport | None:
+    """Return the report of a directory that is not looked into."""
+    place = target.place
+    if os.path.isdir(place.directory) and not os.access(place.directory, os.R_OK | os.X_OK):
+        return FileReport(str(place.directory), "directory", "failed", "cannot be listed: Permission denied")
+    if place.holds_other_sidecars():
+        message = "holds the sidecars of another directory: is left alone, with all in it"
+        state = "skipped" if target.names is None else "failed"  # files in it were asked for
+        return FileReport(str(place.directory), "directory", state, message)
+    return None
 
 
 def _expanded(paths: Iterable[str | PathLike[str]]) -> Iterator[str]:
@@ -205,6 +253,14 @@ def _expanded(paths: Iterable[str | PathLike[str]]) -> Iterator[str]:
             yield from (one for one in found if os.path.isdir(one) or is_data(os.path.basename(one)))
         else:
             yield path
+
+
+def _directories(directory: Path) -> set[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name for entry in entries if entry.is_dir(follow_symlinks=False)}
+    except FileNotFoundError:
+        return set()
 
 
 def _listed(directory: Path) -> list[str]:

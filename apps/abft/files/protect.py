@@ -13,11 +13,17 @@ from os import PathLike
 from pathlib import Path
 
 from tsapps.apps.abft.at_rest.sidecar import SidecarError
-from tsapps.apps.abft.files.file_sidecar import FileSidecar, read_file_sidecar, write_file_sidecar
+from tsapps.apps.abft.files.file_sidecar import (
+    FileSidecar,
+    check_version,
+    read_file_sidecar,
+    remove_file_sidecar,
+    write_file_sidecar,
+)
 from tsapps.apps.abft.files.inspect_files import known_files, write_manifest
-from tsapps.apps.abft.files.manifest import HASHES, FileEntry, Manifest, ManifestError
+from tsapps.apps.abft.files.manifest import HASHES, FileEntry, LaterVersionError, Manifest, ManifestError
 from tsapps.apps.abft.files.parity import ParityRatio, parse_ratio
-from tsapps.apps.abft.files.places import Place, PlaceError, Target, is_regular, targets_of, unreadable
+from tsapps.apps.abft.files.places import Place, PlaceError, Target, is_regular, reports_of, targets_of
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
 from tsapps.apps.abft.files.scan import ChangedFileError, Step, hash_of, scan
@@ -87,19 +93,19 @@ def protect_files(
     targets = targets_of(paths, sidecars)
     below = _directories_with_files(targets)
     for target in targets:
-        if target.unreadable:
-            yield unreadable(target)
-        else:
-            yield from _protect_directory(target, below, hash_name, ratio, threads, update=update)
+        yield from reports_of(
+            target,
+            partial(_protect_directory, below=below, hash_name=hash_name, ratio=ratio, workers=threads, update=update),
+        )
 
 
 def _protect_directory(
     target: Target,
+    *,
     below: Mapping[Path, set[str]],
     hash_name: str | None,
     ratio: ParityRatio | None,
     workers: Workers,
-    *,
     update: bool,
 ) -> Iterator[FileReport]:
     place = target.place
@@ -119,6 +125,8 @@ def _protect_directory(
     names = place.file_names() if target.names is None else list(target.names)
     if names:
         place.sidecars.mkdir(parents=True, exist_ok=True)
+        if place.is_apart and state == "missing":  # marks a directory of sidecars before it has any
+            write_manifest(place, manifest)
     leftovers = place.leftovers()
     for result in workers.map(partial(_protect_file, place, manifest, update, leftovers), names):
         if result.entry is not None:
@@ -140,14 +148,20 @@ def _directories_with_files(targets: list[Target]) -> dict[Path, set[str]]:
     found: dict[Path, set[str]] = {}
     for target in targets:
         directory = target.place.directory
-        if not target.unreadable and target.place.file_names():
+        if target.left_alone is None and target.place.file_names():
             for parent in directory.parents:
                 found.setdefault(parent, set()).add(directory.relative_to(parent).parts[0])
     return found
 
 
 def _take_over(place: Place, manifest: Manifest, before: set[str]) -> None:
-    """Add the files that another process has entered in the manifest since this one has read it."""
+    """Add the files that another process has entered in the manifest since this one has read it.
+
+    Raises
+    ------
+    LaterVersionError
+        If that process is of a later version.
+    """
     try:
         now = Manifest.read(place.manifest)
     except (FileNotFoundError, ManifestError):
@@ -179,6 +193,7 @@ def _protect_file(
                     "with --update"
                 )
                 return _Result(name, FileReport(str(path), "file", "changed", message, status.st_size), known)
+        check_version(sidecar_path)
         seen = scan(path, manifest.hash_name, step)
         write_file_sidecar(
             sidecar_path,
@@ -186,6 +201,9 @@ def _protect_file(
             mode_of_result(sidecar_path, [path]),
             leftovers=leftovers,
         )
+    except LaterVersionError as error:
+        message = f"its sidecar {error.reason}"
+        return _Result(name, FileReport(str(path), "file", "failed", message), manifest.files.get(name))
     except (OSError, ChangedFileError, SidecarError) as error:
         message = getattr(error, "strerror", None) or str(error)
         if isinstance(error, OSError) and error.filename == str(sidecar_path):
@@ -207,6 +225,8 @@ def _entry_of(sidecar: Path, hash_name: str, *, is_ours: bool) -> FileEntry | No
     SidecarError
         If the file is no sidecar, unless it `is_ours`, because the manifest names its file: it may be of another
         program, or be all that is left of what protected a file that was corrupted since.
+    LaterVersionError
+        If the sidecar is of a later version.
     """
     if not is_regular(sidecar):
         return None
@@ -227,8 +247,13 @@ def _missing(place: Place, manifest: Manifest, names: list[str], *, update: bool
     for name in sorted(manifest.files.keys() - {*names} - manifest.parity_files):
         path = str(place.file(name))
         if update:
+            try:
+                remove_file_sidecar(place.sidecar(name))
+            except (LaterVersionError, OSError) as error:
+                why = error.reason if isinstance(error, LaterVersionError) else f"stays: {error.strerror or error}"
+                yield FileReport(path, "file", "failed", f"is missing, and its sidecar {why}")
+                continue
             del manifest.files[name]
-            place.sidecar(name).unlink(missing_ok=True)
             yield FileReport(path, "file", "forgotten", "does not exist any more: its sidecar was removed")
         else:
             message = "is missing: tsapps repair may restore it; if it was removed on purpose, protect with --update"

@@ -1,7 +1,8 @@
 """The original bytes of damaged files: from their sidecars, and from parity files where these are not enough."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -49,8 +50,7 @@ def rebuilding(
         If a piece cannot be restored.
     """
     size, damage = members[name].entry.n_bytes, members[name].damage or Damage()
-    for begin in range(0, size, _PIECE_BYTES):
-        end = min(size, begin + _PIECE_BYTES)
+    for begin, end in pairwise(_edges(size, members.values())):
         if damage.loses(begin, end):
             if group is None:
                 raise BeyondRepairError
@@ -61,12 +61,21 @@ def rebuilding(
             step(end - begin)
 
 
+def _edges(size: int, members: Iterable[Member]) -> list[int]:
+    """Return the offsets between pieces, each of which every member has either whole or not at all."""
+    found = {*range(0, size, _PIECE_BYTES), size}
+    for member in members:
+        if member.damage is not None:
+            found |= {edge for interval in member.damage.lost for edge in interval if edge < size}
+    return sorted(found)
+
+
 def _read(place: Place, name: str, member: Member, begin: int, end: int) -> np.ndarray:
-    """Return bytes of a file, with its repairable bytes restored, and zeros after its end."""
+    """Return bytes of a file, with its repairable bytes restored; zeros after its end, and for what the disk lost."""
     piece = np.zeros(end - begin, np.uint8)
     if begin < member.entry.n_bytes:
         there = min(end, member.entry.n_bytes) - begin
-        piece[:there] = read_at(place.file(name), begin, there)
+        piece[:there] = read_at(place.file(name), begin, there, [])
     if member.damage is not None:
         member.damage.patch(piece, begin)
     return piece

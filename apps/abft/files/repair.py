@@ -5,36 +5,35 @@ as it was or repaired, whenever the process is killed. A file that was written t
 changed on purpose: its content is kept as ``NAME.damaged``, and so is that of all files if the manifest is lost.
 """
 
+import errno
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from os import PathLike
 from pathlib import Path
 
-from tsapps.apps.abft.files.damage import Damage
 from tsapps.apps.abft.files.file_sidecar import FileSidecar, write_file_sidecar
 from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected, write_manifest
 from tsapps.apps.abft.files.manifest import hasher
-from tsapps.apps.abft.files.places import PARITY, Place, kind_of, unreadable
-from tsapps.apps.abft.files.rebuild import Member, rebuilding, right_damage
+from tsapps.apps.abft.files.places import PARITY, Place, Target, kind_of, reports_of
+from tsapps.apps.abft.files.rebuild import rebuilding
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
-from tsapps.apps.abft.files.scan import ChangedFileError, scan, stamp_of
-from tsapps.apps.abft.files.verify import (
-    BEYOND_REPAIR,
-    STALE,
-    UNREADABLE,
-    described,
-    protected_targets,
-    reports_of_others,
-)
-from tsapps.kernels.system.atomic_write import replacing
+from tsapps.apps.abft.files.scan import ChangedFileError, pieces_of, scan, stamp_of
+from tsapps.apps.abft.files.verify import STALE, beyond_repair, described, protected_targets, reports_of_others
+from tsapps.kernels.system.atomic_write import replacing, taking_turns
 from tsapps.kernels.system.file_attributes import copy_attributes
-from tsapps.kernels.system.permissions import mode_of_result
+from tsapps.kernels.system.permissions import PRIVATE, mode_of_result
 
 __all__ = ["repair_files"]
+
+# Errors of os.link on file systems without hard links, and for files that have as many as they can.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# Bytes that are copied at a time.
+_PIECE_BYTES = 1 << 22
 
 
 def repair_files(
@@ -58,27 +57,20 @@ def repair_files(
     """
     threads = Workers(workers, progress)
     for target in protected_targets(paths, sidecars):
-        if target.unreadable:
-            yield unreadable(target)
-            continue
-        place, findings = target.place, inspected(target.place, target.names, threads)
-        wanted = sorted(findings.files) if target.names is None else target.names
-        names = [name for name in wanted if name in findings.files]
-        reports: dict[str, FileReport] = {}
-        left = -1
-        while left != len(reports):  # a repaired file may be what the parity of another one needs
-            left = len(reports)
-            for name in names:
-                if name not in reports:
-                    _repair(place, findings, name, threads, reports)
-        leftovers = place.leftovers()
-        for name in names:
-            yield reports.get(name) or _not_repaired(place, findings, findings.files[name])
-            yield from _sidecar_repaired(place, findings, findings.files[name], leftovers, threads)
-        failure = _manifest_failure(place, findings)
-        if failure is not None:
-            yield failure
-        yield from reports_of_others(target, findings, repaired=failure is None)
+        yield from reports_of(target, partial(_repair_target, threads))
+
+
+def _repair_target(workers: Workers, target: Target) -> Iterator[FileReport]:
+    place, findings = target.place, inspected(target.place, target.names, workers)
+    leftovers = place.leftovers()
+    for name in sorted(findings.files) if target.names is None else target.names:
+        if name in findings.files:
+            yield _repair(place, findings, findings.files[name], workers)
+            yield from _sidecar_repaired(place, findings, findings.files[name], leftovers, workers)
+    failure = _manifest_failure(place, findings)
+    if failure is not None:
+        yield failure
+    yield from reports_of_others(target, findings, repaired=failure is None)
 
 
 def _manifest_failure(place: Place, findings: Findings) -> FileReport | None:
@@ -93,49 +85,33 @@ def _manifest_failure(place: Place, findings: Findings) -> FileReport | None:
     return None
 
 
-def _not_repaired(place: Place, findings: Findings, found: Finding) -> FileReport:
+def _repair(place: Place, findings: Findings, found: Finding, workers: Workers) -> FileReport:
+    """Repair a file if it is damaged and that is possible."""
     path, kind, size = str(place.file(found.name)), kind_of(found.name), found.entry.n_bytes
     if found.state == "failed":
         return FileReport(path, kind, "failed", found.why, size)
-    if findings.is_stale(found.name):
-        return FileReport(path, kind, "lost", STALE, size)
-    if found.damage is None:
-        return FileReport(path, kind, "ok", "", size)
-    message = f"{found.why}{described(found.damage, found.entry)}: {BEYOND_REPAIR}"
-    return FileReport(path, kind, "lost", message, size, 0, tuple(found.damage.tensors(found.entry)))
-
-
-def _repair(place: Place, findings: Findings, name: str, workers: Workers, reports: dict[str, FileReport]) -> None:
-    """Repair a file if it is damaged and that is possible, and add its report."""
-    found = findings.files[name]
-    if found.damage is None or found.state == "failed":
-        return
-    group, hash_name = findings.group(name), findings.manifest.hash_name
-    path = place.file(name)
+    if found.damage is None or found.repair is None:
+        if findings.is_stale(found.name):
+            return FileReport(path, kind, "lost", STALE, size)
+        return FileReport(path, kind, "ok", "", size) if found.damage is None else beyond_repair(place, findings, found)
     try:
-        damage = right_damage(place, name, findings.members(name), group, hash_name, workers.step)
-        if damage is None:
-            return
-        kept = _write(place, findings, found, damage, workers)
+        kept = _write(place, findings, found, workers)
     except (OSError, ChangedFileError) as error:
         message = f"could not be repaired: {getattr(error, 'strerror', None) or error}"
-        reports[name] = FileReport(str(path), kind_of(name), "failed", message, found.entry.n_bytes)
-        return
-    source = "parity" if damage.lost else "its sidecar"
-    tensors = tuple(found.damage.tensors(found.entry))
+        return FileReport(path, kind, "failed", message, size)
+    source = "parity" if found.repair.lost else "its sidecar"
     message = f"{found.why}{described(found.damage, found.entry)}: restored from {source}"
     if kept is not None:
         message += f"; what was there is now {kept}"
-    reports[name] = FileReport(
-        str(path), kind_of(name), "repaired", message, found.entry.n_bytes, damage.words, tensors
-    )
-    findings.files[name] = Finding(name, found.entry, sidecar=found.sidecar)
+    findings.files[found.name] = replace(found, damage=None, repair=None, state="ok", why="")
+    tensors = tuple(found.damage.tensors(found.entry))
+    return FileReport(path, kind, "repaired", message, size, found.repair.words, tensors)
 
 
-def _write(place: Place, findings: Findings, found: Finding, damage: Damage, workers: Workers) -> Path | None:
+def _write(place: Place, findings: Findings, found: Finding, workers: Workers) -> Path | None:
     """Replace a file by its original bytes; return the path to which its content was moved, if it was kept."""
     path, group, hash_name = place.file(found.name), findings.group(found.name), findings.manifest.hash_name
-    members = {**findings.members(found.name), found.name: Member(found.entry, damage)}
+    members = findings.members(found.name)
     kept: list[Path] = []
 
     @contextmanager
@@ -173,16 +149,30 @@ def _stamp(path: Path) -> tuple[int, ...]:
 
 def _kept(path: Path) -> Path:
     """Give the content of a file a second name, so that it remains when the file is replaced; return that name."""
-    real = path.resolve()
-    number = 1
-    while True:
-        name = real.with_name(f"{real.name}.damaged" + (f"-{number}" if number > 1 else ""))
+    real, number = path.resolve(), 1
+    name = real.with_name(f"{real.name}.damaged")
+    with taking_turns(real.parent):
+        while os.path.lexists(name):
+            number += 1
+            name = real.with_name(f"{real.name}.damaged-{number}")
         try:
             os.link(real, name)
-        except FileExistsError:
-            number += 1
-        else:
-            return name
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            _copy(real, name)
+    return name
+
+
+def _copy(path: Path, to: Path) -> None:
+    """Copy a file with its attributes; what the disk has lost of it is zeros in the copy."""
+    with open(path, "rb") as original, replacing(to, mode=PRIVATE) as copy:
+        status = os.fstat(original.fileno())
+        for piece in pieces_of(path, status.st_size, _PIECE_BYTES, unread=[]):
+            copy.write(piece.data)
+        copy.flush()
+        copy_attributes(str(path), original.fileno(), copy.fileno())
+        os.utime(copy.fileno(), ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 def _sidecar_repaired(
@@ -193,7 +183,7 @@ def _sidecar_repaired(
         return
     path, sidecar = place.file(found.name), place.sidecar(found.name)
     if found.sidecar == "failed":
-        yield FileReport(str(sidecar), "sidecar", "failed", UNREADABLE)
+        yield FileReport(str(sidecar), "sidecar", "failed", found.sidecar_why)
         return
     try:
         seen = scan(path, findings.manifest.hash_name, workers.step)

@@ -20,7 +20,7 @@ class FileReport:
         protect: "protected", "unchanged" (since it was protected), "changed" (since then; nothing was written),
         "missing", "forgotten". verify: "ok", "corrupt" (repairable), "lost" (corrupt and not repairable), "missing"
         (repairable by parity), "unprotected". repair: "ok", "repaired", "lost", "unprotected". All: "failed" (could not
-        be read or written).
+        be read or written), "skipped" (a directory of sidecars of another one).
     message : str
         What is wrong, and what to do; empty if nothing is wrong.
     n_bytes : int

@@ -1,10 +1,16 @@
-"""One pass over the bytes of a file: its hash, the hashes of its tensors, and the sums of the exact code."""
+"""One pass over the bytes of a file: its hash, the hashes of its tensors, and the sums of the exact code.
 
+Functions that take a list `unread` read around the parts of a file that the disk has lost: these count as zeros, and
+their intervals (begin, end) of offsets are appended. Without the list, an error of the disk is raised.
+"""
+
+import errno
 import os
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from io import FileIO
+from itertools import pairwise
 from os import PathLike, fspath
 from typing import NamedTuple
 
@@ -23,6 +29,7 @@ __all__ = [
     "Scan",
     "Step",
     "TensorHashes",
+    "Unread",
     "file_layout",
     "hash_of",
     "pieces_of",
@@ -34,11 +41,15 @@ __all__ = [
 
 #: Called with a number of bytes that were read since the last call; may raise to stop a pass.
 Step = Callable[[int], None]
+#: Intervals (begin, end) of offsets of the bytes that could not be read.
+Unread = list[tuple[int, int]]
 
 # Bytes read at a time. The pieces of longer files are summed by another thread, while the next one is read and hashed.
 _PIECE_BYTES = 1 << 22
 # Maximum number of pieces that wait for that thread.
 _MOST_WAITING = 2
+# Bytes read at a time around a lost part: those that one error of a disk loses, as a rule.
+_SECTOR_BYTES = 4096
 
 
 class ChangedFileError(OneLineError):
@@ -56,7 +67,7 @@ class Scan(NamedTuple):
 
 
 class FileBytes:
-    """The bytes of a file as a matrix of one row, which functions of `at_rest` read.
+    """The bytes of a file as a matrix of one row, which functions of `at_rest` read; those that are lost are zeros.
 
     Parameters
     ----------
@@ -73,7 +84,7 @@ class FileBytes:
     def pieces(self, columns: int) -> Iterator[tuple[int, int, np.ndarray]]:
         """Yield (0, column, piece of shape (1, at most `columns`)), in order."""
         begin = 0
-        for piece in pieces_of(self.name, self.shape[1], columns, self._step):
+        for piece in pieces_of(self.name, self.shape[1], columns, self._step, []):
             yield 0, begin, piece[np.newaxis]
             begin += len(piece)
 
@@ -92,7 +103,7 @@ class FileBytes:
             found = []
             for run in runs:
                 file.seek(int(run[0]))
-                found.append(_read(file, len(run)))
+                found.append(_read(file, len(run), []))
         return np.concatenate(found)
 
 
@@ -101,25 +112,27 @@ def file_layout(n_bytes: int) -> Layout:
     return layout((1, n_bytes), 1)
 
 
-def pieces_of(path: str | PathLike[str], n_bytes: int, size: int, step: Step | None = None) -> Iterator[np.ndarray]:
+def pieces_of(
+    path: str | PathLike[str], n_bytes: int, size: int, step: Step | None = None, unread: Unread | None = None
+) -> Iterator[np.ndarray]:
     """Yield the first `n_bytes` bytes of a file, zeros beyond its end, in new arrays of at most `size` bytes."""
     with open(path, "rb", buffering=0) as file:
         for begin in range(0, n_bytes, size):
-            yield _read(file, min(size, n_bytes - begin))
+            yield _read(file, min(size, n_bytes - begin), unread)
             if step is not None:
                 step(min(size, n_bytes - begin))
 
 
-def read_at(path: str | PathLike[str], begin: int, size: int) -> np.ndarray:
+def read_at(path: str | PathLike[str], begin: int, size: int, unread: Unread | None = None) -> np.ndarray:
     """Return `size` bytes of a file from offset `begin` on, zeros beyond its end."""
     with open(path, "rb", buffering=0) as file:
         file.seek(begin)
-        return _read(file, size)
+        return _read(file, size, unread)
 
 
-def _read(file: FileIO, size: int) -> np.ndarray:
+def _read(file: FileIO, size: int, unread: Unread | None = None) -> np.ndarray:
     piece = np.empty(size, np.uint8)
-    piece[_fill(file, piece) :] = 0
+    piece[_fill(file, piece) if unread is None else _fill_around(file, piece, unread) :] = 0
     return piece
 
 
@@ -147,15 +160,39 @@ def _fill(file: FileIO, piece: np.ndarray) -> int:
     return done
 
 
+def _fill_around(file: FileIO, piece: np.ndarray, unread: Unread) -> int:
+    """Fill an array as `_fill` does, sector by sector if the disk has lost some of the bytes: these become zeros."""
+    first = file.tell()
+    try:
+        return _fill(file, piece)
+    except OSError as error:
+        if error.errno != errno.EIO:
+            raise
+    last = first + len(piece)
+    ends = [*range(first - first % _SECTOR_BYTES + _SECTOR_BYTES, last, _SECTOR_BYTES), last]
+    for begin, end in pairwise([first, *ends]):
+        sector = piece[begin - first : end - first]
+        sector[:] = 0
+        file.seek(begin)
+        try:
+            _fill(file, sector)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            sector[:] = 0
+            unread.append((begin, end))
+    return len(piece)
+
+
 def stamp_of(status: os.stat_result) -> tuple[int, int, int]:
     """Return what changes if a file is written to or replaced: its size, inode and time of modification."""
     return status.st_size, status.st_ino, status.st_mtime_ns
 
 
-def hash_of(path: str | PathLike[str], hash_name: str, step: Step | None = None) -> str:
+def hash_of(path: str | PathLike[str], hash_name: str, step: Step | None = None, unread: Unread | None = None) -> str:
     """Return the hash of a file, in hexadecimal."""
     digest = hasher(hash_name)
-    for piece in pieces_of(path, os.path.getsize(path), _PIECE_BYTES, step):
+    for piece in pieces_of(path, os.path.getsize(path), _PIECE_BYTES, step, unread):
         digest.update(piece.data)
     return str(digest.hexdigest())
 

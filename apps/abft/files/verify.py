@@ -2,31 +2,27 @@
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
 from os import PathLike
 
 from tsapps.apps.abft.files.damage import Damage
 from tsapps.apps.abft.files.inspect_files import Finding, Findings, inspected, sidecar_of_file
-from tsapps.apps.abft.files.manifest import MANIFEST, FileEntry
-from tsapps.apps.abft.files.places import Place, PlaceError, Target, kind_of, targets_of, unreadable
-from tsapps.apps.abft.files.rebuild import right_damage
+from tsapps.apps.abft.files.manifest import MANIFEST, SIDECARS_MANIFEST, FileEntry, LaterVersionError
+from tsapps.apps.abft.files.places import Place, PlaceError, Target, kind_of, reports_of, targets_of
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
 
 __all__ = [
-    "BEYOND_REPAIR",
     "STALE",
-    "UNREADABLE",
+    "beyond_repair",
     "described",
     "protected_targets",
     "reports_of_others",
     "verify_files",
 ]
 
-#: The end of the message about a file that cannot be repaired.
-BEYOND_REPAIR = "beyond repair, restore it from a copy"
-#: Messages about a parity file whose group has changed, and about a sidecar that cannot be read.
+#: The message about a parity file whose group has changed.
 STALE = "is parity of other contents of its files: tsapps protect computes it again"
-UNREADABLE = "cannot be read: see its permissions, and whether it is a regular file"
 # Maximum number of tensors that a message names.
 _MOST_NAMED = 3
 
@@ -64,14 +60,15 @@ def verify_files(
     """
     threads = Workers(workers, progress)
     for target in protected_targets(paths, sidecars):
-        if target.unreadable:
-            yield unreadable(target)
-            continue
-        findings = inspected(target.place, target.names, threads)
-        for name in sorted(findings.files if target.names is None else target.names):
-            if name in findings.files:
-                yield from _reports(target.place, findings, findings.files[name], threads)
-        yield from reports_of_others(target, findings)
+        yield from reports_of(target, partial(_verify, threads))
+
+
+def _verify(workers: Workers, target: Target) -> Iterator[FileReport]:
+    findings = inspected(target.place, target.names, workers)
+    for name in sorted(findings.files if target.names is None else target.names):
+        if name in findings.files:
+            yield from _reports(target.place, findings, findings.files[name])
+    yield from reports_of_others(target, findings)
 
 
 def protected_targets(paths: Iterable[str | PathLike[str]], sidecars: str | PathLike[str] | None) -> Iterator[Target]:
@@ -86,17 +83,18 @@ def protected_targets(paths: Iterable[str | PathLike[str]], sidecars: str | Path
     first = None
     for target in targets_of(paths, sidecars, exist=False):
         first = first or target
-        if target.unreadable:
+        if target.left_alone is not None:
             yield target
         elif target.place.is_protected():
             any_protected = True
             yield target
     if not any_protected:
         where = "" if first is None else f"{first.place.directory}: "
-        raise PlaceError(f"{where}nothing here is protected: there is neither a {MANIFEST} nor a sidecar")
+        name = MANIFEST if sidecars is None else SIDECARS_MANIFEST
+        raise PlaceError(f"{where}nothing here is protected: there is neither a {name} nor a sidecar")
 
 
-def _reports(place: Place, findings: Findings, found: Finding, workers: Workers) -> Iterator[FileReport]:
+def _reports(place: Place, findings: Findings, found: Finding) -> Iterator[FileReport]:
     path, kind = str(place.file(found.name)), kind_of(found.name)
     size = found.entry.n_bytes
     if found.state == "failed":
@@ -105,25 +103,31 @@ def _reports(place: Place, findings: Findings, found: Finding, workers: Workers)
         yield FileReport(path, kind, "corrupt", STALE, size)
     elif found.damage is None:
         yield FileReport(path, kind, "ok", "", size)
+    elif found.repair is None:
+        yield beyond_repair(place, findings, found)
     else:
-        group = findings.group(found.name)
-        damage = right_damage(
-            place, found.name, findings.members(found.name), group, findings.manifest.hash_name, workers.step
-        )
-        what = f"{found.why}{described(found.damage, found.entry)}"
+        source = " from parity" if found.repair.lost else ""
+        message = f"{found.why}{described(found.damage, found.entry)}: tsapps repair restores it{source}"
         tensors = tuple(found.damage.tensors(found.entry))
-        if damage is None:
-            yield FileReport(path, kind, "lost", f"{what}: {BEYOND_REPAIR}", size, 0, tensors)
-        else:
-            source = " from parity" if damage.lost else ""
-            yield FileReport(
-                path, kind, found.state, f"{what}: tsapps repair restores it{source}", size, damage.words, tensors
-            )
+        yield FileReport(path, kind, found.state, message, size, found.repair.words, tensors)
     if found.sidecar == "failed":
-        yield FileReport(str(place.sidecar(found.name)), "sidecar", "failed", UNREADABLE)
+        yield FileReport(str(place.sidecar(found.name)), "sidecar", "failed", found.sidecar_why)
     elif found.sidecar != "ok" and found.state != "failed":
         message = f"{'is missing' if found.sidecar == 'missing' else 'was corrupted'}: tsapps repair writes it again"
         yield FileReport(str(place.sidecar(found.name)), "sidecar", found.sidecar, message)
+
+
+def beyond_repair(place: Place, findings: Findings, found: Finding) -> FileReport:
+    """Return the report of a damaged file that cannot be repaired now."""
+    damage = found.damage or Damage()
+    members = () if findings.group(found.name) is None else findings.members(found.name)
+    unreadable = next((findings.files[name] for name in members if findings.files[name].state == "failed"), None)
+    what_to_do = "beyond repair, restore it from a copy"
+    if unreadable is not None:
+        what_to_do = f"may be restored where {unreadable.name}, of its parity group, can be read ({unreadable.why})"
+    message = f"{found.why}{described(damage, found.entry)}: {what_to_do}"
+    path, size = str(place.file(found.name)), found.entry.n_bytes
+    return FileReport(path, kind_of(found.name), "lost", message, size, 0, tuple(damage.tensors(found.entry)))
 
 
 def described(damage: Damage, entry: FileEntry) -> str:
@@ -150,14 +154,9 @@ def reports_of_others(target: Target, findings: Findings, *, repaired: bool = Fa
             message = f"is {findings.manifest_state}: tsapps repair writes it again from the sidecars"
             yield FileReport(str(place.manifest), "manifest", "missing" if is_missing else "corrupt", message)
     if target.names is not None:
-        for name in target.names:
-            if name in findings.files:
-                continue
-            if os.path.lexists(place.file(name)):
-                yield FileReport(str(place.file(name)), "file", "unprotected", "is not protected: tsapps protect does")
-            else:
-                message = "no such file or directory, and none of this name is protected"
-                yield FileReport(str(place.file(name)), "file", "failed", message)
+        message = "no such file or directory, and none of this name is protected"
+        for name in (one for one in target.names if one not in findings.files):
+            yield _unknown(place, name) or FileReport(str(place.file(name)), "file", "failed", message)
         return
     for name in manifest.directories:
         below = place.below(name)
@@ -166,12 +165,22 @@ def reports_of_others(target: Target, findings: Findings, *, repaired: bool = Fa
             what = "has neither manifest nor sidecars any more" if os.path.isdir(below.directory) else "is missing"
             message = f"{what}, with all that was protected in it: restore it from a copy"
             yield FileReport(str(below.directory), "directory", "lost", message)
-    names = {*place.file_names()}
-    for name in sorted({*names, *place.sidecar_names()} - findings.files.keys()):
-        if sidecar_of_file(place.sidecar(name))[1] == "corrupt":
-            message = (
-                "no manifest names it, and its sidecar is corrupted: if it is right, remove that and protect it again"
-            )
-            yield FileReport(str(place.file(name)), "file", "lost", message)
-        elif name in names:
-            yield FileReport(str(place.file(name)), "file", "unprotected", "is not protected: tsapps protect does")
+    for name in sorted({*place.file_names(), *place.sidecar_names()} - findings.files.keys()):
+        report = _unknown(place, name)
+        if report is not None:
+            yield report
+
+
+def _unknown(place: Place, name: str) -> FileReport | None:
+    """Return the report of a file that no manifest names; None if it does not exist."""
+    path = place.file(name)
+    try:
+        state = sidecar_of_file(place.sidecar(name))[1]
+    except LaterVersionError as error:
+        return FileReport(error.path, "sidecar", "failed", error.reason)
+    if state == "corrupt":
+        message = "no manifest names it, and its sidecar is corrupted: if it is right, remove that and protect it again"
+        return FileReport(str(path), "file", "lost", message)
+    if os.path.lexists(path):
+        return FileReport(str(path), "file", "unprotected", "is not protected: tsapps protect does")
+    return None

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from tsapps.apps.abft.files.file_sidecar import FileSidecar, write_file_sidecar
-from tsapps.apps.abft.files.manifest import PARITY, Manifest, ParityGroup, hasher
+from tsapps.apps.abft.files.file_sidecar import FileSidecar, check_version, remove_file_sidecar, write_file_sidecar
+from tsapps.apps.abft.files.manifest import PARITY, LaterVersionError, Manifest, ParityGroup, hasher
 from tsapps.apps.abft.files.parity import ParityRatio, groups_of, parity_of
 from tsapps.apps.abft.files.places import Place
 from tsapps.apps.abft.files.report import FileReport
@@ -65,7 +65,7 @@ def parity_written(
                 report = _written(place, manifest, group, number, workers)
                 kept.pop(name, None)
                 yield report
-        except (OSError, ChangedFileError, _DamagedMemberError) as error:
+        except (OSError, ChangedFileError, LaterVersionError, _DamagedMemberError) as error:
             message = getattr(error, "strerror", None) or str(error)
             yield FileReport(str(place.file(name)), "parity", "failed", f"was not written: {message}")
         else:
@@ -76,8 +76,11 @@ def parity_written(
     ]
     for name in old - manifest.parity_files:
         manifest.files.pop(name, None)
-        place.sidecar(name).unlink(missing_ok=True)
-        place.file(name).unlink(missing_ok=True)
+        try:
+            remove_file_sidecar(place.sidecar(name))
+            place.file(name).unlink(missing_ok=True)
+        except (LaterVersionError, OSError) as error:
+            yield FileReport(str(place.file(name)), "parity", "failed", f"was not removed: {error}")
 
 
 def _written(place: Place, manifest: Manifest, group: ParityGroup, number: int, workers: Workers) -> FileReport:
@@ -90,6 +93,7 @@ def _written(place: Place, manifest: Manifest, group: ParityGroup, number: int, 
     size, m = max(entry.n_bytes for entry in entries), len(group.parity)
     name = group.parity[number]
     path, sidecar = place.file(name), place.sidecar(name)
+    check_version(sidecar)
     digests = [hasher(manifest.hash_name) for _ in entries]
     with replacing(path, mode=mode_of_result(path, paths)) as file:
         for begin in range(0, size, _PIECE_BYTES):

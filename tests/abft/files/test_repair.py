@@ -1,5 +1,6 @@
 """repair_files and verify_files: what is restored, what is refused, and what becomes of the user's files."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -11,12 +12,14 @@ from pathlib import Path
 import pytest
 from exhaustive import every
 
+from tsapps.apps.abft.files import inspect_files, repair
 from tsapps.apps.abft.files.manifest import MANIFEST
 from tsapps.apps.abft.files.places import PlaceError
 from tsapps.apps.abft.files.protect import protect_files
 from tsapps.apps.abft.files.repair import repair_files
 from tsapps.apps.abft.files.verify import verify_files
 from tsapps.bench.abft.files_campaign import FAULTS, run
+from tsapps.kernels.system import atomic_write
 
 
 def states(reports):
@@ -62,6 +65,68 @@ def test_a_file_that_was_written_to_is_kept(tmp_path):
     assert (tmp_path / "config.json.damaged-2").exists()
 
 
+@pytest.fixture
+def no_links(monkeypatch):
+    """Pretend that no file system has hard links, and so no files without names either."""
+
+    def refuse(number):
+        def link(*_, **__):
+            raise OSError(number, os.strerror(number))
+
+        monkeypatch.setattr(os, "link", link)
+        monkeypatch.setattr(atomic_write, "_open_unnamed", lambda *_: None)
+
+    return refuse
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK], ids=errno.errorcode.get)
+def test_without_hard_links_what_is_kept_is_copied(tmp_path, no_links, number):
+    path = tmp_path / "config.json"
+    path.write_bytes(b'{"hidden_size": 4096}')
+    path.chmod(0o640)
+    list(protect_files([path]))
+    no_links(number)
+    for version, name in (("4097", "config.json.damaged"), ("4098", "config.json.damaged-2")):
+        path.write_bytes(b'{"hidden_size": ' + version.encode() + b"}")
+        os.utime(path, ns=(7, 7))
+        (report,) = repair_files([path])
+        assert (report.state, report.message.endswith(f"what was there is now {tmp_path / name}")) == ("repaired", True)
+        assert path.read_bytes() == b'{"hidden_size": 4096}'
+        assert version.encode() in (tmp_path / name).read_bytes()
+        status = (tmp_path / name).stat()
+        assert (status.st_mode & 0o777, status.st_mtime_ns) == (0o640, 7)
+    assert b"4097" in (tmp_path / "config.json.damaged").read_bytes()
+
+
+def test_a_copy_that_fails_leaves_the_file_and_nothing_else(tmp_path, no_links, monkeypatch):
+    path = tmp_path / "x"
+    path.write_bytes(b"content")
+    list(protect_files([path]))
+    path.write_bytes(b"Content")
+    os.utime(path, ns=(1, 1))
+    no_links(errno.EPERM)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(repair, "pieces_of", full)
+    (report,) = repair_files([path])
+    assert (report.state, report.message) == ("failed", "could not be repaired: No space left on device")
+    assert path.read_bytes() == b"Content"
+    assert sorted(os.listdir(tmp_path)) == [MANIFEST, "x", "x.sidecar"]
+
+
+def test_other_errors_of_links_are_reported(tmp_path, no_links):
+    path = tmp_path / "x"
+    path.write_bytes(b"content")
+    list(protect_files([path]))
+    path.write_bytes(b"Content")
+    os.utime(path, ns=(1, 1))
+    no_links(errno.EROFS)
+    assert states(repair_files([path])) == {"x": "failed"}
+    assert path.read_bytes() == b"Content"
+
+
 def test_what_is_beyond_repair_is_left_as_it_is(tmp_path, rng):
     path = tmp_path / "x"
     path.write_bytes(rng.bytes(2048))
@@ -103,6 +168,48 @@ def test_parity_restores_different_places_of_several_files(tmp_path, rng):
         file.write(bytes(1 << 20))
     assert {*states(repair_files([tmp_path])).values()} <= {"repaired", "ok", "unprotected"}
     assert {name: (tmp_path / name).read_bytes() for name in contents} == contents
+
+
+def test_one_file_is_repaired_by_others_that_are_damaged_too(tmp_path, rng):
+    """A bit of b is wrong, and its sidecar is corrupted: it is right in memory, and then parity restores a."""
+    contents = {name: rng.bytes(3000) for name in "ab"}
+    for name, content in contents.items():
+        (tmp_path / name).write_bytes(content)
+    list(protect_files([tmp_path], parity="1/2"))
+    flip(tmp_path / "a", 0, 400, 800)  # three words of one block
+    flip(tmp_path / "b", 2500)  # in the second block
+    sidecar = tmp_path / "b.sidecar"
+    flip(sidecar, sidecar.stat().st_size - 2 * 5 * 8)  # a sum of the first block, of the stripe of two
+    others = {path: path.read_bytes() for path in tmp_path.iterdir() if path.name != "a"}
+    assert {report.state for report in verify_files([tmp_path])} <= {"corrupt", "ok"}
+    (report,) = repair_files([tmp_path / "a"])
+    assert report.state == "repaired"
+    assert report.message.endswith(f": restored from parity; what was there is now {tmp_path / 'a.damaged'}")
+    assert (tmp_path / "a").read_bytes() == contents["a"]
+    assert {path: path.read_bytes() for path in others} == others
+    assert states(repair_files([tmp_path]))["b"] == "repaired"
+    assert (tmp_path / "b").read_bytes() == contents["b"]
+
+
+def test_a_file_whose_parity_cannot_be_read_says_so(tmp_path, rng, monkeypatch):
+    for name in "abc":
+        (tmp_path / name).write_bytes(rng.bytes(3000))
+    list(protect_files([tmp_path], parity="1/3"))
+    (tmp_path / "a").unlink()
+    original = inspect_files.hash_of
+
+    def hash_of(path, *arguments):
+        if path.name == "c":
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return original(path, *arguments)
+
+    monkeypatch.setattr(inspect_files, "hash_of", hash_of)
+    for function in (verify_files, repair_files):
+        (report,) = function([tmp_path / "a"])
+        assert (report.state, report.message) == (
+            "lost",
+            "is missing: may be restored where c, of its parity group, can be read (Permission denied)",
+        )
 
 
 def test_nothing_protected(tmp_path):
