@@ -4,6 +4,8 @@ The public API. Names are imported on first use, so that ``import tsapps`` and `
 
 TSKMeans
     scikit-learn's ``KMeans``, on the CPU and on NVIDIA GPUs.
+choose_k
+    The number of clusters: fits for several numbers, with silhouettes and other scores.
 kmeans_batched
     Many K-means problems of one shape at once.
 abft
@@ -19,11 +21,12 @@ from __future__ import annotations
 from importlib import import_module
 
 __version__ = "0.1.0"
-__all__ = ["TSKMeans", "abft", "gram", "kmeans_batched", "matmul", "open_matrix"]
+__all__ = ["TSKMeans", "abft", "choose_k", "gram", "kmeans_batched", "matmul", "open_matrix"]
 
 _HOMES = {
     "TSKMeans": "tsapps.apps.kmeans",
     "abft": "tsapps.abft",  # a module, not a name in it
+    "choose_k": "tsapps.apps.kmeans",
     "gram": "tsapps.kernels.matmul",
     "kmeans_batched": "tsapps.apps.kmeans",
     "matmul": "tsapps.kernels.matmul",
@@ -37,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tsapps import abft
-    from tsapps.apps.kmeans import TSKMeans, kmeans_batched
+    from tsapps.apps.kmeans import TSKMeans, choose_k, kmeans_batched
     from tsapps.kernels.matmul import gram, matmul
     from tsapps.matrix import open_matrix
 

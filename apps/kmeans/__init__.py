@@ -13,14 +13,17 @@ if TYPE_CHECKING:
     from tsapps.apps.kmeans.distributed.rank import RankClustering, fit_rank
     from tsapps.apps.kmeans.engines.compile_kernels import compile_kernels
     from tsapps.apps.kmeans.estimator import TSKMeans
+    from tsapps.apps.kmeans.number_of_clusters import KChoice, choose_k
     from tsapps.apps.kmeans.protect.checks import FaultError
 
 __all__ = [
     "BatchedClustering",
     "ClusterError",
     "FaultError",
+    "KChoice",
     "RankClustering",
     "TSKMeans",
+    "choose_k",
     "compile_kernels",
     "fit_rank",
     "kmeans_batched",
@@ -31,8 +34,10 @@ _MODULES = {
     "BatchedClustering": "tsapps.apps.kmeans.batched.api",
     "ClusterError": "tsapps.apps.kmeans.distributed.crew",
     "FaultError": "tsapps.apps.kmeans.protect.checks",
+    "KChoice": "tsapps.apps.kmeans.number_of_clusters",
     "RankClustering": "tsapps.apps.kmeans.distributed.rank",
     "TSKMeans": "tsapps.apps.kmeans.estimator",
+    "choose_k": "tsapps.apps.kmeans.number_of_clusters",
     "compile_kernels": "tsapps.apps.kmeans.engines.compile_kernels",
     "fit_rank": "tsapps.apps.kmeans.distributed.rank",
     "kmeans_batched": "tsapps.apps.kmeans.batched.api",

@@ -1,6 +1,7 @@
 """Tables with text, holes and identifiers, from file to labels: options of ``tsapps kmeans`` and ``tsapps predict``."""
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import jsonschema
@@ -10,6 +11,9 @@ import pytest
 from sklearn.cluster import KMeans
 from sklearn.datasets import load_iris
 from sklearn.preprocessing import StandardScaler
+
+from tsapps import choose_k
+from tsapps.cli.kmeans_request import numbers_of_clusters
 
 ROOT = Path(__file__).parents[2]
 
@@ -180,3 +184,60 @@ def test_a_damaged_model(refuse, succeed, table):
     summary["missing"]["means"] = [1.0]
     path.write_text(json.dumps(summary))
     assert "summary.json: is damaged: its columns do not match" in refuse(1, "predict", "m", "x.csv")
+
+
+# --- Several numbers of clusters --------------------------------------------------------------------------------------
+
+
+def test_the_best_of_several_numbers(succeed, table):
+    printed = succeed("kmeans", "x.csv", "-k", "2:6", "--missing", "drop", "-o", "m")
+    summary = json.loads(Path("m/summary.json").read_text())
+    X = table[["sl", "sw", "pl", "pw"]].dropna().to_numpy()
+    expected = choose_k(X, range(2, 7), device="cpu")
+    assert (summary["k"], summary["sweep"]["reason"]) == (expected.k, expected.reason) == (2, expected.reason)
+    assert summary["sweep"]["criterion"] == "silhouette"
+    assert [one["k"] for one in summary["sweep"]["scores"]] == [2, 3, 4, 5, 6]
+    for one, other in zip(summary["sweep"]["scores"], expected.scores, strict=True):
+        assert one == pytest.approx(asdict(other), rel=1e-9)
+    succeed("kmeans", "x.csv", "-k", 2, "--missing", "drop", "-o", "alone")
+    np.testing.assert_array_equal(np.load("m/labels.npy"), np.load("alone/labels.npy"))
+    np.testing.assert_array_equal(np.load("m/centers.npy"), np.load("alone/centers.npy"))
+    assert printed.startswith("k  inertia  silhouette  ± (95 %)  simplified  Calinski-Harabasz  Davies-Bouldin\n2  ")
+    assert f"clusters    2, of 52 to 96 rows (median 74): {expected.reason}\n" in printed
+    schema = json.loads((ROOT / "docs/reference/kmeans-summary.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(summary, schema)
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers"),
+    [
+        ("8", (8,)),
+        ("2:5", (2, 3, 4, 5)),
+        ("3:3", (3,)),
+        ("2:9:3", (2, 5, 8)),
+        ("2:20:log", (2, 3, 4, 6, 8, 11, 16, 20)),
+        ("1:2:log", (1, 2)),
+    ],
+)
+def test_numbers_of_clusters(text, numbers):
+    assert numbers_of_clusters(text) == numbers
+
+
+@pytest.mark.parametrize(
+    "text", ["0", "-1", "x", "2:", ":3", "5:2", "2:9:0", "2:9:log:2", "log", "2:log", "1.5", "9" * 12]
+)
+def test_wrong_numbers_of_clusters(refuse, table, text):
+    assert f"--k {text}: expected a number such as 8, or several such as 2:20" in refuse(
+        2, "kmeans", "x.csv", "--k", text
+    )
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("--checkpoint", "c"), "--k: several numbers of clusters cannot be tried with --checkpoint: name one"),
+        (("--init", "x.csv"), "--k: several numbers of clusters cannot be tried with --init FILE: name one"),
+    ],
+)
+def test_what_goes_with_one_number_alone(refuse, table, args, message):
+    assert message in refuse(2, "kmeans", "x.csv", "-k", "2:3", *args)

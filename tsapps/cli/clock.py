@@ -1,6 +1,7 @@
 """Wall time of a command, by phase."""
 
 import time
+from collections.abc import Mapping
 
 __all__ = ["Clock"]
 
@@ -17,8 +18,13 @@ class Clock:
         self._lap = time.perf_counter()
 
     def lap(self, phase: str) -> None:
-        """Store the seconds since the current phase began under the name `phase`, and start the next phase."""
-        self.seconds[phase] = time.perf_counter() - self._lap
+        """Add the seconds since the current phase began to those of `phase`, and start the next phase."""
+        self.add({phase: time.perf_counter() - self._lap})
+
+    def add(self, seconds: Mapping[str, float]) -> None:
+        """Add seconds of phases that were measured elsewhere, and start the next phase."""
+        for phase, taken in seconds.items():
+            self.seconds[phase] = self.seconds.get(phase, 0.0) + taken
         self.start_lap()
 
     def total(self) -> float:

@@ -4,7 +4,7 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,10 +30,10 @@ from tsapps.cli.kmeans_checkpoint import (
     open_checkpoint,
     usage_errors,
 )
-from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, read_inputs
+from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, numbers_of_clusters, read_inputs
 from tsapps.cli.label_table import Distances, LabelFile, distances_of, save_label_table, save_named_centers
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
-from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
+from tsapps.cli.output import live_line, print_json, print_table, print_text, seconds_by_phase
 from tsapps.cli.workers import check_workers, engine_on_workers, labels_on_host
 from tsapps.errors import CorruptionError, MatrixError
 
@@ -41,17 +41,19 @@ if TYPE_CHECKING:
     from tsapps.apps.kmeans.checkpoint import Checkpoint
     from tsapps.apps.kmeans.engines.engine import Engine
     from tsapps.apps.kmeans.lloyd import Clustering, Progress
+    from tsapps.apps.kmeans.number_of_clusters import KChoice
 
 __all__ = ["kmeans"]
 
 
 @dataclass(frozen=True)
 class _Fit:
-    """A clustering, the dtype of the computation, and the device that computed it."""
+    """A clustering, the dtype and device of its computation, and how its number of clusters was chosen from several."""
 
     clustering: "Clustering"
     dtype: str
     device: str
+    choice: "KChoice | None" = None
 
 
 def kmeans(
@@ -105,6 +107,7 @@ def kmeans(
     clock = Clock()
     parsed = {
         "command": ctx.meta["tsapps.command"],
+        "ks": numbers_of_clusters(k),
         "n_init": number_of_runs(n_init),
         "out": out or Path(f"{stem(data)}-kmeans"),
         "checkpoint": directory_of(checkpoint, resume),
@@ -115,6 +118,8 @@ def kmeans(
     if as_json:
         print_json(summary)
     elif not quiet:
+        for line in [] if summary["sweep"] is None else _score_lines(summary["sweep"]["scores"]):
+            print_text(line)
         print_table(_table(summary, request))
 
 
@@ -142,37 +147,64 @@ def _fit(
     *,
     report: bool,
 ) -> _Fit:
-    """Load the data to its device and cluster it."""
+    """Cluster the data into the wanted number of clusters, or into several and choose one."""
     import numpy as np
-
-    from tsapps.apps.kmeans import FaultError, lloyd
 
     clock.lap("start")
     matrix = inputs.matrix
     show(f"reading {request.data}: {matrix.shape[0]:,} × {matrix.shape[1]:,} {matrix.dtype}")
+    fits = {k: _fit_one(request, inputs, k, clock, show, checkpoint, report=report) for k in request.ks}
+    best = fits[request.k]
+    if len(fits) > 1:
+        from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, scored
+
+        show("scores")
+        found = {k: one.clustering for k, one in fits.items()}
+        choice = scored(matrix, found, metric=str(request.metric), sample=DEFAULT_SAMPLE, seed=request.seed)
+        best = replace(fits[choice.k], choice=choice)
+        clock.lap("score")
+    if not np.isfinite(best.clustering.inertia):
+        raise MatrixError(f"{request.data}: the inertia overflows float64: scale the data down")
+    return best
+
+
+def _fit_one(
+    request: Request,
+    inputs: Inputs,
+    k: int,
+    clock: Clock,
+    show: Callable[[str], None],
+    checkpoint: "Checkpoint | None",
+    *,
+    report: bool,
+) -> _Fit:
+    """Load the data to its device and cluster it into k clusters."""
+    import numpy as np
+
+    from tsapps.apps.kmeans import FaultError, lloyd
+
+    prefix = f"k = {k}: " if len(request.ks) > 1 else ""
     with _opened(request, inputs) as engine:
         clock.lap("read")
-        show(f"{request.init}: initial centers")
+        show(f"{prefix}{request.init}: initial centers")
         try:
             with usage_errors():
                 best = lloyd.fit(
                     engine,
-                    request.k,
+                    k,
                     init=inputs.first_centers,
                     n_init=request.n_init,
                     max_iter=request.max_iter,
                     tol=request.tol,
                     random_state=np.random.RandomState(request.seed),
-                    progress=(lambda progress: show(_describe(progress))) if report else None,
+                    progress=(lambda progress: show(prefix + _describe(progress))) if report else None,
                     protect=request.protect,
                     checkpoint=checkpoint,
                 )
         except FaultError as error:
             raise CorruptionError(str(error)) from error
         best.labels = labels_on_host(best.labels)
-    clock.seconds |= best.seconds
-    if not np.isfinite(best.inertia):
-        raise MatrixError(f"{request.data}: the inertia overflows float64: scale the data down")
+    clock.add(best.seconds)
     return _Fit(best, str(engine.data.dtype), engine.data.device)
 
 
@@ -243,7 +275,8 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "weights": request.weights and os.path.abspath(request.weights),
         "n": n,
         "d": d,
-        "k": request.k,
+        "k": len(best.centers),
+        "sweep": None if found.choice is None else _sweep(found.choice),
         **inputs.data.record(request.scale, request.missing),
         "data_dtype": str(inputs.matrix.dtype),
         "dtype": found.dtype,
@@ -271,11 +304,28 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
     }
 
 
+def _sweep(choice: "KChoice") -> dict[str, Any]:
+    return {"criterion": "silhouette", "reason": choice.reason, "scores": [asdict(one) for one in choice.scores]}
+
+
 def _describe(progress: "Progress") -> str:
     run = f"run {progress.run + 1}, " if progress.run else ""
     return (
         f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.n_reassigned:,} labels changed"
     )
+
+
+def _score_lines(scores: list[dict[str, Any]]) -> list[str]:
+    """Return the scores as lines of columns, with a headline before and an empty line after."""
+    names = ("k", "inertia", "silhouette", "± (95 %)", "simplified", "Calinski-Harabasz", "Davies-Bouldin")
+    keys = ("silhouette", "silhouette_error", "simplified_silhouette", "calinski_harabasz", "davies_bouldin")
+    rows = [[f"{one['k']:,}", f"{one['inertia']:.6g}", *(_short(one[key]) for key in keys)] for one in scores]
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    return [*("  ".join(map(str.rjust, row, widths)) for row in (names, *rows)), ""]
+
+
+def _short(number: float | None) -> str:
+    return "–" if number is None else f"{number:.4g}"
 
 
 def _table(summary: dict[str, Any], request: Request) -> dict[str, str]:
@@ -287,7 +337,8 @@ def _table(summary: dict[str, Any], request: Request) -> dict[str, str]:
     return {
         "data": f"{request.data}: {result.how_many(summary['files'])}{shape} {summary['data_dtype']}, computed in "
         f"{summary['dtype']}",
-        "clusters": f"{summary['k']:,}, of {low:,} to {high:,} rows (median {middle:,})",
+        "clusters": f"{summary['k']:,}, of {low:,} to {high:,} rows (median {middle:,})"
+        + ("" if summary["sweep"] is None else f": {summary['sweep']['reason']}"),
         "inertia": f"{summary['inertia']:.6g}",
         "iterations": f"{summary['iterations']}, {ended}",
         "device": f"{summary['device']}: {summary['device_reason']}",

@@ -116,9 +116,9 @@ def _recorded(request: Request) -> dict[str, str | int | float | None]:
 
     Permission to read other files is not recorded: a checkpoint that another user made must not give it.
     """
-    without = ("command", "checkpoint", "allow_external")
+    without = ("command", "checkpoint", "allow_external", "ks")
     given = {name: value for name, value in asdict(request).items() if name not in without}
     for name in ("data", "weights", "out", "label_file"):
         given[name] = given[name] and os.path.abspath(given[name])
     given["init"] = request.init if request.init_file is None else os.path.abspath(request.init_file)
-    return given | {"n_init": str(request.n_init)}
+    return given | {"n_init": str(request.n_init), "k": str(request.k)}

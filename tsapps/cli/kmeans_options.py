@@ -58,7 +58,17 @@ class Precision(StrEnum):
     tf32 = "tf32"
 
 
-Clusters = Annotated[int, typer.Option("--k", "-k", min=1, show_default=False, help="Number of clusters.")]
+Clusters = Annotated[
+    str,
+    typer.Option(
+        "--k",
+        "-k",
+        metavar="N|A:B|A:B:STEP|A:B:log",
+        show_default=False,
+        help="Number of clusters; or several, from A to B, of which the best is kept by its silhouette. log: each some "
+        "1.4 times the one before.",
+    ),
+]
 Init = Annotated[
     str,
     typer.Option(

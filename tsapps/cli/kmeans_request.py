@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from tsapps.kernels.devices import Choice
     from tsapps.matrix import Matrix
 
-__all__ = ["Inputs", "Request", "number_of_runs", "read_inputs"]
+__all__ = ["Inputs", "Request", "number_of_runs", "numbers_of_clusters", "read_inputs"]
 
 # Estimates of the space that a result needs: bytes of an output file besides its elements or cluster sizes, and maximum
 # bytes of summary.json per cluster.
@@ -33,7 +33,7 @@ class Request:
 
     command: str
     data: str
-    k: int
+    ks: tuple[int, ...]
     init: str
     n_init: int | str
     max_iter: int
@@ -69,6 +69,11 @@ class Request:
         return cls(**{member.name: given[member.name] for member in fields(cls)})
 
     @property
+    def k(self) -> int:
+        """The largest number of clusters."""
+        return self.ks[-1]
+
+    @property
     def device_here(self) -> str:
         """The device of this process: with `workers`, `device` is that of each worker."""
         return self.device if self.workers is None else "cpu"
@@ -94,6 +99,9 @@ class Request:
             )
         if self.init_file is not None:
             check_input(self.init_file)
+        several = {"--checkpoint": self.checkpoint, "--workers": self.workers, "--init FILE": self.init_file}
+        if len(self.ks) > 1 and (given := next((name for name, value in several.items() if value), None)):
+            raise UsageError(f"--k: several numbers of clusters cannot be tried with {given}: name one")
         if not self.tol < float("inf"):
             raise UsageError(f"--tol {self.tol}: expected a finite number, at least 0")
         result.check_place(self.out, force=self.force)
@@ -129,6 +137,24 @@ def number_of_runs(n_init: str) -> int | str:
     if not n_init.isdecimal() or int(n_init) < 1:
         raise UsageError(f"--n-init {n_init}: expected auto or a number of runs, at least 1")
     return int(n_init)
+
+
+def numbers_of_clusters(text: str) -> tuple[int, ...]:
+    """Parse ``--k``: a number, or numbers from A to B, ascending."""
+    parts = text.split(":")
+    numbers = [int(part) for part in parts if part.isascii() and part.isdecimal() and 0 < int(part) < 1 << 31]
+    is_log = len(parts) == 3 and parts[2] == "log"
+    if len(numbers) != len(parts) - is_log or len(parts) > 3 or (len(parts) > 1 and numbers[0] > numbers[1]):
+        raise UsageError(f"--k {text}: expected a number such as 8, or several such as 2:20, 2:20:3 or 2:200:log")
+    if len(parts) == 1:
+        return (numbers[0],)
+    first, last = numbers[:2]
+    if not is_log:
+        return tuple(range(first, last + 1, *numbers[2:]))
+    found = [first]
+    while found[-1] < last:
+        found.append(min(last, max(found[-1] + 1, round(found[-1] * 2**0.5))))
+    return tuple(found)
 
 
 def read_inputs(request: Request) -> Inputs:

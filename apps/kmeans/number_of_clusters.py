@@ -1,0 +1,193 @@
+"""`choose_k`: fits for several numbers of clusters, scores of each, and the number that they speak for."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from tsapps.apps.kmeans import lloyd
+from tsapps.apps.kmeans.cluster_scores import Labeled, Scores, scores_of
+from tsapps.apps.kmeans.data.rows import Rows, as_rows
+from tsapps.apps.kmeans.lloyd import Clustering
+from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.kernels.arrays import to_host
+
+__all__ = ["DEFAULT_SAMPLE", "KChoice", "KScores", "choose_k", "chosen", "scored"]
+
+#: Rows of which silhouettes are computed by default.
+DEFAULT_SAMPLE = 1000
+# Elements of a block of rows.
+_ELEMENTS = 1 << 20
+
+
+@dataclass(frozen=True)
+class KScores:
+    """A number of clusters and how good its clustering is; see cluster_scores.py.
+
+    Attributes
+    ----------
+    k : int
+    inertia : float
+    iterations : int
+    converged : bool
+    silhouette, silhouette_error : float or None
+        The mean silhouette, and half the width of its 95 % interval; None if it is not defined.
+    simplified_silhouette, calinski_harabasz, davies_bouldin : float or None
+    """
+
+    k: int
+    inertia: float
+    iterations: int
+    converged: bool
+    silhouette: float | None
+    silhouette_error: float | None
+    simplified_silhouette: float | None
+    calinski_harabasz: float | None
+    davies_bouldin: float | None
+
+
+@dataclass(frozen=True)
+class KChoice:
+    """The result of `choose_k`.
+
+    Attributes
+    ----------
+    k : int
+        The chosen number of clusters.
+    reason : str
+        Why it was chosen.
+    scores : list of KScores
+        For every number of clusters, ascending.
+    clusterings : dict of int to Clustering
+        By number of clusters, with labels of NumPy.
+    """
+
+    k: int
+    reason: str
+    scores: list[KScores]
+    clusterings: dict[int, Clustering] = field(repr=False)
+
+
+def choose_k(
+    X: Any,
+    ks: Sequence[int],
+    *,
+    init: str = "k-means++",
+    n_init: int | str = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    random_state: int = 0,
+    device: str = "auto",
+    metric: str = "euclidean",
+    sample: int = DEFAULT_SAMPLE,
+) -> KChoice:
+    """Cluster X into each of several numbers of clusters, score the clusterings, and choose a number.
+
+    Parameters
+    ----------
+    X : array, frame, sparse matrix or `open_matrix` matrix of shape (n, d)
+    ks : sequence of int
+        Numbers of clusters, from 1 to n.
+    init, n_init, max_iter, tol, device, metric
+        As for `TSKMeans`.
+    random_state : int
+        Seed of every fit: each is the same as alone.
+    sample : int
+        Number of rows, drawn at random, of which silhouettes are computed; all if X has no more. The cost is that of
+        the distances between this many rows and all others.
+
+    Returns
+    -------
+    KChoice
+
+    Raises
+    ------
+    ValueError
+        If `ks` is empty or has a number below 1 or above n, or `sample` is below 2.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> X = np.repeat([[0.0, 0], [9, 9], [0, 9]], 20, axis=0) + np.random.default_rng(0).normal(size=(60, 2))
+    >>> choose_k(X, range(2, 6), device="cpu").k
+    3
+    """
+    rows = as_rows(X)
+    numbers = sorted({int(k) for k in ks})
+    if not numbers or numbers[0] < 1 or numbers[-1] > rows.shape[0]:
+        raise ValueError(f"ks must be numbers of clusters from 1 to n={rows.shape[0]}, got {list(ks)[:20]}")
+    if sample < 2:
+        raise ValueError(f"sample must be at least 2, got {sample}")
+    found = {}
+    for k in numbers:
+        engine = open_engine(X, sample_weight=None, device=device, metric=metric)
+        state = np.random.RandomState(random_state)
+        fitted = lloyd.fit(engine, k, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=state)
+        fitted.labels = to_host(fitted.labels)
+        found[k] = fitted
+    return scored(rows, found, metric=metric, sample=sample, seed=random_state)
+
+
+def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: int, seed: int) -> KChoice:
+    """Return the choice among clusterings of the same rows; parameters as for `choose_k`."""
+    n = rows.shape[0]
+    drawn = np.random.RandomState(seed).choice(n, sample, replace=False) if sample < n else np.arange(n)
+    given = [Labeled(np.asarray(one.centers, np.float64), one.labels) for one in found.values()]
+    scores = dict(zip(found, scores_of(_blocks(rows, metric), np.sort(drawn), given), strict=True))
+    k, reason = chosen(scores)
+    return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], dict(found))
+
+
+def _blocks(rows: Rows, metric: str) -> Callable[[], Iterator[tuple[int, Any]]]:
+    """Return a function that iterates over the rows in float64: scaled to norm 1 for the cosine metric."""
+
+    def blocks() -> Iterator[tuple[int, Any]]:
+        for start, block in rows.blocks(max(1, _ELEMENTS // rows.shape[1])):
+            wide = block.toarray() if hasattr(block, "toarray") else block
+            wide = wide.astype(np.float64)
+            if metric == "cosine":
+                norms = (wide**2).sum(axis=1, keepdims=True) ** 0.5
+                wide = wide / (norms + (norms == 0))
+            yield start, wide
+
+    return blocks
+
+
+def chosen(scores: Mapping[int, Scores]) -> tuple[int, str]:
+    """Return the number of clusters with the largest silhouette, and why.
+
+    Of numbers whose silhouettes the sample cannot tell from the largest one, it is the smallest. Silhouettes of the
+    same rows are compared, row by row, which tells more than their means and errors.
+    """
+    known = {k: one for k, one in sorted(scores.items()) if not np.isnan(one.silhouette)}
+    if not known:
+        (k, *_) = sorted(scores)
+        return k, "silhouettes need more than one cluster"
+    best = max(known, key=lambda k: known[k].silhouette)
+    of_best = known[best].of_sample
+    # Half the width of the interval of a mean, in standard deviations of the sample; 0 for a sample of all rows.
+    width = known[best].silhouette_error / of_best.std(ddof=1) if of_best.std(ddof=1) > 0 else 0.0
+    apart = {k: of_best - one.of_sample for k, one in known.items()}
+    k = next(k for k, one in apart.items() if one.mean() <= width * one.std(ddof=1))
+    said = _said(known[best])
+    if k == best:
+        return k, f"its silhouette, {said}, is the largest"
+    return k, f"its silhouette, {_said(known[k])}, cannot be told from the largest, {said} for k = {best}"
+
+
+def _said(scores: Scores) -> str:
+    error = f" ± {scores.silhouette_error:.3f}" if scores.silhouette_error > 0 else ""
+    return f"{scores.silhouette:.3f}{error}"
+
+
+def _record(k: int, found: Clustering, scores: Scores) -> KScores:
+    numbers = [
+        scores.silhouette,
+        scores.silhouette_error,
+        scores.simplified_silhouette,
+        scores.calinski_harabasz,
+        scores.davies_bouldin,
+    ]
+    known = [float(number) if np.isfinite(number) else None for number in numbers]
+    return KScores(k, found.inertia, found.n_iter, found.converged, *known)
