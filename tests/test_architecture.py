@@ -58,8 +58,9 @@ ARROWS = {
         "kernels/blas",
         "kernels/runtime",
         "kernels/system",
-        *_stages("batched", "data", "distributed", "engines", "init", "protect", "update"),
+        *_stages("batched", "data", "distributed", "engines", "init", "protect", "report", "update"),
     },
+    "apps/kmeans/report": {*_CORE, "kernels/system", "apps/kmeans", "apps/kmeans/data"},
     # Stages, each of which may use those before it; assign has the plans of data, and inertia a pass over it.
     "apps/kmeans/data": _CORE | _stages("assign", "inertia"),
     "apps/kmeans/assign": _CORE | _stages("data"),
@@ -84,7 +85,7 @@ ARROWS = {
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
         *("apps/abft", "apps/abft/at_rest", "apps/abft/files", "apps/abft/product"),
-        *("apps/kmeans", *_stages("data", "distributed", "engines")),
+        *("apps/kmeans", *_stages("data", "distributed", "engines", "report")),
         *("bench/abft", "bench/common", "bench/gemm", "bench/kmeans", "bench/ladder", "bench/paper", "bench/report"),
         "kernels/ladder",
     },

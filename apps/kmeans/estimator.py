@@ -25,6 +25,7 @@ from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.distributed.collections import for_collections
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.open_engine import check_metric, check_precision, check_sample_weight, choose, open_engine
+from tsapps.apps.kmeans.report.reporting import Reporting
 from tsapps.apps.kmeans.scikit_learn import Passes, as_host
 from tsapps.apps.kmeans.validation import validated, validated_on_host
 from tsapps.kernels.arrays import as_array, gpu_index, is_sparse, like, to_host
@@ -33,7 +34,7 @@ from tsapps.kernels.blas.threads import is_forked
 __all__ = ["TSKMeans"]
 
 
-class TSKMeans(KMeans):
+class TSKMeans(Reporting, KMeans):
     """K-means clustering: a drop-in replacement for scikit-learn's `KMeans` that also runs on GPUs.
 
     With the same `random_state`, `TSKMeans` and `sklearn.cluster.KMeans` find the same clustering. Exception: for

@@ -13,7 +13,7 @@ from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["DEFAULT_SAMPLE", "KChoice", "KScores", "choose_k", "chosen", "scored"]
+__all__ = ["DEFAULT_SAMPLE", "KChoice", "KScores", "blocks_of", "choose_k", "chosen", "scored"]
 
 #: Rows of which silhouettes are computed by default.
 DEFAULT_SAMPLE = 1000
@@ -134,12 +134,12 @@ def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: 
     n = rows.shape[0]
     drawn = np.random.RandomState(seed).choice(n, sample, replace=False) if sample < n else np.arange(n)
     given = [Labeled(np.asarray(one.centers, np.float64), one.labels) for one in found.values()]
-    scores = dict(zip(found, scores_of(_blocks(rows, metric), np.sort(drawn), given), strict=True))
+    scores = dict(zip(found, scores_of(blocks_of(rows, metric), np.sort(drawn), given), strict=True))
     k, reason = chosen(scores)
     return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], dict(found))
 
 
-def _blocks(rows: Rows, metric: str) -> Callable[[], Iterator[tuple[int, Any]]]:
+def blocks_of(rows: Rows, metric: str) -> Callable[[], Iterator[tuple[int, Any]]]:
     """Return a function that iterates over the rows in float64: scaled to norm 1 for the cosine metric."""
 
     def blocks() -> Iterator[tuple[int, Any]]:

@@ -52,7 +52,7 @@ def test_public_name():
     assert tsapps.TSKMeans is TSKMeans
     assert "TSKMeans" in dir(tsapps)
     with pytest.raises(
-        AttributeError, match="no attribute 'kmeans'; it has TSKMeans, abft, gram, kmeans_batched, matmul, open_matrix"
+        AttributeError, match="no attribute 'kmeans'; it has TSKMeans, abft, choose_k, gram, kmeans_batched, matmul"
     ):
         tsapps.kmeans  # noqa: B018
     assert tsapps.apps.kmeans.TSKMeans is TSKMeans

@@ -29,6 +29,7 @@ from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
 from tsapps.cli.protect import protect
 from tsapps.cli.repair import repair
+from tsapps.cli.report import report
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
 from tsapps.cli.verify import verify
@@ -101,6 +102,7 @@ app = typer.Typer(
 )
 app.command(short_help="Cluster the rows of a matrix.")(kmeans)
 app.command(short_help="Find the nearest center of every row.")(predict)
+app.command(short_help="Write a page on a clustering.")(report)
 app.command(short_help="Protect files: write their sidecars and a manifest.")(protect)
 app.command(short_help="Verify every byte of protected files.")(verify)
 app.command(short_help="Restore protected files bit by bit.")(repair)

@@ -34,6 +34,7 @@ from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, numbers_o
 from tsapps.cli.label_table import Distances, LabelFile, distances_of, save_label_table, save_named_centers
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, print_text, seconds_by_phase
+from tsapps.cli.report import ReportFile, write_report
 from tsapps.cli.workers import check_workers, engine_on_workers, labels_on_host
 from tsapps.errors import CorruptionError, MatrixError
 
@@ -48,11 +49,12 @@ __all__ = ["kmeans"]
 
 @dataclass(frozen=True)
 class _Fit:
-    """A clustering, the dtype and device of its computation, and how its number of clusters was chosen from several."""
+    """A clustering, the dtype and device of its computation, its iterations, and how its k was chosen from several."""
 
     clustering: "Clustering"
     dtype: str
     device: str
+    history: "list[Progress]"
     choice: "KChoice | None" = None
 
 
@@ -87,6 +89,7 @@ def kmeans(
     decimal: Decimal = ".",
     label_file: LabelFile = None,
     distances: Distances = False,
+    report: ReportFile = None,
     header: Header = None,
     index: Index = None,
     as_json: Json = False,
@@ -130,7 +133,7 @@ def _fit_and_write(request: Request, clock: Clock, *, quiet: bool) -> dict[str, 
     inputs = read_inputs(request)
     checkpoint = open_checkpoint(request, inputs)
     with live_line(quiet=quiet) as show:
-        found = _fit(request, inputs, clock, show, checkpoint, report=not quiet)
+        found = _fit(request, inputs, clock, show, checkpoint, report=not quiet or request.report is not None)
         show(f"writing {request.out}")
         summary = _write(request, inputs, found, clock)
         if checkpoint is not None:
@@ -183,7 +186,12 @@ def _fit_one(
 
     from tsapps.apps.kmeans import FaultError, lloyd
 
-    prefix = f"k = {k}: " if len(request.ks) > 1 else ""
+    prefix, history = f"k = {k}: " if len(request.ks) > 1 else "", list["Progress"]()
+
+    def tell(progress: "Progress") -> None:
+        history.append(progress)
+        show(prefix + _describe(progress))
+
     with _opened(request, inputs) as engine:
         clock.lap("read")
         show(f"{prefix}{request.init}: initial centers")
@@ -197,7 +205,7 @@ def _fit_one(
                     max_iter=request.max_iter,
                     tol=request.tol,
                     random_state=np.random.RandomState(request.seed),
-                    progress=(lambda progress: show(prefix + _describe(progress))) if report else None,
+                    progress=tell if report else None,
                     protect=request.protect,
                     checkpoint=checkpoint,
                 )
@@ -205,7 +213,7 @@ def _fit_one(
             raise CorruptionError(str(error)) from error
         best.labels = labels_on_host(best.labels)
     clock.add(best.seconds)
-    return _Fit(best, str(engine.data.dtype), engine.data.device)
+    return _Fit(best, str(engine.data.dtype), engine.data.device, history)
 
 
 @contextmanager
@@ -251,6 +259,8 @@ def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[
         summary = _summary(request, inputs, found, clock)
         with replacing(directory / "summary.json", mode=mode) as file:
             file.write(json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
+        if request.report is not None:
+            write_report(request.report, inputs.data, found.clustering.centers, found.clustering.labels, summary)
     return summary
 
 
@@ -298,6 +308,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "inertia": best.inertia,
         "iterations": best.n_iter,
         "converged": best.converged,
+        "history": [asdict(one) for one in found.history] or None,
         "cluster_sizes": best.cluster_sizes.tolist(),
         "seconds": clock.seconds | {"total": clock.total()},
         "versions": versions(),
@@ -344,5 +355,5 @@ def _table(summary: dict[str, Any], request: Request) -> dict[str, str]:
         "device": f"{summary['device']}: {summary['device_reason']}",
         "seconds": seconds_by_phase(summary["seconds"]),
         "written": f"{request.out}/: {', '.join(result.names_in(request.out))}"
-        + (f"; {request.label_file}" if request.label_file else ""),
+        + "".join(f"; {file}" for file in (request.label_file, request.report) if file),
     }

@@ -118,7 +118,7 @@ def _recorded(request: Request) -> dict[str, str | int | float | None]:
     """
     without = ("command", "checkpoint", "allow_external", "ks")
     given = {name: value for name, value in asdict(request).items() if name not in without}
-    for name in ("data", "weights", "out", "label_file"):
+    for name in ("data", "weights", "out", "label_file", "report"):
         given[name] = given[name] and os.path.abspath(given[name])
     given["init"] = request.init if request.init_file is None else os.path.abspath(request.init_file)
     return given | {"n_init": str(request.n_init), "k": str(request.k)}

@@ -10,6 +10,7 @@ from tsapps.cli import result
 from tsapps.cli.column_options import Missing, PreparedData, open_data, opening_of
 from tsapps.cli.label_table import check_label_file
 from tsapps.cli.options import check_disk_space, check_input, choose, open_fitting
+from tsapps.cli.report import check_report
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
 
@@ -62,6 +63,7 @@ class Request:
     decimal: str
     label_file: Path | None
     distances: bool
+    report: Path | None
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> "Request":
@@ -107,6 +109,7 @@ class Request:
         result.check_place(self.out, force=self.force)
         identified = self.identifier is not None
         check_label_file(self.label_file, force=self.force, identified=identified, distances=self.distances)
+        check_report(self.report, force=self.force)
         if self.checkpoint is not None:
             out, checkpoint = (Path(os.path.realpath(path)) for path in (self.out, self.checkpoint))
             if checkpoint in (out, *out.parents) or out in checkpoint.parents:

@@ -25,7 +25,17 @@ from tsapps.kernels.system.strict_json import JsonError, read_json
 if TYPE_CHECKING:
     from tsapps.matrix import Matrix
 
-__all__ = ["KIND", "SCHEMA", "check_place", "files_of", "how_many", "names_in", "new_directory", "read_model"]
+__all__ = [
+    "KIND",
+    "SCHEMA",
+    "check_place",
+    "files_of",
+    "how_many",
+    "names_in",
+    "new_directory",
+    "read_labels",
+    "read_model",
+]
 
 #: Values of "kind" and "schema" in summary.json; docs/reference/kmeans-summary.schema.json describes it.
 KIND, SCHEMA = "tsapps kmeans", 1
@@ -99,6 +109,26 @@ def files_of(matrix: "Matrix") -> list[dict[str, Any]] | None:
 def how_many(files: list[dict[str, Any]] | None) -> str:
     """Return the number of files for a line on a matrix, such as "12 files, "; nothing for a single file."""
     return "" if files is None else f"{len(files):,} files, "
+
+
+def read_labels(directory: Path, k: int) -> Any:
+    """Return the labels of a result, a `numpy.ndarray` of int32, from -1 to k − 1.
+
+    Raises
+    ------
+    MatrixError
+        If labels.npy is missing or damaged.
+    """
+    import numpy as np
+
+    path = directory / "labels.npy"
+    try:
+        labels = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        raise MatrixError(f"{path}: cannot be read ({error}): run tsapps kmeans again") from error
+    if labels.dtype != np.int32 or labels.ndim != 1 or not len(labels) or not (labels.min() >= -1 and labels.max() < k):
+        raise MatrixError(f"{path}: does not hold labels of {k} clusters: run tsapps kmeans again")
+    return labels
 
 
 def read_model(directory: Path) -> tuple[Any, dict[str, Any]]:
