@@ -7,8 +7,8 @@
     Davies–Bouldin           mean over clusters of the largest (s_i + s_j) / ‖c_i − c_j‖, where s_i is the mean distance
                              of the rows of cluster i from its center
 
-As in scikit-learn, the silhouette of a row that is alone in its cluster is 0. Centers are those of the clustering: for
-converged fits the means that scikit-learn computes from labels. Everything is computed in float64.
+As in scikit-learn, the silhouette of a row that is alone in its cluster is 0, and the two indices take the means of
+clusters for their centers. Everything is computed in float64.
 
 References
 ----------
@@ -83,17 +83,20 @@ def scores_of(
     several = [one for one in found if 1 < len(one.centers) < n]
     if not several:
         return [_nothing(sample)] * len(found)
-    about = _about_centers(blocks, sample, several)
-    silhouettes = _silhouettes(blocks, about.sample, sample, several)
+    first = _first_pass(blocks, sample, several)
+    sums, spreads = _second_pass(blocks, first, sample, several)
     scores = {}
     for place, one in enumerate(several):
-        of_sample = silhouettes[place]
+        of_sample = _silhouettes_of(sums[place], one.labels, sample)
         error = _DEVIATIONS * of_sample.std(ddof=1) / len(sample) ** 0.5 if len(sample) > 1 else np.inf
         error *= max(0, 1 - len(sample) / n) ** 0.5
-        k, within = len(one.centers), about.within[place]
-        ratio = (about.total - within) / (k - 1) / (within / (n - k)) if within > 0 else np.inf
-        bouldin = _davies_bouldin(one.centers, about.mean_distances(place, one.labels))
-        simplified = about.simplified[place] / n
+        counts, means = first.counts[place], first.means(place)
+        present = counts > 0
+        between = float((counts[:, None] * (means - first.mean) ** 2).sum())
+        within, k = max(first.total - between, 0.0), int(present.sum())
+        ratio = between / (k - 1) / (within / (n - k)) if within > 0 and 1 < k < n else np.inf
+        bouldin = _davies_bouldin(means[present], (spreads[place] / np.maximum(counts, 1))[present])
+        simplified = first.simplified[place] / n
         scores[id(one)] = Scores(float(of_sample.mean()), float(error), simplified, float(ratio), bouldin, of_sample)
     return [scores.get(id(one), _nothing(sample)) for one in found]
 
@@ -104,19 +107,20 @@ def _nothing(sample: np.ndarray) -> Scores:
 
 
 @dataclass
-class _AboutCenters:
+class _FirstPass:
     """Sums over all rows; lists have one element for each clustering."""
 
+    mean: np.ndarray
     total: float
-    within: list[float]
     simplified: list[float]
-    distances: list[np.ndarray]
+    counts: list[np.ndarray]
+    sums: list[np.ndarray]
     sample: np.ndarray
 
-    def mean_distances(self, place: int, labels: np.ndarray) -> np.ndarray:
-        """Return the mean distance of each cluster's rows from its center; 0 for an empty cluster."""
-        sums = self.distances[place]
-        return sums / np.maximum(np.bincount(labels, minlength=len(sums)), 1)
+    def means(self, place: int) -> np.ndarray:
+        """Return the mean of each cluster; that of all rows for an empty one."""
+        counts = self.counts[place][:, None]
+        return np.where(counts > 0, self.mean + self.sums[place] / np.maximum(counts, 1), self.mean)
 
 
 def _module(array: Any) -> Any:
@@ -135,62 +139,77 @@ def _squared_distances(xp: Any, rows: Any, points: Any) -> Any:
     return xp.maximum(found, 0, out=found)
 
 
-def _about_centers(
+def _first_pass(
     blocks: Callable[[], Iterator[tuple[int, Any]]], sample: np.ndarray, found: Sequence[Labeled]
-) -> _AboutCenters:
-    """Pass over the rows for what concerns centers, and keep the rows of the sample."""
-    count, mean, total, kept = 0, None, 0.0, []
-    within, simplified = [0.0] * len(found), [0.0] * len(found)
-    distances = [np.zeros(len(one.centers)) for one in found]
+) -> _FirstPass:
+    """Pass over the rows for means and simplified silhouettes, and keep the rows of the sample."""
+    count, total, kept = 0, 0.0, list[np.ndarray]()
+    mean: Any = None
+    origin: Any = None
+    simplified = [0.0] * len(found)
+    counts = [np.bincount(one.labels, minlength=len(one.centers)) for one in found]
+    sums = [np.zeros(one.centers.shape) for one in found]
     for start, block in blocks():
         xp = _module(block)
         of_block = block.mean(axis=0)
-        mean = of_block if mean is None else mean
+        if mean is None:
+            mean, origin = of_block, of_block  # distances from here lose fewer digits
         merged = count + len(block)
         apart = of_block - mean
         total += float(((block - of_block) ** 2).sum() + (apart**2).sum() * (count * len(block) / merged))
         mean, count = mean + apart * (len(block) / merged), merged
         inside = sample[(sample >= start) & (sample < start + len(block))] - start
         kept.append(to_host(block[xp.asarray(inside)]))
+        rows = block - origin
         for place, one in enumerate(found):
             labels = xp.asarray(one.labels[start : start + len(block)])
-            origin = one.centers.mean(axis=0)  # distances lose fewer digits
-            centers = xp.asarray(one.centers - origin)
-            rows = block - xp.asarray(origin)
-            own = xp.sqrt(((rows - centers[labels]) ** 2).sum(axis=1))
-            others = _squared_distances(xp, rows, centers)
-            others[xp.arange(len(block)), labels] = np.inf
-            nearest = xp.sqrt(others.min(axis=1))
-            larger = xp.maximum(own, nearest)
-            simplified[place] += float(((nearest - own) / xp.where(larger > 0, larger, 1)).sum())
-            within[place] += float((own**2).sum())
-            distances[place] += to_host(xp.bincount(labels, weights=own, minlength=len(one.centers)))
-    return _AboutCenters(total, within, simplified, distances, np.concatenate(kept))
+            sums[place] += to_host(_indicators(xp, labels, len(one.centers)).T @ rows)
+            simplified[place] += _simplified(xp, rows, xp.asarray(one.centers) - origin, labels)
+    center = to_host(mean - origin)
+    sums = [one - number[:, None] * center for one, number in zip(sums, counts, strict=True)]
+    return _FirstPass(to_host(mean), total, simplified, counts, sums, np.concatenate(kept))
 
 
-def _silhouettes(
-    blocks: Callable[[], Iterator[tuple[int, Any]]], rows: np.ndarray, sample: np.ndarray, found: Sequence[Labeled]
-) -> list[np.ndarray]:
-    """Return the silhouettes of the sample, whose rows are given, by a pass over all rows.
+def _indicators(xp: Any, labels: Any, k: int) -> Any:
+    """Return an array (rows, k) with 1 at each row's label, and 0 elsewhere."""
+    found = xp.zeros((len(labels), k))
+    found[xp.arange(len(labels)), labels] = 1
+    return found
 
-    Distances are computed once for all clusterings; a product with indicators of labels adds them by cluster.
+
+def _simplified(xp: Any, rows: Any, centers: Any, labels: Any) -> float:
+    """Return the sum of the simplified silhouettes of rows."""
+    own = xp.sqrt(((rows - centers[labels]) ** 2).sum(axis=1))
+    others = _squared_distances(xp, rows, centers)
+    others[xp.arange(len(rows)), labels] = np.inf
+    nearest = xp.sqrt(others.min(axis=1))
+    larger = xp.maximum(own, nearest)
+    return float(((nearest - own) / xp.where(larger > 0, larger, 1)).sum())
+
+
+def _second_pass(
+    blocks: Callable[[], Iterator[tuple[int, Any]]], first: _FirstPass, sample: np.ndarray, found: Sequence[Labeled]
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Return, for each clustering, sums of distances by cluster: of all rows from the sample's, and from the means.
+
+    Distances between rows are computed once for all clusterings; products with indicators of labels add them.
     """
-    ends = np.cumsum([0, *(len(one.centers) for one in found)])
-    sums, origin = np.zeros((len(rows), ends[-1])), rows.mean(axis=0)
+    sums = [np.zeros((len(sample), len(one.centers))) for one in found]
+    spreads, means = [np.zeros(len(one.centers)) for one in found], [first.means(i) for i in range(len(found))]
     for start, block in blocks():
         xp = _module(block)
-        indicators = xp.zeros((len(block), int(ends[-1])))
-        for end, one in zip(ends[:-1].tolist(), found, strict=True):
-            labels = xp.asarray(one.labels[start : start + len(block)])
-            indicators[xp.arange(len(block)), end + labels] = 1
-        near = xp.sqrt(_squared_distances(xp, xp.asarray(rows - origin), block - xp.asarray(origin)))
+        origin = xp.asarray(first.mean)
+        rows = block - origin
+        near = _squared_distances(xp, xp.asarray(first.sample) - origin, rows)
+        near = xp.sqrt(near, out=near)
         inside = np.flatnonzero((sample >= start) & (sample < start + len(block)))
         near[xp.asarray(inside), xp.asarray(sample[inside] - start)] = 0  # rounding leaves a distance from itself
-        sums += to_host(near @ indicators)
-    return [
-        _silhouettes_of(sums[:, begin:end], one.labels, sample)
-        for begin, end, one in zip(ends[:-1], ends[1:], found, strict=True)
-    ]
+        for place, one in enumerate(found):
+            labels = xp.asarray(one.labels[start : start + len(block)])
+            sums[place] += to_host(near @ _indicators(xp, labels, len(one.centers)))
+            own = xp.sqrt(((block - xp.asarray(means[place])[labels]) ** 2).sum(axis=1))
+            spreads[place] += to_host(xp.bincount(labels, weights=own, minlength=len(one.centers)))
+    return sums, spreads
 
 
 def _silhouettes_of(sums: np.ndarray, labels: np.ndarray, sample: np.ndarray) -> np.ndarray:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import numpy as np
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.cluster_scores import Labeled, Scores, scores_of
 from tsapps.apps.kmeans.data.rows import Rows, as_rows
+from tsapps.apps.kmeans.frame_columns import columns_named
 from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.kernels.arrays import to_host
@@ -113,8 +115,9 @@ def choose_k(
     >>> choose_k(X, range(2, 6), device="cpu").k
     3
     """
-    rows = as_rows(X)
-    numbers = sorted({int(k) for k in ks})
+    with columns_named(X):
+        rows = as_rows(X)
+    numbers = sorted({index(k) for k in ks})
     if not numbers or numbers[0] < 1 or numbers[-1] > rows.shape[0]:
         raise ValueError(f"ks must be numbers of clusters from 1 to n={rows.shape[0]}, got {list(ks)[:20]}")
     if sample < 2:
@@ -134,16 +137,20 @@ def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: 
     n = rows.shape[0]
     drawn = np.random.RandomState(seed).choice(n, sample, replace=False) if sample < n else np.arange(n)
     given = [Labeled(np.asarray(one.centers, np.float64), one.labels) for one in found.values()]
-    scores = dict(zip(found, scores_of(blocks_of(rows, metric), np.sort(drawn), given), strict=True))
+    widest = max(len(drawn), *(len(one.centers) for one in given))
+    scores = dict(zip(found, scores_of(blocks_of(rows, metric, widest), np.sort(drawn), given), strict=True))
     k, reason = chosen(scores)
     return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], dict(found))
 
 
-def blocks_of(rows: Rows, metric: str) -> Callable[[], Iterator[tuple[int, Any]]]:
-    """Return a function that iterates over the rows in float64: scaled to norm 1 for the cosine metric."""
+def blocks_of(rows: Rows, metric: str, widest: int = 1) -> Callable[[], Iterator[tuple[int, Any]]]:
+    """Return a function that iterates over the rows in float64: scaled to norm 1 for the cosine metric.
+
+    `widest` is the largest number of elements that the caller computes for each row.
+    """
 
     def blocks() -> Iterator[tuple[int, Any]]:
-        for start, block in rows.blocks(max(1, _ELEMENTS // rows.shape[1])):
+        for start, block in rows.blocks(max(1, _ELEMENTS // max(rows.shape[1], widest))):
             wide = block.toarray() if hasattr(block, "toarray") else block
             wide = wide.astype(np.float64)
             if metric == "cosine":

@@ -270,7 +270,7 @@ class TestText:
             ('1,2\n3,"4\n5,6\n', "line 2 opens a quoted cell that does not end"),
             ("1,2\n3,1e999\n", "row 1, column 1 is inf"),
             ("1,2\n١,2\n", "line 2, cell 1 is '١'; expected a number"),
-            ("1,2\n" + "3" * 200_000 + ",4\n5,x\n", "is not a text table .field larger than field limit"),
+            ("1,2\n" + "3" * 200_000 + ",4\n5,x\n", "line 3, cell 2 is 'x'; expected a number"),
             (b"1,2\n\xed\xa0\x80,4\n", "is not UTF-8 text"),
         ],
     )

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tsapps.errors import MatrixError, MatrixUsageError
+from tsapps.errors import EmptyMatrixError, MatrixError, MatrixUsageError
 from tsapps.matrix import open_matrix, text_block
 from tsapps.matrix.columns import Column, ColumnChoice, choose_columns, names_in, phrase
 from tsapps.matrix.registry import Opening, open_columns
@@ -108,6 +108,9 @@ def test_two_columns_of_one_name():
 def test_lists_of_names():
     assert names_in('a, b ,"c, d",') == ("a", "b", "c, d")
     assert names_in("") == names_in(" , ") == ()
+    for text in ('"a', "a\nb", '"a"b'):
+        with pytest.raises(ValueError, match=r"."):
+            names_in(text)
     assert phrase(COLUMNS) == "id (text); x, y (numbers); on (booleans)"
 
 
@@ -125,9 +128,7 @@ def test_numbers_of_a_table_with_text(parser, opened):
 
 def test_a_missing_value_names_its_cell(parser, opened):
     matrix, _, _ = opened(TABLE)
-    message = (
-        r"line 3, cell 2 \(age\) is empty; expected a number: fill it in, or drop the line, or give --missing drop"
-    )
+    message = r"line 3, cell 2 \(age\) is empty; expected a number: fill it in, or drop the line \(tsapps kmeans has"
     with pytest.raises(MatrixError, match=message):
         matrix.read()
 
@@ -210,9 +211,32 @@ def test_compressed_tables(opened, tmp_path, suffix, compress):
 
 
 def test_tables_without_names(opened):
-    matrix, left_out, _ = opened("1,a,2\n3,b,4\n")
-    assert (matrix.read().tolist(), names(left_out)) == ([[1, 2], [3, 4]], ["1"])
-    assert opened("1,a,2\n3,b,4\n", ColumnChoice(("2",)))[0].read().tolist() == [[2], [4]]
+    matrix, left_out, _ = opened("1.5,a,2\n3,b,4\n")
+    assert (matrix.read().tolist(), names(left_out), matrix.numbers) == ([[1.5, 2], [3, 4]], ["1"], (0, 2))
+    matrix, _, _ = opened("1.5,a,2\n3,b,4\n", ColumnChoice(("2", "0")))
+    assert (matrix.read().tolist(), matrix.numbers) == ([[2, 1.5], [4, 3]], (2, 0))
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["country,2019,2020\nFR,1,2\n", "country,gdp,2020\nFR,3,2\n", "year,2019.5,x\n1,2,3\n", "nan,x,y\n1,2,3\n"],
+)
+def test_a_first_line_that_may_be_names(opened, text):
+    with pytest.raises(MatrixUsageError, match="line 1: it may be names of columns or a row: give --header for names"):
+        opened(text)
+    assert opened(text, header=True)[0].shape[0] == 1
+
+
+def test_tables_without_rows(opened):
+    with pytest.raises(EmptyMatrixError, match="is empty, 0 × 3"):
+        opened("tag,x,y\n")
+
+
+def test_long_quoted_cells_take_linear_time(opened):
+    cell = "\n".join(["word"] * 200_000)
+    matrix, _, identifiers = opened(f'name,x\n"{cell}",1\nb,2\n', ColumnChoice(leaves_out=True, identifier="name"))
+    assert matrix.read().tolist() == [[1], [2]]
+    assert [one for block in identifiers.blocks() for one in block] == [cell, "b"]
 
 
 def test_arrays_have_columns_by_number(tmp_path):

@@ -75,6 +75,19 @@ def test_rows_with_holes_are_dropped(X, rng, scale):
     assert found.row_name(1) == f"row {np.flatnonzero(complete)[1]}"
 
 
+@pytest.mark.parametrize("missing", ["drop", "mean"])
+@pytest.mark.parametrize("scale", SCALERS)
+def test_constant_columns_become_zeros(scale, missing, rng):
+    """The mean of many 0.1 is not 0.1, and would make noise of the difference."""
+    holes = np.full((20_000, 2), 0.1)
+    holes[:, 1] = rng.standard_normal(20_000)
+    holes[rng.random(20_000) < 0.5, 0] = np.nan
+    matrix = open_matrix(holes)
+    learned, kept = learn(matrix, Preparation(missing, scale))
+    assert (learned.shift[0], learned.divisor[0]) == (0.1, 1)
+    assert (whole(prepared(matrix, learned, kept), 1000)[:, 0] == 0).all()
+
+
 def test_by_hand():
     X = np.array([[1, 10], [3, np.nan], [5, 30.0]])
     learned, kept = learn(open_matrix(X), Preparation("mean", "minmax"))
@@ -87,7 +100,6 @@ def test_by_hand():
 
 def test_nothing_to_do():
     X = np.arange(6.0).reshape(3, 2)
-    assert Preparation().is_plain
     for missing in ("error", "drop"):
         assert learn(open_matrix(X), Preparation(missing)) == (Learned(), None)
     assert learn(open_matrix(X.astype(np.int64)), Preparation("drop")) == (Learned(), None)

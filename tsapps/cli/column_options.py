@@ -109,14 +109,20 @@ def opening_of(
 
     if decimal not in (".", ","):
         raise UsageError(f"--decimal {decimal}: expected a point or a comma")
+    names: dict[str, tuple[str, ...] | None] = {}
     for option, given in (("columns", columns), ("exclude", exclude)):
-        if given is not None and not names_in(given):
+        try:
+            names[option] = None if given is None else names_in(given)
+        except ValueError as error:
+            raise UsageError(f"--{option} {given}: {error}; expected names separated by commas") from error
+        if names[option] == ():
             raise UsageError(f"--{option}: names no column; expected names separated by commas")
     choice = ColumnChoice(
-        columns=None if columns is None else names_in(columns),
-        exclude=() if exclude is None else names_in(exclude),
-        identifier=identifier,
+        names["columns"],
+        names["exclude"] or (),
+        identifier,
         leaves_out=columns is None,
+        missing=missing != Missing.error,
     )
     return Opening(header, index, allow_external, choice, missing=missing != Missing.error, decimal=decimal)
 
@@ -181,6 +187,7 @@ class PreparedData:
         dropped = 0 if self.kept is None else self.rows - self.matrix.shape[0]
         return {
             "columns": None if names is None else list(names),
+            "numbers": None if self.matrix.numbers is None else list(self.matrix.numbers),
             "left_out": [column.name for column in self.left_out],
             "id": None if choice is None else choice.identifier,
             "missing": {"how": missing, "rows_dropped": dropped, "means": learned.fill},
@@ -220,25 +227,58 @@ def open_as_model(data: str, model: Path, trained: "Mapping[str, Any]", opening:
         The options of the text table; its choice only says which column identifies rows.
     """
     from tsapps.matrix.columns import ColumnChoice
-    from tsapps.matrix.prepared import Learned, prepared, rows_kept
+    from tsapps.matrix.prepared import prepared, rows_kept
     from tsapps.matrix.registry import open_columns
 
-    names, missing, scale = (trained.get(key) or {} for key in ("columns", "missing", "scale"))
-    identifier = None if opening.choice is None else opening.choice.identifier
-    wanted = {"columns": tuple(names), "by_position": True} if names else {"leaves_out": True}
-    how = missing.get("how", Missing.error)
-    opening = replace(opening, choice=ColumnChoice(identifier=identifier, **wanted), missing=how != Missing.error)
+    names, numbers, how, learned = _learned(model, trained)
+    choice = ColumnChoice(
+        names,
+        identifier=None if opening.choice is None else opening.choice.identifier,
+        leaves_out=names is None,
+        by_position=names is not None,
+        numbers=numbers,
+        missing=how != Missing.error,
+    )
+    opening = replace(opening, choice=choice, missing=how != Missing.error)
     matrix, left_out, identifiers = open_columns(data, opening)
     if matrix.shape[1] != trained["d"]:
         raise UsageError(
             f"{data}: has {matrix.shape[1]} columns; expected {trained['d']}, like the centers in {model}: name other "
             f"data or another model"
         )
-    learned = Learned(missing.get("means"), scale.get("shift"), scale.get("divisor"))
-    for numbers in (learned.fill, learned.shift, learned.divisor):
-        if numbers is not None and len(numbers) != trained["d"]:
-            raise MatrixError(
-                f"{model / 'summary.json'}: is damaged: its columns do not match: run tsapps kmeans again"
-            )
     kept = rows_kept(matrix) if how == Missing.drop else None
     return PreparedData(prepared(matrix, learned, kept), matrix.shape[0], kept, learned, opening, left_out, identifiers)
+
+
+def _learned(
+    model: Path, trained: "Mapping[str, Any]"
+) -> tuple[tuple[str, ...] | None, tuple[int, ...] | None, str, "Learned"]:
+    """Return the names or the numbers of a model's columns, what is done with missing values, and what was learned.
+
+    Models that were made before these were kept have none of them.
+
+    Raises
+    ------
+    MatrixError
+        If the summary is damaged.
+    """
+    from tsapps.matrix.prepared import Learned
+
+    missing, scale = trained.get("missing", {"how": "error"}), trained.get("scale", {})
+    names, numbers = trained.get("columns"), trained.get("numbers")
+    right = isinstance(missing, dict) and isinstance(scale, dict) and missing.get("how") in list(Missing)
+    if right:
+        learned = Learned(missing.get("means"), scale.get("shift"), scale.get("divisor"))
+        kinds = {str: [names], int: [numbers], (int, float): [learned.fill, learned.shift, learned.divisor]}
+        right = all(_is_list(one, trained["d"], kind) for kind, lists in kinds.items() for one in lists)
+        right = right and (learned.shift is None) == (learned.divisor is None) and 0 not in (learned.divisor or ())
+    if not right:
+        raise MatrixError(f"{model / 'summary.json'}: is damaged: its columns do not match: run tsapps kmeans again")
+    return names and tuple(names), numbers and tuple(numbers), missing["how"], learned
+
+
+def _is_list(value: Any, length: int, kind: Any) -> bool:
+    """Return whether a value of a JSON file is null, or a list of so many values of a kind."""
+    return value is None or (
+        isinstance(value, list) and len(value) == length and all(isinstance(x, kind) for x in value)
+    )

@@ -253,21 +253,21 @@ def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[
         save_npy(directory / "labels.npy", inputs.data.spread(found.clustering.labels), mode=mode)
         save_npy(directory / "centers.npy", found.clustering.centers, mode=mode)
         save_named_centers(directory / "centers.csv", inputs.data, found.clustering.centers, mode=mode)
-        if request.label_file is not None:
-            _write_table(request, inputs, found)
         clock.lap("write")
         summary = _summary(request, inputs, found, clock)
         with replacing(directory / "summary.json", mode=mode) as file:
             file.write(json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
-        if request.report is not None:
-            write_report(request.report, inputs.data, found.clustering.centers, found.clustering.labels, summary)
+    if request.label_file is not None:
+        _write_table(request, inputs, found)
+    if request.report is not None:
+        write_report(request.report, inputs.data, found.clustering.centers, found.clustering.labels, summary)
     return summary
 
 
 def _write_table(request: Request, inputs: Inputs, found: _Fit) -> None:
     from tsapps.kernels.system.permissions import mode_of_result
 
-    path, best = Path(request.label_file or ""), found.clustering
+    path, best = request.label_file or Path(), found.clustering
     mode = mode_of_result(path, [*(file for file, _ in inputs.matrix.files), *request.other_files()])
     cosine = str(request.metric) == "cosine"
     far = distances_of(inputs.data, best.centers, best.labels, cosine=cosine) if request.distances else None
@@ -347,7 +347,7 @@ def _table(summary: dict[str, Any], request: Request) -> dict[str, str]:
     shape = f"{summary['n']:,} × {summary['d']:,}"
     return {
         "data": f"{request.data}: {result.how_many(summary['files'])}{shape} {summary['data_dtype']}, computed in "
-        f"{summary['dtype']}",
+        f"{summary['dtype']}{result.dropped(summary['missing']['rows_dropped'])}",
         "clusters": f"{summary['k']:,}, of {low:,} to {high:,} rows (median {middle:,})"
         + ("" if summary["sweep"] is None else f": {summary['sweep']['reason']}"),
         "inertia": f"{summary['inertia']:.6g}",

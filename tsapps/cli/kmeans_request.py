@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from tsapps.cli import result
 from tsapps.cli.column_options import Missing, PreparedData, open_data, opening_of
 from tsapps.cli.label_table import check_label_file
-from tsapps.cli.options import check_disk_space, check_input, choose, open_fitting
+from tsapps.cli.options import check_apart, check_disk_space, check_input, choose, open_fitting
 from tsapps.cli.report import check_report
 from tsapps.errors import MatrixError, UsageError
 from tsapps.names import split_name
@@ -25,6 +25,7 @@ __all__ = ["Inputs", "Request", "number_of_runs", "numbers_of_clusters", "read_i
 # Estimates of the space that a result needs: bytes of an output file besides its elements or cluster sizes, and maximum
 # bytes of summary.json per cluster.
 _HEADER, _SUMMARY_BYTES = 4096, 24
+_MOST_NUMBERS = 1000
 _INITS = ("k-means++", "k-means||", "random")
 
 
@@ -101,14 +102,24 @@ class Request:
             )
         if self.init_file is not None:
             check_input(self.init_file)
-        several = {"--checkpoint": self.checkpoint, "--workers": self.workers, "--init FILE": self.init_file}
+        check_apart(
+            {"--labels": self.label_file, "--report": self.report},
+            files=self.other_files(),
+            directories={"--out": self.out, "--checkpoint": self.checkpoint},
+        )
+        several = {
+            "--weights": self.weights,
+            "--checkpoint": self.checkpoint,
+            "--workers": self.workers,
+            "--init FILE": self.init_file,
+        }
         if len(self.ks) > 1 and (given := next((name for name, value in several.items() if value), None)):
             raise UsageError(f"--k: several numbers of clusters cannot be tried with {given}: name one")
         if not self.tol < float("inf"):
             raise UsageError(f"--tol {self.tol}: expected a finite number, at least 0")
         result.check_place(self.out, force=self.force)
-        identified = self.identifier is not None
-        check_label_file(self.label_file, force=self.force, identified=identified, distances=self.distances)
+        identifier, distances = self.identifier, self.distances
+        check_label_file(self.label_file, force=self.force, identifier=identifier, distances=distances)
         check_report(self.report, force=self.force)
         if self.checkpoint is not None:
             out, checkpoint = (Path(os.path.realpath(path)) for path in (self.out, self.checkpoint))
@@ -152,6 +163,8 @@ def numbers_of_clusters(text: str) -> tuple[int, ...]:
     if len(parts) == 1:
         return (numbers[0],)
     first, last = numbers[:2]
+    if not is_log and (last - first) // (*numbers[2:], 1)[0] >= _MOST_NUMBERS:
+        raise UsageError(f"--k {text}: are more than {_MOST_NUMBERS:,} numbers; expected fewer: give a step, or log")
     if not is_log:
         return tuple(range(first, last + 1, *numbers[2:]))
     found = [first]
@@ -174,6 +187,8 @@ def read_inputs(request: Request) -> Inputs:
         allow_external=external,
     )
     data = open_data(request.data, opening, request.scale, request.missing)
+    read = [file for file, _ in data.matrix.files]
+    check_apart({"--labels": request.label_file, "--report": request.report}, files=read, directories={})
     n, d = data.matrix.shape
     choice = choose(request.device_here, resident=data.matrix.device, several=True)
     if k > n:

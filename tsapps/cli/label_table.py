@@ -2,8 +2,10 @@
 
 import csv
 import io
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import chain
 from math import isnan
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.column_options import PreparedData
 from tsapps.cli.options import check_output_file
-from tsapps.errors import UsageError
+from tsapps.errors import MatrixError, UsageError
 
 if TYPE_CHECKING:
     import numpy as np
@@ -39,8 +41,16 @@ Distances = Annotated[
 ]
 
 
-def check_label_file(path: Path | None, *, force: bool, identified: bool, distances: bool) -> None:
-    """Raise `UsageError` for a table of labels that cannot be written; `identified`: whether rows have identifiers."""
+def check_label_file(path: Path | None, *, force: bool, identifier: str | None, distances: bool) -> None:
+    """Raise an error for a table of labels that cannot be written.
+
+    Raises
+    ------
+    UsageError
+        If the file cannot be written, or has another format, or a column would have the name of another.
+    MatrixError
+        If a library for the format is missing.
+    """
     if path is None:
         if distances:
             raise UsageError("--distances: are written to a table of labels, which --labels names")
@@ -48,7 +58,13 @@ def check_label_file(path: Path | None, *, force: bool, identified: bool, distan
     suffix = path.suffix.lower()
     if suffix not in _FORMATS:
         raise UsageError(f"--labels {path}: has the extension {suffix!r}; expected one of {', '.join(_FORMATS)}")
-    if suffix == ".npy" and (identified or distances):
+    if identifier in ("label", "distance"):
+        raise UsageError(f"--id {identifier}: tables of labels have a column of this name: rename it")
+    if suffix == ".parquet":
+        from tsapps.matrix.optional import optional_module
+
+        optional_module("pyarrow.parquet", os.fspath(path))
+    if suffix == ".npy" and (identifier is not None or distances):
         raise UsageError(f"--labels {path}: an array has labels alone; name a .csv or .parquet file for more columns")
     check_output_file(path, force=force)
 
@@ -162,29 +178,49 @@ def _write_csv(file: Any, data: PreparedData, labels: "np.ndarray", distances: "
     with _text(file) as text:
         writer = csv.writer(text, lineterminator="\n")
         writer.writerow(names)
-        start = 0
-        for block in _identifiers(data):
+        for start, block in _placed(data):
             end = start + len(block)
             columns = [list(block) if isinstance(block, list) else block.tolist(), labels[start:end].tolist()]
             if distances is not None:
                 columns.append(["" if isnan(value) else value for value in distances[start:end].tolist()])
             writer.writerows(zip(*columns, strict=True))
-            start = end
 
 
 def _write_parquet(file: Any, data: PreparedData, labels: "np.ndarray", distances: "np.ndarray | None") -> None:
-    from tsapps.matrix.optional import optional_module
+    import pyarrow
+    from pyarrow import parquet
 
-    arrow, parquet = optional_module("pyarrow", "--labels"), optional_module("pyarrow.parquet", "--labels")
-    name, start, writer = _name(data), 0, None
+    name, blocks = _name(data), _placed(data)
+    begin, block = next(blocks)
+    kind = pyarrow.array(block).type
+    far = [] if distances is None else [("distance", pyarrow.float64())]
+    with parquet.ParquetWriter(file, pyarrow.schema([(name, kind), ("label", pyarrow.int32()), *far])) as writer:
+        for start, one in chain([(begin, block)], blocks):
+            end = start + len(one)
+            try:
+                columns = [pyarrow.array(one).cast(kind), pyarrow.array(labels[start:end])]
+            except pyarrow.ArrowException as error:
+                raise MatrixError(f"--id {name}: the files have identifiers of several types: {error}") from error
+            if distances is not None:
+                columns.append(pyarrow.array(distances[start:end], from_pandas=True))
+            writer.write_table(pyarrow.table(columns, schema=writer.schema))
+
+
+def _placed(data: PreparedData) -> Iterator[tuple[int, Any]]:
+    """Yield the identifiers of all rows in blocks, with the numbers of their first rows.
+
+    Raises
+    ------
+    MatrixError
+        If there are more or fewer than rows: the file has changed.
+    """
+    from tsapps.matrix.checks import changed
+
+    start = 0
     for block in _identifiers(data):
-        end = start + len(block)
-        columns = {name: arrow.array(block), "label": arrow.array(labels[start:end])}
-        if distances is not None:
-            columns["distance"] = arrow.array(distances[start:end], from_pandas=True)
-        batch = arrow.table(columns)
-        writer = writer or parquet.ParquetWriter(file, batch.schema)
-        writer.write_table(batch)
-        start = end
-    if writer is not None:
-        writer.close()
+        if start + len(block) > data.rows:
+            raise changed(data.matrix.name)
+        yield start, block
+        start += len(block)
+    if start != data.rows:
+        raise changed(data.matrix.name)

@@ -4,7 +4,7 @@ import errno
 import os
 import re
 import resource
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from glob import has_magic
 from itertools import product
 from pathlib import Path
@@ -28,6 +28,7 @@ __all__ = [
     "Index",
     "Json",
     "Quiet",
+    "check_apart",
     "check_disk_space",
     "check_input",
     "check_output_file",
@@ -145,6 +146,35 @@ def check_output_file(path: Path, *, force: bool) -> None:
     if os.path.lexists(path) and not force:
         raise UsageError(f"{path}: already exists: choose another name, or replace it with --force")
     check_writable(path)
+
+
+def check_apart(
+    outputs: Mapping[str, Path | None], *, files: Iterable[str], directories: Mapping[str, Path | None]
+) -> None:
+    """Raise `UsageError` if an output would replace a file that is read, another output, or a part of a directory.
+
+    Parameters
+    ----------
+    outputs : mapping of str to Path or None
+        By option.
+    files : iterable of str
+        The files that are read.
+    directories : mapping of str to Path or None
+        Directories that are written or read as a whole, by option.
+    """
+    inputs, taken = {os.path.realpath(file) for file in files}, dict[Path, str]()
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        place = Path(os.path.realpath(path))
+        if os.fspath(place) in inputs:
+            raise UsageError(f"{option} {path}: is a file that this command reads: name another file")
+        if place in taken:
+            raise UsageError(f"{option} {path}: is the file of {taken[place]}, too: name another file")
+        taken[place] = option
+        for name, directory in directories.items():
+            if directory is not None and Path(os.path.realpath(directory)) in (place, *place.parents):
+                raise UsageError(f"{option} {path}: lies in {name} {directory}: name a file elsewhere")
 
 
 def check_writable(path: Path) -> None:

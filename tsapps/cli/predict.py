@@ -22,6 +22,7 @@ from tsapps.cli.options import (
     Index,
     Json,
     Quiet,
+    check_apart,
     check_disk_space,
     check_input,
     check_output_file,
@@ -29,7 +30,7 @@ from tsapps.cli.options import (
     stem,
 )
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
-from tsapps.cli.result import files_of, how_many, read_model
+from tsapps.cli.result import dropped, files_of, how_many, read_model
 from tsapps.errors import MatrixError, UsageError
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ def predict(
     check_input(data, several=True)
     if not by_file:
         check_output_file(out, force=force)
-    check_label_file(label_file, force=force, identified=identifier is not None, distances=distances)
+    check_label_file(label_file, force=force, identifier=identifier, distances=distances)
     choose(device, several=True)  # before slow imports, so that a wrong device fails at once
 
     centers, trained = read_model(model)
@@ -115,6 +116,12 @@ def predict(
     )
     opened = open_as_model(data, model, trained, opening)
     _check_output(data, opened.matrix, out, by_file=by_file, force=force)
+    read, outputs = (
+        [file for file, _ in opened.matrix.files],
+        {"--out": None if by_file else out, "--labels": label_file},
+    )
+    check_apart({"--labels": label_file}, files=read, directories={"MODEL_DIR": model})
+    check_apart(outputs, files=(), directories={})
     check_disk_space(out, 4 * opened.rows)
     choice = choose(device, resident=opened.matrix.device, several=True)
     inputs = _Inputs(data, opened, choice, model, centers, trained)
@@ -206,6 +213,7 @@ def _summary(command: str, inputs: _Inputs, found: _Labels, out: Path, clock: Cl
         "files": files_of(inputs.matrix),
         "output": os.path.abspath(out),
         "n": n,
+        "rows_dropped": inputs.opened.rows - n,
         "d": d,
         "k": k,
         "data_dtype": str(inputs.matrix.dtype),
@@ -225,7 +233,7 @@ def _table(summary: dict[str, Any], inputs: _Inputs, out: Path) -> dict[str, str
     shape = f"{summary['n']:,} × {summary['d']:,}"
     return {
         "data": f"{inputs.data}: {how_many(summary['files'])}{shape} {summary['data_dtype']}, computed in "
-        f"{summary['dtype']}",
+        f"{summary['dtype']}{dropped(summary['rows_dropped'])}",
         "clusters": f"{summary['k']:,}, of {min(sizes):,} to {max(sizes):,} rows",
         "inertia": f"{summary['inertia']:.6g}",
         "device": f"{summary['device']}: {summary['device_reason']}",

@@ -29,6 +29,7 @@ __all__ = [
     "KIND",
     "SCHEMA",
     "check_place",
+    "dropped",
     "files_of",
     "how_many",
     "names_in",
@@ -104,6 +105,11 @@ def files_of(matrix: "Matrix") -> list[dict[str, Any]] | None:
     """Return the path and the number of rows of each file of a matrix that has several; None for any other."""
     files = [{"file": os.path.abspath(path), "rows": rows} for path, rows in matrix.files]
     return files if len(files) > 1 else None
+
+
+def dropped(count: int) -> str:
+    """Return the number of rows that were left out, for a line on a matrix: ", 2 rows dropped", or nothing."""
+    return f", {count:,} rows dropped" if count else ""
 
 
 def how_many(files: list[dict[str, Any]] | None) -> str:

@@ -58,6 +58,8 @@ class Matrix(ABC):
     stored: Stored | None = None
     file_state: "FileState | None" = None
     column_names: tuple[str, ...] | None = None
+    #: The numbers of the columns that are features, if columns have no names and others are no features.
+    numbers: tuple[int, ...] | None = None
     #: Whether `blocks_between` reads only these rows, not those before them.
     begins_anywhere = False
 
@@ -318,7 +320,7 @@ class DerivedMatrix(Matrix):
     def __init__(self, source: Matrix, dtype: np.dtype, columns: int | None = None) -> None:
         shape = source.shape[0], source.shape[1] if columns is None else columns
         super().__init__(source.name, shape, dtype, source.device)
-        self.file_state, self.column_names = source.file_state, source.column_names
+        self.file_state, self.column_names, self.numbers = source.file_state, source.column_names, source.numbers
         self.begins_anywhere = source.begins_anywhere
         self._source = source
 

@@ -2,7 +2,7 @@
 
 import csv
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import NamedTuple
 
@@ -48,7 +48,12 @@ class ColumnChoice:
     leaves_out : bool
         Whether columns without numbers are left out if `columns` is None; otherwise they are errors.
     by_position : bool
-        Whether `columns` does not count for tables without names: their features are all columns of numbers.
+        Whether `columns` are names alone, never numbers, and do not count for tables without names: the features of
+        these are all columns of numbers.
+    numbers : tuple of int or None
+        The features by number, instead of `columns`.
+    missing : bool
+        Whether features may lack values: a named column without any is one, too.
     """
 
     columns: tuple[str, ...] | None = None
@@ -56,6 +61,13 @@ class ColumnChoice:
     identifier: str | None = None
     leaves_out: bool = False
     by_position: bool = False
+    numbers: tuple[int, ...] | None = None
+    missing: bool = False
+
+    @property
+    def for_tables_without_names(self) -> "ColumnChoice":
+        """The choice in a table whose columns have no names."""
+        return replace(self, columns=None, by_position=False, leaves_out=True) if self.by_position else self
 
 
 class Chosen(NamedTuple):
@@ -67,8 +79,18 @@ class Chosen(NamedTuple):
 
 
 def names_in(text: str) -> tuple[str, ...]:
-    """Return the names in a list such as ``a,b,"c, d"``."""
-    return tuple(name.strip() for name in next(csv.reader([text], skipinitialspace=True), []) if name.strip())
+    """Return the names in a list such as ``a,b,"c, d"``.
+
+    Raises
+    ------
+    ValueError
+        If quotes are not closed, or there is more than one line.
+    """
+    try:
+        (names,) = list(csv.reader([text], skipinitialspace=True, strict=True)) or [[]]
+    except csv.Error as error:
+        raise ValueError(str(error)) from error
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def choose_columns(available: Sequence[Column], choice: ColumnChoice, where: str) -> Chosen:
@@ -91,28 +113,36 @@ def choose_columns(available: Sequence[Column], choice: ColumnChoice, where: str
     identifier = None if choice.identifier is None else place_of(choice.identifier, available, where, "id")
     exclude = {place_of(name, available, where, "exclude") for name in choice.exclude}
     left_out: list[Column] = []
-    if choice.columns is None:
+    if choice.numbers is not None:
+        features = [number for number in choice.numbers if 0 <= number < len(available)]
+        if len(features) < len(choice.numbers):
+            raise MatrixUsageError(f"{where}: has {len(available)} columns, not one of number {max(choice.numbers)}")
+    elif choice.columns is None:
         features = [number for number in range(len(available)) if number not in exclude and number != identifier]
         if choice.leaves_out:
             left_out = [available[number] for number in features if available[number].kind != "numbers"]
             features = [number for number in features if available[number].kind == "numbers"]
     else:
-        features = list(dict.fromkeys(place_of(name, available, where, "columns") for name in choice.columns))
+        exactly = choice.by_position
+        places = (place_of(name, available, where, "columns", by_name=exactly) for name in choice.columns)
+        features = list(dict.fromkeys(places))
         if identifier in features:
             raise MatrixUsageError(
                 f"{where}: column {shown(choice.identifier)} identifies rows and is a feature: name it in one place"
             )
         features = [number for number in features if number not in exclude]
     for number in features:
-        _check_kind(available[number], where, named=choice.columns is not None)
+        _check_kind(available[number], where, choice)
     if not features:
         why = f": {phrase(left_out)}" if left_out else ""
         raise MatrixUsageError(f"{where}: no column of numbers is left{why}; expected at least one feature")
     return Chosen(features, identifier, left_out)
 
 
-def place_of(name: str, available: Sequence[Column], where: str, option: str) -> int:
-    """Return the number of the column with a name, which an option gives; a number that is no name counts from 0.
+def place_of(name: str, available: Sequence[Column], where: str, option: str, *, by_name: bool = False) -> int:
+    """Return the number of the column with a name, which an option gives.
+
+    A number that is no name counts columns from 0, unless `by_name` is set.
 
     Raises
     ------
@@ -124,7 +154,7 @@ def place_of(name: str, available: Sequence[Column], where: str, option: str) ->
         return places[0]
     if places:
         raise MatrixUsageError(f"{where}: {len(places)} columns are named {shown(name)}: rename them")
-    if name.isascii() and name.isdecimal() and int(name) < len(available):
+    if not by_name and name.isascii() and name.isdecimal() and int(name) < len(available):
         return int(name)
     names = [column.name for column in available]
     close = get_close_matches(name, names, 1)
@@ -137,8 +167,11 @@ def _listed(names: Sequence[str]) -> str:
     return ", ".join(map(shown, names[:_MOST_NAMED])) + more
 
 
-def _check_kind(column: Column, where: str, *, named: bool) -> None:
-    if column.kind == "numbers" or (column.kind == "booleans" and named):
+def _check_kind(column: Column, where: str, choice: ColumnChoice) -> None:
+    if column.kind == "numbers":
+        return
+    is_chosen = choice.columns is not None or choice.numbers is not None
+    if is_chosen and (column.kind == "booleans" or (column.kind == "no values" and choice.missing)):
         return
     example = f" ({column.example})" if column.example else ""
     raise MatrixError(

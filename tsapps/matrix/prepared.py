@@ -15,11 +15,8 @@ from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import DerivedMatrix, Matrix
 from tsapps.matrix.checks import check_finite, is_floating
 
-__all__ = ["MISSING_VALUES", "SCALES", "Learned", "PickedColumns", "Preparation", "learn", "prepared", "rows_kept"]
+__all__ = ["Learned", "PickedColumns", "Preparation", "learn", "prepared", "rows_kept"]
 
-#: What can be done with missing values, and how columns can be scaled.
-MISSING_VALUES = ("error", "drop", "mean")
-SCALES = ("none", "standard", "minmax", "robust")
 # Elements that are read at a time.
 _ELEMENTS = 1 << 21
 
@@ -39,11 +36,6 @@ class Preparation:
 
     missing: str = "error"
     scale: str = "none"
-
-    @property
-    def is_plain(self) -> bool:
-        """True if nothing is done."""
-        return self == Preparation()
 
 
 @dataclass(frozen=True)
@@ -72,7 +64,7 @@ class PickedColumns(DerivedMatrix):
 
     def __init__(self, source: Matrix, columns: Sequence[int]) -> None:
         super().__init__(source, source.dtype, len(columns))
-        self._columns = list(columns)
+        self._columns, self.numbers = list(columns), tuple(columns)
 
     def _convert(self, block: Any, numbers: Sequence[int] | np.ndarray) -> Any:  # noqa: ARG002
         return block[:, self._columns]
@@ -106,7 +98,7 @@ class _Kept(Matrix):
     def __init__(self, source: Matrix, kept: np.ndarray) -> None:
         self._source, self._numbers, self._mask = source, np.flatnonzero(kept), kept
         super().__init__(source.name, (len(self._numbers), source.shape[1]), source.dtype)
-        self.file_state, self.column_names = source.file_state, source.column_names
+        self.file_state, self.column_names, self.numbers = source.file_state, source.column_names, source.numbers
 
     @property
     def files(self) -> list[tuple[str, int]]:
@@ -174,13 +166,27 @@ def learn(source: Matrix, how: Preparation) -> tuple[Learned, np.ndarray | None]
         If columns are scaled by "robust", and do not fit in memory.
     """
     kept = rows_kept(source) if how.missing == "drop" else None
-    fill = _means(source) if how.missing == "mean" and is_floating(source.dtype) else None
+    fills = how.missing == "mean" and is_floating(source.dtype)
+    if how.scale == "none" and not fills:
+        return Learned(), kept
+    # Rounding gives the mean of a constant column another value, and it a deviation, which must not count.
+    low, high = _ranges(prepared(source, Learned(), kept))
+    constant = low == high
+    fill = np.where(constant, low, _means(source)).tolist() if fills else None
     if how.scale == "none":
         return Learned(fill), kept
     shift, divisor = _SCALERS[how.scale](prepared(source, Learned(fill), kept))
-    # Rounding alone, of the mean or of what fills holes, makes no difference between the elements of a column.
-    divisor[divisor <= 10 * np.finfo(float).eps * abs(shift)] = 1
+    shift = np.where(constant, low, shift)
+    divisor = np.where(constant | (divisor == 0), 1, divisor)
     return Learned(fill, shift.tolist(), divisor.tolist()), kept
+
+
+def _ranges(source: Matrix) -> tuple[np.ndarray, np.ndarray]:
+    """Return the least and the largest value of each column, without NaN."""
+    low, high = np.full(source.shape[1], np.inf), np.full(source.shape[1], -np.inf)
+    for _, block in _blocks(source):
+        low, high = np.fmin(low, np.fmin.reduce(block, axis=0)), np.fmax(high, np.fmax.reduce(block, axis=0))
+    return low, high
 
 
 def _blocks(source: Matrix) -> Iterator[tuple[int, np.ndarray]]:
@@ -194,7 +200,7 @@ def _finite(source: Matrix) -> Iterator[np.ndarray]:
         yield block.astype(np.float64)
 
 
-def _means(source: Matrix) -> list[float]:
+def _means(source: Matrix) -> np.ndarray:
     """Return the mean of each column's values."""
     sums, counts = np.zeros(source.shape[1]), np.zeros(source.shape[1])
     for _, block in _blocks(source):
@@ -205,7 +211,7 @@ def _means(source: Matrix) -> list[float]:
         column = int(counts.argmin())
         name = str(column) if source.column_names is None else source.column_names[column]
         raise MatrixError(f"{source.name}: column {shown(name)} has no values: leave it out by --exclude")
-    return [float(mean) for mean in sums / counts]
+    return sums / counts
 
 
 def _standard(source: Matrix) -> tuple[np.ndarray, np.ndarray]:
@@ -221,9 +227,9 @@ def _standard(source: Matrix) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _minmax(source: Matrix) -> tuple[np.ndarray, np.ndarray]:
-    low, high = np.full(source.shape[1], np.inf), np.full(source.shape[1], -np.inf)
-    for block in _finite(source):
-        low, high = np.minimum(low, block.min(axis=0)), np.maximum(high, block.max(axis=0))
+    for _ in _finite(source):  # refuses NaN and infinities
+        pass
+    low, high = _ranges(source)
     return low, high - low
 
 

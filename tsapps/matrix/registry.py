@@ -151,8 +151,10 @@ class Identifiers:
     def blocks(self) -> Iterator[Any]:
         """Yield the values in blocks of rows: lists of str, NumPy or Arrow arrays."""
         for part in self.parts:
+            part.check_unchanged()
             if isinstance(part, (TextMatrix, ParquetMatrix)):
                 yield from part.identifiers()
+                part.check_unchanged()
             else:
                 column = place_of(self.name, _columns_of(part), part.name, "id")
                 yield from (block[:, column] for _, block in part.blocks(part._default_rows()))
@@ -194,9 +196,7 @@ def _columns_of(matrix: Matrix) -> list[Column]:
 
 def _picked(matrix: Matrix, choice: ColumnChoice) -> Matrix:
     """Return the chosen columns of a matrix without names of columns."""
-    if choice.by_position:
-        return matrix
-    features, _, _ = choose_columns(_columns_of(matrix), choice, matrix.name)
+    features, _, _ = choose_columns(_columns_of(matrix), choice.for_tables_without_names, matrix.name)
     return matrix if features == list(range(matrix.shape[1])) else PickedColumns(matrix, features)
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from tsapps.errors import MatrixUsageError
 
-__all__ = ["AmbiguousTableError", "FirstLine", "Form", "are_numbered", "is_number"]
+__all__ = ["AmbiguousTableError", "FirstLine", "Form", "are_numbered", "is_number", "may_be_names"]
 
 # Integers that can be column names: no sign, no leading zero, and at most 18 digits.
 _PLAIN_INTEGER = re.compile(r"0|[1-9][0-9]{,17}")
@@ -95,7 +95,7 @@ class FirstLine:
         unnamed = len(self.cells) > 1 and self.cells[0] in _UNNAMED
         names = self.cells[1:] if self.index or unnamed else self.cells
         if unnamed and self.header is not False and self.index is not False:
-            if self.header or _may_be_names(names):
+            if self.header or may_be_names(names):
                 if self.index is None and not self._count(below(), 0):
                     raise self._ambiguous("the first column has no name and does not count the rows 0, 1, 2, …", _INDEX)
                 return Form(named=True, indexed=True)
@@ -168,7 +168,7 @@ def _increase(cells: Sequence[str]) -> bool:
     return numbers == sorted(set(numbers)) and (len(cells) > 1 or numbers == [0])
 
 
-def _may_be_names(cells: Sequence[str]) -> bool:
+def may_be_names(cells: Sequence[str]) -> bool:
     """Return whether cells can be column names: each is text or an unsigned integer, and no number occurs twice."""
     numbers = [cell for cell in cells if is_number(cell)]
     return all(map(_PLAIN_INTEGER.fullmatch, numbers)) and len(set(numbers)) == len(numbers)

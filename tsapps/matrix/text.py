@@ -17,9 +17,9 @@ import numpy as np
 from tsapps.errors import MatrixError, MatrixUsageError
 from tsapps.kernels.system.printable import one_line, shown
 from tsapps.matrix.base import Matrix
-from tsapps.matrix.checks import changed
+from tsapps.matrix.checks import changed, check_shape
 from tsapps.matrix.columns import Column, ColumnChoice, choose_columns
-from tsapps.matrix.table_form import FirstLine, Form, are_numbered, is_number
+from tsapps.matrix.table_form import AmbiguousTableError, FirstLine, Form, are_numbered, is_number, may_be_names
 from tsapps.matrix.text_block import MISSING, CellForm, numbers_in, texts_in
 
 __all__ = ["TextMatrix"]
@@ -33,6 +33,9 @@ _DELIMITERS = "\t;,"
 # Maximum characters of a line. A block ends with the line by which it has at least `_MOST_BLOCK` characters. A number
 # has about ten characters.
 _MOST_LINE, _MOST_BLOCK = 1 << 24, 1 << 26
+
+# Of a cell, for the csv module.
+csv.field_size_limit(_MOST_LINE)
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
 _BOOLEANS = ("true", "false")
@@ -103,11 +106,14 @@ class TextMatrix(Matrix):
             raise MatrixUsageError(f"{path}: has a single column, which --index skips: give --no-index (index=False)")
         with self._lines() as lines:
             rows = sum(1 for _ in lines) - self._names
+        check_shape((rows, self._n_cells - first), path)
         names = self._cells(beginning[0][1])[first - self._n_cells :] if named else None
         self._features, self._booleans = list(range(first, self._n_cells)), frozenset[int]()
         self._identifier: int | None = None
         self.left_out: list[Column] = []
         if choice is not None:
+            if names is None and header is None and choice.leaves_out:
+                self._refuse_ambiguous([self._cells(line)[first:] for _, line in beginning], first_number)
             self._choose(choice, names)
         super().__init__(path, (rows, len(self._features)), np.dtype(np.float64))
         if names is not None:
@@ -118,15 +124,29 @@ class TextMatrix(Matrix):
     def _choose(self, choice: ColumnChoice, names: list[str] | None) -> None:
         """Set the cells of a line that are features, and the one that identifies rows."""
         first, kinds = int(self._index), self._kinds()
-        if names is None:
-            if choice.by_position:
-                choice = ColumnChoice(leaves_out=True)
-            names = [str(number) for number in range(len(kinds))]
+        given = names is not None
+        names = [str(number) for number in range(len(kinds))] if names is None else names
         columns = [Column(name, *kind) for name, kind in zip(names, kinds, strict=True)]
+        choice = choice if given else choice.for_tables_without_names
         features, identifier, self.left_out = choose_columns(columns, choice, self.name)
+        if not given and features != list(range(len(kinds))):
+            self.numbers = tuple(features)
         self._features = [first + number for number in features]
         self._booleans = frozenset(first + number for number in features if columns[number].kind == "booleans")
         self._identifier = None if identifier is None else first + identifier
+
+    def _refuse_ambiguous(self, lines: list[list[str]], first: int) -> None:
+        """Raise `AmbiguousTableError` for a first line of text and numbers that may be names of columns."""
+        cells, below = lines[0], lines[-1]
+        numeric = [self._is_number(cell) for cell in cells]
+        below_numeric = [self._is_number(cell) for cell in below]
+        mixed = any(numeric) and not all(numeric)
+        differs = len(cells) == len(below) and any(not a and b for a, b in zip(numeric, below_numeric, strict=True))
+        if len(lines) > 1 and mixed and (may_be_names(cells) or differs):
+            raise AmbiguousTableError(
+                f"{self.name}: line {first}: it may be names of columns or a row: give --header for names, --no-header "
+                f"for a row"
+            )
 
     def _kinds(self) -> list[tuple[str, str]]:
         """Return what each column but the index holds, by its first cell with a value, and where that is."""
@@ -195,7 +215,8 @@ class TextMatrix(Matrix):
         with self._lines() as numbered:
             lines = (line for _, line in islice(numbered, self._names, None))
             while block := _taken(lines, _MOST_BLOCK):
-                yield texts_in(block, self._identifier or 0, self._cells)
+                assert self._identifier is not None  # of a table that was opened with an identifier
+                yield texts_in(block, self._identifier, self._cells)
 
     def _parse(self, lines: list[str], start: int) -> np.ndarray:
         form = CellForm(self._delimiter, self._decimal, self._missing)
@@ -237,13 +258,20 @@ class TextMatrix(Matrix):
         for number, line in lines:
             if '"' in line and not _is_comment(line):
                 while self._is_open(line):
-                    _, following = next(lines, (0, ""))
-                    if not following or len(line) + len(following) > _MOST_LINE:
-                        raise MatrixError(
-                            f"{self.name}: line {number} opens a quoted cell that does not end: close the quotes"
-                        )
-                    line += following
+                    line += self._rest_of(number, len(line), lines)
             yield number, line
+
+    def _rest_of(self, first: int, size: int, lines: Iterator[tuple[int, str]]) -> str:
+        """Return the lines up to one by which a quoted cell may end: an odd number of quotes is in it."""
+        taken = []
+        for _, line in lines:
+            taken.append(line)
+            size += len(line)
+            if size > _MOST_LINE:
+                break
+            if line.count('"') % 2:
+                return "".join(taken)
+        raise MatrixError(f"{self.name}: line {first} opens a quoted cell that does not end: close the quotes")
 
     def _is_open(self, line: str) -> bool:
         """Return whether a line ends within a quoted cell."""
@@ -300,7 +328,7 @@ class TextMatrix(Matrix):
             where += f" ({shown(self.column_names[feature])})"
         if cell in MISSING:
             what = repr(cell) if cell else "empty"
-            more = ", or give --missing drop or --missing mean" if self._is_chosen else ""
+            more = " (tsapps kmeans has --missing drop and --missing mean)" if self._is_chosen else ""
             raise MatrixError(f"{where} is {what}; expected a number: fill it in, or drop the line{more}")
         if self._decimal == "." and _DECIMAL_COMMA.fullmatch(cell):
             raise MatrixError(f"{where} is {cell!r}: write numbers with a decimal point, or give --decimal ,")

@@ -65,7 +65,7 @@ def facts_of(rows: Rows, centers: np.ndarray, labels: np.ndarray, *, metric: str
         Seed of the samples.
     """
     n, k, wide = rows.shape[0], len(centers), np.asarray(centers, np.float64)
-    blocks, draw = blocks_of(rows, metric), np.random.RandomState(seed)
+    blocks, draw = blocks_of(rows, metric, max(k, DEFAULT_SAMPLE)), np.random.RandomState(seed)
     sample = np.sort(draw.choice(n, min(n, DEFAULT_SAMPLE), replace=False))
     (scores,) = scores_of(blocks, sample, [Labeled(wide, labels)])
     means, variances = _moments(blocks)
