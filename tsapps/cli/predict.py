@@ -116,12 +116,7 @@ def predict(
     )
     opened = open_as_model(data, model, trained, opening)
     _check_output(data, opened.matrix, out, by_file=by_file, force=force)
-    read, outputs = (
-        [file for file, _ in opened.matrix.files],
-        {"--out": None if by_file else out, "--labels": label_file},
-    )
-    check_apart({"--labels": label_file}, files=read, directories={"MODEL_DIR": model})
-    check_apart(outputs, files=(), directories={})
+    _check_label_table(label_file, opened.matrix, model, None if by_file else out)
     check_disk_space(out, 4 * opened.rows)
     choice = choose(device, resident=opened.matrix.device, several=True)
     inputs = _Inputs(data, opened, choice, model, centers, trained)
@@ -148,6 +143,12 @@ def _check_output(data: str, matrix: "Matrix", out: Path, *, by_file: bool, forc
         raise UsageError(f"{out}: is DATA itself: choose another --out")
     if os.path.isdir(data) and os.path.samefile(out.parent, data) and files[0].endswith(".npy"):
         raise UsageError(f"{out}: would be a file of DATA, {data}: choose another --out")
+
+
+def _check_label_table(table: Path | None, matrix: "Matrix", model: Path, out: Path | None) -> None:
+    """Raise `UsageError` if the table of labels would replace a file of DATA, of the model, or of ``--out``."""
+    check_apart({"--labels": table}, files=[file for file, _ in matrix.files], directories={"MODEL_DIR": model})
+    check_apart({"--out": out, "--labels": table}, files=(), directories={})
 
 
 def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], None]) -> _Labels:

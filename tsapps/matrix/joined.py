@@ -116,16 +116,16 @@ def _check_columns(parts: Sequence[Matrix]) -> None:
     first = parts[0]
     named = next((part for part in parts if part.column_names is not None), first)
     for part in parts:
+        if part.column_names not in (None, named.column_names):
+            raise MatrixError(
+                f"{part.name}: its columns of numbers are {_listed(part)}, but those of {named.name} are "
+                f"{_listed(named)}: choose columns that all files have, in one order (tsapps kmeans: --columns)"
+            )
         if (part.shape[1], part.dtype) != (first.shape[1], first.dtype):
             raise MatrixError(
                 f"{part.name}: has {part.shape[1]} columns of {part.dtype}, but {first.name} has {first.shape[1]} of "
                 f"{first.dtype}: files of one matrix need the same columns and the same type: convert one of them (in "
                 f"Python, open_matrix with dtype converts all)"
-            )
-        if part.column_names not in (None, named.column_names):
-            raise MatrixError(
-                f"{part.name}: its columns are {_listed(part)}, but those of {named.name} are {_listed(named)}: write "
-                f"them in one order"
             )
     without = next((part for part in parts if part.column_names is None), None)
     if without is not None and named.column_names is not None and all(map(is_number, named.column_names)):
