@@ -249,7 +249,7 @@ def test_a_column_that_is_text_in_one_file_of_several(refuse, succeed, directory
     (directory / "two").mkdir()
     (directory / "two/a.csv").write_text("x,y,z\n1,2,red\n")
     (directory / "two/b.csv").write_text("y,x,z\n4,3,5\n")
-    message = refuse("kmeans", "two", "-k", 2)
+    message = refuse(1, "kmeans", "two", "-k", 2)
     assert "two/b.csv: its columns of numbers are y, x, z, but those of two/a.csv are x, y: " in message
     succeed("kmeans", "two", "-k", 2, "--columns", "x,y", "-o", "m")
     np.testing.assert_array_equal(np.sort(np.load("m/centers.npy"), axis=0), [[1, 2], [3, 4]])
