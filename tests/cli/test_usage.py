@@ -12,6 +12,7 @@ from tsapps.errors import ExitCode
 COMMANDS = {
     "kmeans": ["iris.npy", "--k", "3"],
     "predict": ["model", "iris.npy"],
+    "report": ["model", "iris.npy"],
     "abft-encode": ["iris.npy"],
     "abft-verify": ["iris.npy"],
     "abft-correct": ["iris.npy", "--in-place"],
@@ -26,6 +27,7 @@ COMMANDS = {
     "compile": [],
 }
 WITH_ARGUMENTS = [command for command, arguments in COMMANDS.items() if arguments and command != "tune"]
+WITHOUT_JSON = ["sample", "report"]
 # An option with a value that it does not accept.
 BAD_VALUES = {
     "kmeans": ["--k=many", "--k=0", "--tol=-1", "--metric=cosin", "--max-iter=1.5", "--seed=-1", "--precision="],
@@ -61,11 +63,11 @@ class TestEveryCommand:
             command,
             [*COMMANDS[command], "--jsn"],
             "no such option: --jsn",
-            "--json" if command != "sample" else "",
+            "--json" if command not in WITHOUT_JSON else "",
         )
 
     def test_a_value_for_a_flag(self, refuse, command):
-        flag = "--force" if command == "sample" else "--json"
+        flag = "--force" if command in WITHOUT_JSON else "--json"
         refused(refuse, command, [*COMMANDS[command], f"{flag}=yes"], flag, "does not take a value")
 
 

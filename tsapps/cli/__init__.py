@@ -24,6 +24,7 @@ from tsapps.cli.abft_verify import abft_verify
 from tsapps.cli.bench import bench
 from tsapps.cli.compile import compile_kernels
 from tsapps.cli.failures import REPORTED, ParameterError, explain, explain_usage
+from tsapps.cli.help import CONTEXT_SETTINGS, Command
 from tsapps.cli.info import info
 from tsapps.cli.kmeans import kmeans
 from tsapps.cli.predict import predict
@@ -95,28 +96,27 @@ app = typer.Typer(
     name="tsapps",
     cls=_Commands,
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode=None,  # plain help, which needs no import of rich
     pretty_exceptions_enable=False,  # an unexpected error is a bug: the report needs its full traceback
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=CONTEXT_SETTINGS,
 )
-app.command(short_help="Cluster the rows of a matrix.")(kmeans)
-app.command(short_help="Find the nearest center of every row.")(predict)
-app.command(short_help="Write a page on a clustering.")(report)
-app.command(short_help="Protect files: write their sidecars and a manifest.")(protect)
-app.command(short_help="Verify every byte of protected files.")(verify)
-app.command(short_help="Restore protected files bit by bit.")(repair)
-app.command(short_help="Write the checksums of a matrix.")(abft_encode)
-app.command(short_help="Detect and locate corrupted elements of matrices.")(abft_verify)
-app.command(short_help="Repair the corrupted elements of a matrix.")(abft_correct)
-app.command(short_help="Corrupt a copy of a matrix, for tests.")(abft_inject)
-app.command("abft-calibrate", short_help="Measure rounding errors, for the thresholds of protected products.")(
-    abft_calibrate
-)
-app.command(short_help="Write a sample data set.")(sample)
-app.command(short_help="Show versions, devices and memory.")(info)
-app.command("compile", short_help="Compile the GPU kernels of K-means ahead of a fit.")(compile_kernels)
-app.command(short_help="Measure which kernels are fastest on this GPU.")(tune)
+app.command(cls=Command, short_help="Cluster the rows of a matrix.")(kmeans)
+app.command(cls=Command, short_help="Find the nearest center of every row.")(predict)
+app.command(cls=Command, short_help="Write a page on a clustering.")(report)
+app.command(cls=Command, short_help="Protect files: write their sidecars and a manifest.")(protect)
+app.command(cls=Command, short_help="Verify every byte of protected files.")(verify)
+app.command(cls=Command, short_help="Restore protected files bit by bit.")(repair)
+app.command(cls=Command, short_help="Write the checksums of a matrix.")(abft_encode)
+app.command(cls=Command, short_help="Detect and locate corrupted elements of matrices.")(abft_verify)
+app.command(cls=Command, short_help="Repair the corrupted elements of a matrix.")(abft_correct)
+app.command(cls=Command, short_help="Corrupt a copy of a matrix, for tests.")(abft_inject)
+app.command(
+    "abft-calibrate", cls=Command, short_help="Measure rounding errors, for the thresholds of protected products."
+)(abft_calibrate)
+app.command(cls=Command, short_help="Write a sample data set.")(sample)
+app.command(cls=Command, short_help="Show versions, devices and memory.")(info)
+app.command("compile", cls=Command, short_help="Compile the GPU kernels of K-means ahead of a fit.")(compile_kernels)
+app.command(cls=Command, short_help="Measure which kernels are fastest on this GPU.")(tune)
 app.add_typer(bench, name="bench", short_help="Measure how fast this machine computes.")
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from tsapps import signals
+from tsapps.cli.help import OUTPUT
 from tsapps.cli.options import check_disk_space, check_input, check_output_file, check_writable, open_fitting
 from tsapps.errors import CorruptionError, UsageError
 from tsapps.names import split_name
@@ -65,7 +66,12 @@ InPlace = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace FILE.npy if it exists.")]
 JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print only lines of JSON to stdout; the last one is a summary.")
+    bool,
+    typer.Option(
+        "--json",
+        help="Print only lines of JSON to stdout; the last one is a summary.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from tsapps.cli.help import DATA
 from tsapps.errors import MatrixError, UsageError
 
 if TYPE_CHECKING:
@@ -61,28 +62,48 @@ Columns = Annotated[
     typer.Option(
         metavar="NAME,…",
         help="Columns that are features, by name, or by number from 0 on.  [default: all columns of numbers]",
+        rich_help_panel=DATA,
     ),
 ]
-Exclude = Annotated[str | None, typer.Option(metavar="NAME,…", help="Columns that are no features.")]
+Exclude = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME,…",
+        help="Columns that are no features.",
+        rich_help_panel=DATA,
+    ),
+]
 Identifier = Annotated[
     str | None,
-    typer.Option("--id", metavar="NAME", help="Column that identifies rows: no feature; --labels writes it again."),
+    typer.Option(
+        "--id",
+        metavar="NAME",
+        help="Column that identifies rows: no feature; --labels writes it again.",
+        rich_help_panel=DATA,
+    ),
 ]
 ScaleOption = Annotated[
     Scale,
     typer.Option(
         help="Scale every column: to mean 0 and deviation 1 (standard), to 0 … 1 (minmax), or by its median and "
         "quartiles (robust).",
+        rich_help_panel=DATA,
     ),
 ]
 MissingOption = Annotated[
     Missing,
     typer.Option(
-        help="Empty cells, NA, null and NaN: an error; drop the row (its label is -1); or take the column's mean."
+        help="Empty cells, NA, null and NaN: an error; drop the row (its label is -1); or take the column's mean.",
+        rich_help_panel=DATA,
     ),
 ]
 Decimal = Annotated[
-    str, typer.Option(metavar=".|,", help="Text tables: the decimal point; tables with commas need other separators.")
+    str,
+    typer.Option(
+        metavar=".|,",
+        help="Text tables: the decimal point; tables with commas need other separators.",
+        rich_help_panel=DATA,
+    ),
 ]
 
 

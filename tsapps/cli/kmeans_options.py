@@ -6,6 +6,8 @@ from typing import Annotated
 
 import typer
 
+from tsapps.cli.help import COMPUTATION, OUTPUT
+
 __all__ = [
     "Algorithm",
     "AlgorithmOption",
@@ -109,14 +111,16 @@ AlgorithmOption = Annotated[
     Algorithm,
     typer.Option(
         help="Bounds on a GPU skip rows whose nearest center cannot have changed; results are identical. lloyd: use "
-        "bounds when they are likely to save time; elkan: use them whenever they are supported."
+        "bounds when they are likely to save time; elkan: use them whenever they are supported.",
+        rich_help_panel=COMPUTATION,
     ),
 ]
 PrecisionOption = Annotated[
     Precision,
     typer.Option(
         help="Certification of labels; tf32: on a GPU, labels of float32 data are not certified, and some in ten "
-        "thousand, of rows almost equally near two centers, may be wrong."
+        "thousand, of rows almost equally near two centers, may be wrong.",
+        rich_help_panel=COMPUTATION,
     ),
 ]
 Protect = Annotated[
@@ -125,10 +129,14 @@ Protect = Annotated[
         "--protect",
         help="Check every iteration and the result for errors of the hardware, and recompute what fails a check; "
         "exits with 3 if the same step fails repeatedly.",
+        rich_help_panel=COMPUTATION,
     ),
 ]
 ComputeType = Annotated[
-    Dtype | None, typer.Option(help="Type to compute in.  [default: float32 for float32 data, else float64]")
+    Dtype | None,
+    typer.Option(
+        help="Type to compute in.  [default: float32 for float32 data, else float64]", rich_help_panel=COMPUTATION
+    ),
 ]
 OutDirectory = Annotated[
     Path | None,
@@ -137,9 +145,17 @@ OutDirectory = Annotated[
         "-o",
         metavar="DIR",
         help="Output directory.  [default: <name of DATA>-kmeans, in the current directory]",
+        rich_help_panel=OUTPUT,
     ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace an earlier result in DIR.")]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Replace an earlier result in DIR.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 Workers = Annotated[
     str | None,
     typer.Option(
@@ -148,6 +164,12 @@ Workers = Annotated[
         "reads its rows, so all machines need the files; centers and sums of clusters are exchanged, and in the end "
         "the labels. With --device cuda, each worker computes on its GPU. Whoever reaches a scheduler can run code on "
         "its workers, so use TLS.",
+        rich_help_panel=COMPUTATION,
     ),
 ]
-Insecure = Annotated[bool, typer.Option("--insecure", help="Allow a --workers address of another machine without TLS.")]
+Insecure = Annotated[
+    bool,
+    typer.Option(
+        "--insecure", help="Allow a --workers address of another machine without TLS.", rich_help_panel=COMPUTATION
+    ),
+]

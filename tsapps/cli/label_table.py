@@ -14,6 +14,7 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.column_options import PreparedData
+from tsapps.cli.help import OUTPUT
 from tsapps.cli.options import check_output_file
 from tsapps.errors import MatrixError, UsageError
 
@@ -34,10 +35,14 @@ LabelFile = Annotated[
         show_default=False,
         help="Also write a table of labels, .csv, .parquet or .npy: the --id column or the number of each row, and its "
         "label.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 Distances = Annotated[
-    bool, typer.Option("--distances", help="With --labels: also each row's distance from its center.")
+    bool,
+    typer.Option(
+        "--distances", help="With --labels: also each row's distance from its center.", rich_help_panel=OUTPUT
+    ),
 ]
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from tsapps.cli.help import COMPUTATION, DATA, OUTPUT
 from tsapps.cli.output import gigabytes
 from tsapps.errors import MatrixError, UsageError
 from tsapps.kernels.devices import Choice, choose_device
@@ -56,6 +57,7 @@ Device = Annotated[
         "--device",
         metavar="auto|cpu|cuda|cuda:i",
         help="Device to compute on; auto: a GPU if there is one, else the CPU.",
+        rich_help_panel=COMPUTATION,
     ),
 ]
 Devices = Annotated[
@@ -67,6 +69,7 @@ Devices = Annotated[
         callback=lambda given: f"cuda:{given}" if _NUMBERS.fullmatch(given) else given,
         help="Device to compute on; auto: a GPU if there is one, else the CPU. 'all' and 'cuda:0,1' distribute the "
         "rows over several GPUs of this machine, whose results have the bits of one GPU; they need NCCL.",
+        rich_help_panel=COMPUTATION,
     ),
 ]
 AllowExternal = Annotated[
@@ -74,6 +77,7 @@ AllowExternal = Annotated[
     typer.Option(
         "--allow-external",
         help="Allow an HDF5 file to name other files, by links or as parts of a dataset: any file of this machine.",
+        rich_help_panel=DATA,
     ),
 ]
 Header = Annotated[
@@ -82,6 +86,7 @@ Header = Annotated[
         "--header/--no-header",
         show_default=False,
         help="Text tables: whether the first line of DATA holds names.  [default: inferred]",
+        rich_help_panel=DATA,
     ),
 ]
 Index = Annotated[
@@ -91,10 +96,26 @@ Index = Annotated[
         show_default=False,
         help="Text tables: whether to skip the first column of DATA.  [default: skip it if it has no name and counts "
         "the rows 0, 1, 2, …]",
+        rich_help_panel=DATA,
     ),
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print only the summary to stdout, as JSON.")]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only warnings, errors and the output of --json.")]
+Json = Annotated[
+    bool,
+    typer.Option(
+        "--json",
+        help="Print only the summary to stdout, as JSON.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Quiet = Annotated[
+    bool,
+    typer.Option(
+        "--quiet",
+        "-q",
+        help="Print only warnings, errors and the output of --json.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 def stem(path: str) -> str:

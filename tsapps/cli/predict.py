@@ -11,6 +11,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.clock import Clock
 from tsapps.cli.column_options import Decimal, Identifier, PreparedData, open_as_model, opening_of
+from tsapps.cli.help import OUTPUT
 from tsapps.cli.info import versions
 from tsapps.cli.label_table import Distances, LabelFile, check_label_file, distances_of, save_label_table
 from tsapps.cli.labels_by_file import check_directory, save_labels
@@ -40,6 +41,32 @@ if TYPE_CHECKING:
     from tsapps.matrix import Matrix
 
 __all__ = ["predict"]
+
+OutFile = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE.npy",
+        help="File to write, or with --by-file a directory.  [default: <name of DATA>-labels.npy or <name of "
+        "DATA>-labels, in the current directory]",
+        rich_help_panel=OUTPUT,
+    ),
+]
+ByFile = Annotated[
+    bool,
+    typer.Option(
+        "--by-file",
+        help="Write the labels of each file of DATA to a file in a directory.",
+        rich_help_panel=OUTPUT,
+    ),
+]
+Force = Annotated[
+    bool,
+    typer.Option(
+        "--force",
+        help="Replace what exists.",
+        rich_help_panel=OUTPUT,
+    ),
+]
 
 
 @dataclass(frozen=True)
@@ -75,19 +102,10 @@ def predict(
         Path, typer.Argument(metavar="MODEL_DIR", show_default=False, help="Directory that tsapps kmeans wrote.")
     ],
     data: Data,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE.npy",
-            help="File to write, or with --by-file a directory.  [default: <name of DATA>-labels.npy or <name of "
-            "DATA>-labels, in the current directory]",
-        ),
-    ] = None,
-    by_file: Annotated[
-        bool, typer.Option("--by-file", help="Write the labels of each file of DATA to a file in a directory.")
-    ] = False,
+    out: OutFile = None,
+    by_file: ByFile = False,
     device: Devices = "auto",
-    force: Annotated[bool, typer.Option("--force", help="Replace what exists.")] = False,
+    force: Force = False,
     allow_external: AllowExternal = False,
     identifier: Identifier = None,
     label_file: LabelFile = None,

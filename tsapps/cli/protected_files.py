@@ -14,6 +14,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.abft_report import print_line
 from tsapps.cli.failures import print_error
+from tsapps.cli.help import OUTPUT
 from tsapps.cli.output import byte_bar, gigabytes, print_text
 from tsapps.errors import ExitCode, UsageError
 
@@ -39,7 +40,12 @@ Sidecars = Annotated[
 ]
 Jobs = Annotated[int | None, typer.Option(min=1, help="Files to read at a time.  [default: number of cores]")]
 JsonLines = Annotated[
-    bool, typer.Option("--json", help="Print only lines of JSON to stdout, one per file; the last one is a summary.")
+    bool,
+    typer.Option(
+        "--json",
+        help="Print only lines of JSON to stdout, one per file; the last one is a summary.",
+        rich_help_panel=OUTPUT,
+    ),
 ]
 # States that are no trouble.
 _GOOD = ("protected", "unchanged", "ok", "forgotten", "unprotected", "skipped")

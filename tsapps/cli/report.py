@@ -8,6 +8,7 @@ import typer
 
 from tsapps import signals
 from tsapps.cli.column_options import Decimal, PreparedData, open_as_model, opening_of
+from tsapps.cli.help import OUTPUT
 from tsapps.cli.options import AllowExternal, Header, Index, Quiet, check_input, check_output_file
 from tsapps.cli.output import live_line, print_table
 from tsapps.cli.result import read_labels, read_model
@@ -25,6 +26,7 @@ ReportFile = Annotated[
         metavar="FILE.html",
         show_default=False,
         help="Also write a page on the result: sizes, silhouettes, a projection, centers, convergence.",
+        rich_help_panel=OUTPUT,
     ),
 ]
 
