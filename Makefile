@@ -1,13 +1,13 @@
 # make demo      cluster the pixels of a photograph      make test      what every change must pass; no GPU needed
 # make lint      style and types                         make test-all  that, and all long tests and every kernel compiled
 # make docs      the documentation site, in build/docs           make dist     wheel and sdist, built, checked, installed
-# make clean     remove what the others made
+# make man       a manual page for each command, in build/man     make clean    remove what the others made
 PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PYTEST := $(BIN)/python -m pytest -n auto --dist worksteal
 
-.PHONY: demo test test-all test-compile test-long test-torch lint docs dist clean
+.PHONY: demo test test-all test-compile test-long test-torch lint docs man dist clean
 .DELETE_ON_ERROR:
 
 $(BIN)/python:
@@ -53,6 +53,10 @@ lint: $(VENV)/dev.stamp
 
 docs: $(VENV)/docs.stamp
 	$(BIN)/python -m sphinx --fail-on-warning --keep-going --quiet docs build/docs
+
+# A manual page for each command, in build/man, from the same pages as the site.
+man: docs
+	$(BIN)/python -m sphinx --fail-on-warning --quiet --builder man --doctree-dir build/docs/.doctrees docs build/man
 
 # What could be published: the installed wheel is the one made from the sdist.
 dist: $(VENV)/dev.stamp

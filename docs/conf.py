@@ -12,6 +12,7 @@ sys.path[:0] = [str(ROOT / "docs")]  # source_pages
 
 from tsapps import __version__  # noqa: E402
 from tsapps.cli import app  # noqa: E402
+from tsapps.cli.help import EXAMPLES  # noqa: E402
 
 project, author, copyright = "tsapps", "the tsapps developers", "2026, the tsapps developers"  # noqa: A001
 release = version = __version__
@@ -67,17 +68,24 @@ html_css_files = ["site.css"]
 html_sidebars = {page: [] for page in ("install", "quickstart", "performance/index")}
 
 
-def write_command_line(folder: Path) -> None:
-    """Write one page per command from its help, and the index of these pages."""
+def write_command_line(folder: Path) -> list[tuple[str, str, str, str, int]]:
+    """Write a page for each command from its help, and their index; return what Sphinx needs for manual pages."""
     folder.mkdir(parents=True, exist_ok=True)
     group = typer.main.get_command(app)
     context = typer.Context(group, info_name="tsapps")
-    names = group.list_commands(context)
-    for name in names:
-        text = get_docs_for_click(obj=group.get_command(context, name), ctx=context, call_prefix="tsapps")
+    commands = {name: group.get_command(context, name) for name in group.list_commands(context)}
+    for name, command in commands.items():
+        text = get_docs_for_click(obj=command, ctx=context, call_prefix="tsapps")
+        examples = "\n".join(f"$ {example}" for example in EXAMPLES.get(name, ()))
+        if examples:
+            text += f"\n**Examples**:\n\n```console\n{examples}\n```\n"
         (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    index = "\n".join(["```{toctree}", ":maxdepth: 1", "", *names, "```", ""])
+    index = "\n".join(["```{toctree}", ":maxdepth: 1", "", *commands, "```", ""])
     (folder / "index.md").write_text(f"# Commands\n\n{index}", encoding="utf-8")
+    return [
+        (f"_generated/commands/{name}", f"tsapps-{name}", command.get_short_help_str(200).rstrip("."), author, 1)
+        for name, command in commands.items()
+    ]
 
 
-write_command_line(Path(__file__).parent / "_generated" / "commands")
+man_pages = write_command_line(Path(__file__).parent / "_generated" / "commands")
