@@ -46,13 +46,13 @@ def interrupted(run, monkeypatch):
 
 
 def content(place):
-    """Return what a result has, without its times and its command."""
+    """Return what a result has, without its times, its command, and the iterations before it was continued."""
     summary = json.loads((Path(place) / "summary.json").read_text())
     labels, centers = ((Path(place) / f"{name}.npy").read_bytes() for name in ("labels", "centers"))
     return (
         labels,
         centers,
-        {name: summary[name] for name in summary if name not in ("seconds", "command", "checkpoint")},
+        {name: summary[name] for name in summary if name not in ("seconds", "command", "checkpoint", "history")},
     )
 
 
@@ -65,6 +65,8 @@ def test_resume_gives_the_same_files(directory, succeed, interrupted, blobs, aft
     assert not (directory / "found").exists()
     printed = json.loads(succeed("kmeans", "--resume", "run", "--json"))
     assert content("found") == content("whole")
+    every, continued = (json.loads(Path(f"{out}/summary.json").read_text())["history"] for out in ("whole", "found"))
+    assert (continued or []) == every[len(every) - len(continued or []) :]
     assert printed["checkpoint"] == str(directory / "run")
     assert printed["command"] == "tsapps kmeans --resume run --json"
 
