@@ -101,7 +101,9 @@ def _pictures(summary: Mapping[str, Any], facts: ReportFacts) -> list[tuple[str,
     found.append(("Principal axes", drawn, note))
     history = summary.get("history") or []
     if len(history) > 1:
-        points = [(float(number), float(one["inertia"])) for number, one in enumerate(history, start=history[0]["iteration"])]
+        points = [
+            (float(number), float(one["inertia"])) for number, one in enumerate(history, start=history[0]["iteration"])
+        ]
         found.append(("Convergence", pictures.curve("Inertia by iteration", points, ("iteration", "inertia")), ""))
     seconds = [(name, float(value)) for name, value in (summary.get("seconds") or {}).items() if name != "total"]
     if seconds:
