@@ -1,6 +1,7 @@
 """Progress output of commands, and formatting of results."""
 
 import io
+import re
 import sys
 
 import pytest
@@ -91,3 +92,30 @@ def test_formatting_of_bytes(count, text):
 def test_json_rejects_infinity():
     with pytest.raises(ValueError, match="JSON"):
         output.print_json({"inertia": float("inf")})
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (0, "1 s"),
+        (59.4, "59 s"),
+        (59.6, "1 min 0 s"),
+        (236, "3 min 56 s"),
+        (7500, "2 h 5 min"),
+        (3.6e6, "1,000 h 0 min"),
+    ],
+)
+def test_durations(seconds, text):
+    assert output.duration(seconds) == text
+
+
+def test_iterations_say_how_long_they_can_still_take(monkeypatch, succeed, iris):
+    log = io.StringIO()
+    monkeypatch.setattr(output, "_LOG_SECONDS", 0)
+    monkeypatch.setattr(output, "print", lambda text, **_: log.write(f"{text}\n"), raising=False)
+    succeed("kmeans", "iris.npy", "-k", 3, "--init", "random", "--n-init", 2, "--max-iter", 200)
+    lines = [line for line in log.getvalue().splitlines() if "iteration" in line]
+    assert re.fullmatch(r"tsapps: iteration 1 of at most 200: inertia [\d.]+, 150 labels changed", lines[0])
+    assert re.fullmatch(r".* iteration 2 of .* changed, [\de.-]+ s each, at most \d+ s left", lines[1])
+    (again,) = [line for line in lines if "run 2, iteration 1 of" in line]
+    assert again.endswith("labels changed")

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -33,7 +34,7 @@ from tsapps.cli.kmeans_checkpoint import (
 from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, numbers_of_clusters, read_inputs
 from tsapps.cli.label_table import Distances, LabelFile, distances_of, save_label_table, save_named_centers
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
-from tsapps.cli.output import live_line, print_json, print_table, print_text, seconds_by_phase
+from tsapps.cli.output import duration, live_line, print_json, print_table, print_text, seconds_by_phase
 from tsapps.cli.report import ReportFile, write_report
 from tsapps.cli.workers import check_workers, engine_on_workers, labels_on_host
 from tsapps.errors import CorruptionError, MatrixError
@@ -187,10 +188,13 @@ def _fit_one(
     from tsapps.apps.kmeans import FaultError, lloyd
 
     prefix, history = f"k = {k}: " if len(request.ks) > 1 else "", list["Progress"]()
+    ended = list[float]()
 
     def tell(progress: "Progress") -> None:
         history.append(progress)
-        show(prefix + _describe(progress))
+        ended.append(time.perf_counter())
+        first = len(ended) == 1 or history[-2].run != progress.run
+        show(prefix + _describe(progress, request.max_iter, None if first else ended[-1] - ended[-2]))
 
     with _opened(request, inputs) as engine:
         clock.lap("read")
@@ -319,11 +323,14 @@ def _sweep(choice: "KChoice") -> dict[str, Any]:
     return {"criterion": "silhouette", "reason": choice.reason, "scores": [asdict(one) for one in choice.scores]}
 
 
-def _describe(progress: "Progress") -> str:
+def _describe(progress: "Progress", max_iter: int, seconds: float | None) -> str:
+    """Describe an iteration that took some seconds, and the longest time that its run can still take."""
     run = f"run {progress.run + 1}, " if progress.run else ""
-    return (
-        f"{run}iteration {progress.iteration}: inertia {progress.inertia:.6g}, {progress.n_reassigned:,} labels changed"
-    )
+    text = f"{run}iteration {progress.iteration} of at most {max_iter}: inertia {progress.inertia:.6g}, "
+    text += f"{progress.n_reassigned:,} labels changed"
+    if seconds is None:
+        return text
+    return f"{text}, {seconds:.2g} s each, at most {duration((max_iter - progress.iteration) * seconds)} left"
 
 
 def _score_lines(scores: list[dict[str, Any]]) -> list[str]:

@@ -11,6 +11,7 @@ from tsapps.kernels.system.printable import one_line
 
 __all__ = [
     "byte_bar",
+    "duration",
     "gibibytes",
     "gigabytes",
     "live_line",
@@ -103,6 +104,15 @@ def seconds_by_phase(seconds: Mapping[str, float]) -> str:
     """Format the total seconds and those of each phase, for example ``1.52 (read 0.01, iterate 1.51)``."""
     phases = ", ".join(f"{phase} {value:.2f}" for phase, value in seconds.items() if phase != "total")
     return f"{seconds['total']:.2f} ({phases})"
+
+
+def duration(seconds: float) -> str:
+    """Format a time by its two largest units: ``8 s``, ``3 min 56 s``, ``2 h 5 min``."""
+    whole = max(1, round(seconds))
+    minutes, hours = whole // 60, whole // 3600
+    if hours:
+        return f"{hours:,} h {minutes % 60} min"
+    return f"{minutes} min {whole % 60} s" if minutes else f"{whole} s"
 
 
 def gigabytes(count: int) -> str:
