@@ -20,6 +20,8 @@ COLORS = 10
 _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 260, 56, 28
 # More clusters than this are drawn without their numbers.
 _MOST_BARS = 40
+# Up to so many points are drawn larger.
+_FEW_POINTS = 300
 
 
 def _drawing(title: str, width: int = _WIDTH, height: int = _HEIGHT) -> Element:
@@ -36,27 +38,36 @@ def _svg(drawing: Element) -> str:
     return tostring(drawing, encoding="unicode")
 
 
-def _ticks(low: float, high: float, most: int = 5) -> list[float]:
-    """Return round numbers from `low` to `high`, at most `most` + 1."""
+def _ticks(low: float, high: float, most: int = 5, *, whole: bool = False) -> list[float]:
+    """Return round numbers, or whole ones, from `low` to `high`, at most `most` + 1."""
     if not high > low or not isfinite(high - low):
         return [low]
     step = 10 ** floor(log10((high - low) / most))
     step *= next(factor for factor in (1, 2, 5, 10) if (high - low) / (step * factor) <= most)
+    step = max(step, 1) if whole else step
     return [round(index * step, 12) for index in range(ceil(low / step), floor(high / step) + 1)]
 
 
 class _Axes:
-    """A plot with axes: places of values in a drawing."""
+    """A plot with axes: places of values in a drawing; `whole` is for values of x that are."""
 
-    def __init__(self, svg: Element, x: tuple[float, float], y: tuple[float, float], names: tuple[str, str]) -> None:
+    def __init__(
+        self,
+        svg: Element,
+        x: tuple[float, float],
+        y: tuple[float, float],
+        names: tuple[str, str],
+        *,
+        whole: bool = False,
+    ) -> None:
         self._x, self._y = _widened(x), _widened(y)
         for value in _ticks(*self._y):
             at = self.y(value)
             SubElement(svg, "line", {"x1": f"{_LEFT}", "x2": f"{_WIDTH - 8}", "y1": f"{at:.1f}", "y2": f"{at:.1f}"})
             _text(svg, _LEFT - 6, at + 4, f"{value:.4g}", **{"text-anchor": "end"})
-        for value in _ticks(*self._x):
+        for value in _ticks(*self._x, whole=whole):
             _text(svg, self.x(value), _HEIGHT - _BOTTOM + 16, f"{value:.4g}", **{"text-anchor": "middle"})
-        _text(svg, _WIDTH - 8, _HEIGHT - 1, names[0], **{"text-anchor": "end", "class": "name"})
+        _text(svg, _WIDTH - 8, _HEIGHT - 4, names[0], **{"text-anchor": "end", "class": "name"})
         _text(svg, 2, 10, names[1], **{"class": "name"})
 
     def x(self, value: float) -> float:
@@ -116,12 +127,14 @@ def scatter(points: np.ndarray, labels: np.ndarray, centers: np.ndarray, shares:
     """Return points and centers on two axes, whose shares of the variance are named."""
     svg = _drawing("Rows and centers on the first two principal axes")
     both = np.concatenate([points, centers])
-    limits = [(float(low), float(high)) for low, high in zip(both.min(axis=0), both.max(axis=0), strict=True)]
+    margin = 0.03 * np.ptp(both, axis=0)
+    low, high = (both.min(axis=0) - margin).tolist(), (both.max(axis=0) + margin).tolist()
+    radius = "3" if len(points) <= _FEW_POINTS else "1.6"
     names = f"axis 1: {shares[0]:.0%} of the variance", f"axis 2: {shares[1]:.0%}"
-    axes = _Axes(svg, limits[0], limits[1], names)
+    axes = _Axes(svg, (low[0], high[0]), (low[1], high[1]), names)
     for (x, y), label in zip(points.tolist(), labels.tolist(), strict=True):
         place = {"cx": f"{axes.x(x):.1f}", "cy": f"{axes.y(y):.1f}"}
-        SubElement(svg, "circle", {**place, "r": "1.6", "class": f"c{label % COLORS}"})
+        SubElement(svg, "circle", {**place, "r": radius, "class": f"c{label % COLORS}"})
     for cluster, (x, y) in enumerate(centers.tolist()):
         place = {"cx": f"{axes.x(x):.1f}", "cy": f"{axes.y(y):.1f}"}
         center = SubElement(svg, "circle", {**place, "r": "5", "class": f"center c{cluster % COLORS}"})
@@ -132,10 +145,10 @@ def scatter(points: np.ndarray, labels: np.ndarray, centers: np.ndarray, shares:
 
 
 def curve(title: str, points: Sequence[tuple[float, float]], names: tuple[str, str], mark: float | None = None) -> str:
-    """Return a line through points (x, y); `mark` is the x of a point to stand out."""
+    """Return a line through points (x, y), x whole numbers; `mark` is the x of a point to stand out."""
     svg = _drawing(title)
     xs, ys = zip(*points, strict=True)
-    axes = _Axes(svg, (min(xs), max(xs)), (min(ys), max(ys)), names)
+    axes = _Axes(svg, (min(xs), max(xs)), (min(ys), max(ys)), names, whole=True)
     places = " ".join(f"{axes.x(x):.1f},{axes.y(y):.1f}" for x, y in points)
     SubElement(svg, "polyline", {"points": places, "class": "curve"})
     for x, y in points:
