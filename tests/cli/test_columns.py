@@ -89,6 +89,16 @@ def test_one_line_says_what_is_left_out(run, table):
     assert json.loads(Path("x-kmeans/summary.json").read_text())["columns"] == ["sl", "pl", "pw"]
 
 
+def test_numbers_with_decimal_commas_are_named(run, succeed, directory):
+    (directory / "x.csv").write_text("a;b;c\n1,5;x;2\n2,5;y;3\n")
+    result = run("kmeans", "x.csv", "-k", 2)
+    assert result.stderr.endswith(
+        "left out: a, b (text); --columns chooses columns; --decimal , reads numbers such as 1,5\n"
+    )
+    succeed("kmeans", "x.csv", "-k", 2, "--decimal", ",", "-o", "m")
+    np.testing.assert_array_equal(np.sort(np.load("m/centers.npy"), axis=0), [[1.5, 2], [2.5, 3]])
+
+
 def test_initial_centers_and_weights_are_those_of_the_data(succeed, table):
     rows = [1, 60, 120]
     table[["pl", "pw"]].iloc[rows].to_csv("init.csv", index=False)

@@ -56,7 +56,7 @@ SidecarFile = Annotated[
         "--sidecar", metavar="FILE", help="File with the checksums of DATA.  [default: DATA.abft, next to DATA]"
     ),
 ]
-OutNpy = Annotated[Path | None, typer.Option("--out", metavar="FILE.npy", help="File to write, a copy of DATA.")]
+OutNpy = Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE.npy", help="File to write, a copy of DATA.")]
 InPlace = Annotated[
     bool,
     typer.Option(

@@ -60,7 +60,7 @@ CodeOption = Annotated[
 Weights = Annotated[int, typer.Option(min=1, max=4, help="Float checksums per row and per column of a block.")]
 BlockOption = Annotated[Block, typer.Option(help="Rows and columns per float checksum.")]
 OutSidecar = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="File to write.  [default: DATA.abft, next to DATA]")
+    Path | None, typer.Option("--out", "-o", metavar="FILE", help="File to write.  [default: DATA.abft, next to DATA]")
 ]
 
 

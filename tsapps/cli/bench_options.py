@@ -34,6 +34,7 @@ Out = Annotated[
     Path,
     typer.Option(
         "--out",
+        "-o",
         metavar="FILE",
         help="File of records (JSON) to add the measurements to; they replace older ones of the same device.",
     ),

@@ -1,5 +1,6 @@
 """Options that choose and prepare the columns of a table, and what a model keeps of them."""
 
+import re
 import warnings
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -232,7 +233,12 @@ def _warn(data: str, left_out: "list[Column]") -> None:
     from tsapps.matrix.columns import phrase
 
     if left_out:
-        warnings.warn(f"{data}: left out: {phrase(left_out)}; --columns chooses columns", stacklevel=3)
+        hint = "; --decimal , reads numbers such as 1,5" if any(map(_has_decimal_comma, left_out)) else ""
+        warnings.warn(f"{data}: left out: {phrase(left_out)}; --columns chooses columns{hint}", stacklevel=3)
+
+
+def _has_decimal_comma(column: "Column") -> bool:
+    return column.kind == "text" and re.search(r" is '[+-]?\d+,\d+'$", column.example) is not None
 
 
 def open_as_model(data: str, model: Path, trained: "Mapping[str, Any]", opening: "Opening") -> PreparedData:

@@ -45,6 +45,8 @@ __all__ = ["predict"]
 OutFile = Annotated[
     Path | None,
     typer.Option(
+        "--out",
+        "-o",
         metavar="FILE.npy",
         help="File to write, or with --by-file a directory.  [default: <name of DATA>-labels.npy or <name of "
         "DATA>-labels, in the current directory]",

@@ -21,7 +21,7 @@ _WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 260, 56, 28
 # More clusters than this are drawn without their numbers.
 _MOST_BARS = 40
 # Up to so many points are drawn larger.
-_FEW_POINTS = 300
+_MOST_LARGE_POINTS = 300
 
 
 def _drawing(title: str, width: int = _WIDTH, height: int = _HEIGHT) -> Element:
@@ -127,9 +127,9 @@ def scatter(points: np.ndarray, labels: np.ndarray, centers: np.ndarray, shares:
     """Return points and centers on two axes, whose shares of the variance are named."""
     svg = _drawing("Rows and centers on the first two principal axes")
     both = np.concatenate([points, centers])
-    margin = 0.03 * np.ptp(both, axis=0)
-    low, high = (both.min(axis=0) - margin).tolist(), (both.max(axis=0) + margin).tolist()
-    radius = "3" if len(points) <= _FEW_POINTS else "1.6"
+    edge = 0.03 * np.ptp(both, axis=0)
+    low, high = (both.min(axis=0) - edge).tolist(), (both.max(axis=0) + edge).tolist()
+    radius = "3" if len(points) <= _MOST_LARGE_POINTS else "1.6"
     names = f"axis 1: {shares[0]:.0%} of the variance", f"axis 2: {shares[1]:.0%}"
     axes = _Axes(svg, (low[0], high[0]), (low[1], high[1]), names)
     for (x, y), label in zip(points.tolist(), labels.tolist(), strict=True):
