@@ -1,7 +1,7 @@
 """`choose_k`: fits for several numbers of clusters, scores of each, and the number that they speak for."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
@@ -36,6 +36,9 @@ class KScores:
     silhouette, silhouette_error : float or None
         The mean silhouette, and half the width of its 95 % interval; None if it is not defined.
     simplified_silhouette, calinski_harabasz, davies_bouldin : float or None
+    gap, gap_error : float or None
+        The gap statistic and its standard error; None if it was not asked for, or the inertia is 0. It speaks for the
+        smallest k whose gap is at least the next number's gap minus the next number's error.
     """
 
     k: int
@@ -47,6 +50,8 @@ class KScores:
     simplified_silhouette: float | None
     calinski_harabasz: float | None
     davies_bouldin: float | None
+    gap: float | None = None
+    gap_error: float | None = None
 
 
 @dataclass(frozen=True)
@@ -83,6 +88,7 @@ def choose_k(
     device: str = "auto",
     metric: str = "euclidean",
     sample: int = DEFAULT_SAMPLE,
+    gap: int = 0,
 ) -> KChoice:
     """Cluster X into each of several numbers of clusters, score the clusterings, and choose a number.
 
@@ -98,6 +104,9 @@ def choose_k(
     sample : int
         Number of rows, drawn at random, of which silhouettes are computed; all if X has no more. The cost is that of
         the distances between this many rows and all others.
+    gap : int
+        Number of reference data sets for the gap statistic; 0 leaves it out. Each has the size of X in memory, uniform
+        in the range of every column, and takes as many fits as `ks` has numbers. Euclidean metric only.
 
     Returns
     -------
@@ -106,7 +115,13 @@ def choose_k(
     Raises
     ------
     ValueError
-        If `ks` is empty or has a number below 1 or above n, or `sample` is below 2.
+        If `ks` is empty or has a number below 1 or above n, `sample` is below 2, or `gap` is below 0 or given for
+        another metric.
+
+    References
+    ----------
+    Tibshirani, Walther and Hastie, "Estimating the number of clusters in a data set via the gap statistic", J. R.
+    Statist. Soc. B 63 (2001).
 
     Examples
     --------
@@ -122,14 +137,47 @@ def choose_k(
         raise ValueError(f"ks must be numbers of clusters from 1 to n={rows.shape[0]}, got {list(ks)[:20]}")
     if sample < 2:
         raise ValueError(f"sample must be at least 2, got {sample}")
-    found = {}
-    for k in numbers:
-        engine = open_engine(X, sample_weight=None, device=device, metric=metric)
+    if gap < 0 or (gap > 0 and metric != "euclidean"):
+        raise ValueError(f"gap must be 0 or, for the Euclidean metric, a number of data sets, got {gap}")
+
+    def fitted(data: Any, k: int) -> Clustering:
+        engine = open_engine(data, sample_weight=None, device=device, metric=metric)
         state = np.random.RandomState(random_state)
-        fitted = lloyd.fit(engine, k, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=state)
-        fitted.labels = to_host(fitted.labels)
-        found[k] = fitted
-    return scored(rows, found, metric=metric, sample=sample, seed=random_state)
+        return lloyd.fit(engine, k, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=state)
+
+    found = {k: fitted(X, k) for k in numbers}
+    for one in found.values():
+        one.labels = to_host(one.labels)
+    choice = scored(rows, found, metric=metric, sample=sample, seed=random_state)
+    return replace(choice, scores=_with_gaps(choice.scores, rows, fitted, gap, random_state)) if gap else choice
+
+
+def _with_gaps(
+    scores: Sequence[KScores], rows: Rows, fitted: Callable[[Any, int], Clustering], n_references: int, seed: int
+) -> list[KScores]:
+    """Return the scores with the gap E*[log W*] − log W of each k, and its error; W is the inertia."""
+    low, high = _ranges(rows)
+    random, logarithms = np.random.default_rng(seed), np.empty((n_references, len(scores)))
+    for reference in logarithms:
+        uniform = random.uniform(low, high, rows.shape).astype(np.result_type(rows.dtype, np.float32))
+        with np.errstate(divide="ignore"):
+            reference[:] = np.log([fitted(uniform, one.k).inertia for one in scores])
+    errors = logarithms.std(axis=0) * (1 + 1 / n_references) ** 0.5
+    return [
+        replace(one, gap=float(mean - np.log(one.inertia)), gap_error=float(error))
+        if one.inertia > 0 and np.isfinite(mean)
+        else one
+        for one, mean, error in zip(scores, logarithms.mean(axis=0), errors, strict=True)
+    ]
+
+
+def _ranges(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
+    """Return the smallest and the largest element of every column."""
+    low, high = np.full(rows.shape[1], np.inf), np.full(rows.shape[1], -np.inf)
+    for _, block in blocks_of(rows, "euclidean")():
+        np.minimum(low, to_host(block.min(axis=0)), out=low)
+        np.maximum(high, to_host(block.max(axis=0)), out=high)
+    return low, high
 
 
 def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: int, seed: int) -> KChoice:

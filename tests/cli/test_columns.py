@@ -293,7 +293,8 @@ def test_the_best_of_several_numbers(succeed, table):
     assert summary["sweep"]["criterion"] == "silhouette"
     assert [one["k"] for one in summary["sweep"]["scores"]] == [2, 3, 4, 5, 6]
     for one, other in zip(summary["sweep"]["scores"], expected.scores, strict=True):
-        assert one == pytest.approx(asdict(other), rel=1e-9)
+        known = {name: value for name, value in asdict(other).items() if not name.startswith("gap")}
+        assert one == pytest.approx(known, rel=1e-9)
     succeed("kmeans", "x.csv", "-k", 2, "--missing", "drop", "-o", "alone")
     np.testing.assert_array_equal(np.load("m/labels.npy"), np.load("alone/labels.npy"))
     np.testing.assert_array_equal(np.load("m/centers.npy"), np.load("alone/centers.npy"))

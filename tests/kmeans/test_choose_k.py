@@ -1,5 +1,7 @@
 """choose_k: scores beside scikit-learn's, and the choice."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 from sklearn.cluster import KMeans
@@ -152,3 +154,35 @@ def test_files_and_sparse_matrices(blobs, tmp_path):
         assert found.k == expected.k
         for one, other in zip(found.scores, expected.scores, strict=True):
             assert one.silhouette == pytest.approx(other.silhouette, rel=1e-6)
+
+
+class TestGap:
+    def test_is_the_mean_logarithm_of_references_less_that_of_the_data(self, blobs):
+        found = choose_k(blobs, [1, 3, 5], device="cpu", gap=4, random_state=2)
+        random, logarithms = np.random.default_rng(2), []
+        for _ in range(4):
+            uniform = random.uniform(blobs.min(axis=0), blobs.max(axis=0), blobs.shape)
+            fits = [KMeans(k, n_init=1, random_state=2).fit(uniform) for k in (1, 3, 5)]
+            logarithms.append(np.log([one.inertia_ for one in fits]))
+        mean, deviation = np.mean(logarithms, axis=0), np.std(logarithms, axis=0)
+        for one, expected, error in zip(found.scores, mean, deviation * (5 / 4) ** 0.5, strict=True):
+            assert one.gap == pytest.approx(expected - np.log(one.inertia), rel=1e-9)
+            assert one.gap_error == pytest.approx(error, rel=1e-6, abs=1e-12)
+
+    @pytest.mark.parametrize("clusters", [1, 4])
+    def test_speaks_for_the_number_of_clusters(self, clusters):
+        """The rule of Tibshirani et al., which can tell a single cluster, too."""
+        centers = 12 * np.array([[0, 0], [0, 1], [1, 0], [1, 1]])[:clusters]
+        X = make_blobs(300, centers=centers, random_state=1)[0]
+        scores = choose_k(X, range(1, 7), device="cpu", gap=8, n_init=5).scores
+        assert next(one.k for one, after in pairwise(scores) if one.gap >= after.gap - after.gap_error) == clusters
+
+    def test_is_left_out(self, blobs):
+        assert all(one.gap is None for one in choose_k(blobs, [2, 3], device="cpu").scores)
+        found = choose_k(np.repeat([[0.0, 1], [2, 5]], 3, axis=0), [1, 2], device="cpu", gap=2)
+        assert [one.gap is None for one in found.scores] == [False, True]  # the inertia of two clusters is 0
+
+    @pytest.mark.parametrize("given", [{"gap": -1}, {"gap": 2, "metric": "cosine"}])
+    def test_wrong(self, blobs, given):
+        with pytest.raises(ValueError, match=f"a number of data sets, got {given['gap']}"):
+            choose_k(blobs, [2], device="cpu", **given)

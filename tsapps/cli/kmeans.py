@@ -320,7 +320,10 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
 
 
 def _sweep(choice: "KChoice") -> dict[str, Any]:
-    return {"criterion": "silhouette", "reason": choice.reason, "scores": [asdict(one) for one in choice.scores]}
+    scores = [asdict(one) for one in choice.scores]
+    for one in scores:
+        del one["gap"], one["gap_error"]  # of choose_k alone
+    return {"criterion": "silhouette", "reason": choice.reason, "scores": scores}
 
 
 def _describe(progress: "Progress", max_iter: int, seconds: float | None) -> str:
