@@ -17,7 +17,7 @@ __all__ = ["COLORS", "curve", "image", "scatter", "shares", "silhouettes", "size
 
 #: Number of colors of clusters in the style sheet.
 COLORS = 10
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 260, 56, 28
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM = 420, 264, 56, 34
 # More clusters than this are drawn without their numbers.
 _MOST_BARS = 40
 # Up to so many points are drawn larger.
