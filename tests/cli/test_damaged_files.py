@@ -157,7 +157,7 @@ def test_sidecars(stop, succeed, iris, header):
 
 def test_sidecars_with_an_infinite_size(stop, succeed, iris):
     """Such a sidecar may come from another program: its digest is correct."""
-    from tsapps.apps.abft.at_rest.sidecar import _digest, dump_sidecar
+    from tsapps.apps.abft.at_rest.sidecar import container_digest, dump_sidecar
     from tsapps.apps.abft.at_rest.verify import encode
 
     file = io.BytesIO()
@@ -171,7 +171,7 @@ def test_sidecars_with_an_infinite_size(stop, succeed, iris):
         name: np.frombuffer(tensors[slice(*header[name]["data_offsets"])], "u1")
         for name in header.keys() - {"__metadata__"}
     }
-    header["__metadata__"] = metadata | {"digest": _digest(metadata, arrays)}
+    header["__metadata__"] = metadata | {"digest": container_digest(metadata, arrays)}
     text = json.dumps(header).encode()
     Path("iris.npy.abft").write_bytes(struct.pack("<Q", len(text)) + text + tensors)
     result = stop("abft-verify", "iris.npy")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import numpy as np
 from problems import problem
 
-from tsapps.apps.abft.at_rest.sidecar import SidecarError, _digest, dump_sidecar, read_sidecar
+from tsapps.apps.abft.at_rest.sidecar import SidecarError, container_digest, dump_sidecar, read_sidecar
 from tsapps.apps.abft.at_rest.verify import encode
 from tsapps.apps.abft.product import calibration_file
 from tsapps.apps.abft.product.calibrate import Calibration, Depth, Scale
@@ -82,7 +82,7 @@ class SealedSidecars(Sidecars):
             metadata = header["__metadata__"]
             metadata.pop("digest", None)
             tensors = {name: self._tensor(one, rest) for name, one in header.items() if name != "__metadata__"}
-            metadata["digest"] = _digest({name: str(one) for name, one in metadata.items()}, tensors)
+            metadata["digest"] = container_digest({name: str(one) for name, one in metadata.items()}, tensors)
             part = json.dumps(header).encode()
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
             pass

@@ -176,14 +176,14 @@ class PreparedData:
     left_out: "list[Column]"
     identifiers: "Identifiers | None"
 
-    def spread(self, labels: "np.ndarray") -> "np.ndarray":
-        """Return labels of all rows, from those of the rows that are kept; the others get `LEFT_OUT`."""
+    def spread(self, values: "np.ndarray", others: float = LEFT_OUT) -> "np.ndarray":
+        """Return values of all rows, from those of the rows that are kept, such as labels; the rest get `others`."""
         import numpy as np
 
         if self.kept is None:
-            return labels
-        found = np.full(self.rows, LEFT_OUT, labels.dtype)
-        found[self.kept] = labels
+            return values
+        found = np.full(self.rows, others, values.dtype)
+        found[self.kept] = values
         return found
 
     def scaled(self, points: "np.ndarray") -> "np.ndarray":
@@ -206,13 +206,12 @@ class PreparedData:
         """Return what a model keeps, so that ``tsapps predict`` can prepare other data alike."""
         choice, learned = self.opening.choice, self.learned
         names = self.matrix.column_names
-        dropped = 0 if self.kept is None else self.rows - self.matrix.shape[0]
         return {
             "columns": None if names is None else list(names),
             "numbers": None if self.matrix.numbers is None else list(self.matrix.numbers),
             "left_out": [column.name for column in self.left_out],
             "id": None if choice is None else choice.identifier,
-            "missing": {"how": missing, "rows_dropped": dropped, "means": learned.fill},
+            "missing": {"how": missing, "rows_dropped": self.rows - self.matrix.shape[0], "means": learned.fill},
             "scale": {"how": scale, "shift": learned.shift, "divisor": learned.divisor},
         }
 

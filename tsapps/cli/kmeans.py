@@ -32,7 +32,7 @@ from tsapps.cli.kmeans_checkpoint import (
     usage_errors,
 )
 from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, numbers_of_clusters, read_inputs
-from tsapps.cli.label_table import Distances, LabelFile, distances_of, save_label_table, save_named_centers
+from tsapps.cli.label_table import Distances, LabelFile, save_label_table, save_named_centers
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
 from tsapps.cli.output import duration, live_line, print_json, print_table, print_text, seconds_by_phase
 from tsapps.cli.report import ReportFile, write_report
@@ -262,20 +262,18 @@ def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[
         with replacing(directory / "summary.json", mode=mode) as file:
             file.write(json.dumps(summary, indent=2, allow_nan=False).encode() + b"\n")
     if request.label_file is not None:
-        _write_table(request, inputs, found)
+        save_label_table(
+            request.label_file,
+            inputs.data,
+            found.clustering.centers,
+            found.clustering.labels,
+            distances=request.distances,
+            metric=str(request.metric),
+            sources=request.other_files(),
+        )
     if request.report is not None:
         write_report(request.report, inputs.data, found.clustering.centers, found.clustering.labels, summary)
     return summary
-
-
-def _write_table(request: Request, inputs: Inputs, found: _Fit) -> None:
-    from tsapps.kernels.system.permissions import mode_of_result
-
-    path, best = request.label_file or Path(), found.clustering
-    mode = mode_of_result(path, [*(file for file, _ in inputs.matrix.files), *request.other_files()])
-    cosine = str(request.metric) == "cosine"
-    far = distances_of(inputs.data, best.centers, best.labels, cosine=cosine) if request.distances else None
-    save_label_table(path, inputs.data, best.labels, far, mode=mode)
 
 
 def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import csv
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
 from math import isnan
@@ -21,7 +21,7 @@ from tsapps.errors import MatrixError, UsageError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Distances", "LabelFile", "check_label_file", "distances_of", "save_label_table", "save_named_centers"]
+__all__ = ["Distances", "LabelFile", "check_label_file", "save_label_table", "save_named_centers"]
 
 _FORMATS = (".csv", ".parquet", ".npy")
 # Rows that are written at a time, and elements of distances that are computed at a time.
@@ -74,7 +74,7 @@ def check_label_file(path: Path | None, *, force: bool, identifier: str | None, 
     check_output_file(path, force=force)
 
 
-def distances_of(data: PreparedData, centers: "np.ndarray", labels: "np.ndarray", *, cosine: bool) -> "np.ndarray":
+def _distances(data: PreparedData, centers: "np.ndarray", labels: "np.ndarray", *, cosine: bool) -> "np.ndarray":
     """Return the distance of each row that is kept from its center, in float64 and in the units of `data.matrix`.
 
     With `cosine`, 1 minus the cosine of the angle between them.
@@ -95,7 +95,14 @@ def distances_of(data: PreparedData, centers: "np.ndarray", labels: "np.ndarray"
 
 
 def save_label_table(
-    path: Path, data: PreparedData, labels: "np.ndarray", distances: "np.ndarray | None", *, mode: int
+    path: Path,
+    data: PreparedData,
+    centers: "np.ndarray",
+    labels: "np.ndarray",
+    *,
+    distances: bool,
+    metric: str,
+    sources: Iterable[str | os.PathLike[str]],
 ) -> None:
     """Write a table of labels, whole or not at all.
 
@@ -104,23 +111,31 @@ def save_label_table(
     path : Path
         Its extension selects the format.
     data : PreparedData
+    centers : numpy.ndarray of shape (k, d)
+        In the units of `data.matrix`.
     labels : numpy.ndarray of int32, shape (rows that are kept,)
-    distances : numpy.ndarray of float64, shape (rows that are kept,), or None
-    mode : int
-        Permissions of the file.
+    distances : bool
+        Whether the table has the distance of each row from its center, NaN for rows that are dropped.
+    metric : {"euclidean", "cosine"}
+    sources : iterable of path-like
+        Files besides those of the data that the labels come from; their permissions limit those of the table.
 
     Raises
     ------
     OSError
         If the disk is full or fails.
     """
+    import numpy as np
+
+    from tsapps.kernels.system.permissions import mode_of_result
     from tsapps.matrix import replacing, save_npy
 
+    mode = mode_of_result(path, [*(file for file, _ in data.matrix.files), *sources])
+    far = data.spread(_distances(data, centers, labels, cosine=metric == "cosine"), np.nan) if distances else None
     suffix, labels = path.suffix.lower(), data.spread(labels)
     if suffix == ".npy":
         save_npy(path, labels, commit=signals.placing, mode=mode)
         return
-    far = None if distances is None else _spread(data, distances)
     with replacing(path, commit=signals.placing, mode=mode) as file:
         (_write_csv if suffix == ".csv" else _write_parquet)(file, data, labels, far)
 
@@ -150,17 +165,6 @@ def _text(file: Any) -> Iterator[io.TextIOWrapper]:
         yield text
     finally:
         text.detach()
-
-
-def _spread(data: PreparedData, distances: "np.ndarray") -> "np.ndarray":
-    """Return the distances of all rows: NaN for those that are dropped."""
-    import numpy as np
-
-    if data.kept is None:
-        return distances
-    found = np.full(data.rows, np.nan)
-    found[data.kept] = distances
-    return found
 
 
 def _identifiers(data: PreparedData) -> Iterator[Any]:

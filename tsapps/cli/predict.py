@@ -13,7 +13,7 @@ from tsapps.cli.clock import Clock
 from tsapps.cli.column_options import Decimal, Identifier, PreparedData, open_as_model, opening_of
 from tsapps.cli.help import OUTPUT
 from tsapps.cli.info import versions
-from tsapps.cli.label_table import Distances, LabelFile, check_label_file, distances_of, save_label_table
+from tsapps.cli.label_table import Distances, LabelFile, check_label_file, save_label_table
 from tsapps.cli.labels_by_file import check_directory, save_labels
 from tsapps.cli.options import (
     AllowExternal,
@@ -145,7 +145,15 @@ def predict(
         found = _label(inputs, device, clock, show)
         _write(inputs, found, out, clock, by_file=by_file, force=force)
         if label_file is not None:
-            _write_table(inputs, found, label_file, distances=distances)
+            save_label_table(
+                label_file,
+                opened,
+                centers,
+                found.labels,
+                distances=distances,
+                metric=trained["metric"],
+                sources=[model / "centers.npy"],
+            )
     summary = _summary(ctx.meta["tsapps.command"], inputs, found, out, clock)
     if as_json:
         print_json(summary)
@@ -213,15 +221,6 @@ def _write(inputs: _Inputs, found: _Labels, out: Path, clock: Clock, *, by_file:
     else:
         save_npy(out, labels, commit=signals.placing, mode=mode)
     clock.lap("write")
-
-
-def _write_table(inputs: _Inputs, found: _Labels, path: Path, *, distances: bool) -> None:
-    from tsapps.kernels.system.permissions import mode_of_result
-
-    mode = mode_of_result(path, [*(file for file, _ in inputs.matrix.files), inputs.model / "centers.npy"])
-    cosine = inputs.trained["metric"] == "cosine"
-    far = distances_of(inputs.opened, inputs.centers, found.labels, cosine=cosine) if distances else None
-    save_label_table(path, inputs.opened, found.labels, far, mode=mode)
 
 
 def _summary(command: str, inputs: _Inputs, found: _Labels, out: Path, clock: Clock) -> dict[str, Any]:

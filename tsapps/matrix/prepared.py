@@ -5,7 +5,7 @@ it; `prepared` applies that, to the same data or to other.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -53,10 +53,6 @@ class Learned:
     fill: list[float] | None = None
     shift: list[float] | None = None
     divisor: list[float] | None = None
-
-    def as_json(self) -> dict[str, list[float] | None]:
-        """Return the members by name."""
-        return asdict(self)
 
 
 class PickedColumns(DerivedMatrix):

@@ -20,7 +20,7 @@ from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed, check_shape
 from tsapps.matrix.columns import Column, ColumnChoice, choose_columns
 from tsapps.matrix.table_form import AmbiguousTableError, FirstLine, Form, are_numbered, is_number, may_be_names
-from tsapps.matrix.text_block import MISSING, CellForm, numbers_in, texts_in
+from tsapps.matrix.text_block import BOOLEANS, MISSING, CellForm, numbers_in
 
 __all__ = ["TextMatrix"]
 
@@ -38,7 +38,6 @@ _MOST_LINE, _MOST_BLOCK = 1 << 24, 1 << 26
 csv.field_size_limit(_MOST_LINE)
 
 _DECIMAL_COMMA = re.compile(r"[+-]?\d*,\d+(?:[eE][+-]?\d+)?")
-_BOOLEANS = ("true", "false")
 # Beginnings of lines whose first cell has no value.
 _MISSING_MARKS = tuple(cell for cell in MISSING if cell.startswith("#"))
 
@@ -162,7 +161,7 @@ class TextMatrix(Matrix):
         return [("no values", "") if one is None else one for one in found]
 
     def _kind(self, cell: str) -> str:
-        return "numbers" if self._is_number(cell) else "booleans" if cell.lower() in _BOOLEANS else "text"
+        return "numbers" if self._is_number(cell) else "booleans" if cell.lower() in BOOLEANS else "text"
 
     def _is_number(self, cell: str) -> bool:
         if self._decimal == ",":
@@ -216,7 +215,7 @@ class TextMatrix(Matrix):
             lines = (line for _, line in islice(numbered, self._names, None))
             while block := _taken(lines, _MOST_BLOCK):
                 assert self._identifier is not None  # of a table that was opened with an identifier
-                yield texts_in(block, self._identifier, self._cells)
+                yield [self._cells(line)[self._identifier] for line in block]
 
     def _parse(self, lines: list[str], start: int) -> np.ndarray:
         form = CellForm(self._delimiter, self._decimal, self._missing)
@@ -319,7 +318,7 @@ class TextMatrix(Matrix):
     def _is_valid(self, cell: str, place: int) -> bool:
         if self._missing and cell in MISSING:
             return True
-        return cell.lower() in _BOOLEANS if place in self._booleans else self._is_number(cell)
+        return cell.lower() in BOOLEANS if place in self._booleans else self._is_number(cell)
 
     def _refuse(self, number: int, place: int, cell: str, feature: int, *, is_first: bool) -> None:
         """Raise `MatrixError` for a cell that is no number."""

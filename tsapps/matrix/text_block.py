@@ -1,4 +1,4 @@
-"""Numbers and texts of blocks of lines of a text table: by pyarrow where it is installed, else by `numpy.loadtxt`.
+"""Numbers of blocks of lines of a text table: by pyarrow where it is installed, else by `numpy.loadtxt`.
 
 Both parsers round correctly, so that they give the same numbers. What pyarrow refuses is parsed by NumPy, whose
 refusals count.
@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["MISSING", "CellForm", "numbers_in", "texts_in"]
+__all__ = ["BOOLEANS", "MISSING", "CellForm", "numbers_in"]
 
 # Bytes that pyarrow parses at a time, in parallel.
 _ARROW_BYTES = 1 << 22
@@ -20,7 +20,8 @@ MISSING = frozenset(
     {"", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "<NA>", "N/A", "NA"}
     | {"NULL", "NaN", "None", "n/a", "nan", "null"}
 )
-_BOOLEANS = {"true": 1.0, "false": 0.0}
+#: Cells of columns of booleans, in lower case, and their values.
+BOOLEANS = {"true": 1.0, "false": 0.0}
 
 
 class CellForm(NamedTuple):
@@ -147,11 +148,6 @@ def _boolean(form: CellForm, cell: str) -> float:
     text = cell.strip()
     if form.missing and text in MISSING:
         return np.nan
-    if text.lower() not in _BOOLEANS:
+    if text.lower() not in BOOLEANS:
         raise ValueError(f"{text!r} is neither true nor false")
-    return _BOOLEANS[text.lower()]
-
-
-def texts_in(lines: Sequence[str], cell: int, split: Callable[[str], list[str]]) -> list[str]:
-    """Return one cell of each line; `split` splits a line into cells."""
-    return [split(line)[cell] for line in lines]
+    return BOOLEANS[text.lower()]

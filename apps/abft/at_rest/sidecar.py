@@ -26,7 +26,7 @@ import hashlib
 import json
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -48,6 +48,7 @@ __all__ = [
     "VERSION",
     "Sidecar",
     "SidecarError",
+    "container_digest",
     "dump_container",
     "dump_sidecar",
     "load_container",
@@ -211,12 +212,12 @@ def sidecar_bytes(shape: tuple[int, int], dtype: np.dtype, code: str, weights: i
     return sum(prod(shape) * kind.itemsize for kind, shape in sums.values())
 
 
-def _digest(metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> str:
-    """Return the digest of a sidecar, as the head of this module defines it."""
+def container_digest(metadata: dict[str, str], contents: Mapping[str, Any]) -> str:
+    """Return the digest of metadata and of tensors (arrays or their bytes), as the head of this module defines it."""
     digest = hashlib.sha256(json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode())
-    for name in sorted(tensors):
+    for name in sorted(contents):
         digest.update(name.encode() + b"\0")
-        digest.update(tensors[name].data)
+        digest.update(contents[name])
     return digest.hexdigest()
 
 
@@ -227,7 +228,7 @@ def dump_sidecar(file: BinaryIO, sidecar: Sidecar) -> None:
 
 def dump_container(file: BinaryIO, metadata: dict[str, str], tensors: dict[str, np.ndarray]) -> None:
     """Write metadata and little-endian tensors to a binary file, with the digest of both."""
-    header: dict[str, Any] = {"__metadata__": {**metadata, "digest": _digest(metadata, tensors)}}
+    header: dict[str, Any] = {"__metadata__": {**metadata, "digest": container_digest(metadata, tensors)}}
     begin = 0
     for name in sorted(tensors):
         end, kind = begin + tensors[name].nbytes, _TYPE_NAMES[tensors[name].dtype]
@@ -290,7 +291,7 @@ def load_container(path: str | PathLike[str]) -> tuple[dict[str, str], dict[str,
             )
         digest = metadata.pop("digest")
         tensors = {key: _tensor(value, data) for key, value in header.items() if key != "__metadata__"}
-        if digest != _digest(metadata, tensors):
+        if digest != container_digest(metadata, tensors):
             raise SidecarError(f"{name}: was corrupted: encode the matrix again, if it is known to be right")
         return metadata, tensors
 

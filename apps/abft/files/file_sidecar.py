@@ -5,12 +5,10 @@ later version from corruption.
 """
 
 import errno
-import hashlib
 import json
 import os
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -20,6 +18,7 @@ from tsapps.apps.abft.at_rest.sidecar import (
     VERSION,
     Sidecar,
     SidecarError,
+    container_digest,
     dump_container,
     load_container,
     sidecar_of,
@@ -141,18 +140,12 @@ def _later_version(path: Path) -> int | None:
         header = parse_json(file.read(min(size, _MOST_HEADER)))
         metadata = header.pop("__metadata__")
         found, digest = int(metadata["version"]), metadata.pop("digest")
-        is_later = metadata["format"] == FORMAT and found > int(VERSION)
-        return found if is_later and digest == _digest(metadata, header, memoryview(file.read())) else None
-
-
-def _digest(metadata: dict[str, str], tensors: dict[str, Any], content: memoryview) -> str:
-    """Return the digest of a container of any version."""
-    digest = hashlib.sha256(json.dumps(metadata, sort_keys=True, separators=(",", ":")).encode())
-    for name in sorted(tensors):
-        begin, end = tensors[name]["data_offsets"]
-        digest.update(name.encode() + b"\0")
-        digest.update(content[begin:end])
-    return digest.hexdigest()
+        if metadata["format"] != FORMAT or found <= int(VERSION):
+            return None
+        content = memoryview(file.read())
+    places = {name: tensor["data_offsets"] for name, tensor in header.items()}
+    contents = {name: content[begin:end] for name, (begin, end) in places.items()}
+    return found if digest == container_digest(metadata, contents) else None
 
 
 def read_file_sums(path: Path) -> FileSidecar:

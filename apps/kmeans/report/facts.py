@@ -68,37 +68,33 @@ def facts_of(rows: Rows, centers: np.ndarray, labels: np.ndarray, *, metric: str
     blocks, draw = blocks_of(rows, metric, max(k, DEFAULT_SAMPLE)), np.random.RandomState(seed)
     sample = np.sort(draw.choice(n, min(n, DEFAULT_SAMPLE), replace=False))
     (scores,) = scores_of(blocks, sample, [Labeled(wide, labels)])
-    means, variances = _moments(blocks)
+    drawn = np.sort(draw.choice(n, min(n, _POINTS), replace=False))
+    means, variances, chosen = _moments_and_rows(blocks, drawn)
     sizes = np.bincount(labels, minlength=k)
     between = (sizes[:, None] * (wide - means) ** 2).sum(axis=0) / n
     separation = np.divide(between, variances, out=np.zeros_like(between), where=variances > 0).clip(0, 1)
-    drawn = np.sort(draw.choice(n, min(n, _POINTS), replace=False))
-    chosen = _rows(blocks, drawn)
     points, projected, shares = _projected(chosen, wide)
     deviations = np.sqrt(variances)
     own = labels[sample], points, projected, labels[drawn]
     return ReportFacts(sizes, means, deviations, separation, scores, *own, shares)
 
 
-def _moments(blocks: Callable[[], Iterator[tuple[int, Any]]]) -> tuple[np.ndarray, np.ndarray]:
-    """Return the means and variances of the columns, from those of blocks (Chan et al. 1983)."""
-    count, mean, squares = 0, np.zeros(1), np.zeros(1)
-    for _, block in blocks():
+def _moments_and_rows(
+    blocks: Callable[[], Iterator[tuple[int, Any]]], numbers: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return the means and variances of the columns, merged from those of blocks (Chan et al. 1983), and some rows.
+
+    `numbers` are those of the rows, ascending.
+    """
+    count, mean, squares, found = 0, np.zeros(1), np.zeros(1), list[np.ndarray]()
+    for start, block in blocks():
         host = to_host(block)
         of_block, merged = host.mean(axis=0), count + len(host)
         apart = of_block - mean
         squares = squares + ((host - of_block) ** 2).sum(axis=0) + apart**2 * (count * len(host) / merged)
         mean, count = mean + apart * (len(host) / merged), merged
-    return mean, squares / count
-
-
-def _rows(blocks: Callable[[], Iterator[tuple[int, Any]]], numbers: np.ndarray) -> np.ndarray:
-    """Return the rows with these ascending numbers."""
-    found = []
-    for start, block in blocks():
-        inside = numbers[(numbers >= start) & (numbers < start + len(block))] - start
-        found.append(to_host(block)[inside])
-    return np.concatenate(found)
+        found.append(host[numbers[(numbers >= start) & (numbers < start + len(host))] - start])
+    return mean, squares / count, np.concatenate(found)
 
 
 def _projected(rows: np.ndarray, centers: np.ndarray) -> tuple[np.ndarray, np.ndarray, tuple[float, float]]:
