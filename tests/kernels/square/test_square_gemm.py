@@ -23,7 +23,8 @@ class Product:
 
     def __init__(self, dtype, m, n, k, rng, spare=0):
         self.dtype, self.shape = dtype, (m, n, k)
-        self.A, self.B, self.side = (self.drawn(rng, rows, k, spare if rows == m else 0) for rows in (m, n, SIDE_ROWS))
+        self.A = self.drawn(rng, m, k, spare)
+        self.B, self.side = (self.drawn(rng, rows, k) for rows in (n, SIDE_ROWS))
         self.bias = self.drawn(rng, 1, n)[0]
         self.C = placed(np.full((m, n + spare), 7, DTYPES[dtype]))
         self.of_side = placed(np.full((column_tiles(n), m, SIDE_ROWS), np.nan, np.float32))
