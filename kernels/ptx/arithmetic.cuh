@@ -1,4 +1,4 @@
-// Approximate square root, and a maximum over all candidates except one.
+// Approximate square root, products of pairs of 16-bit floats, and a maximum over all candidates except one.
 #pragma once
 #include "kernels/ptx/types.cuh"
 
@@ -13,6 +13,20 @@ TSA_PTX float square_root(float x) {
   float root;
   asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(root) : "f"(x));
   return root;
+#endif
+}
+
+// mul.bf16x2 (sm_90 and later) ─ products of two pairs, rounded to nearest.
+TSA_PTX unsigned product_of_bfloat16s(unsigned a, unsigned b) {
+#if defined(TSA_HOST)
+  const auto product = [&](int at) {
+    return to_float(Bfloat16{(unsigned short)(a >> at)}) * to_float(Bfloat16{(unsigned short)(b >> at)});
+  };
+  return to_bfloat16s(product(0), product(16));
+#else
+  unsigned products;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(products) : "r"(a), "r"(b));
+  return products;
 #endif
 }
 

@@ -15,9 +15,9 @@
 // A with a matrix (8 × k), for some chunks only; see below.
 //
 // Why it is fast: for the products of a chunk, 1024 clocks of the tensor cores, a cluster reads 64 KB from the level-2
-// cache; without multicast it would be 96 KB, more than the cache delivers to all blocks. A warpgroup in its epilogue
-// leaves the tensor cores to the other: group 1 starts kLead chunks after group 0, so that they do not end tiles at the
-// same time. Pairs that run at the same time share rows and columns, which stay in the level-2 cache.
+// cache; without multicast it would be 96 KB, more than the cache delivers to all blocks. What an epilogue has to begin
+// and to end runs while the tensor cores multiply the first chunk of the next tile. Pairs that run at the same time share
+// rows and columns, which stay in the level-2 cache.
 #pragma once
 #include "kernels/device/element.cuh"
 #include "kernels/ptx/dependent_launch.cuh"
@@ -33,9 +33,9 @@ namespace tsm2 {
 //
 //   begin(Rows&, shared, row, column)    starts a tile: the thread has rows `row` and `row` + 8, and `column` is the
 //                                        tile's first column. It may issue cp_async copies
-//   take(Rows&, r, column, lower, upper) returns two elements as they are stored, of the thread's row r (0 or 1) and of
-//                                        columns `column` and `column` + 1 of the tile; `lower` and `upper` are their
-//                                        sums. The copies have landed
+//   take(Rows&, column, lower, upper, words)  gets the sums of sixteen columns of the tile, two fragments of d, and
+//                                        returns in `words` the elements as they are stored, a fragment of a. The
+//                                        thread's columns are `column`, + 1, + 8 and + 9. The copies have landed
 //   end(Rows&, side, tile)               ends a tile, of column tile `tile`; `side` is a fragment of the products with
 //                                        the side
 //
@@ -44,9 +44,6 @@ template <typename T, int kStages, int kBuffers, typename Epilogue>
 class GemmSquare {
   using Pipeline = SquarePipeline<kStages>;
   static constexpr int kGroupThreads = 128, kStoreColumns = 32, kStoreBytes = kGroupRows * 2 * kStoreColumns;
-  static constexpr int kLead = 2;
-  static constexpr int kBothGroups = 3;  // a named barrier; those of the warpgroups are 1 and 2
-  static_assert(kLead <= kStages, "group 0 runs ahead within the pipeline");
   static_assert(kBuffers >= 2, "a part of C is written to a buffer while the previous one is stored");
 
  public:
@@ -82,18 +79,16 @@ class GemmSquare {
     // A shuffle tells the compiler that all lanes have the same value.
     const int group = simt::shuffle((int)threadIdx.x / kGroupThreads, 0);
     unsigned char* const scratch = shared_ + kScratchAt + group * Epilogue::kSharedBytes;
-    const int chunks = of_.chunks(), lead = kLead < chunks ? kLead : chunks;
+    const int chunks = of_.chunks();
     SquareStage<kStages> stage;
     int buffer = 0, before = 0;
     bool is_first = true;
     SquareTiles tiles(of_);
-    SquareTile tile = tiles.tile();
-    if (group == 1) ptx::barrier_sync(kBothGroups, kConsumers);
+    SquareTile tile = tiles.tile(), done = tile;
+    typename Epilogue::Rows rows = {};
+    float of_side[4] = {};
 #pragma unroll 1
     while (tiles.has_tile()) {
-      typename Epilogue::Rows rows;
-      epilogue_.begin(rows, scratch, tile.row + group * kGroupRows + fragment_row(), tile.column_tile * kTileColumns);
-      ptx::cp_async_commit();
       float sums[kTileColumns / 8][4] = {}, side[1][4] = {};
 #pragma unroll 1
       for (int chunk = 0; chunk < chunks; ++chunk) {
@@ -106,25 +101,29 @@ class GemmSquare {
         ptx::wgmma_fence(sums);
         multiply(sums, a, ptx::swizzled_matrix_at(pipeline_.of_b(stage.index)));
         ptx::wgmma_commit();
-        // Wait for the products of the previous chunk, and release its stage in both blocks.
-        if (chunk > 0) {
+        if (chunk == 0) {  // while the tensor cores work
+          if (!is_first) epilogue_.end(rows, of_side, done.column_tile);
+          epilogue_.begin(rows, scratch, tile.row + group * kGroupRows + fragment_row(),
+                          tile.column_tile * kTileColumns);
+          ptx::cp_async_commit();
+        } else {  // Wait for the products of the previous chunk, and release its stage in both blocks.
           ptx::wgmma_wait<1>();
           pipeline_.release(before);
         }
         before = stage.index;
         stage.next();
-        if (is_first && group == 0 && chunk == lead - 1) ptx::barrier_arrive(kBothGroups, kConsumers);
       }
-      is_first = false;
-      const SquareTile done = tile;
+      is_first = false, done = tile;
       tiles.next();
-      tile = tiles.tile();  // computed while the tensor cores work
+      tile = tiles.tile();
       ptx::wgmma_wait<0>(sums);
       ptx::wgmma_wait<0>(side);
       pipeline_.release(before);
       store(rows, sums, group, done, buffer);
-      epilogue_.end(rows, side[0], done.column_tile);
+#pragma unroll
+      for (int i = 0; i < 4; ++i) of_side[i] = side[0][i];
     }
+    if (!is_first) epilogue_.end(rows, of_side, done.column_tile);
     if (threadIdx.x % kGroupThreads == 0) ptx::tensor_store_wait<0>();
   }
 
@@ -149,14 +148,12 @@ class GemmSquare {
 #pragma unroll
     for (int part = 0; part < kTileColumns / kStoreColumns; ++part) {
       unsigned char* const to = shared_ + kStoresAt + (group * kBuffers + buffer) * kStoreBytes;
-      unsigned words[kStoreColumns / 16][4];  // of 16 columns: two blocks of fragments
+      unsigned words[kStoreColumns / 16][4];
 #pragma unroll
-      for (int pair = 0; pair < kStoreColumns / 16; ++pair)
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int block = kStoreColumns / 8 * part + 2 * pair + i / 2, r = i % 2;
-          words[pair][i] = epilogue_.take(rows, r, 8 * block + 2 * t, sums[block][2 * r], sums[block][2 * r + 1]);
-        }
+      for (int pair = 0; pair < kStoreColumns / 16; ++pair) {
+        const int block = kStoreColumns / 8 * part + 2 * pair;
+        epilogue_.take(rows, 8 * block + 2 * t, sums[block], sums[block + 1], words[pair]);
+      }
 #pragma unroll
       for (int pair = 0; pair < kStoreColumns / 16; ++pair) {
         const int place = ptx::swizzled_offset<2 * kStoreColumns>(16 * warp + lane % 16, 2 * pair + lane / 16);

@@ -24,6 +24,7 @@ __all__ = [
     "ALIGNMENT",
     "KERNELS",
     "PARTIAL_RESIDUALS",
+    "PARTS",
     "ROW_RESIDUALS",
     "can_check",
     "checked_product",
@@ -33,13 +34,15 @@ __all__ = [
 
 #: The C++ classes `PartialResiduals` and `RowResiduals` (checked_product.cuh) as NumPy structures.
 PARTIAL_RESIDUALS = np.dtype([("sums", "u8"), ("squares", "u8"), ("pitch", "i8")])
-ROW_RESIDUALS = np.dtype([("v", "u8"), ("bias", "u8"), ("to", PARTIAL_RESIDUALS), ("m", "i4"), ("n", "i4")])
+ROW_RESIDUALS = np.dtype([("weights", "u8"), ("bias", "u8"), ("to", PARTIAL_RESIDUALS), ("m", "i4"), ("n", "i4")])
 #: The kernels beside the product; {0} is the element type.
 KERNELS = "check_residuals<{0}>", "split_checksums<{0}>"
 #: Tests replace it by one that causes faults.
 _EPILOGUE = Epilogue("apps/abft/modules/checked_product.cuh", "abft::RowResiduals<{0}>", ROW_RESIDUALS)
-# The epilogue's shared memory: weights in float32 and biases in 16 bits of a tile's columns.
-_SHARED_BYTES = TILE_COLUMNS * (4 + 2)
+#: Parts of a checksum and of a weight.
+PARTS = 3
+# The epilogue's shared memory: rows of 16-bit weights of a tile's columns, with 16 bytes between them, and biases.
+_SHARED_BYTES = (PARTS + 2) * 2 * TILE_COLUMNS + (PARTS + 1) * 16
 _SPLIT_THREADS, _CHECK_THREADS, _CHECK_ROWS, _CHECK_BLOCKS = 256, 256, 64, 2
 #: Addresses of operands are multiples of so many bytes.
 ALIGNMENT = 16
@@ -87,14 +90,15 @@ def checked_product(
     Returns
     -------
     callable
-        Called with a stream, the address of the parts of the checksums (`split`), that of memory for `n_partials`
-        numbers, and what the function of `launch.row_check` takes after the stream. The addresses of the operands, of
-        the bias and of v are multiples of `ALIGNMENT`.
+        Called with a stream, and the addresses of the parts of the checksums (`split`), of the weights, and of memory
+        for `n_partials` numbers; then with what the function of `launch.row_check` takes after the stream. Weights are
+        an array (`PARTS` + 1, w) of the products' dtype: v split into parts, then v². The addresses of the operands, of
+        the bias and of the weights are multiples of `ALIGNMENT`.
     """
     m, k, n = layout.m, layout.k, layout.w
     tiles, element = column_tiles(n), ELEMENT[layout.dtype]
     partials = structure(PARTIAL_RESIDUALS, sums=None, squares=None, pitch=m)
-    values = structure(ROW_RESIDUALS, v=None, bias=None, to=partials, m=m, n=n)
+    values = structure(ROW_RESIDUALS, weights=None, bias=None, to=partials, m=m, n=n)
     epilogue = Epilogue(_EPILOGUE.header, _EPILOGUE.name.format(element), _EPILOGUE.arguments)
     strides = layout.a[0], layout.b[1], layout.c[0]
     given = machine, layout.dtype, (m, n, k), strides, epilogue, values
@@ -106,12 +110,12 @@ def checked_product(
     lock = Lock()
 
     def run(
-        stream: int, parts: int, sums: int, a: int, c: int, b: int, bias: int, bias_sum: int, v: int, *rest: int
+        stream: int, parts: int, weights: int, sums: int, a: int, c: int, b: int, bias: int, *rest: int
     ) -> None:
         squares = sums + 4 * tiles * m
         with lock:  # around both launches: the check uses the sums of this product
-            gemm(stream, a, b, c, parts, (v, bias, sums, squares))
-            for word, value in zip(CHANGED_WORDS, (a, c, b, bias, bias_sum, v, *rest), strict=True):
+            gemm(stream, a, b, c, parts, (weights, bias, sums, squares))
+            for word, value in zip(CHANGED_WORDS, (a, c, b, bias, *rest), strict=True):
                 check.change(0, value, word)
             check.change(1, sums)
             check.change(1, squares, 1)

@@ -72,6 +72,17 @@ def _weights(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     return torch.from_numpy(weights_of(n)).to(dtype).to(device)
 
 
+@lru_cache(maxsize=1024)
+def _weight_parts(n: int, device: torch.device) -> torch.Tensor:
+    """Return the weights of n columns as products that check themselves take them (checked_product.py)."""
+    rest = v = _weights(n, torch.float32, device)
+    parts = []
+    for _ in range(checked_product.PARTS):
+        parts.append(rest.bfloat16())
+        rest = rest - parts[-1]
+    return torch.stack([*parts, (v * v).bfloat16()])
+
+
 def arithmetic(dtype: torch.dtype) -> Arithmetic:
     """Return how torch computes products of a dtype on a GPU at present.
 
@@ -326,8 +337,9 @@ def checked_forward(
         return None
     launch_all, n_partials = found
     y, partials = x.new_empty(len(x), len(weight)), torch.empty(n_partials, dtype=torch.float32, device=x.device)
-    (of_x, of_weight, of_bias), memory = operands, (parts.data_ptr(), partials.data_ptr())
-    launch_all(_raw_stream(index), *memory, of_x, y.data_ptr(), of_weight, of_bias, *known.pointers)
+    weights = _weight_parts(len(weight), x.device)
+    (of_x, of_weight, of_bias), given = operands, (parts.data_ptr(), weights.data_ptr(), partials.data_ptr())
+    launch_all(_raw_stream(index), *given, of_x, y.data_ptr(), of_weight, of_bias, *known.pointers)
     return y, _reported(gpu, state, y.device)
 
 

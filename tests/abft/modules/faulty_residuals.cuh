@@ -14,12 +14,16 @@ struct FaultyResiduals : RowResiduals<T> {
     RowResiduals<T>::begin(rows, shared, row, column);
     rows.column = column;
   }
-  __device__ __forceinline__ unsigned take(Rows& rows, int r, int column, float lower, float upper) const {
-    if (rows.first + 8 * r == kRow && rows.column + column == kColumn / 2 * 2) {
-      float& sum = kColumn % 2 == 0 ? lower : upper;
-      sum = kBy == 0 ? __int_as_float(0x7fffffff) : sum + kBy / 1024.0f;
+  __device__ __forceinline__ void take(Rows& rows, int column, const float (&lower)[4], const float (&upper)[4],
+                                       unsigned (&words)[4]) const {
+    float sums[2][4];
+    for (int i = 0; i < 4; ++i) {
+      sums[0][i] = lower[i], sums[1][i] = upper[i];
+      for (int half = 0; half < 2; ++half)
+        if (rows.first + 8 * (i / 2) == kRow && rows.column + column + 8 * half + i % 2 == kColumn)
+          sums[half][i] = kBy == 0 ? __int_as_float(0x7fffffff) : sums[half][i] + kBy / 1024.0f;
     }
-    return RowResiduals<T>::take(rows, r, column, lower, upper);
+    RowResiduals<T>::take(rows, column, sums[0], sums[1], words);
   }
 };
 

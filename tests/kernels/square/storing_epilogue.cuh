@@ -21,9 +21,13 @@ struct StoringEpilogue {
     if (thread < kSharedBytes / 16) ptx::cp_async<16>(shared + 16 * thread, bias + begin, begin < n ? 16 : 0);
     rows = {reinterpret_cast<const T*>(shared), row};
   }
-  __device__ __forceinline__ unsigned take(Rows& rows, int r, int column, float lower, float upper) const {
-    const auto with = [&](float sum, int i) { return sum + Element<T>::value(rows.bias[column + i]); };
-    return Element<T>::pair(with(lower, 0), with(upper, 1));
+  __device__ __forceinline__ void take(Rows& rows, int column, const float (&lower)[4], const float (&upper)[4],
+                                       unsigned (&words)[4]) const {
+    for (int i = 0; i < 4; ++i) {
+      const float* const sums = (i < 2 ? lower : upper) + 2 * (i % 2);
+      const T* const biases = rows.bias + column + 8 * (i / 2);
+      words[i] = Element<T>::pair(sums[0] + Element<T>::value(biases[0]), sums[1] + Element<T>::value(biases[1]));
+    }
   }
   __device__ __forceinline__ void end(Rows& rows, const float (&of_side)[4], int tile) const {
 #pragma unroll
