@@ -12,7 +12,16 @@ from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
 from tsapps.kernels.runtime.tensor_map import TENSOR_MAP
 
-__all__ = ["SIDE_ROWS", "SQUARE_OPERANDS", "TILE_COLUMNS", "SquareGemm", "blocks_of", "column_tiles", "is_supported"]
+__all__ = [
+    "SIDE_ROWS",
+    "SQUARE_OPERANDS",
+    "TILE_COLUMNS",
+    "SquareGemm",
+    "blocks_of",
+    "column_tiles",
+    "is_supported",
+    "utilization",
+]
 
 #: The C++ class `SquareOperands` (square/square_pipeline.cuh) as a NumPy structure.
 SQUARE_OPERANDS = np.dtype(
@@ -43,9 +52,20 @@ def blocks_of(m: int, n: int, multiprocessors: int) -> int:
 
     With fewer blocks, the busiest blocks have as many tiles, and the others nearly as many.
     """
-    pairs, clusters = -(-m // (_CLUSTER * _TILE_ROWS)) * column_tiles(n), multiprocessors // _CLUSTER
-    turns = -(-pairs // clusters)
+    pairs, turns = _pairs_and_turns(m, n, multiprocessors)
     return _CLUSTER * -(-pairs // turns)
+
+
+def utilization(m: int, n: int, multiprocessors: int) -> float:
+    """Return the part of the multiprocessors' time that goes into elements of C (m × n), not into edges of tiles."""
+    turns = _pairs_and_turns(m, n, multiprocessors)[1]
+    return m * n / (turns * (multiprocessors // _CLUSTER) * _CLUSTER * _TILE_ROWS * TILE_COLUMNS)
+
+
+def _pairs_and_turns(m: int, n: int, multiprocessors: int) -> tuple[int, int]:
+    """Return the number of pairs of tiles, and that of the busiest cluster."""
+    pairs = -(-m // (_CLUSTER * _TILE_ROWS)) * column_tiles(n)
+    return pairs, -(-pairs // (multiprocessors // _CLUSTER))
 
 
 def is_supported(gpu: GpuSpec, dtype: str, shape: tuple[int, int, int], row_strides: tuple[int, int, int]) -> bool:

@@ -9,12 +9,12 @@ forward + backward   the output, and the gradients of the input, the weight and 
 host                 the host's time for the first, of a layer so small that the GPU does not count
 host, both           the host's time for the second, likewise
 
-Engines, on the same data by turns: "nn.Linear", "protected" and, for bfloat16 on GPUs that have it, "fused", a
-protected layer with ``gemm="fused"``. `seconds` is the median time of a call between CUDA events, with so many calls
+Engines, on the same data by turns: "nn.Linear", "protected", and "library", a protected layer with
+``gemm="library"``, which takes another way for bfloat16 alone. `seconds` is the median time of a call between CUDA events, with so many calls
 queued that the host is ahead; for the host, the least time of a call. `ratio` is the median of the ratios to nn.Linear
-in the same turn. Before anything is timed, results of "protected" must have nn.Linear's bits, and a wrong element must
-be found and repaired; those of "fused" must be close to float64's, and a product that does not match its checksums must
-be noticed.
+in the same turn. Before anything is timed, results of "library" must have nn.Linear's bits, and a wrong element must
+be found and repaired; those of "protected" must be close to float64's if they come from a fused product, and a product
+that does not match its checksums must be noticed.
 """
 
 import argparse
@@ -42,7 +42,7 @@ TOKENS = {"bfloat16": (2048, 8192, 32768), "float16": (2048, 8192), "float32": (
 _LAYERS = 3
 # Cycles of a kernel that waits while the host queues calls.
 _AHEAD = 4_000_000
-ENGINES = ("nn.Linear", "protected", "fused")
+ENGINES = ("nn.Linear", "protected", "library")
 
 
 class Layers:
@@ -57,8 +57,10 @@ class Layers:
         how: dict[str, Any] = {"device": device, "dtype": getattr(torch, dtype)}
         plain = torch.nn.Linear(features, features, **how)
         self.layers = {ENGINES[0]: plain}
-        for engine, gemm in zip(ENGINES[1:], ("library", "fused"), strict=True):
-            if gemm == "fused" and (dtype != "bfloat16" or device == "cpu"):
+        #: The engine whose products torch computes.
+        self.library = "library" if dtype == "bfloat16" else "protected"
+        for engine, gemm in zip(ENGINES[1:], ("auto", "library"), strict=True):
+            if engine == "library" != self.library:
                 continue
             layer = abft.Linear(features, features, on_fault=self.faults.append, gemm=gemm, **how)
             layer.load_state_dict(plain.state_dict())
@@ -88,7 +90,7 @@ class Layers:
         from tsapps.apps.abft.modules import products
 
         expected = self.train("nn.Linear")
-        right = all(map(torch.equal, self.train("protected"), expected))
+        right = all(map(torch.equal, self.train(self.library), expected))
         abft.check_faults()
         multiply = products.multiply["forward"]
 
@@ -99,7 +101,7 @@ class Layers:
 
         products.multiply["forward"] = wrong
         try:
-            y = self.forward("protected")
+            y = self.forward(self.library)
         finally:
             products.multiply["forward"] = multiply
         abft.check_faults()
@@ -107,7 +109,7 @@ class Layers:
         self.faults.clear()
         if not right or places != [(len(self.x) - 1, 7, True)] or not torch.allclose(y, expected[0], rtol=0.02):
             raise RuntimeError(f"a protected layer is wrong: the same bits: {right}, faults found: {places}")
-        if "fused" in self.layers:
+        if self.library != "protected":
             self._check_fused()
 
     def _check_fused(self) -> None:
@@ -118,14 +120,14 @@ class Layers:
         from tsapps.apps.abft.modules import on_gpu, products
         from tsapps.apps.abft.modules.states import state_of
 
-        layer, of_library = self.layers["fused"], products.multiply["forward"]
+        layer, of_library = self.layers["protected"], products.multiply["forward"]
         weight = layer.weight.detach().clone()
         exact = torch.nn.functional.linear(self.x.double(), weight.double(), layer.bias.detach().double())
         products.multiply["forward"] = None  # torch must not be asked
         try:
-            y = self.forward("fused").double()
+            y = self.forward("protected").double()
             layer.weight.data[5, 7] += 1
-            self.forward("fused")
+            self.forward("protected")
             torch.cuda.synchronize()
             is_noticed = on_gpu.was_stale(state_of(layer.weight), self.x.get_device())
         finally:

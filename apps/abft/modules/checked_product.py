@@ -18,7 +18,7 @@ from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
-from tsapps.kernels.square_gemm import TILE_COLUMNS, SquareGemm, column_tiles, is_supported
+from tsapps.kernels.square_gemm import TILE_COLUMNS, SquareGemm, column_tiles, is_supported, utilization
 
 __all__ = [
     "ALIGNMENT",
@@ -28,6 +28,7 @@ __all__ = [
     "ROW_RESIDUALS",
     "can_check",
     "checked_product",
+    "is_faster",
     "n_partials",
     "split",
 ]
@@ -44,6 +45,8 @@ PARTS = 3
 # The epilogue's shared memory: rows of 16-bit weights of a tile's columns, with 16 bytes between them, and biases.
 _SHARED_BYTES = (PARTS + 2) * 2 * TILE_COLUMNS + (PARTS + 1) * 16
 _SPLIT_THREADS, _CHECK_THREADS, _CHECK_ROWS, _CHECK_BLOCKS = 256, 256, 64, 2
+# Below it, libraries find tiles that fit better. Measured on an H200: above, a product took 0.7 to 1.02 times as long.
+_LEAST_UTILIZATION = 0.9
 #: Addresses of operands are multiples of so many bytes.
 ALIGNMENT = 16
 
@@ -57,6 +60,11 @@ def can_check(gpu: GpuSpec, layout: ProductLayout) -> bool:
     shape, has_rows = (layout.m, layout.w, layout.k), of_a == of_b == of_c == 1
     several = column_tiles(layout.w) > 1
     return layout.dtype == "bfloat16" and has_rows and several and is_supported(gpu, layout.dtype, shape, (a, b, c))
+
+
+def is_faster(gpu: GpuSpec, layout: ProductLayout) -> bool:
+    """Return whether `checked_product` takes less time than a library's product and `launch.row_check`."""
+    return utilization(layout.m, layout.w, gpu.multiprocessors) >= _LEAST_UTILIZATION
 
 
 def n_partials(layout: ProductLayout) -> int:

@@ -33,10 +33,11 @@ class Linear(nn.Linear):
         On the CPU, every call reports its faults.
     repair : bool
         If False, wrong elements are only reported.
-    gemm : {"library", "fused"}
+    gemm : {"auto", "library", "fused"}
         How products are computed. "library": by torch, with the same bits as `torch.nn.Linear`; the check reads the
         operands again. "fused": forward products of bfloat16 on GPUs of compute capability 9.0, with sizes that are
-        multiples of 8, by a kernel that checks them as it computes them; all others as with "library".
+        multiples of 8, by a kernel that checks them as it computes them; all others as with "library". "auto": as with
+        "fused", but only for sizes for which that takes less time.
 
     Notes
     -----
@@ -60,7 +61,7 @@ class Linear(nn.Linear):
         on_fault: OnFault | None = None,
         report: str = "deferred",
         repair: bool = True,
-        gemm: str = "library",
+        gemm: str = "auto",
         **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
@@ -87,7 +88,7 @@ def protect(
     on_fault: OnFault | None = None,
     report: str = "deferred",
     repair: bool = True,
-    gemm: str = "library",
+    gemm: str = "auto",
 ) -> nn.Module:
     """Protect the `torch.nn.Linear` layers of a module in place: they become `Linear`, with the same parameters.
 

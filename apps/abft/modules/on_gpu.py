@@ -323,7 +323,7 @@ def checked_forward(
     Returns
     -------
     tuple or None
-        The product and the faults; None if there is no such kernel for these operands.
+        The product and the faults; None if there is no such kernel for these operands, or another way is faster.
     """
     parts, kinds = known.checksums.parts, {(one.dtype, one.device) for one in (x, weight, bias) if one is not None}
     if parts is None or not len(x) or len(kinds) > 1:  # torch refuses operands of several kinds
@@ -332,7 +332,7 @@ def checked_forward(
     is_aligned = not any(address % checked_product.ALIGNMENT for address in operands)
     index, gpu, repairs = x.get_device(), _gpu(x.get_device()), state.options.repair
     shapes = x.shape, weight.shape, x.stride(), weight.stride(), *(() if bias is None else (bias.shape, bias.stride()))
-    found = _checked(gpu, x.dtype, repairs, is_aligned, *shapes)
+    found = _checked(gpu, x.dtype, repairs, is_aligned, state.options.gemm == "fused", *shapes)
     if found is None:
         return None
     launch_all, n_partials = found
@@ -345,17 +345,19 @@ def checked_forward(
 
 @lru_cache(maxsize=4096)
 def _checked(
-    gpu: _Gpu, dtype: torch.dtype, repairs: bool, is_aligned: bool, *shapes: tuple[int, ...]
+    gpu: _Gpu, dtype: torch.dtype, repairs: bool, is_aligned: bool, always: bool, *shapes: tuple[int, ...]
 ) -> tuple[Callable[..., None], int] | None:
     """Return the launch function for operands with these shapes and strides, and its number of partial residuals.
 
-    None if there is no kernel for them.
+    None if there is no kernel for them or, unless `always`, another way is faster.
     """
     (m, k), (w, depth), of_x, of_weight, *of_bias = shapes
     if k != depth or tuple(of_bias) not in ((), ((w,), (1,))):
         return None
     layout = launch.ProductLayout(_NAMES[dtype], m, k, w, (of_x[0], of_x[1]), (of_weight[1], of_weight[0]), (w, 1))
     if not is_aligned or not checked_product.can_check(gpu.machine.gpu, layout):
+        return None
+    if not always and not checked_product.is_faster(gpu.machine.gpu, layout):
         return None
     bounds = bounds_of(k, w, Arithmetic(layout.dtype))  # all sums are float32
     run = checked_product.checked_product(gpu.machine, layout, bounds, gpu.log, repairs)

@@ -45,7 +45,7 @@ def forward(x: Tensor, weight: Tensor, bias: Tensor | None, source: Tensor) -> T
     if listed := backend.listed(index):
         deliver_all(listed)
     known = _of_weight(backend, "forward", state, weight, bias, source, index)
-    checked = on_gpu.checked_forward(x, weight, bias, known, state) if state.options.gemm == "fused" else None
+    checked = on_gpu.checked_forward(x, weight, bias, known, state) if state.options.gemm != "library" else None
     if checked is None:
         y = multiply["forward"](x, weight, bias)
         found = backend.check("forward", (x, weight), y, bias, known, state)
@@ -122,7 +122,7 @@ def _of_weight(
             return before
         rows = _rows(weight)
         found: Checksums = (backend.column_checksums if product == "forward" else backend.row_checksums)(rows)
-        if product == "forward" and state.options.gemm == "fused" and backend is on_gpu:
+        if product == "forward" and state.options.gemm != "library" and backend is on_gpu:
             found = on_gpu.with_parts(found, rows)
         if bias is not None:
             found = found._replace(bias_sum=backend.bias_sum(bias))

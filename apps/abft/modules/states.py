@@ -25,18 +25,18 @@ class Options:
     on_fault : callable or None
     report : {"deferred", "immediate"}
     repair : bool
-    gemm : {"library", "fused"}
+    gemm : {"auto", "library", "fused"}
     """
 
     name: str = "Linear"
     on_fault: OnFault | None = None
     report: str = "deferred"
     repair: bool = True
-    gemm: str = "library"
+    gemm: str = "auto"
 
     def __post_init__(self) -> None:
-        if self.gemm not in ("library", "fused"):
-            raise ValueError(f"gemm is {self.gemm!r}; expected 'library' or 'fused'")
+        if self.gemm not in ("auto", "library", "fused"):
+            raise ValueError(f"gemm is {self.gemm!r}; expected 'auto', 'library' or 'fused'")
         if self.report not in ("deferred", "immediate"):
             raise ValueError(f"report is {self.report!r}; expected 'deferred' or 'immediate'")
         if self.on_fault is not None and not callable(self.on_fault):
@@ -123,7 +123,7 @@ def register(weight: Any, options: Options) -> State:
     """Return the state of a weight, with these options; it is created if the weight has none."""
     state = _states.get(id(weight))
     if state is not None and state.weight() is weight:
-        if state.options.gemm != options.gemm:
+        if state.options.gemm == "library" != options.gemm:
             state.invalidate()  # checksums without parts
         state.options = options
         return state

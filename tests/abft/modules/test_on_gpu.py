@@ -183,8 +183,17 @@ def test_what_is_not_fused_has_the_bits_of_torch(gpu):
     assert torch.equal(layer(x), plain)
 
 
+def test_the_faster_way_is_taken(gpu, monkeypatch):
+    """Two column tiles of 256 rows fill a GPU of two multiprocessors; 19 rows would leave most of it idle."""
+    layer, x, _ = problem("bfloat16", tokens=256, features=(16, 512))
+    plain = torch.nn.functional.linear
+    assert torch.equal(layer(x[:19]), plain(x[:19], layer.weight, layer.bias))
+    monkeypatch.setitem(products.multiply, "forward", None)  # torch computes no product
+    torch.testing.assert_close(layer(x), plain(x, layer.weight, layer.bias))
+
+
 def test_layers_can_be_fused_later(gpu, monkeypatch):
-    layer, x, grad = problem("bfloat16", features=WIDE)
+    layer, x, grad = problem("bfloat16", features=WIDE, gemm="library")
     step(layer, x, grad)
     protect(layer, gemm="fused")
     monkeypatch.setitem(products.multiply, "forward", None)
@@ -207,7 +216,7 @@ def test_torch_refuses_operands_that_do_not_fit(gpu, wrong):
 
 
 def test_the_name_of_a_gemm():
-    with pytest.raises(ValueError, match=r"gemm is 'cublas'; expected 'library' or 'fused'"):
+    with pytest.raises(ValueError, match=r"gemm is 'cublas'; expected 'auto', 'library' or 'fused'"):
         Linear(3, 3, gemm="cublas")
 
 

@@ -11,7 +11,7 @@ from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
-from tsapps.kernels.square_gemm import SIDE_ROWS, SquareGemm, blocks_of, column_tiles, is_supported
+from tsapps.kernels.square_gemm import SIDE_ROWS, SquareGemm, blocks_of, column_tiles, is_supported, utilization
 
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float16": np.float16}
 STORING = np.dtype([("side", "u8"), ("bias", "u8"), ("m", "i4"), ("n", "i4")])
@@ -146,6 +146,13 @@ def test_what_is_not_waited_for_is_caught(old, new, rng, tmp_path, monkeypatch):
             found = True
             break
     assert found
+
+
+def test_utilization_by_hand():
+    """66 clusters compute 66 pairs of tiles, of 65,536 elements, at a time."""
+    assert utilization(66 * 256, 256, 132) == 1
+    assert utilization(66 * 256 + 1, 256, 132) == pytest.approx(0.5, rel=1e-3)
+    assert utilization(2048, 4096, 132) == 2048 * 4096 / (2 * 66 * 65536)
 
 
 def test_blocks_by_hand():
