@@ -9,12 +9,12 @@ forward + backward   the output, and the gradients of the input, the weight and 
 host                 the host's time for the first, of a layer so small that the GPU does not count
 host, both           the host's time for the second, likewise
 
-Engines, on the same data by turns: "nn.Linear", "protected", and "library", a protected layer with
-``gemm="library"``, which takes another way for bfloat16 alone. `seconds` is the median time of a call between CUDA events, with so many calls
-queued that the host is ahead; for the host, the least time of a call. `ratio` is the median of the ratios to nn.Linear
-in the same turn. Before anything is timed, results of "library" must have nn.Linear's bits, and a wrong element must
-be found and repaired; those of "protected" must be close to float64's if they come from a fused product, and a product
-that does not match its checksums must be noticed.
+Engines, on the same data by turns: "nn.Linear"; "protected", a protected layer; and for bfloat16, where that takes
+another way, "library", a protected layer with ``gemm="library"``. `seconds` is the median time of a call between CUDA
+events, with so many calls queued that the host is ahead; for the host, the least time of a call. `ratio` is the median
+of the ratios to nn.Linear in the same turn. Before anything is timed, products of torch in a protected layer must have
+nn.Linear's bits, and a wrong element must be found and repaired; fused products must be close to float64's, and wrong
+checksums must be noticed.
 """
 
 import argparse

@@ -8,8 +8,9 @@ tsapps        `load_file`, which verifies every byte on the GPU; `save_file`, wh
 unverified    the same loader without a sidecar and without sums
 safetensors   `safetensors.torch`, which does neither
 
-gbs is the size of the file divided by the median time; for "sums" and "verify", of whole buffers in GPU memory, beside
-`read_gbs`, the rate at which a kernel reads as many bytes. A loaded file is compared with its tensors before it is
+gbs is the size of the file divided by the median time. Of buffers in GPU memory, beside `read_gbs`, the rate at which a
+kernel reads as many bytes: "sums", the GPU's time for the sums; "check", that for sums and their comparison; "verify",
+the time of a call of `verify`. A loaded file is compared with its tensors before it is
 timed, and a corrupted word must be found and repaired.
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tsapps.apps.abft.at_rest.gpu.encode import add_checksums, plans
+from tsapps.apps.abft.at_rest.gpu.encode import Comparison, add_checksums, plans
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.verify import encode, verify
 from tsapps.apps.abft.files import load
@@ -147,9 +148,11 @@ def buffers(repeats: int) -> list[dict[str, Any]]:
         buffer[0, size // 3] ^= 1
         machine = cuda_machine(cupy.cuda.Device().id)
         (plan,) = plans(1, size, "uint8", file_layout(size), code="exact", weights=0, block=0, gpu=machine.gpu) or ()
-        sums = partial(add_checksums, machine, buffer, plan)
+        sums, expected = partial(add_checksums, machine, buffer, plan), cupy.asarray(sidecar.exact)
+        compared = Comparison(expected, cupy.empty(expected[:, 0].size, "i8"), cupy.zeros(1, "u8"))
         times = {
             "sums": median([clock.call_ms(sums) for _ in range(3 * repeats)]),
+            "check": median([clock.call_ms(partial(sums, compared)) for _ in range(3 * repeats)]),
             "verify": median([clock.wall_ms(partial(verify, buffer, sidecar))[0] for _ in range(3 * repeats)]),
         }
         for task, ms in times.items():

@@ -18,6 +18,8 @@ def exact_verdict(
 ) -> Verdict:
     """Return the verdict of the exact code: words that can be repaired, and regions of blocks that cannot."""
     faults, refused = exact_faults(source, sidecar, progress, gpu)
+    if not len(refused):
+        return Verdict(faults, np.empty((0, 4), np.int64))
     return Verdict(faults, _regions(refused, sidecar, layout(sidecar.shape, sidecar.itemsize)))
 
 
@@ -42,6 +44,8 @@ def exact_faults(
         raise ValueError("the sidecar has no sums of the exact code")
     by_gpu = mismatches_on_gpu(source, sidecar, gpu, progress)
     mismatches, sums = _mismatches(source, expected, of, progress) if by_gpu is None else by_gpu
+    if not len(mismatches):
+        return np.empty((0, 3), np.int64), np.empty(0, np.int64)
     solved, refused = _solved(mismatches, sums, expected, of)
     words, differences, blocks = solved.T
     order = np.argsort(words)

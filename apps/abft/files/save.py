@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import SUMS, ExactSums
-from tsapps.apps.abft.at_rest.gpu.encode import add_checksums, plans, sum_columns
+from tsapps.apps.abft.at_rest.gpu.encode import plans, sums_of_piece
 from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.verdict import ChangedError
@@ -130,10 +130,7 @@ def _pieces(
             torch.cuda.current_stream().synchronize()  # the sums are computed on another stream
             layout = Layout(len(there), of.width)
             plan = plans(1, len(there), "uint8", layout, code="exact", weights=0, block=0, gpu=machine.gpu)
-            if plan is None:
-                computed.append(sum_columns(machine, there, of.width))
-            else:
-                computed.append(add_checksums(machine, there, plan[0])["exact"])
+            computed.append(sums_of_piece(machine, there, plan, of.width)["exact"])
             host = machine.pinned((len(there),), np.uint8)
             machine.copy(host, there)
             machine.current_stream().synchronize()

@@ -117,9 +117,7 @@ def checked_product(
         check = machine.bind(_kernel(machine, 0, layout.dtype), (blocks,), (_CHECK_THREADS,), arguments)
     lock = Lock()
 
-    def run(
-        stream: int, parts: int, weights: int, sums: int, a: int, c: int, b: int, bias: int, *rest: int
-    ) -> None:
+    def run(stream: int, parts: int, weights: int, sums: int, a: int, c: int, b: int, bias: int, *rest: int) -> None:
         squares = sums + 4 * tiles * m
         with lock:  # around both launches: the check uses the sums of this product
             gemm(stream, a, b, c, parts, (weights, bias, sums, squares))

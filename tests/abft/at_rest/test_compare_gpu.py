@@ -54,14 +54,14 @@ def test_blocks_that_differ_are_listed_once(stripes, width, share, seed):
 @pytest.fixture
 def comparisons(monkeypatch):
     """How many blocks differed, of every comparison."""
-    seen, compare = [], exact_gpu.mismatches
+    seen, compare = [], exact_gpu.mismatches_of
 
-    def counted(machine, found, expected):
-        blocks, sums = compare(machine, found, expected)
+    def counted(*given):
+        blocks, sums = compare(*given)
         seen.append(len(blocks))
         return blocks, sums
 
-    monkeypatch.setattr(exact_gpu, "mismatches", counted)
+    monkeypatch.setattr(exact_gpu, "mismatches_of", counted)
     return seen
 
 
@@ -146,11 +146,12 @@ def test_sums_in_host_memory_decide(as_on_a_gpu, monkeypatch, rng):
     sidecar = encode(A, code="exact")
     as_on_a_gpu(3)
 
-    def all_seem_to_differ(machine, found, _):
-        blocks = np.arange(found.shape[0] * found.shape[2])
-        return blocks, found.transpose(0, 2, 1).reshape(-1, SUMS)
+    def all_seem_to_differ(machine, piece, plans, expected):
+        (plan,), (stripes, _, width) = plans, expected.shape
+        found = checksums_gpu.add_checksums(machine, piece, plan)["exact"]
+        return np.arange(stripes * width), found.transpose(0, 2, 1).reshape(-1, SUMS)
 
-    monkeypatch.setattr(exact_gpu, "mismatches", all_seem_to_differ)
+    monkeypatch.setattr(exact_gpu, "mismatches_of", all_seem_to_differ)
     assert verify(A, sidecar).clean
     A[1000, 3] += 1
     assert verify(A, sidecar).elements(sidecar) == [(1000, 3)]

@@ -17,7 +17,7 @@ from tsapps.apps.abft.at_rest.gpu.encode import (
     add_checksums,
     build_columns,
     compiled,
-    passes_on_gpu,
+    pieces_on_gpu,
     plans,
     sum_columns,
     sums_on_gpu,
@@ -153,8 +153,8 @@ def test_gpus_without_shared_memory_for_two_stages_leave_it_to_the_cpu(shared_by
     A, gpu = np.ones((1100, 704), np.float32), replace(H200, shared_memory_per_block=shared_bytes)
     found = plans(*A.shape, "float32", layout(A.shape, 4), **BOTH, gpu=gpu)
     assert (found and tuple(plan.stages for plan in found)) == stages
-    passes = passes_on_gpu(HostMachine(gpu=gpu), as_source(A), layout(A.shape, 4), **BOTH)
-    assert (passes is None) == (stages is None)
+    pieces = pieces_on_gpu(HostMachine(gpu=gpu), as_source(A), layout(A.shape, 4), **BOTH)
+    assert (pieces is None) == (stages is None)
 
 
 def test_plans_know_the_kernels_sizes():

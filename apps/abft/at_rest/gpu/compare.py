@@ -1,10 +1,14 @@
 """Comparison of exact sums on a GPU: list the blocks with a non-zero syndrome, and copy only their sums to the host.
 
-The comparison (compare.cuh) needs the sidecar's sums in GPU memory. For a matrix in host memory they are uploaded piece
-by piece. For an array on the GPU, all of the sidecar's sums (2 % of the array's size) are uploaded once. They remain in
-GPU memory as long as the sidecar object exists, so that later verifications need no upload.
+The pass that sums a matrix also compares (`Comparison` of encode.py). Sums that exist already, or that only
+word_columns.cuh can compute, are compared by another kernel (compare.cuh).
+
+Both need the sidecar's sums in GPU memory. For a matrix in host memory they are uploaded piece by piece. For an array
+on the GPU, all of the sidecar's sums (2 % of the array's size) are uploaded once. They remain in GPU memory as long as
+the sidecar object exists, so that later verifications need no upload.
 """
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,8 +16,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import SUMS
-from tsapps.apps.abft.at_rest.gpu.encode import machine_of, passes_on_gpu
-from tsapps.apps.abft.at_rest.interleave import layout
+from tsapps.apps.abft.at_rest.gpu.encode import Comparison, add_checksums, machine_of, pieces_on_gpu, sum_columns
+from tsapps.apps.abft.at_rest.gpu.plan import ChecksumsPlan
+from tsapps.apps.abft.at_rest.interleave import Layout, layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.at_rest.source import Progress, Source, whole_on_gpu
 from tsapps.kernels.arrays import to_host
@@ -21,13 +26,15 @@ from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_on_gpu"]
+__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_of", "mismatches_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("compare.cuh")
 #: The C++ name of the kernel, and the number of threads per thread block (kCompareThreads).
 KERNEL, _THREADS = f"abft::list_mismatches<{SUMS}>", 256
 # For each sidecar: the copies of its exact sums in GPU memory, by the index of the GPU.
 _kept: WeakKeyDictionary[Sidecar, dict[int, Any]] = WeakKeyDictionary()
+# Counts in GPU memory that are zero and that nobody uses, by the index of the GPU: zeroing one would take a launch.
+_zeros: defaultdict[int, list[Any]] = defaultdict(list)
 
 
 def compiled(arch: str) -> Cubin:
@@ -63,18 +70,15 @@ def mismatches_on_gpu(
     of, expected, machine = layout(sidecar.shape, sidecar.itemsize), sidecar.exact, machine_of(source, device)
     if machine is None or expected is None:
         return None
-    passes = passes_on_gpu(machine, source, of, code="exact", weights=0, block=0, progress=progress)
-    if passes is None:
+    pieces = pieces_on_gpu(machine, source, of, code="exact", weights=0, block=0, progress=progress)
+    if pieces is None:
         return None
-    stays = whole_on_gpu(source) is not None
+    there = expected if whole_on_gpu(source) is None else _cached_sums(machine, sidecar)
     blocks, sums = [np.empty(0, np.int64)], [np.empty((0, SUMS), np.uint64)]
     stripe = 0
-    for tensors in passes:
-        found = tensors["exact"]
-        # Upload the sidecar's sums only after the launch of the pass, so that the upload overlaps with the pass.
-        there = _cached_sums(machine, sidecar) if stays else expected
-        end = stripe + len(found)
-        some, sums_of_some = mismatches(machine, found, there[stripe:end])
+    for piece, plans in pieces:
+        end = stripe + Layout(piece.nbytes, of.width).stripes
+        some, sums_of_some = mismatches_of(machine, piece, plans, there[stripe:end])
         blocks.append(stripe * of.width + some)
         sums.append(sums_of_some)
         stripe = end
@@ -91,6 +95,29 @@ def _cached_sums(machine: Machine, sidecar: Sidecar) -> Any:
     return copies[machine.index]
 
 
+def mismatches_of(
+    machine: Machine, piece: Any, plans: tuple[ChecksumsPlan, ...] | None, expected: Any
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the ascending numbers of the blocks of a piece whose sums differ, and the found sums of these, (k, 5).
+
+    The function waits for the stream.
+
+    Parameters
+    ----------
+    machine : Machine
+    piece, plans
+        As `pieces_on_gpu` yields them.
+    expected : array of shape (stripes, 5, width), uint64
+        In host memory or on the machine.
+    """
+    if plans is None:
+        return mismatches(machine, sum_columns(machine, piece, expected.shape[2]), expected)
+    (plan,) = plans
+    with machine.current():
+        compared = _comparison(machine, expected)
+        return _listed(machine, add_checksums(machine, piece, plan, compared)["exact"], compared)
+
+
 def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray, np.ndarray]:
     """Return the ascending numbers of the blocks whose sums differ, and the found sums of these blocks, (k, 5).
 
@@ -103,18 +130,32 @@ def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray,
     expected : array of the shape of `found`, uint64
         In host memory or on the machine.
     """
-    xp, (stripes, _, width) = machine.xp, found.shape
     with machine.current():
-        expected = xp.asarray(expected, order="C")
-        listed, count = xp.empty(stripes * width, np.int64), xp.zeros(1, np.uint64)
+        compared = _comparison(machine, expected)
         (kernel,) = machine.kernels(_SOURCE, KERNEL)
-        sizes = np.int64(width), np.int64(listed.size)
-        kernel((-(-listed.size // _THREADS),), (_THREADS,), (found, expected, *sizes, listed, count))
-        n = int(count[0])
-        if not n:
-            return np.empty(0, np.int64), np.empty((0, SUMS), np.uint64)
-        blocks = np.sort(to_host(listed[:n]))
-        return blocks, to_host(found.ravel()[xp.asarray(_places(blocks, width))])
+        n = compared.listed.size
+        sizes = np.int64(found.shape[2]), np.int64(n)
+        kernel((-(-n // _THREADS),), (_THREADS,), (found, compared.expected, *sizes, compared.listed, compared.count))
+        return _listed(machine, found, compared)
+
+
+def _comparison(machine: Machine, expected: Any) -> Comparison:
+    xp, (stripes, _, width), zeros = machine.xp, expected.shape, _zeros[machine.index]
+    try:
+        count = zeros.pop()
+    except IndexError:
+        count = xp.zeros(1, np.uint64)
+    return Comparison(xp.asarray(expected, order="C"), xp.empty(stripes * width, np.int64), count)
+
+
+def _listed(machine: Machine, found: Any, compared: Comparison) -> tuple[np.ndarray, np.ndarray]:
+    """Wait for a comparison; return the ascending numbers of the blocks that differ, and their sums among `found`."""
+    n = int(compared.count[0])
+    if not n:
+        _zeros[machine.index].append(compared.count)
+        return np.empty(0, np.int64), np.empty((0, SUMS), np.uint64)
+    blocks = np.sort(to_host(compared.listed[:n]))
+    return blocks, to_host(found.ravel()[machine.xp.asarray(_places(blocks, found.shape[2]))])
 
 
 def _places(blocks: np.ndarray, width: int) -> np.ndarray:

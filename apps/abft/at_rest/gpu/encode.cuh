@@ -1,7 +1,7 @@
 // Checksums of a matrix in one pass: the exact code's sums of words (at_rest/exact_code.py), and the weighted row sums
 // and column sums of the float code (at_rest/float_code.py).
 //
-//   exact         (stripes, 5, words per row)           exact_sums.cuh
+//   exact         (stripes, 5, words per row)           exact_sums.cuh; or those that differ from expected ones
 //   row sums      (segments per row, kWeights, rows)    float_sums.cuh
 //   column sums   (stripes, kWeights, columns)          float_sums.cuh
 //
@@ -82,8 +82,7 @@ class ChecksumPass {
       pipeline_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         sums.template add<decltype(whole)::value>(stage + in_strip, first);
       });
-      if (offset < task_.row_bytes)
-        sums.store(task_.exact + strip.stripe * (long long)kSums * width + offset / 4, width);
+      sums.store(task_.exact, task_.compared, strip.stripe, offset / 4, width);
     });
   }
 

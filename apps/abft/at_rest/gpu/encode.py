@@ -1,9 +1,9 @@
 """Checksums of a matrix on a GPU in one pass: launches of the kernel of at_rest/gpu/encode.cuh."""
 
 from collections.abc import Iterator
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,13 +20,15 @@ from tsapps.kernels.runtime.machine import Machine, cuda_machine
 __all__ = [
     "COLUMNS_KERNEL",
     "COLUMN_THREADS",
+    "Comparison",
     "add_checksums",
     "build_columns",
     "compiled",
     "machine_of",
-    "passes_on_gpu",
+    "pieces_on_gpu",
     "plans",
     "sum_columns",
+    "sums_of_piece",
     "sums_on_gpu",
 ]
 
@@ -40,6 +42,23 @@ _LEAST_CAPABILITY = 8.0
 _PIECE_BYTES = 1 << 28
 
 
+class Comparison(NamedTuple):
+    """What a pass compares exact sums with, and where it lists the code blocks that differ; arrays in GPU memory.
+
+    Attributes
+    ----------
+    expected : array of shape (stripes, 5, width), uint64
+    listed : array of shape (stripes · width,), int64
+        Receives the numbers stripe · width + column of the blocks, in no order.
+    count : array of shape (1,), uint64
+        Zero before the launch; then the number of listed blocks.
+    """
+
+    expected: Any
+    listed: Any
+    count: Any
+
+
 def compiled(plan: ChecksumsPlan, arch: str) -> Cubin:
     """Compile the kernel of a plan for an architecture; needs no GPU."""
     return build(_SOURCE.read_text(encoding="utf-8"), [plan.kernel], arch)
@@ -50,6 +69,7 @@ def build_columns(arch: str) -> Cubin:
     return build(_COLUMNS_SOURCE.read_text(encoding="utf-8"), [COLUMNS_KERNEL], arch)
 
 
+@lru_cache(maxsize=1024)
 def plans(
     m: int, n: int, dtype: str, of: Layout, *, code: str, weights: int, block: int, gpu: GpuSpec
 ) -> tuple[ChecksumsPlan, ...] | None:
@@ -97,14 +117,15 @@ def sums_on_gpu(
 ) -> dict[str, np.ndarray] | None:
     """Compute the checksums of a matrix on a GPU, and return them in host memory; None if no kernel supports it.
 
-    `machine_of` documents `source` and `device`; `passes_on_gpu` documents the other parameters.
+    `machine_of` documents `source` and `device`; `pieces_on_gpu` documents the other parameters.
     """
     machine = machine_of(source, device)
     if machine is None:
         return None
-    passes = passes_on_gpu(machine, source, of, code=code, weights=weights, block=block, progress=progress)
-    if passes is None:
+    pieces = pieces_on_gpu(machine, source, of, code=code, weights=weights, block=block, progress=progress)
+    if pieces is None:
         return None
+    passes = (sums_of_piece(machine, piece, served, of.width) for piece, served in pieces)
     found = [{name: to_host(tensor) for name, tensor in tensors.items()} for tensors in passes]
     if len(found) == 1:
         return found[0]
@@ -127,7 +148,14 @@ def machine_of(source: Source, device: int | None) -> Machine | None:
     return machine if machine and float(machine.gpu.compute_capability) >= _LEAST_CAPABILITY else None
 
 
-def passes_on_gpu(
+def sums_of_piece(machine: Machine, piece: Any, served: tuple[ChecksumsPlan, ...] | None, width: int) -> dict[str, Any]:
+    """Return the checksums of a piece of a matrix, in GPU memory; piece and plans as `pieces_on_gpu` yields them."""
+    if served is None:
+        return {"exact": sum_columns(machine, piece, width)}
+    return {name: sums for plan in served for name, sums in add_checksums(machine, piece, plan).items()}
+
+
+def pieces_on_gpu(
     machine: Machine,
     source: Source,
     of: Layout,
@@ -136,8 +164,10 @@ def passes_on_gpu(
     weights: int,
     block: int,
     progress: Progress | None = None,
-) -> Iterator[dict[str, Any]] | None:
-    """Yield the checksums of consecutive pieces of a matrix, in GPU memory; return None if no kernel supports a piece.
+) -> Iterator[tuple[Any, tuple[ChecksumsPlan, ...] | None]] | None:
+    """Yield consecutive pieces of a matrix in GPU memory, each with the plans of its passes; None for `sum_columns`.
+
+    Return None if no kernel supports a piece.
 
     An array on the GPU is a single piece if the kernel can read it in place. Otherwise all pieces except the last have
     the same number of whole stripes: of rows, or of the columns of a single row.
@@ -179,20 +209,15 @@ def passes_on_gpu(
     else:
         parts = (elements for _, elements in source.blocks(count))
 
-    def passes() -> Iterator[dict[str, Any]]:
+    def pieces() -> Iterator[tuple[Any, tuple[ChecksumsPlan, ...] | None]]:
         done = 0
         for part in parts:
-            there, served = _on_gpu(machine, part), plans_of[part.nbytes]
-            if served is None:
-                yield {"exact": sum_columns(machine, there, of.width)}
-            else:
-                added = (add_checksums(machine, there, plan) for plan in served)
-                yield {name: sums for tensors in added for name, sums in tensors.items()}
+            yield _on_gpu(machine, part), plans_of[part.nbytes]
             done += part.nbytes
             if progress is not None:
                 progress(done)
 
-    return passes()
+    return pieces()
 
 
 def _on_gpu(machine: Machine, part: Any) -> Any:
@@ -210,7 +235,9 @@ def _kernel(machine: Machine, plan: ChecksumsPlan) -> Any:
     return kernel
 
 
-def add_checksums(machine: Machine, array: Any, plan: ChecksumsPlan) -> dict[str, Any]:
+def add_checksums(
+    machine: Machine, array: Any, plan: ChecksumsPlan, compared: Comparison | None = None
+) -> dict[str, Any]:
     """Launch the computation of a matrix's checksums on the current stream, and return them in GPU memory.
 
     Parameters
@@ -220,6 +247,8 @@ def add_checksums(machine: Machine, array: Any, plan: ChecksumsPlan) -> dict[str
         The matrix: row-major without gaps, aligned to 16 bytes.
     plan : ChecksumsPlan
         A plan for this matrix.
+    compared : Comparison, optional
+        Then blocks whose exact sums differ are listed, and the exact sums of others are not written.
 
     Returns
     -------
@@ -232,7 +261,8 @@ def add_checksums(machine: Machine, array: Any, plan: ChecksumsPlan) -> dict[str
         tensors = {name: xp.empty(shape, np.uint64 if name == "exact" else plan.sums) for name, shape in shapes}
         _, next_unit = machine.workspace(0, 1)
         addresses = {name: address(tensor) for name, tensor in tensors.items()}
-        task = plan.task(address(array), addresses, address(next_unit))[()]
+        of_comparison = (0, 0, 0) if compared is None else map(address, compared)
+        task = plan.task(address(array), addresses, address(next_unit), of_comparison)[()]
         blocks = min(plan.units, machine.gpu.multiprocessors)
         _kernel(machine, plan)((blocks,), (plan.threads,), (task,), shared_mem=plan.shared_bytes)
     return tensors

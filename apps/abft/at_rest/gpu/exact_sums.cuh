@@ -91,25 +91,50 @@ class WordSums {
     }
   }
 
-  // Writes the sums of the lane's four code blocks. `to` points to S₀ of the first of them and is aligned to 16 bytes.
-  // `width` is the distance in entries from S_k to S_{k + 1} of a code block.
-  __device__ __forceinline__ void store(unsigned long long* to, long long width) const {
+  // Writes the sums of the lane's four code blocks, in stripe `stripe` and from column `column` of `width` on, unless
+  // that is beyond the last column. If there are expected sums, lists the blocks that differ from them, and writes
+  // nothing if none of the four does. All lanes of the warp execute it.
+  __device__ __forceinline__ void store(unsigned long long* sums, const Comparison& compared, int stripe,
+                                        long long column, long long width) const {
     using Pair = simt::Vector<unsigned long long, 2>;
     // Lane t holds the sums for weight columns 2·t and 2·t + 1: S₀ and S₁ if t is 0, otherwise the lower and the upper
     // part of S_{t + 1}.
     const int t = threadIdx.x % 4;
-    if (t > 0) to += (t + 1) * width;
+    Pair first[2], second[2];
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      Pair first, second;
+    for (int half = 0; half < 2; ++half)
 #pragma unroll
       for (int k = 0; k < 2; ++k) {
-        first[k] = simt::bits_of<unsigned long long>(sums_[half][2 * k]);
-        second[k] = simt::bits_of<unsigned long long>(sums_[half][2 * k + 1]);
-        if (t > 0) first[k] += second[k] << kPartBits[t + 1];
+        first[half][k] = simt::bits_of<unsigned long long>(sums_[half][2 * k]);
+        second[half][k] = simt::bits_of<unsigned long long>(sums_[half][2 * k + 1]);
+        if (t > 0) first[half][k] += second[half][k] << kPartBits[t + 1];
       }
-      *reinterpret_cast<Pair*>(to + 2 * half) = first;
-      if (t == 0) *reinterpret_cast<Pair*>(to + width + 2 * half) = second;
+    const long long at = (stripe * (long long)kSums + (t > 0 ? t + 1 : 0)) * width + column;
+    bool writes = column < width;
+    if (compared.expected != nullptr) {
+      unsigned differ = 0;  // a bit for each code block
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto* const expected = reinterpret_cast<const Pair*>(compared.expected + at + 2 * half);
+        const Pair of_first = writes ? *expected : first[half];
+        const Pair of_second = writes && t == 0 ? expected[width / 2] : second[half];
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+          const bool differs = of_first[k] != first[half][k] || of_second[k] != second[half][k];
+          differ |= (unsigned)differs << (2 * half + k);
+        }
+      }
+      differ |= simt::shuffle_xor(differ, 1);
+      differ |= simt::shuffle_xor(differ, 2);
+      writes = differ != 0;
+      for (int block = 0; t == 0 && block < 4; ++block)
+        if (differ >> block & 1) compared.listed[atomicAdd(compared.count, 1ull)] = stripe * width + column + block;
+    }
+    if (!writes) return;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      *reinterpret_cast<Pair*>(sums + at + 2 * half) = first[half];
+      if (t == 0) *reinterpret_cast<Pair*>(sums + at + width + 2 * half) = second[half];
     }
   }
 

@@ -1,5 +1,6 @@
 """Plans of the checksum kernel (at_rest/gpu/encode.cuh), from sizes alone: work units, threads and shared memory."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -30,7 +31,9 @@ _MOST_UNITS, _MOST_WEIGHTS = 2**30, 2
 #: The kernel argument: the C++ class `Task` of at_rest/gpu/tile_pipeline.cuh.
 TASK = np.dtype(
     [
-        *((name, "u8") for name in ("data", "exact", "row_sums", "column_sums")),
+        *((name, "u8") for name in ("data", "exact")),
+        ("compared", [(name, "u8") for name in ("expected", "listed", "count")]),
+        *((name, "u8") for name in ("row_sums", "column_sums")),
         *((name, "i8") for name in ("rows", "row_bytes", "last_bytes")),
         *((name, "i4") for name in ("units", "units_across", "strips")),
         ("next", "u8"),
@@ -124,7 +127,9 @@ class ChecksumsPlan:
         sums = (of_warps + self.weights * ROWS) * self.sums.itemsize
         return table + sums + self.stages * (_PIPELINE_ROWS * _PITCH + 3 * 8 + 4)
 
-    def task(self, data: int, tensors: dict[str, int], following: int) -> np.ndarray:
+    def task(
+        self, data: int, tensors: dict[str, int], following: int, compared: Iterable[int] = (0, 0, 0)
+    ) -> np.ndarray:
         """Return the kernel's argument, a `TASK`.
 
         Parameters
@@ -135,9 +140,12 @@ class ChecksumsPlan:
             The addresses of the checksum arrays, by the names in `shapes`.
         following : int
             The address of the counter from which thread blocks fetch work units.
+        compared : iterable of int
+            The addresses of a `Comparison` (encode.py), or zeros.
         """
         task = np.zeros((), TASK)
         task["data"], task["exact"], task["next"] = data, tensors.get("exact", 0), following
+        task["compared"] = tuple(compared)
         task["row_sums"], task["column_sums"] = tensors.get("rows", 0), tensors.get("columns", 0)
         for name in ("rows", "row_bytes", "last_bytes", "units", "units_across", "strips"):
             task[name] = getattr(self, name)

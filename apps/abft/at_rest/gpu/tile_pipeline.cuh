@@ -34,11 +34,19 @@ constexpr int kCopied = 16, kLine = 128;
 // the banks, so that reads have no bank conflicts.
 constexpr int kRows = 32, kPitch = kStrip + 32, kStage = kRows * kPitch;
 
+// What exact sums are compared with: expected sums, or null; the code blocks that differ from them, and their number.
+struct Comparison {
+  const unsigned long long* expected;
+  long long* listed;
+  unsigned long long* count;
+};
+
 // Kernel argument: the matrix, and the destinations of its sums (encode.cuh).
 template <typename Sum>
 struct Task {
   const unsigned char* data;  // aligned to 16 bytes
   unsigned long long* exact;
+  Comparison compared;
   Sum *row_sums, *column_sums;
   // The last row has `last_bytes` bytes, every other row `row_bytes`. Both numbers are multiples of 16.
   long long rows, row_bytes, last_bytes;
