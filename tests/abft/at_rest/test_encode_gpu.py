@@ -5,6 +5,7 @@ import pytest
 
 from tsapps.apps.abft import encode, inject, verify
 from tsapps.apps.abft.at_rest.float_code import WeightedSums, gamma
+from tsapps.apps.abft.at_rest.gpu import compare
 from tsapps.apps.abft.at_rest.gpu import encode as gpu_pass
 from tsapps.kernels.devices import gpus, why_no_gpu
 from tsapps.kernels.gpu_specs import KNOWN
@@ -25,11 +26,14 @@ def cupy():
 @pytest.fixture
 def served(monkeypatch):
     """The passes that ran on the GPU."""
-    ran = []
-    add = gpu_pass.add_checksums
-    monkeypatch.setattr(
-        gpu_pass, "add_checksums", lambda machine, array, plan: ran.append(plan) or add(machine, array, plan)
-    )
+    ran, add = [], gpu_pass.add_checksums
+
+    def counted(machine, array, plan, *compared):
+        ran.append(plan)
+        return add(machine, array, plan, *compared)
+
+    for module in (gpu_pass, compare):
+        monkeypatch.setattr(module, "add_checksums", counted)
     return ran
 
 
