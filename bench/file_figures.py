@@ -78,11 +78,11 @@ def campaign_text(records: Sequence[dict[str, Any]]) -> str:
 def layers_table(records: Sequence[dict[str, Any]]) -> str:
     """Return a Markdown table of what checks add to the time of a linear layer, in per cent."""
     found = {
-        (one["tokens"], one["task"], one["dtype"] + {"fused": ", fused"}.get(one["engine"], "")): one
+        (one["tokens"], one["task"], one["dtype"] + {"library": ", library"}.get(one["engine"], "")): one
         for one in records
         if one["engine"] != "nn.Linear" and not one["task"].startswith("host")
     }
-    kinds = list(dict.fromkeys(key[2] for key in found))
+    kinds = sorted({key[2] for key in found})
     lines = [f"| tokens | | {' | '.join(kinds)} |", f"|---:|---|{'---:|' * len(kinds)}"]
     for tokens, task in dict.fromkeys(key[:2] for key in sorted(found)):
         some = (found.get((tokens, task, kind)) for kind in kinds)

@@ -51,9 +51,10 @@ def test_layers_by_hand():
         {**common, "dtype": "float32", "ratio": 1.0},
         {**common, "dtype": "bfloat16", "ratio": 1.0, "engine": "nn.Linear"},
         {**common, "dtype": "bfloat16", "ratio": 1.75, "task": "host"},
+        {**common, "dtype": "bfloat16", "ratio": 1.5, "engine": "library"},
     ]
     assert tables.layers_table(records).splitlines() == [
-        "| tokens | | bfloat16 | float32 |",
-        "|---:|---|---:|---:|",
-        "| 2,048 | forward | +9.6 % | +0.0 % |",
+        "| tokens | | bfloat16 | bfloat16, library | float32 |",
+        "|---:|---|---:|---:|---:|",
+        "| 2,048 | forward | +9.6 % | +50.0 % | +0.0 % |",
     ]
