@@ -32,7 +32,12 @@ from tsapps.apps.abft.at_rest.interleave import WORD, Layout
 from tsapps.apps.abft.at_rest.select_adder import adder
 from tsapps.apps.abft.at_rest.word_sums import SUMS, last_weight
 
-__all__ = ["SUMS", "ExactSums", "block_faults", "last_weight"]
+__all__ = ["SUMS", "ExactSums", "block_faults", "last_weight", "sums_shape"]
+
+
+def sums_shape(of: Layout) -> tuple[int, int, int]:
+    """Return the shape of the array of exact sums of a layout: (stripes, 5, width)."""
+    return of.stripes, SUMS, of.width
 
 
 class ExactSums:

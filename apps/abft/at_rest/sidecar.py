@@ -35,7 +35,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.exact_code import SUMS
+from tsapps.apps.abft.at_rest.exact_code import sums_shape
 from tsapps.apps.abft.at_rest.float_code import check_weighted, columns_shape, rows_shape, sums_dtype
 from tsapps.apps.abft.at_rest.interleave import layout
 from tsapps.kernels.system.atomic_write import replacing
@@ -190,7 +190,7 @@ def _sums(
     sums: dict[str, tuple[np.dtype, tuple[int, ...]]] = {}
     if code != "float":
         of = layout(shape, itemsize)
-        sums["exact"] = np.dtype(np.uint64), (of.stripes, SUMS, of.width)
+        sums["exact"] = np.dtype(np.uint64), sums_shape(of)
     if code != "exact":
         kind = sums_dtype(dtype)
         sums["rows"] = kind, rows_shape(shape, weights, block)

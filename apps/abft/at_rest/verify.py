@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.exact_code import SUMS, ExactSums
+from tsapps.apps.abft.at_rest.exact_code import ExactSums, sums_shape
 from tsapps.apps.abft.at_rest.exact_decode import ExactCheck, exact_verdict
 from tsapps.apps.abft.at_rest.exact_pass import exact_pass
 from tsapps.apps.abft.at_rest.float_code import WeightedSums, check_weighted
@@ -130,7 +130,7 @@ def sums_of(
         return sums
     found: dict[str, np.ndarray] = {}
     if code != "float":
-        found["exact"] = np.empty((of.stripes, SUMS, of.width), np.uint64)
+        found["exact"] = np.empty(sums_shape(of), np.uint64)
     if code == "exact":
         exact_pass(source, of, found["exact"].__setitem__, progress)
         return found

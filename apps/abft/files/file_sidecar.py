@@ -7,12 +7,13 @@ later version from corruption.
 import errno
 import json
 import os
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.exact_code import SUMS
+from tsapps.apps.abft.at_rest.exact_code import sums_shape
 from tsapps.apps.abft.at_rest.sidecar import (
     FORMAT,
     VERSION,
@@ -108,13 +109,20 @@ def read_file_sidecar(path: Path) -> FileSidecar:
     OSError
         If the file cannot be read.
     """
-    try:
-        sidecar = read_file_sums(path)
+    sidecar = read_file_sums(path)
+    with _told_of_later_versions(path):
         _ = sidecar.entry  # raises its errors here
+    return sidecar
+
+
+@contextmanager
+def _told_of_later_versions(path: Path) -> Iterator[None]:
+    """Raise LaterVersionError instead of SidecarError if a sidecar is of a later version."""
+    try:
+        yield
     except SidecarError:
         check_version(path)
         raise
-    return sidecar
 
 
 def check_version(path: Path) -> None:
@@ -150,7 +158,8 @@ def _later_version(path: Path) -> int | None:
 
 def read_file_sums(path: Path) -> FileSidecar:
     """Read a sidecar as `read_file_sidecar` does, and parse its entry only when it is asked for."""
-    metadata, tensors = load_container(path)
+    with _told_of_later_versions(path):
+        metadata, tensors = load_container(path)
     if "entry" not in tensors or "hash" not in metadata:
         raise SidecarError(f"{path}: is no sidecar of tsapps protect, but one of abft-encode")
     hash_name = metadata["hash"]
@@ -171,7 +180,7 @@ def read_damaged_sums(path: Path, n_bytes: int) -> Sidecar | None:
     zeros. What is repaired with such sums must be checked by the file's hash.
     """
     of = file_layout(n_bytes)
-    shape = of.stripes, SUMS, of.width
+    shape = sums_shape(of)
     size = 8 * shape[0] * shape[1] * shape[2]
     try:
         begin = os.path.getsize(path) - size

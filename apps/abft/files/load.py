@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.exact_code import SUMS
+from tsapps.apps.abft.at_rest.exact_code import sums_shape
 from tsapps.apps.abft.at_rest.exact_decode import exact_faults
 from tsapps.apps.abft.at_rest.gpu.compare import mismatches_of
 from tsapps.apps.abft.at_rest.gpu.encode import pieces_on_gpu
@@ -64,6 +64,8 @@ def load_file(
         If more was corrupted than the sidecar restores.
     SidecarError
         If the sidecar is corrupted, or belongs to a file of another size.
+    LaterVersionError
+        If the sidecar was made by a later version of tsapps.
     ValueError
         If the file is not safetensors, or torch does not have one of its dtypes.
     OSError
@@ -114,7 +116,7 @@ def _on_gpu(name: str, sidecar: Path, machine: Machine, torch: Any) -> tuple[Any
     parts, sums, sidecar_bytes = [Upload(name, 0, there)], None, os.path.getsize(sidecar)
     if n_bytes:
         of = file_layout(n_bytes)
-        shape = of.stripes, SUMS, of.width
+        shape = sums_shape(of)
         if sidecar_bytes >= 8 * prod(shape):
             sums = machine.xp.empty(shape, np.uint64)
             part = Upload(str(sidecar), sidecar_bytes - sums.nbytes, sums.reshape(-1).view(np.uint8))

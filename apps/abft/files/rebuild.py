@@ -10,11 +10,9 @@ from tsapps.apps.abft.files.damage import Damage
 from tsapps.apps.abft.files.manifest import FileEntry, ParityGroup, hasher
 from tsapps.apps.abft.files.parity import restored
 from tsapps.apps.abft.files.places import Place
-from tsapps.apps.abft.files.scan import Step, read_at
+from tsapps.apps.abft.files.scan import PIECE_BYTES, Step, read_at
 
 __all__ = ["BeyondRepairError", "Member", "rebuilding", "right_damage"]
-
-_PIECE_BYTES = 1 << 22
 
 
 class BeyondRepairError(Exception):
@@ -63,7 +61,7 @@ def rebuilding(
 
 def _edges(size: int, members: Iterable[Member]) -> list[int]:
     """Return the offsets between pieces, each of which every member has either whole or not at all."""
-    found = {*range(0, size, _PIECE_BYTES), size}
+    found = {*range(0, size, PIECE_BYTES), size}
     for member in members:
         if member.damage is not None:
             found |= {edge for interval in member.damage.lost for edge in interval if edge < size}

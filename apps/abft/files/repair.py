@@ -22,7 +22,7 @@ from tsapps.apps.abft.files.places import PARITY, Place, Target, kind_of, report
 from tsapps.apps.abft.files.rebuild import rebuilding
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Progress, Workers
-from tsapps.apps.abft.files.scan import ChangedFileError, pieces_of, scan, stamp_of
+from tsapps.apps.abft.files.scan import PIECE_BYTES, ChangedFileError, pieces_of, scan, stamp_of
 from tsapps.apps.abft.files.verify import STALE, beyond_repair, described, protected_targets, reports_of_others
 from tsapps.kernels.system.atomic_write import replacing, taking_turns
 from tsapps.kernels.system.file_attributes import copy_attributes
@@ -32,8 +32,6 @@ __all__ = ["repair_files"]
 
 # Errors of os.link on file systems without hard links, and for files that have as many as they can.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-# Bytes that are copied at a time.
-_PIECE_BYTES = 1 << 22
 
 
 def repair_files(
@@ -168,7 +166,7 @@ def _copy(path: Path, to: Path) -> None:
     """Copy a file with its attributes; what the disk has lost of it is zeros in the copy."""
     with open(path, "rb") as original, replacing(to, mode=PRIVATE) as copy:
         status = os.fstat(original.fileno())
-        for piece in pieces_of(path, status.st_size, _PIECE_BYTES, unread=[]):
+        for piece in pieces_of(path, status.st_size, PIECE_BYTES, unread=[]):
             copy.write(piece.data)
         copy.flush()
         copy_attributes(str(path), original.fileno(), copy.fileno())

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.exact_code import SUMS, ExactSums
+from tsapps.apps.abft.at_rest.exact_code import ExactSums, sums_shape
 from tsapps.apps.abft.at_rest.gpu.encode import plans, sums_of_piece
 from tsapps.apps.abft.at_rest.interleave import ROWS, WORD, Layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
@@ -80,7 +80,7 @@ def save_file(
     places = dict(sorted(tensors_in(header, n_bytes).items(), key=lambda item: (item[1].begin, item[1].end)))
     whole, hashes = hasher(hash_name), TensorHashes(places, hash_name)
     of = file_layout(n_bytes)
-    exact = np.empty((of.stripes, SUMS, of.width), np.uint64)
+    exact = np.empty(sums_shape(of), np.uint64)
     sums = ExactSums(of, exact.__setitem__)
     computed: list[Any] = []
 

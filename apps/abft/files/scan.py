@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from tsapps.apps.abft.at_rest.exact_code import SUMS, ExactSums
+from tsapps.apps.abft.at_rest.exact_code import ExactSums, sums_shape
 from tsapps.apps.abft.at_rest.interleave import Layout, layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.files.manifest import FileEntry, Tensor, hasher
@@ -24,6 +24,7 @@ from tsapps.apps.abft.files.tensors import tensors_of
 from tsapps.kernels.system.printable import OneLineError
 
 __all__ = [
+    "PIECE_BYTES",
     "ChangedFileError",
     "FileBytes",
     "Scan",
@@ -44,8 +45,8 @@ Step = Callable[[int], None]
 #: Intervals (begin, end) of offsets of the bytes that could not be read.
 Unread = list[tuple[int, int]]
 
-# Bytes read at a time. The pieces of longer files are summed by another thread, while the next one is read and hashed.
-_PIECE_BYTES = 1 << 22
+#: Bytes read at a time. The pieces of longer files are summed by another thread, while the next one is read and hashed.
+PIECE_BYTES = 1 << 22
 # Maximum number of pieces that wait for that thread.
 _MOST_WAITING = 2
 # Bytes read at a time around a lost part: those that one error of a disk loses, as a rule.
@@ -94,7 +95,7 @@ class FileBytes:
 
     def rows(self, _indices: np.ndarray) -> np.ndarray:
         """Return the whole row, shape (1, n_bytes)."""
-        return np.concatenate([piece for *_, piece in self.pieces(_PIECE_BYTES)], axis=1)
+        return np.concatenate([piece for *_, piece in self.pieces(PIECE_BYTES)], axis=1)
 
     def bytes_at(self, offsets: np.ndarray) -> np.ndarray:
         """Return the bytes at ascending offsets."""
@@ -192,7 +193,7 @@ def stamp_of(status: os.stat_result) -> tuple[int, int, int]:
 def hash_of(path: str | PathLike[str], hash_name: str, step: Step | None = None, unread: Unread | None = None) -> str:
     """Return the hash of a file, in hexadecimal."""
     digest = hasher(hash_name)
-    for piece in pieces_of(path, os.path.getsize(path), _PIECE_BYTES, step, unread):
+    for piece in pieces_of(path, os.path.getsize(path), PIECE_BYTES, step, unread):
         digest.update(piece.data)
     return str(digest.hexdigest())
 
@@ -213,7 +214,7 @@ def scan(path: str | PathLike[str], hash_name: str, step: Step | None = None) ->
     whole, hashes = hasher(hash_name), TensorHashes(tensors, hash_name)
     sums = _BackgroundSums(n_bytes)
     with sums:
-        for piece in pieces_of(path, n_bytes, _PIECE_BYTES, step):
+        for piece in pieces_of(path, n_bytes, PIECE_BYTES, step):
             sums.add(piece)
             whole.update(piece.data)
             hashes.update(piece)
@@ -231,11 +232,11 @@ class _BackgroundSums:
 
     def __init__(self, n_bytes: int) -> None:
         self.exact: np.ndarray | None = None
-        self._thread = ThreadPoolExecutor(1) if n_bytes > _PIECE_BYTES else None
+        self._thread = ThreadPoolExecutor(1) if n_bytes > PIECE_BYTES else None
         self._waiting: deque[Future[None]] = deque()
         if n_bytes:
             of = file_layout(n_bytes)
-            self.exact = np.empty((of.stripes, SUMS, of.width), np.uint64)
+            self.exact = np.empty(sums_shape(of), np.uint64)
             self._sums = ExactSums(of, self.exact.__setitem__)
 
     def __enter__(self) -> "_BackgroundSums":

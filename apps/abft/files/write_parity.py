@@ -12,13 +12,11 @@ from tsapps.apps.abft.files.parity import ParityRatio, groups_of, parity_of
 from tsapps.apps.abft.files.places import Place
 from tsapps.apps.abft.files.report import FileReport
 from tsapps.apps.abft.files.run import Workers
-from tsapps.apps.abft.files.scan import ChangedFileError, read_at, scan
+from tsapps.apps.abft.files.scan import PIECE_BYTES, ChangedFileError, read_at, scan
 from tsapps.kernels.system.atomic_write import replacing
 from tsapps.kernels.system.permissions import mode_of_result
 
 __all__ = ["parity_written"]
-
-_PIECE_BYTES = 1 << 22
 
 
 class _DamagedMemberError(Exception):
@@ -96,8 +94,8 @@ def _written(place: Place, manifest: Manifest, group: ParityGroup, number: int, 
     check_version(sidecar)
     digests = [hasher(manifest.hash_name) for _ in entries]
     with replacing(path, mode=mode_of_result(path, paths)) as file:
-        for begin in range(0, size, _PIECE_BYTES):
-            length = min(_PIECE_BYTES, size - begin)
+        for begin in range(0, size, PIECE_BYTES):
+            length = min(PIECE_BYTES, size - begin)
             pieces = [read_at(one, begin, length) for one in paths]
             for piece, entry, digest in zip(pieces, entries, digests, strict=True):
                 digest.update(piece[: max(0, entry.n_bytes - begin)].data)

@@ -7,7 +7,7 @@ import struct
 
 import pytest
 
-from tsapps.apps.abft.files.manifest import MANIFEST
+from tsapps.apps.abft.files.manifest import MANIFEST, LaterVersionError
 from tsapps.apps.abft.files.protect import protect_files
 from tsapps.apps.abft.files.repair import repair_files
 from tsapps.apps.abft.files.report import BAD
@@ -107,6 +107,15 @@ def test_a_later_sidecar_of_an_intact_file(two, function):
     if function in (verify_files, repair_files):
         assert (reports["a.sidecar"].state, reports["a.sidecar"].message) == ("failed", SAID)
     assert contents(two) == before
+
+
+def test_a_later_sidecar_of_a_file_that_is_loaded(two):
+    pytest.importorskip("torch", reason="torch is not installed")
+    from tsapps.apps.abft.files.load import load_file
+
+    later_sidecar(two / "a.sidecar")
+    with pytest.raises(LaterVersionError, match=SAID):
+        load_file(two / "a")
 
 
 @FUNCTIONS
