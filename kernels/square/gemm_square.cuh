@@ -16,8 +16,8 @@
 //
 // Why it is fast: for the products of a chunk, 1024 clocks of the tensor cores, a cluster reads 64 KB from the level-2
 // cache; without multicast it would be 96 KB, more than the cache delivers to all blocks. What an epilogue has to begin
-// and to end runs while the tensor cores multiply the first chunk of the next tile. Pairs that run at the same time share
-// rows and columns, which stay in the level-2 cache.
+// and to end runs while the tensor cores multiply the first chunk of the next tile. Pairs that run at the same time
+// share rows and columns, which stay in the level-2 cache.
 #pragma once
 #include "kernels/device/element.cuh"
 #include "kernels/ptx/dependent_launch.cuh"

@@ -9,7 +9,7 @@
 //
 // where every chunk of k belongs to one column tile, so that the sums over all t are d_i and s_i². The c_ij are the
 // stored ones, rounded. The tensor cores compute all sums: Σ_l a_il x_l by the side of gemm_square, those of c_ij by
-// products of a fragment of C, as it is stored, with two columns of weights. For that, x_l and v_j are split into kParts
+// products of a fragment of C, as it is stored, with columns of weights. For that, x_l and v_j are split into kParts
 // parts of the elements' type. Squares are rounded to that type, which changes s_i by less than 1 %.
 //
 // Why it is fast: C and A are not read again, and the epilogue takes half as many instructions again as one that only
@@ -31,7 +31,7 @@ struct PartialResiduals {
   long long pitch;
 };
 
-// Epilogue of gemm_square. `weights` (kParts + 1, n) has the parts of v_j, then v_j²; `bias` has n elements, or is null.
+// Epilogue of gemm_square. `weights` (kParts + 1, n) has the parts of v_j, then v_j²; `bias` has n elements or is null.
 // n is a multiple of 8, and both addresses are multiples of 16. Only for bfloat16: parts need the exponents of float32.
 template <typename T>
 struct RowResiduals;

@@ -43,7 +43,9 @@ _PIECE_BYTES = 1 << 28
 
 
 class Comparison(NamedTuple):
-    """What a pass compares exact sums with, and where it lists the code blocks that differ; arrays in GPU memory.
+    """C++ class of tile_pipeline.cuh: what a pass compares exact sums with, and where it lists the blocks that differ.
+
+    Arrays in GPU memory.
 
     Attributes
     ----------
