@@ -70,7 +70,8 @@ def scores_of(
     Parameters
     ----------
     blocks : callable
-        Returns an iterator over all rows as (index of the first row, float64 block of NumPy or CuPy).
+        Returns an iterator over all rows as (index of the first row, float64 block of NumPy or CuPy). Temporary arrays
+        have as many rows as a block, and a column for every cluster of all clusterings.
     sample : numpy.ndarray of int
         Different indices of rows, ascending: the sample of which silhouettes are computed.
     found : sequence of Labeled
@@ -83,20 +84,21 @@ def scores_of(
     several = [one for one in found if 1 < len(one.centers) < n]
     if not several:
         return [_nothing(sample)] * len(found)
-    first = _first_pass(blocks, sample, several)
-    sums, spreads = _second_pass(blocks, first, sample, several)
+    clusters = _Clusters(several)
+    first = _first_pass(blocks, sample, clusters)
+    sums, spreads = _second_pass(blocks, first, sample, clusters)
     scores = {}
-    for place, one in enumerate(several):
-        of_sample = _silhouettes_of(sums[place], one.labels, sample)
+    for place, (one, own) in enumerate(zip(several, clusters.columns, strict=True)):
+        of_sample = _silhouettes_of(sums[:, own], one.labels, sample)
         error = _DEVIATIONS * of_sample.std(ddof=1) / len(sample) ** 0.5 if len(sample) > 1 else np.inf
         error *= max(0, 1 - len(sample) / n) ** 0.5
-        counts, means = first.counts[place], first.means(place)
+        counts, means = first.counts[own], first.means[own]
         present = counts > 0
         between = float((counts[:, None] * (means - first.mean) ** 2).sum())
         within, k = max(first.total - between, 0.0), int(present.sum())
         ratio = between / (k - 1) / (within / (n - k)) if within > 0 and 1 < k < n else np.inf
-        bouldin = _davies_bouldin(means[present], (spreads[place] / np.maximum(counts, 1))[present])
-        simplified = first.simplified[place] / n
+        bouldin = _davies_bouldin(means[present], (spreads[own] / np.maximum(counts, 1))[present])
+        simplified = float(first.simplified[place]) / n
         scores[id(one)] = Scores(float(of_sample.mean()), float(error), simplified, float(ratio), bouldin, of_sample)
     return [scores.get(id(one), _nothing(sample)) for one in found]
 
@@ -106,21 +108,66 @@ def _nothing(sample: np.ndarray) -> Scores:
     return Scores(nan, nan, nan, nan, nan, np.full(len(sample), nan))
 
 
+class _Clusters:
+    """The clusters of several clusterings side by side: a column for each.
+
+    Attributes
+    ----------
+    found : sequence of Labeled
+    columns : list of slice
+        Those of each clustering.
+    count : int
+        Of all clusterings together.
+    centers : numpy.ndarray of shape (count, d)
+    """
+
+    def __init__(self, found: Sequence[Labeled]) -> None:
+        ends = np.cumsum([len(one.centers) for one in found]).tolist()
+        self.found, self.count = found, ends[-1]
+        self.columns = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
+        self.centers = np.concatenate([one.centers for one in found])
+
+    def columns_of(self, xp: Any, rows: slice) -> Any:
+        """Return the column of each of some rows in each clustering, (rows, clusterings)."""
+        labels = [xp.asarray(one.labels[rows]).astype(np.int64) for one in self.found]
+        return xp.stack([of_one + own.start for of_one, own in zip(labels, self.columns, strict=True)], axis=1)
+
+    def indicators(self, xp: Any, columns: Any) -> Any:
+        """Return an array (rows, count) with 1 where rows belong to a cluster, and 0 elsewhere."""
+        found = xp.zeros((len(columns), self.count))
+        _put(xp, found, columns, 1)
+        return found
+
+
+def _put(xp: Any, array: Any, columns: Any, value: float) -> None:
+    """Set elements of each row of a contiguous array to a value."""
+    array.reshape(-1)[columns + array.shape[1] * xp.arange(len(columns))[:, np.newaxis]] = value
+
+
 @dataclass
 class _FirstPass:
-    """Sums over all rows; lists have one element for each clustering."""
+    """Sums over all rows; arrays of clusters have those of all clusterings, see `_Clusters`.
+
+    Attributes
+    ----------
+    mean : numpy.ndarray of shape (d,)
+    total : float
+        The sum of squared distances from the mean.
+    simplified : numpy.ndarray of shape (clusterings,)
+        Sums of simplified silhouettes.
+    counts : numpy.ndarray of shape (clusters,)
+    means : numpy.ndarray of shape (clusters, d)
+        The mean of each cluster; that of all rows for an empty one.
+    sample : array of shape (sample, d)
+        The rows of the sample, of NumPy or CuPy.
+    """
 
     mean: np.ndarray
     total: float
-    simplified: list[float]
-    counts: list[np.ndarray]
-    sums: list[np.ndarray]
-    sample: np.ndarray
-
-    def means(self, place: int) -> np.ndarray:
-        """Return the mean of each cluster; that of all rows for an empty one."""
-        counts = self.counts[place][:, None]
-        return np.where(counts > 0, self.mean + self.sums[place] / np.maximum(counts, 1), self.mean)
+    simplified: np.ndarray
+    counts: np.ndarray
+    means: np.ndarray
+    sample: Any
 
 
 def _module(array: Any) -> Any:
@@ -134,82 +181,96 @@ def _module(array: Any) -> Any:
 
 def _squared_distances(xp: Any, rows: Any, points: Any) -> Any:
     """Return ‖x − p‖² for all rows (m, d) and points (k, d), at least 0."""
-    products = rows @ points.T
-    found = (rows**2).sum(axis=1)[:, None] - 2 * products + (points**2).sum(axis=1)
+    found = rows @ points.T
+    found *= -2
+    found += (rows**2).sum(axis=1)[:, None]
+    found += (points**2).sum(axis=1)
     return xp.maximum(found, 0, out=found)
 
 
-def _first_pass(
-    blocks: Callable[[], Iterator[tuple[int, Any]]], sample: np.ndarray, found: Sequence[Labeled]
-) -> _FirstPass:
-    """Pass over the rows for means and simplified silhouettes, and keep the rows of the sample."""
-    count, total, kept = 0, 0.0, list[np.ndarray]()
+def _own_distances(xp: Any, rows: Any, points: Any, columns: Any) -> Any:
+    """Return ‖x − p‖ for each row x and its point p of each clustering, (rows, clusterings), from differences."""
+    found = xp.empty(columns.shape)
+    for place in range(columns.shape[1]):
+        apart = rows - points[columns[:, place]]
+        apart *= apart
+        found[:, place] = apart.sum(axis=1)
+    return xp.sqrt(found, out=found)
+
+
+def _first_pass(blocks: Callable[[], Iterator[tuple[int, Any]]], sample: np.ndarray, clusters: _Clusters) -> _FirstPass:
+    """Pass over the rows for means and simplified silhouettes, and keep the rows of the sample.
+
+    Sums stay where the blocks are, so that a GPU need not wait for the host.
+    """
+    count, total, kept = 0, 0.0, list[Any]()
     mean: Any = None
-    origin: Any = None
-    simplified = [0.0] * len(found)
-    counts = [np.bincount(one.labels, minlength=len(one.centers)) for one in found]
-    sums = [np.zeros(one.centers.shape) for one in found]
     for start, block in blocks():
         xp = _module(block)
-        of_block = block.mean(axis=0)
+        ones = xp.ones(len(block))
+        of_block = ones @ block / len(block)  # a reduction to few columns would run on few blocks of a GPU
         if mean is None:
             mean, origin = of_block, of_block  # distances from here lose fewer digits
+            centers, simplified = xp.asarray(clusters.centers) - origin, xp.zeros(len(clusters.found))
+            sums, counts = xp.zeros(clusters.centers.shape), xp.zeros(clusters.count)
         merged = count + len(block)
         apart = of_block - mean
-        total += float(((block - of_block) ** 2).sum() + (apart**2).sum() * (count * len(block) / merged))
+        total = total + ((block - of_block) ** 2).sum() + (apart**2).sum() * (count * len(block) / merged)
         mean, count = mean + apart * (len(block) / merged), merged
-        inside = sample[(sample >= start) & (sample < start + len(block))] - start
-        kept.append(to_host(block[xp.asarray(inside)]))
-        rows = block - origin
-        for place, one in enumerate(found):
-            labels = xp.asarray(one.labels[start : start + len(block)])
-            sums[place] += to_host(_indicators(xp, labels, len(one.centers)).T @ rows)
-            simplified[place] += _simplified(xp, rows, xp.asarray(one.centers) - origin, labels)
-    center = to_host(mean - origin)
-    sums = [one - number[:, None] * center for one, number in zip(sums, counts, strict=True)]
-    return _FirstPass(to_host(mean), total, simplified, counts, sums, np.concatenate(kept))
+        first, stop = np.searchsorted(sample, (start, start + len(block)))
+        kept.append(block[xp.asarray(sample[first:stop] - start)])
+        rows, columns = block - origin, clusters.columns_of(xp, slice(start, start + len(block)))
+        indicators = clusters.indicators(xp, columns)
+        sums += indicators.T @ rows
+        counts += ones @ indicators
+        simplified += ones @ _simplified(xp, rows, centers, columns, clusters.columns)
+    mean, origin, sums, counts = (to_host(array) for array in (mean, origin, sums, counts))
+    means = np.where(counts[:, None] > 0, origin + sums / np.maximum(counts, 1)[:, None], mean)
+    return _FirstPass(mean, float(total), to_host(simplified), counts, means, xp.concatenate(kept))
 
 
-def _indicators(xp: Any, labels: Any, k: int) -> Any:
-    """Return an array (rows, k) with 1 at each row's label, and 0 elsewhere."""
-    found = xp.zeros((len(labels), k))
-    found[xp.arange(len(labels)), labels] = 1
-    return found
-
-
-def _simplified(xp: Any, rows: Any, centers: Any, labels: Any) -> float:
-    """Return the sum of the simplified silhouettes of rows."""
-    own = xp.sqrt(((rows - centers[labels]) ** 2).sum(axis=1))
+def _simplified(xp: Any, rows: Any, centers: Any, columns: Any, slices: Sequence[slice]) -> Any:
+    """Return the simplified silhouette of each row in each clustering, (rows, clusterings)."""
+    own, nearest = _own_distances(xp, rows, centers, columns), xp.empty(columns.shape)
     others = _squared_distances(xp, rows, centers)
-    others[xp.arange(len(rows)), labels] = np.inf
-    nearest = xp.sqrt(others.min(axis=1))
+    _put(xp, others, columns, np.inf)
+    for place, part in enumerate(slices):
+        nearest[:, place] = others[:, part].min(axis=1)
+    xp.sqrt(nearest, out=nearest)
     larger = xp.maximum(own, nearest)
-    return float(((nearest - own) / xp.where(larger > 0, larger, 1)).sum())
+    return (nearest - own) / xp.where(larger > 0, larger, 1)
 
 
 def _second_pass(
-    blocks: Callable[[], Iterator[tuple[int, Any]]], first: _FirstPass, sample: np.ndarray, found: Sequence[Labeled]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Return, for each clustering, sums of distances by cluster: of all rows from the sample's, and from the means.
+    blocks: Callable[[], Iterator[tuple[int, Any]]], first: _FirstPass, sample: np.ndarray, clusters: _Clusters
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return sums of distances by cluster: of all rows from the sample's, (sample, clusters), and from the means.
 
     Distances between rows are computed once for all clusterings; products with indicators of labels add them.
     """
-    sums = [np.zeros((len(sample), len(one.centers))) for one in found]
-    spreads, means = [np.zeros(len(one.centers)) for one in found], [first.means(i) for i in range(len(found))]
+    sums: Any = None
     for start, block in blocks():
         xp = _module(block)
-        origin = xp.asarray(first.mean)
-        rows = block - origin
-        near = _squared_distances(xp, xp.asarray(first.sample) - origin, rows)
-        near = xp.sqrt(near, out=near)
-        inside = np.flatnonzero((sample >= start) & (sample < start + len(block)))
-        near[xp.asarray(inside), xp.asarray(sample[inside] - start)] = 0  # rounding leaves a distance from itself
-        for place, one in enumerate(found):
-            labels = xp.asarray(one.labels[start : start + len(block)])
-            sums[place] += to_host(near @ _indicators(xp, labels, len(one.centers)))
-            own = xp.sqrt(((block - xp.asarray(means[place])[labels]) ** 2).sum(axis=1))
-            spreads[place] += to_host(xp.bincount(labels, weights=own, minlength=len(one.centers)))
-    return sums, spreads
+        if sums is None:
+            origin = xp.asarray(first.mean)
+            points, means = first.sample - origin, xp.asarray(first.means) - origin
+            sums, spreads = xp.zeros((len(sample), clusters.count)), xp.zeros((clusters.count, len(clusters.found)))
+        rows, columns = block - origin, clusters.columns_of(xp, slice(start, start + len(block)))
+        indicators = clusters.indicators(xp, columns)
+        step = max(1, max(rows.size, indicators.size) // len(sample))
+        for begin in range(0, len(block), step):
+            part = rows[begin : begin + step]
+            near = _squared_distances(xp, points, part)
+            xp.sqrt(near, out=near)
+            first_row = start + begin
+            inside = np.arange(*np.searchsorted(sample, (first_row, first_row + len(part))))
+            if inside.size:  # rounding leaves a distance from itself
+                near[xp.asarray(inside), xp.asarray(sample[inside] - first_row)] = 0
+            sums += near @ indicators[begin : begin + step]
+        spreads += indicators.T @ _own_distances(xp, rows, means, columns)
+    # Of each cluster, the distances in its own clustering.
+    own = np.concatenate([to_host(spreads[part, place]) for place, part in enumerate(clusters.columns)])
+    return to_host(sums), own
 
 
 def _silhouettes_of(sums: np.ndarray, labels: np.ndarray, sample: np.ndarray) -> np.ndarray:

@@ -10,17 +10,31 @@ import numpy as np
 from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.cluster_scores import Labeled, Scores, scores_of
 from tsapps.apps.kmeans.data.rows import Rows, as_rows
+from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.frame_columns import columns_named
+from tsapps.apps.kmeans.gap_statistic import Box, gaps_of
 from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
-from tsapps.kernels.arrays import to_host
+from tsapps.apps.kmeans.shared_copy import SharedCopy, fit_each
 
-__all__ = ["DEFAULT_SAMPLE", "KChoice", "KScores", "blocks_of", "choose_k", "chosen", "scored"]
+__all__ = [
+    "DEFAULT_SAMPLE",
+    "KChoice",
+    "KScores",
+    "blocks_of",
+    "box_of",
+    "choose_k",
+    "chosen",
+    "scored",
+    "with_gaps",
+]
 
 #: Rows of which silhouettes are computed by default.
 DEFAULT_SAMPLE = 1000
-# Elements of a block of rows.
-_ELEMENTS = 1 << 20
+# Elements of a block of rows in host memory, and on a GPU, where every operation on a block has to be launched.
+_ELEMENTS, _ELEMENTS_ON_GPU = 1 << 20, 1 << 24
+# Clusterings are scored together whose numbers of clusters add up to at most this.
+_MOST_CLUSTERS = 1 << 12
 
 
 @dataclass(frozen=True)
@@ -96,11 +110,11 @@ def choose_k(
     ----------
     X : array, frame, sparse matrix or `open_matrix` matrix of shape (n, d)
     ks : sequence of int
-        Numbers of clusters, from 1 to n.
+        Numbers of clusters, from 1 to n. X is copied to the device once for all of them, if it fits there.
     init, n_init, max_iter, tol, device, metric
         As for `TSKMeans`.
     random_state : int
-        Seed of every fit: each is the same as alone.
+        Seed of every fit: each has the bits of a fit alone.
     sample : int
         Number of rows, drawn at random, of which silhouettes are computed; all if X has no more. The cost is that of
         the distances between this many rows and all others.
@@ -117,11 +131,6 @@ def choose_k(
     ValueError
         If `ks` is empty or has a number below 1 or above n, `sample` is below 2, or `gap` is below 0 or given for
         another metric.
-
-    References
-    ----------
-    Tibshirani, Walther and Hastie, "Estimating the number of clusters in a data set via the gap statistic", J. R.
-    Statist. Soc. B 63 (2001).
 
     Examples
     --------
@@ -140,55 +149,62 @@ def choose_k(
     if gap < 0 or (gap > 0 and metric != "euclidean"):
         raise ValueError(f"gap must be 0 or, for the Euclidean metric, a number of data sets, got {gap}")
 
-    def fitted(data: Any, k: int) -> Clustering:
-        engine = open_engine(data, sample_weight=None, device=device, metric=metric)
+    def fit(engine: Engine, k: int) -> Clustering:
         state = np.random.RandomState(random_state)
         return lloyd.fit(engine, k, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=state)
 
-    found = {k: fitted(X, k) for k in numbers}
-    for one in found.values():
-        one.labels = to_host(one.labels)
-    choice = scored(rows, found, metric=metric, sample=sample, seed=random_state)
-    return replace(choice, scores=_with_gaps(choice.scores, rows, fitted, gap, random_state)) if gap else choice
+    def engines_of(data: Any) -> SharedCopy:
+        return SharedCopy(lambda: open_engine(data, sample_weight=None, device=device, metric=metric))
+
+    def choice_and_box() -> tuple[KChoice, Box | None]:
+        shared = engines_of(rows)
+        found = fit_each(shared, numbers, fit)
+        with shared.rows() as held:
+            choice = scored(held, found, metric=metric, sample=sample, seed=random_state)
+            return choice, box_of(held, rows.dtype) if gap else None
+
+    def fitted(reference: np.ndarray, _: int) -> list[float]:
+        return [one.inertia for one in fit_each(engines_of(reference), numbers, fit).values()]
+
+    choice, box = choice_and_box()  # which leaves no copy of X beside that of a reference
+    return choice if box is None else with_gaps(choice, box, fitted, gap, random_state)
 
 
-def _with_gaps(
-    scores: Sequence[KScores], rows: Rows, fitted: Callable[[Any, int], Clustering], n_references: int, seed: int
-) -> list[KScores]:
-    """Return the scores with the gap E*[log W*] − log W of each k, and its error; W is the inertia."""
-    low, high = _ranges(rows)
-    random, logarithms = np.random.default_rng(seed), np.empty((n_references, len(scores)))
-    for reference in logarithms:
-        uniform = random.uniform(low, high, rows.shape).astype(np.result_type(rows.dtype, np.float32))
-        with np.errstate(divide="ignore"):
-            reference[:] = np.log([fitted(uniform, one.k).inertia for one in scores])
-    errors = logarithms.std(axis=0) * (1 + 1 / n_references) ** 0.5
-    return [
-        replace(one, gap=float(mean - np.log(one.inertia)), gap_error=float(error))
-        if one.inertia > 0 and np.isfinite(mean)
-        else one
-        for one, mean, error in zip(scores, logarithms.mean(axis=0), errors, strict=True)
-    ]
+def box_of(rows: Rows, dtype: np.dtype) -> Box:
+    """Return the box of rows whose type was `dtype` before they were converted."""
+    return Box.of(blocks_of(rows, "euclidean")(), rows.shape, dtype)
 
 
-def _ranges(rows: Rows) -> tuple[np.ndarray, np.ndarray]:
-    """Return the smallest and the largest element of every column."""
-    low, high = np.full(rows.shape[1], np.inf), np.full(rows.shape[1], -np.inf)
-    for _, block in blocks_of(rows, "euclidean")():
-        np.minimum(low, to_host(block.min(axis=0)), out=low)
-        np.maximum(high, to_host(block.max(axis=0)), out=high)
-    return low, high
+def with_gaps(
+    choice: KChoice, box: Box, fitted: Callable[[np.ndarray, int], Sequence[float]], count: int, seed: int
+) -> KChoice:
+    """Return a choice with the gap statistic of every number of clusters; parameters as for `gaps_of`."""
+    gaps = gaps_of(box, [one.inertia for one in choice.scores], fitted, count, seed)
+    scores = [replace(one, gap=gap, gap_error=error) for one, (gap, error) in zip(choice.scores, gaps, strict=True)]
+    return replace(choice, scores=scores)
 
 
 def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: int, seed: int) -> KChoice:
     """Return the choice among clusterings of the same rows; parameters as for `choose_k`."""
     n = rows.shape[0]
     drawn = np.random.RandomState(seed).choice(n, sample, replace=False) if sample < n else np.arange(n)
-    given = [Labeled(np.asarray(one.centers, np.float64), one.labels) for one in found.values()]
-    widest = max(len(drawn), *(len(one.centers) for one in given))
-    scores = dict(zip(found, scores_of(blocks_of(rows, metric, widest), np.sort(drawn), given), strict=True))
+    drawn, scores = np.sort(drawn), dict[int, Scores]()
+    for numbers in _together(sorted(found)):
+        given = [Labeled(np.asarray(found[k].centers, np.float64), found[k].labels) for k in numbers]
+        scores |= zip(numbers, scores_of(blocks_of(rows, metric, sum(numbers)), drawn, given), strict=True)
     k, reason = chosen(scores)
     return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], dict(found))
+
+
+def _together(numbers: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the numbers of clusters of which clusterings are scored in the same passes over the rows."""
+    part = list[int]()
+    for k in numbers:
+        if part and sum(part) + k > _MOST_CLUSTERS:
+            yield part
+            part = []
+        part.append(k)
+    yield part
 
 
 def blocks_of(rows: Rows, metric: str, widest: int = 1) -> Callable[[], Iterator[tuple[int, Any]]]:
@@ -196,9 +212,10 @@ def blocks_of(rows: Rows, metric: str, widest: int = 1) -> Callable[[], Iterator
 
     `widest` is the largest number of elements that the caller computes for each row.
     """
+    elements = _ELEMENTS if rows.device is None else _ELEMENTS_ON_GPU
 
     def blocks() -> Iterator[tuple[int, Any]]:
-        for start, block in rows.blocks(max(1, _ELEMENTS // max(rows.shape[1], widest))):
+        for start, block in rows.blocks(max(1, elements // max(rows.shape[1], widest))):
             wide = block.toarray() if hasattr(block, "toarray") else block
             wide = wide.astype(np.float64)
             if metric == "cosine":

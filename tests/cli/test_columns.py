@@ -294,7 +294,8 @@ def test_the_best_of_several_numbers(succeed, table):
     assert [one["k"] for one in summary["sweep"]["scores"]] == [2, 3, 4, 5, 6]
     for one, other in zip(summary["sweep"]["scores"], expected.scores, strict=True):
         known = {name: value for name, value in asdict(other).items() if not name.startswith("gap")}
-        assert one == pytest.approx(known, rel=1e-9)
+        assert {name: one[name] for name in known} == pytest.approx(known, rel=1e-9)
+        assert (one["gap"], one["gap_error"]) == (None, None)
     succeed("kmeans", "x.csv", "-k", 2, "--missing", "drop", "-o", "alone")
     np.testing.assert_array_equal(np.load("m/labels.npy"), np.load("alone/labels.npy"))
     np.testing.assert_array_equal(np.load("m/centers.npy"), np.load("alone/centers.npy"))
@@ -302,6 +303,30 @@ def test_the_best_of_several_numbers(succeed, table):
     assert f"clusters    2, of 52 to 96 rows (median 74): {expected.reason}\n" in printed
     schema = json.loads((ROOT / "docs/reference/kmeans-summary.schema.json").read_text(encoding="utf-8"))
     jsonschema.validate(summary, schema)
+
+
+def test_the_gap_statistic(succeed, table):
+    printed = succeed(
+        *("kmeans", "x.csv", "-k", "1:3", "--gap", 2, "--missing", "drop", "--seed", 4, "-o", "m", "--report", "r.html")
+    )
+    summary = json.loads(Path("m/summary.json").read_text())
+    X = table[["sl", "sw", "pl", "pw"]].dropna().to_numpy()
+    expected = choose_k(X, range(1, 4), device="cpu", gap=2, random_state=4)
+    assert (summary["k"], summary["sweep"]["references"]) == (expected.k, 2)
+    for one, other in zip(summary["sweep"]["scores"], expected.scores, strict=True):
+        assert (one["gap"], one["gap_error"]) == pytest.approx((other.gap, other.gap_error), rel=1e-9)
+    headline, *rows = printed.splitlines()[:4]
+    assert headline.split()[-4:] == ["Davies-Bouldin", "gap", "±", "(s.e.)"]
+    assert [row.split()[-2:] for row in rows] == [[f"{o.gap:.4g}", f"{o.gap_error:.4g}"] for o in expected.scores]
+    schema = json.loads((ROOT / "docs/reference/kmeans-summary.schema.json").read_text(encoding="utf-8"))
+    jsonschema.validate(summary, schema)
+    assert "± (standard error)" in Path("r.html").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("args", [("-k", 3), ("-k", "2:3", "--metric", "cosine")])
+def test_a_gap_of_what_has_none(refuse, table, args):
+    line = refuse(2, "kmeans", "x.csv", "--gap", 2, *args)
+    assert "--gap 2: needs several numbers of clusters and --metric euclidean: drop it" in line
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import calinski_harabasz_score, davies_bouldin_score, silhouette_samples, silhouette_score
 
 from tsapps import choose_k, open_matrix
+from tsapps.apps.kmeans import cluster_scores
 from tsapps.apps.kmeans import number_of_clusters as choosing
 from tsapps.apps.kmeans.cluster_scores import Labeled, Scores, scores_of
 
@@ -74,6 +75,26 @@ def test_the_stated_error_holds_for_95_of_100_samples(blobs):
         one = scores(blobs, clustering.centers, clustering.labels, np.sort(draw.choice(400, 80, replace=False)))
         inside += abs(one.silhouette - exact) <= one.silhouette_error
     assert inside >= 178  # with probability 0.95 each, fewer are seen once in ten thousand times
+
+
+def test_numbers_of_clusters_are_scored_together(blobs, monkeypatch):
+    """The distances from the sample are computed once for all; by parts where clusters are many."""
+    shapes, distances = [], cluster_scores._squared_distances
+
+    def counted(xp, rows, points):
+        shapes.append((len(rows), len(points)))
+        return distances(xp, rows, points)
+
+    monkeypatch.setattr(cluster_scores, "_squared_distances", counted)
+    together = choose_k(blobs, range(2, 8), device="cpu", sample=60).scores
+    assert sum(points for rows, points in shapes if rows == 60) == 400
+    monkeypatch.setattr(choosing, "_MOST_CLUSTERS", 7)  # 2 + 3, 4, 5, 6, 7
+    shapes.clear()
+    apart = choose_k(blobs, range(2, 8), device="cpu", sample=60).scores
+    assert sum(points for rows, points in shapes if rows == 60) == 5 * 400
+    for one, other in zip(together, apart, strict=True):
+        for name in ("silhouette", "silhouette_error", "simplified_silhouette", "calinski_harabasz", "davies_bouldin"):
+            assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-12)
 
 
 def test_by_hand():

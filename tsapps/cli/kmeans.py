@@ -2,10 +2,7 @@
 
 import json
 import os
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,40 +26,26 @@ from tsapps.cli.kmeans_checkpoint import (
     ResumedDirectory,
     directory_of,
     open_checkpoint,
-    usage_errors,
 )
+from tsapps.cli.kmeans_fit import Fit, fit
 from tsapps.cli.kmeans_request import Inputs, Request, number_of_runs, numbers_of_clusters, read_inputs
 from tsapps.cli.label_table import Distances, LabelFile, save_label_table, save_named_centers
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
-from tsapps.cli.output import duration, live_line, print_json, print_table, print_text, seconds_by_phase
+from tsapps.cli.output import live_line, print_json, print_table, print_text, seconds_by_phase
 from tsapps.cli.report import ReportFile, write_report
-from tsapps.cli.workers import check_workers, engine_on_workers, labels_on_host
-from tsapps.errors import CorruptionError, MatrixError
+from tsapps.cli.workers import check_workers
 
 if TYPE_CHECKING:
-    from tsapps.apps.kmeans.checkpoint import Checkpoint
-    from tsapps.apps.kmeans.engines.engine import Engine
-    from tsapps.apps.kmeans.lloyd import Clustering, Progress
     from tsapps.apps.kmeans.number_of_clusters import KChoice
 
 __all__ = ["kmeans"]
-
-
-@dataclass(frozen=True)
-class _Fit:
-    """A clustering, the dtype and device of its computation, its iterations, and how its k was chosen from several."""
-
-    clustering: "Clustering"
-    dtype: str
-    device: str
-    history: "list[Progress]"
-    choice: "KChoice | None" = None
 
 
 def kmeans(
     ctx: typer.Context,
     data: Data,
     k: kmeans_options.Clusters,
+    gap: kmeans_options.Gap = 0,
     init: kmeans_options.Init = "k-means++",
     n_init: kmeans_options.Runs = "auto",
     max_iter: kmeans_options.MaxIter = 300,
@@ -122,7 +105,7 @@ def kmeans(
     if as_json:
         print_json(summary)
     elif not quiet:
-        for line in [] if summary["sweep"] is None else _score_lines(summary["sweep"]["scores"]):
+        for line in [] if summary["sweep"] is None else _score_lines(summary["sweep"]["scores"], gap=request.gap > 0):
             print_text(line)
         print_table(_table(summary, request))
 
@@ -134,7 +117,7 @@ def _fit_and_write(request: Request, clock: Clock, *, quiet: bool) -> dict[str, 
     inputs = read_inputs(request)
     checkpoint = open_checkpoint(request, inputs)
     with live_line(quiet=quiet) as show:
-        found = _fit(request, inputs, clock, show, checkpoint, report=not quiet or request.report is not None)
+        found = fit(request, inputs, clock, show, checkpoint, report=not quiet or request.report is not None)
         show(f"writing {request.out}")
         summary = _write(request, inputs, found, clock)
         if checkpoint is not None:
@@ -142,109 +125,7 @@ def _fit_and_write(request: Request, clock: Clock, *, quiet: bool) -> dict[str, 
     return summary
 
 
-def _fit(
-    request: Request,
-    inputs: Inputs,
-    clock: Clock,
-    show: Callable[[str], None],
-    checkpoint: "Checkpoint | None",
-    *,
-    report: bool,
-) -> _Fit:
-    """Cluster the data into the wanted number of clusters, or into several and choose one."""
-    import numpy as np
-
-    clock.lap("start")
-    matrix = inputs.matrix
-    show(f"reading {request.data}: {matrix.shape[0]:,} × {matrix.shape[1]:,} {matrix.dtype}")
-    fits = {k: _fit_one(request, inputs, k, clock, show, checkpoint, report=report) for k in request.ks}
-    best = fits[request.k]
-    if len(fits) > 1:
-        from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, scored
-
-        show("scores")
-        found = {k: one.clustering for k, one in fits.items()}
-        choice = scored(matrix, found, metric=str(request.metric), sample=DEFAULT_SAMPLE, seed=request.seed)
-        best = replace(fits[choice.k], choice=choice)
-        clock.lap("score")
-    if not np.isfinite(best.clustering.inertia):
-        raise MatrixError(f"{request.data}: the inertia overflows float64: scale the data down")
-    return best
-
-
-def _fit_one(
-    request: Request,
-    inputs: Inputs,
-    k: int,
-    clock: Clock,
-    show: Callable[[str], None],
-    checkpoint: "Checkpoint | None",
-    *,
-    report: bool,
-) -> _Fit:
-    """Load the data to its device and cluster it into k clusters."""
-    import numpy as np
-
-    from tsapps.apps.kmeans import FaultError, lloyd
-
-    prefix, history = f"k = {k}: " if len(request.ks) > 1 else "", list["Progress"]()
-    ended = list[float]()
-
-    def tell(progress: "Progress") -> None:
-        history.append(progress)
-        ended.append(time.perf_counter())
-        first = len(ended) == 1 or history[-2].run != progress.run
-        show(prefix + _describe(progress, request.max_iter, None if first else ended[-1] - ended[-2]))
-
-    with _opened(request, inputs) as engine:
-        clock.lap("read")
-        show(f"{prefix}{request.init}: initial centers")
-        try:
-            with usage_errors():
-                best = lloyd.fit(
-                    engine,
-                    k,
-                    init=inputs.first_centers,
-                    n_init=request.n_init,
-                    max_iter=request.max_iter,
-                    tol=request.tol,
-                    random_state=np.random.RandomState(request.seed),
-                    progress=tell if report else None,
-                    protect=request.protect,
-                    checkpoint=checkpoint,
-                )
-        except FaultError as error:
-            raise CorruptionError(str(error)) from error
-        best.labels = labels_on_host(best.labels)
-    clock.add(best.seconds)
-    return _Fit(best, str(engine.data.dtype), engine.data.device, history)
-
-
-@contextmanager
-def _opened(request: Request, inputs: Inputs) -> Iterator["Engine"]:
-    """Yield the engine of the fit: on this machine, or on the workers of a cluster."""
-    import numpy as np
-
-    from tsapps.apps.kmeans.open_engine import compute_dtype, open_engine
-
-    matrix, dtype = inputs.matrix, None if request.dtype is None else np.dtype(request.dtype)
-    if request.workers is not None:
-        on_gpu = request.device == "cuda"
-        with engine_on_workers(request, inputs, dtype or compute_dtype(matrix.dtype, on_gpu=on_gpu)) as engine:
-            yield engine
-        return
-    yield open_engine(
-        matrix,
-        dtype=dtype,
-        sample_weight=inputs.sample_weight,
-        device=request.device,
-        metric=request.metric,
-        precision=request.precision,
-        bounds=True if request.algorithm == kmeans_options.Algorithm.elkan else None,
-    )
-
-
-def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
+def _write(request: Request, inputs: Inputs, found: Fit, clock: Clock) -> dict[str, Any]:
     """Write the output directory and return the contents of summary.json."""
     from tsapps.kernels.system.permissions import mode_of_result
     from tsapps.matrix import replacing, save_npy
@@ -276,7 +157,7 @@ def _write(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[
     return summary
 
 
-def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dict[str, Any]:
+def _summary(request: Request, inputs: Inputs, found: Fit, clock: Clock) -> dict[str, Any]:
     (n, d), best = inputs.matrix.shape, found.clustering
     return {
         "kind": result.KIND,
@@ -288,7 +169,7 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
         "n": n,
         "d": d,
         "k": len(best.centers),
-        "sweep": None if found.choice is None else _sweep(found.choice),
+        "sweep": None if found.choice is None else _sweep(found.choice, request.gap),
         **inputs.data.record(request.scale, request.missing),
         "data_dtype": str(inputs.matrix.dtype),
         "dtype": found.dtype,
@@ -317,27 +198,22 @@ def _summary(request: Request, inputs: Inputs, found: _Fit, clock: Clock) -> dic
     }
 
 
-def _sweep(choice: "KChoice") -> dict[str, Any]:
-    scores = [asdict(one) for one in choice.scores]
-    for one in scores:
-        del one["gap"], one["gap_error"]  # of choose_k alone
-    return {"criterion": "silhouette", "reason": choice.reason, "scores": scores}
+def _sweep(choice: "KChoice", references: int) -> dict[str, Any]:
+    return {
+        "criterion": "silhouette",
+        "reason": choice.reason,
+        "references": references,
+        "scores": [asdict(one) for one in choice.scores],
+    }
 
 
-def _describe(progress: "Progress", max_iter: int, seconds: float | None) -> str:
-    """Describe an iteration that took some seconds, and the longest time that its run can still take."""
-    run = f"run {progress.run + 1}, " if progress.run else ""
-    text = f"{run}iteration {progress.iteration} of at most {max_iter}: inertia {progress.inertia:.6g}, "
-    text += f"{progress.n_reassigned:,} labels changed"
-    if seconds is None:
-        return text
-    return f"{text}, {seconds:.2g} s each, at most {duration((max_iter - progress.iteration) * seconds)} left"
-
-
-def _score_lines(scores: list[dict[str, Any]]) -> list[str]:
-    """Return the scores as lines of columns, with a headline before and an empty line after."""
-    names = ("k", "inertia", "silhouette", "± (95 %)", "simplified", "Calinski-Harabasz", "Davies-Bouldin")
-    keys = ("silhouette", "silhouette_error", "simplified_silhouette", "calinski_harabasz", "davies_bouldin")
+def _score_lines(scores: list[dict[str, Any]], *, gap: bool) -> list[str]:
+    """Return the scores as lines of columns, with a headline before and an empty line after; or also the gaps."""
+    names = ["k", "inertia", "silhouette", "± (95 %)", "simplified", "Calinski-Harabasz", "Davies-Bouldin"]
+    keys = ["silhouette", "silhouette_error", "simplified_silhouette", "calinski_harabasz", "davies_bouldin"]
+    if gap:
+        names += ["gap", "± (s.e.)"]
+        keys += ["gap", "gap_error"]
     rows = [[f"{one['k']:,}", f"{one['inertia']:.6g}", *(_short(one[key]) for key in keys)] for one in scores]
     widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
     return [*("  ".join(map(str.rjust, row, widths)) for row in (names, *rows)), ""]

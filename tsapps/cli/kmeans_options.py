@@ -15,6 +15,7 @@ __all__ = [
     "ComputeType",
     "Dtype",
     "Force",
+    "Gap",
     "Init",
     "Insecure",
     "MaxIter",
@@ -69,6 +70,16 @@ Clusters = Annotated[
         show_default=False,
         help="Number of clusters; or several, from A to B, of which the best is kept by its silhouette. log: each some "
         "1.4 times the one before.",
+    ),
+]
+Gap = Annotated[
+    int,
+    typer.Option(
+        min=0,
+        metavar="B",
+        show_default=False,
+        help="With several k: add the gap statistic, from fits of B uniform data sets of the size of DATA, each in "
+        "memory and for every k.",
     ),
 ]
 Init = Annotated[

@@ -36,6 +36,7 @@ class Request:
     command: str
     data: str
     ks: tuple[int, ...]
+    gap: int
     init: str
     n_init: int | str
     max_iter: int
@@ -115,6 +116,8 @@ class Request:
         }
         if len(self.ks) > 1 and (given := next((name for name, value in several.items() if value), None)):
             raise UsageError(f"--k: several numbers of clusters cannot be tried with {given}: name one")
+        if self.gap and (len(self.ks) == 1 or self.metric != "euclidean"):
+            raise UsageError(f"--gap {self.gap}: needs several numbers of clusters and --metric euclidean: drop it")
         if not self.tol < float("inf"):
             raise UsageError(f"--tol {self.tol}: expected a finite number, at least 0")
         result.check_place(self.out, force=self.force)

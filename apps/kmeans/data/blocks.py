@@ -66,6 +66,8 @@ class Data(ABC):
         #: X on this device in `dtype`, centered; None if every pass reads and converts `reader`.
         self.held: Any = self._borrow()
         self._borrowed: Any = self.held
+        #: A result of `plusplus.kmeans_plusplus`, a `Drawn`.
+        self.drawn: Any = None
         if self.held is None and self.copies():
             self._hold()
 
@@ -205,6 +207,10 @@ class Data(ABC):
     def host_mean(self) -> np.ndarray:
         """Return a copy in host memory of the mean, (d,), that is subtracted from X."""
         return np.array(to_host(self.mean))
+
+    def rows_here(self) -> Rows:
+        """Return X, not centered, on this device or in host memory if it is held there, else its source."""
+        return self.reader
 
     def first_row(self) -> np.ndarray:
         """Return a sample, (d,), in `dtype` and in host memory, as a point from which differences are small."""

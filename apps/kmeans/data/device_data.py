@@ -132,6 +132,8 @@ class DeviceData(GpuRows):
             kernels read the rows: from a copy of X on the GPU if that fits, else in each pass.
         """
         self._half_copy = self._split_operand = None
+        if on_read != self.on_read:
+            self.drawn = None  # from rows that are rounded differently
         self.on_read, self._centered = on_read, not on_read
         if on_read:
             mean = self.subtracted(mean)
@@ -142,6 +144,15 @@ class DeviceData(GpuRows):
         if self.held is None:
             self.hold_numbers()
         super().center(mean)
+
+    @property
+    def is_as_read(self) -> bool:
+        """True if the GPU holds X, and no pass has centered it: kernels do that when they read rows."""
+        return self.rows_on_gpu is not None and not self.over_link and not self._centered
+
+    def rows_here(self) -> Rows:
+        """Return X, not centered, from the GPU if it holds that; see `Data.rows_here`."""
+        return ArrayRows(self.rows_on_gpu, self.source.name) if self.is_as_read else super().rows_here()
 
     def each_centered_block(self, work: Callable[[int, Any], T], n_columns: int) -> Iterator[T]:
         """Yield ``work(first row, block)`` for every block of centered rows; see `Data.each_centered_block`."""

@@ -72,10 +72,11 @@ class FixedPointData(Data):
         return moment_chunk(self.n_total, self.n_features, self.dtype.itemsize)
 
     def moments(self) -> tuple[np.ndarray, float]:
-        """Return the mean of X and the mean variance of its features; see `Data.moments`."""
-        mean, variance = super().moments()
-        self.known_moments, self._last_spread = (mean, variance, self._largest), None
-        return mean, variance
+        """Return the mean of X and the mean variance of its features, computed on first use; see `Data.moments`."""
+        if self.known_moments is None:
+            mean, variance = super().moments()
+            self.known_moments, self._last_spread = (mean, variance, self._largest), None
+        return self.known_moments[:2]
 
     def _sums_about(self, origin: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         # Sums, sums of squares, and the largest |x − origin| of each feature.

@@ -65,6 +65,7 @@ class HostData(FixedPointData):
     device = "cpu"
     #: True if rows were not part of the fit, so that they may be so far from the mean that scores overflow.
     may_be_far = False
+    _is_centered = False
 
     def __init__(
         self,
@@ -172,8 +173,14 @@ class HostData(FixedPointData):
         return block.flags.c_contiguous and bool(np.isfinite(frobenius_norm(block)))
 
     def center(self, mean: np.ndarray) -> None:
-        """Subtract `mean`, (d,), from all rows that passes read from now on; see `Data.center`."""
-        self._subtracted = mean.astype(self.dtype).astype(np.float64)
+        """Subtract `mean`, (d,), from all rows that passes read from now on; see `Data.center`.
+
+        A second call with the same mean, by the next fit, changes nothing.
+        """
+        subtracted = mean.astype(self.dtype).astype(np.float64)
+        if self._is_centered and np.array_equal(subtracted, self._subtracted):
+            return
+        self._subtracted, self._is_centered = subtracted, True
         super().center(mean)
 
     def center_once(self, mean: np.ndarray) -> None:

@@ -77,6 +77,11 @@ class DeviceEngine(Engine):
         """Whether labels are certified: always, except for float32 X with precision="tf32"."""
         return self.options.precision == "exact" or self.data.dtype_as_read != np.float32
 
+    @property
+    def is_reusable(self) -> bool:  # type: ignore[override]
+        """Whether another fit can use this engine: the GPU holds X, and the fits so far have not centered it."""
+        return self.data.is_as_read
+
     def _facts(self, *, single_pass: bool = False) -> Facts:
         """Return the facts about the data that need no pass over X; `norms` is None."""
         data, X = self.data, self.data.rows_on_gpu
@@ -101,12 +106,13 @@ class DeviceEngine(Engine):
 
         `subtracted` (d,) is the point that kernels would subtract from each row on read; by default `data.shift`.
         """
+        self._step = None  # frees the memory of the step for another k
         facts = self._facts(single_pass=single_pass)
         if why_cublas(facts, self.data.gpu, self.options) is None:
             digits = integers_of(self.data, subtracted).digits
             facts = replace(facts, norms=Norms(*norms_of(self.data, subtracted), digits))
         selected = select_step(facts, k, self.data.gpu, self.options)
-        self._selected, self._step = (k, selected), None
+        self._selected = k, selected
         return selected
 
     def center(self, mean: np.ndarray, k: int) -> None:

@@ -40,6 +40,8 @@ class Engine(ABC):
     over: Callable[[Rows], Engine]
     #: Whether labels are certified, and whether fits can be protected.
     certifies, protects = True, True
+    #: Whether another fit can use this engine: the fits so far left X as a new engine would read it.
+    is_reusable = False
 
     def __enter__(self) -> Self:
         """Make the device of the data the current one."""
@@ -140,6 +142,7 @@ class HostEngine(Engine):
     """
 
     data: HostData
+    is_reusable = True  # X is centered once, about the same point for every k
 
     def __init__(
         self,

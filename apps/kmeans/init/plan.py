@@ -26,6 +26,7 @@ __all__ = [
     "point_pitch",
     "point_words",
     "pruned_plan",
+    "prunes",
     "quantized_bytes",
     "quantized_groups",
     "quantized_lanes",
@@ -45,6 +46,8 @@ TRY_THREADS, DRAW_THREADS, GROUP = 256, 512, 128
 #: WARP: number of lanes per warp. INTERVAL: maximum number of columns of a row that is split among all lanes of a warp
 #: that are summed in the working dtype before a float64 sum adds the result (kInterval).
 WARP, INTERVAL = 32, 1024
+# Minimum number of pruned steps: making the quantized copy takes about as long as two steps that read X.
+_LEAST_PRUNED_STEPS = 8
 # _BLOCKS: number of resident blocks of evaluate_candidates per multiprocessor. _LARGE_D: minimum d at which a row is
 # split among all lanes of a warp.
 _BLOCKS, _LARGE_D = 2, 512
@@ -191,6 +194,11 @@ def first_pruned_step(trials: int) -> int:
     this step on, at most about a quarter of the rows are read from X.
     """
     return 4 * trials
+
+
+def prunes(steps: int, trials: int) -> bool:
+    """Return True if enough of the steps, each with `trials` candidates, can be pruned to pay for the copy."""
+    return steps >= first_pruned_step(trials) + _LEAST_PRUNED_STEPS
 
 
 def quantized_groups(d: int) -> int:

@@ -9,15 +9,16 @@ chooses the best of 2 + ⌊ln k⌋ candidates (greedy k-means++).
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.init.plan import prunes
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Draw", "equally_likely_samples", "first_sample", "kmeans_plusplus", "n_trials", "random_samples"]
+__all__ = ["Draw", "Drawn", "equally_likely_samples", "first_sample", "kmeans_plusplus", "n_trials", "random_samples"]
 
 #: Draws samples by greedy k-means++. Parameters: the index of the first sample, and uniform random numbers in [0, 1),
 #: (k − 1, trials). Candidate j of step i is the sample at which the running sum of w·D² reaches ``draws[i, j]`` of its
@@ -110,19 +111,46 @@ def kmeans_plusplus(
     -------
     numpy.ndarray of shape (n_clusters, d)
         The centers, centered as `data` is.
+
+    Notes
+    -----
+    No step depends on those that follow. So fewer centers from the same random numbers are the first of more: fits of
+    several k with one seed, from the largest k down, draw once for all k of the same number of candidates.
     """
     trials = n_trials(n_clusters)
     # Only float32 needs scikit-learn's rounding: in float64, about one draw in 10¹⁰ depends on the rounding of sums.
     small, first = data.rounds_draws(n_clusters), first_sample(data, random_state)
     # The random numbers of all steps: they do not depend on the data, and scikit-learn draws the same sequence.
     draws = random_state.uniform(size=(n_clusters - 1, trials))
-    if not small and draw is not None:
-        samples = draw(first, draws)
-        if samples is not None:
-            return data.rows(samples)
+    # Pruned steps of a GPU add up in another order, which may change a draw.
+    method = data.host_mean().tobytes(), small, trials, prunes(len(draws), trials)
+    known = data.drawn if data.drawn is not None and data.drawn.method == method else None
+    if known is not None and known.first == first and np.array_equal(draws, known.draws[: len(draws)]):
+        return data.rows(known.samples[:n_clusters])
+    samples = None if small or draw is None else draw(first, draws)
+    if samples is None:
+        samples = _draw(data, first, draws, small=small)
+    if known is None:  # of several runs, the first: the numbers of later ones depend on k
+        data.drawn = Drawn(method, first, draws, samples)
+    return data.rows(samples)
+
+
+class Drawn(NamedTuple):
+    """Samples that became centers, (k,), and what they were drawn from.
+
+    `method` identifies the centered rows, and the order of additions.
+    """
+
+    method: tuple[bytes, bool, int, bool]
+    first: int
+    draws: np.ndarray
+    samples: np.ndarray
+
+
+def _draw(data: Data, first: int, draws: np.ndarray, *, small: bool) -> np.ndarray:
+    """Draw samples, as `Draw` does, for any data; with scikit-learn's rounding, on the host, if `small`."""
+    samples = np.full(len(draws) + 1, first, np.int64)
     rows = _rows_on_host(data) if small else data.rows
-    centers = np.empty((n_clusters, data.n_features), data.dtype)
-    centers[0] = rows(np.array([first]))[0]
     xp = np if small else data.xp
 
     def here(array: Any) -> Any:
@@ -140,19 +168,19 @@ def kmeans_plusplus(
             return (distances @ weights[:, np.newaxis])[:, 0]
         return weighted(distances).sum(axis=1, dtype=np.float64)
 
-    distances = data.square_distances(centers[:1])
+    distances = data.square_distances(rows(samples[:1]))
     seen, best = here(distances), 0
     best_potential = potential(seen)[best]
-    for step in range(1, n_clusters):
+    for step, drawn in enumerate(draws, start=1):
         running = xp.cumsum(weighted(seen[best]), dtype=None if small else np.float64)
-        candidates = to_host(xp.searchsorted(running, xp.asarray(draws[step - 1] * float(best_potential))))
+        candidates = to_host(xp.searchsorted(running, xp.asarray(drawn * float(best_potential))))
         # Rounding can put a draw past the end of the running sum.
         np.clip(candidates, None, data.n_samples - 1, out=candidates)
-        points, closest = rows(candidates), distances[best]
-        distances = data.square_distances(points)
+        closest = distances[best]
+        distances = data.square_distances(rows(candidates))
         data.xp.minimum(closest, distances, out=distances)
         seen = here(distances)
         potentials = potential(seen)
         best = int(potentials.argmin())
-        best_potential, centers[step] = potentials[best], points[best]
-    return centers
+        best_potential, samples[step] = potentials[best], candidates[best]
+    return samples

@@ -11,8 +11,8 @@ from tsapps.apps.kmeans.init.plan import (
     TRY_THREADS,
     PlusPlusPlan,
     PrunedPlan,
-    first_pruned_step,
     pruned_plan,
+    prunes,
     quantized_bytes,
     quantized_groups,
 )
@@ -25,8 +25,6 @@ __all__ = ["PrunedSteps", "plan_pruning"]
 _TEST_BYTES = 24
 # Minimum size of X in the working dtype, in bytes, and of a row. Smaller rows are read as fast as their codes.
 _LEAST_BYTES, _LEAST_ROW_BYTES = 32 << 20, 128
-# Minimum number of pruned steps: making the quantized copy takes about as long as two steps that read X.
-_LEAST_STEPS = 8
 
 
 class PrunedSteps:
@@ -103,7 +101,7 @@ def plan_pruning(data: DeviceData, plan: PlusPlusPlan, steps: int) -> PrunedPlan
     free. If X is distributed, its size is that of the whole.
     """
     d, size = data.n_features, data.dtype.itemsize
-    if steps < first_pruned_step(plan.trials) + _LEAST_STEPS or not data.fits(quantized_bytes(data.n_samples, d)):
+    if not prunes(steps, plan.trials) or not data.fits(quantized_bytes(data.n_samples, d)):
         return None
     if data.n_total * d * size < _LEAST_BYTES or d * size < _LEAST_ROW_BYTES:
         return None

@@ -25,6 +25,8 @@ _SCORES = {
     "calinski_harabasz": "Calinski–Harabasz",
     "davies_bouldin": "Davies–Bouldin",
 }
+# Columns of a sweep with the gap statistic.
+_GAPS = {"gap": "gap", "gap_error": "± (standard error)"}
 
 
 def page_of(summary: Mapping[str, Any], facts: ReportFacts, centers: np.ndarray, names: Sequence[str] | None) -> str:
@@ -158,15 +160,16 @@ def _sweep(summary: Mapping[str, Any]) -> dict[str, Any] | None:
     if not sweep:
         return None
     scores, drawn = sweep["scores"], []
-    for key in ("silhouette", "inertia"):
-        points = [(float(one["k"]), float(one[key])) for one in scores if one[key] is not None]
+    columns = _SCORES | (_GAPS if sweep.get("references") else {})
+    for key in ("silhouette", "inertia", "gap"):
+        points = [(float(one["k"]), float(one[key])) for one in scores if key in columns and one[key] is not None]
         if len(points) > 1:
-            name = _SCORES[key]
+            name = columns[key]
             picture = pictures.curve(f"{name} by k", points, ("k", name), mark=float(summary["k"]))
             drawn.append((name.capitalize(), picture))
-    rows = [[_number(one[key]) for key in _SCORES] for one in scores]
+    rows = [[_number(one[key]) for key in columns] for one in scores]
     reason = f"k = {summary['k']}: {sweep['reason']}"
-    return {"reason": reason, "pictures": drawn, "headings": list(_SCORES.values()), "rows": rows}
+    return {"reason": reason, "pictures": drawn, "headings": list(columns.values()), "rows": rows}
 
 
 def _number(value: float | None) -> str:
