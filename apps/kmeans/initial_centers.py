@@ -7,6 +7,7 @@ import numpy as np
 from tsapps.apps.kmeans.data.frame import Frame
 from tsapps.apps.kmeans.data.rows import as_numbers, unit
 from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.oversampling import kmeans_parallel
 from tsapps.apps.kmeans.init.plusplus import kmeans_plusplus, random_samples
 from tsapps.kernels.arrays import to_host
@@ -17,20 +18,27 @@ __all__ = ["Init", "draw_centers", "initial_centers"]
 Init = Any
 
 
-def draw_centers(engine: Engine, name: str, n_clusters: int, random_state: np.random.RandomState) -> np.ndarray:
+def draw_centers(
+    engine: Engine, name: str, n_clusters: int, random_state: np.random.RandomState, chosen: Chosen | None = None
+) -> np.ndarray:
     """Draw initial centers, (n_clusters, d), by method `name`: "k-means++", "k-means||" or "random".
 
     The centers are centered and scaled as the engine's samples are (see `Frame`).
     """
     if name == "k-means++":
-        return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus)
+        return kmeans_plusplus(engine.data, n_clusters, random_state, engine.draw_plus_plus, chosen)
     if name == "k-means||":
-        return kmeans_parallel(engine.data, n_clusters, random_state, engine.oversampling(n_clusters))
+        return kmeans_parallel(engine.data, n_clusters, random_state, engine.oversampling(n_clusters), chosen)
     return random_samples(engine.data, n_clusters, random_state)
 
 
 def initial_centers(
-    engine: Engine, n_clusters: int, init: Init, random_state: np.random.RandomState, frame: Frame
+    engine: Engine,
+    n_clusters: int,
+    init: Init,
+    random_state: np.random.RandomState,
+    frame: Frame,
+    chosen: Chosen | None = None,
 ) -> np.ndarray:
     """Return the initial centers of a fit, centered and scaled as the engine's samples are (see `Frame`).
 
@@ -44,6 +52,8 @@ def initial_centers(
     random_state : numpy.random.RandomState
     frame : Frame
         Centers and scales a given array.
+    chosen : callable, optional
+        See `Chosen`; "random" and centers that are given report nothing.
 
     Returns
     -------
@@ -56,7 +66,7 @@ def initial_centers(
         If given or returned centers have the wrong shape or dtype, are not finite, or, for the cosine metric, are zero.
     """
     if isinstance(init, str):
-        return draw_centers(engine, init, n_clusters, random_state)
+        return draw_centers(engine, init, n_clusters, random_state, chosen)
     data = engine.data
     if callable(init):
         centers = init(data.centered(), n_clusters, random_state=random_state)

@@ -23,6 +23,7 @@ from tsapps.apps.kmeans.checkpoint_files import Start, State
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, ldexp
 from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.initial_centers import Init, initial_centers
 from tsapps.apps.kmeans.prepare import facts_of, scaled_into_range
 from tsapps.apps.kmeans.protect.checks import Kept, Protection
@@ -108,6 +109,7 @@ def fit(
     random_state: np.random.RandomState,
     center: bool = True,
     progress: Callable[[Progress], None] | None = None,
+    choosing: Callable[[int, int, int], None] | None = None,
     protect: bool = False,
     checkpoint: Checkpoint | None = None,
 ) -> Clustering:
@@ -128,6 +130,8 @@ def fit(
         (cosine metric) are never centered.
     progress : callable, optional
         Called with a `Progress` after every iteration. Each pass then also sums the lowest scores, for the inertia.
+    choosing : callable, optional
+        Called while initial centers are chosen, with the index of the run and the parameters of `Chosen`.
     protect : bool
         Whether to check every iteration and the result, and recompute them after a fault; see `protect/checks.py`.
     checkpoint : Checkpoint, optional
@@ -164,7 +168,8 @@ def fit(
             clock.lap("prepare")
             draw = partial(initial_centers, engine, n_clusters, init, random_state, frame)
             protection = Protection() if protect else None
-            loop = _Loop(engine, n_clusters, draw, max_iter, moments.variance * tol, listener, protection, checkpoint)
+            told = listener, choosing
+            loop = _Loop(engine, n_clusters, draw, max_iter, moments.variance * tol, *told, protection, checkpoint)
             best, kept = loop.best_of(runs, state, clock)
             cluster_sizes = engine.step_for(n_clusters).cluster_sizes(best.labels, n_clusters)
             step, step_reason = engine.selection(n_clusters)
@@ -189,10 +194,11 @@ class _Loop:
 
     engine: Engine
     n_clusters: int
-    draw: Callable[[], np.ndarray]
+    draw: Callable[[Chosen | None], np.ndarray]
     max_iter: int
     tol: float
     listener: "_Listener | None"
+    choosing: Callable[[int, int, int], None] | None
     protection: Protection | None
     checkpoint: Checkpoint | None
 
@@ -207,7 +213,7 @@ class _Loop:
         for run in range(state.run, runs):
             start = state.start if run == state.run else None
             if start is None:
-                start = Start(self.draw())
+                start = Start(self.draw(None if self.choosing is None else partial(self.choosing, run)))
                 clock.lap("seed")
             step = self.engine.step_for(self.n_clusters)
             step.protection = protection

@@ -127,7 +127,7 @@ class Machine(Protocol):
         """Return the current stream, with ``ptr``, ``synchronize()`` and ``wait_event(event)``."""
 
     def event(self) -> Any:
-        """Return a new event, with ``record(stream)`` and ``synchronize()``."""
+        """Return a new event, with ``record(stream)``, ``synchronize()``, and ``done``, which waits for nothing."""
 
 
 class CudaMachine:

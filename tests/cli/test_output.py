@@ -109,13 +109,44 @@ def test_durations(seconds, text):
     assert output.duration(seconds) == text
 
 
-def test_iterations_say_how_long_they_can_still_take(monkeypatch, succeed, iris):
+@pytest.fixture
+def logged(monkeypatch):
+    """Return a function that returns all lines that commands have logged on stderr."""
     log = io.StringIO()
     monkeypatch.setattr(output, "_LOG_SECONDS", 0)
     monkeypatch.setattr(output, "print", lambda text, **_: log.write(f"{text}\n"), raising=False)
+    return lambda: log.getvalue().splitlines()
+
+
+def test_iterations_say_how_long_they_can_still_take(logged, succeed, iris):
     succeed("kmeans", "iris.npy", "-k", 3, "--init", "random", "--n-init", 2, "--max-iter", 200)
-    lines = [line for line in log.getvalue().splitlines() if "iteration" in line]
+    lines = [line for line in logged() if "iteration" in line]
     assert re.fullmatch(r"tsapps: iteration 1 of at most 200: inertia [\d.]+, 150 labels changed", lines[0])
     assert re.fullmatch(r".* iteration 2 of .* changed, [\de.-]+ s each, at most \d+ s left", lines[1])
     (again,) = [line for line in lines if "run 2, iteration 1 of" in line]
     assert again.endswith("labels changed")
+
+
+def test_centers_say_how_many_are_chosen(logged, succeed, iris):
+    succeed("kmeans", "iris.npy", "-k", 5, "--n-init", 2)
+    lines = [line for line in logged() if "chosen" in line]
+    assert [re.sub(r", [\d.e-]+ s each, about 1 s left", " …", line) for line in lines] == [
+        f"tsapps: {run}k-means++: centers chosen ({done} of 5){rate}"
+        for run in ("", "run 2, ")
+        for done, rate in ((2, ""), (3, " …"), (4, " …"), (5, ""))
+    ]
+
+
+def test_passes_of_k_means_parallel(logged, succeed, iris):
+    succeed("kmeans", "iris.npy", "-k", "2:3", "--init", "k-means||")
+    lines = [line for line in logged() if "passes" in line]
+    assert [line.partition(" s each")[0].rpartition(", ")[0] or line for line in lines[:3]] == [
+        "tsapps: k = 3: k-means||: passes (1 of 5)",
+        "tsapps: k = 3: k-means||: passes (2 of 5)",
+        "tsapps: k = 3: k-means||: passes (3 of 5)",
+    ]
+
+
+def test_a_quiet_command_chooses_in_silence(logged, succeed, iris):
+    succeed("kmeans", "iris.npy", "-k", 5, "--quiet")
+    assert logged() == []

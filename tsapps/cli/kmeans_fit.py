@@ -161,6 +161,7 @@ class _Fits:
             first = len(ended) == 1 or history[-2].run != progress.run
             self.show(prefix + _describe(progress, request.max_iter, None if first else ended[-1] - ended[-2]))
 
+        choosing = _Choosing(request.init, lambda text: self.show(prefix + text))
         self.show(f"{prefix}{request.init}: initial centers")
         try:
             with usage_errors():
@@ -173,6 +174,7 @@ class _Fits:
                     tol=request.tol,
                     random_state=np.random.RandomState(request.seed),
                     progress=tell if self.report else None,
+                    choosing=choosing.tell if self.report else None,
                     protect=request.protect,
                     checkpoint=self.checkpoint,
                 )
@@ -218,6 +220,25 @@ def _engine_here(request: Request, inputs: Inputs, data: "Rows | np.ndarray") ->
         precision=request.precision,
         bounds=True if request.algorithm == kmeans_options.Algorithm.elkan else None,
     )
+
+
+class _Choosing:
+    """Shows how many initial centers have been chosen, or passes of k-means‖ done, and how long the others may take."""
+
+    def __init__(self, init: str, show: Callable[[str], None]) -> None:
+        self._text = f"{init}: passes" if init == "k-means||" else f"{init}: centers chosen"
+        self._show = show
+        self._last: tuple[int, int, float] | None = None  # run, done and time of the last report
+
+    def tell(self, run: int, done: int, total: int) -> None:
+        """Show the number that are done, of `total`; see `lloyd.fit`."""
+        now, last = time.perf_counter(), self._last
+        self._last = run, done, now
+        text = f"run {run + 1}, " * (run > 0) + f"{self._text} ({done:,} of {total:,})"
+        if last is not None and last[0] == run and last[1] < done < total:
+            seconds = (now - last[2]) / (done - last[1])
+            text += f", {seconds:.2g} s each, about {duration((total - done) * seconds)} left"
+        self._show(text)
 
 
 def _describe(progress: "Progress", max_iter: int, seconds: float | None) -> str:

@@ -19,6 +19,7 @@ from tsapps.apps.kmeans.distributed.partitioned_data import (
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.fixed_point_step import FixedPointStep
 from tsapps.apps.kmeans.inertia.host_inertia import sum_terms
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
 from tsapps.apps.kmeans.init.plusplus_host import draw_samples
@@ -210,10 +211,10 @@ class PartitionedEngine(Engine):
         """Return the name of the step, and why it was selected; see `Engine.selection`."""
         return "partitioned", f"X has {len(self.data.crew.parts)} parts"
 
-    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray:
+    def draw_plus_plus(self, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray:
         """Draw samples by greedy k-means++; see `Engine.draw_plus_plus`."""
         trials = draws.shape[1]
-        return draw_samples(PartitionedDraws(self._without_labels(trials), trials), first, draws)
+        return draw_samples(PartitionedDraws(self._without_labels(trials), trials), first, draws, chosen)
 
     def oversampling(self, k: int) -> Oversampling:
         """Return an `Oversampling` of X; see `Engine.oversampling`."""

@@ -21,6 +21,7 @@ from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.device_step import DeviceStep
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.engines.select_step import MOST_SAMPLES, Options
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
@@ -150,7 +151,7 @@ class ShardedEngine(Engine):
         step.reset()
         return OversamplingByChunks(StepOversampling(self.data, k, self.data.shards, label))
 
-    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray:
+    def draw_plus_plus(self, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray:
         """Draw samples by greedy k-means++ on all GPUs; see `Engine.draw_plus_plus`.
 
         Raises
@@ -158,7 +159,8 @@ class ShardedEngine(Engine):
         NoDeviceError
             If the kernels do not support the shape of X.
         """
-        drawn = draw_plus_plus_of_shards(self.data.shards, self._all_reduce, first, draws, self._wait_for_draws)
+        wait = self._wait_for_draws
+        drawn = draw_plus_plus_of_shards(self.data.shards, self._all_reduce, first, draws, wait, chosen)
         if drawn is None:
             raise NoDeviceError(
                 f"device={self.data.device!r}: k-means++ on several GPUs does not support this X of shape "

@@ -24,6 +24,7 @@ from tsapps.apps.kmeans.engines.small_k_step import SmallKStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.engines.streamed_step import StreamedStep
 from tsapps.apps.kmeans.engines.window_pass import WindowPass
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling, OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
@@ -212,17 +213,17 @@ class DeviceEngine(Engine):
         step.reset()
         return StepOversampling(self.data, k, [self.data], label)
 
-    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
+    def draw_plus_plus(self, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the GPU, without host synchronisation; see `Engine.draw_plus_plus`.
 
         If X is in host memory and kernels cannot read it there, the CPU draws the same samples.
         """
         if not self.options.kernels:
             return None
-        found = draw_plus_plus(self.data, first, draws)
+        found = draw_plus_plus(self.data, first, draws, chosen)
         if found is not None or self.data.source.device is not None:
             return found
-        return draw_samples(self.chunked_draw(draws.shape[1]), first, draws)
+        return draw_samples(self.chunked_draw(draws.shape[1]), first, draws, chosen)
 
     def chunked_draw(self, trials: int) -> ChunkedDraws:
         """Return the samples from which k-means++ draws chunk by chunk; on the CPU, if kernels cannot read X."""

@@ -19,6 +19,7 @@ from tsapps.apps.kmeans.engines.exact_host_step import ExactHostStep
 from tsapps.apps.kmeans.engines.host_step import HostStep
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.init import plusplus_host
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.oversampling import BlockOversampling, Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_host import HostOversampling
@@ -72,7 +73,7 @@ class Engine(ABC):
         """Return the name of the step for k clusters, and why it was selected."""
 
     @abstractmethod
-    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
+    def draw_plus_plus(self, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray | None:
         """Draw samples by greedy k-means++ on the engine's device.
 
         Parameters
@@ -81,6 +82,8 @@ class Engine(ABC):
             Index of the first sample.
         draws : numpy.ndarray of shape (k − 1, trials)
             Uniform random numbers in [0, 1); see `plusplus.Draw`.
+        chosen : callable, optional
+            See `Chosen`.
 
         Returns
         -------
@@ -185,9 +188,9 @@ class HostEngine(Engine):
             return "host", "small data follows scikit-learn's rounding"
         return "host", WEIGHTS_DIFFER
 
-    def draw_plus_plus(self, first: int, draws: np.ndarray) -> np.ndarray | None:
+    def draw_plus_plus(self, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray | None:
         """Draw samples by greedy k-means++ in O(n) memory; see `plusplus_host.draw_plus_plus`."""
-        return plusplus_host.draw_plus_plus(self.data, first, draws)
+        return plusplus_host.draw_plus_plus(self.data, first, draws, chosen)
 
     def oversampling(self, k: int) -> Oversampling:
         """Return an `Oversampling` of X; see `Engine.oversampling`."""

@@ -12,6 +12,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.distances import square_norms
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.plusplus import first_sample
 from tsapps.kernels.arrays import to_host
 
@@ -43,7 +44,11 @@ class Oversampling(Protocol):
 
 
 def kmeans_parallel(
-    data: Data, n_clusters: int, random_state: np.random.RandomState, oversampling: Oversampling
+    data: Data,
+    n_clusters: int,
+    random_state: np.random.RandomState,
+    oversampling: Oversampling,
+    chosen: Chosen | None = None,
 ) -> np.ndarray:
     """Draw centers by k-means‖: oversample in a few passes over X, then reduce the drawn samples to k.
 
@@ -61,6 +66,8 @@ def kmeans_parallel(
     random_state : numpy.random.RandomState
     oversampling : Oversampling
         Of the samples of `data`; none has been drawn.
+    chosen : callable, optional
+        See `Chosen`.
 
     Returns
     -------
@@ -89,6 +96,8 @@ def kmeans_parallel(
         oversampling.add(data.rows(found))
         samples = np.concatenate([samples, found])
         rounds += 1
+        if chosen is not None:
+            chosen(rounds, max(rounds, ROUNDS))
     weights = oversampling.weights()
     points, weights = data.rows(samples[weights > 0]), weights[weights > 0]
     if len(points) <= n_clusters:

@@ -15,15 +15,17 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.plan import prunes
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Draw", "Drawn", "equally_likely_samples", "first_sample", "kmeans_plusplus", "n_trials", "random_samples"]
 
-#: Draws samples by greedy k-means++. Parameters: the index of the first sample, and uniform random numbers in [0, 1),
-#: (k − 1, trials). Candidate j of step i is the sample at which the running sum of w·D² reaches ``draws[i, j]`` of its
-#: total. Returns the sample indices of the centers, (k,), or None if the implementation does not support the data.
-Draw = Callable[[int, np.ndarray], np.ndarray | None]
+#: Draws samples by greedy k-means++. Parameters: the index of the first sample; uniform random numbers in [0, 1),
+#: (k − 1, trials); and a `Chosen`. Candidate j of step i is the sample at which the running sum of w·D² reaches
+#: ``draws[i, j]`` of its total. Returns the sample indices of the centers, (k,), or None if the implementation does not
+#: support the data.
+Draw = Callable[[int, np.ndarray, Chosen | None], np.ndarray | None]
 
 
 def _probabilities(data: Data) -> np.ndarray:
@@ -91,7 +93,11 @@ def n_trials(n_clusters: int) -> int:
 
 
 def kmeans_plusplus(
-    data: Data, n_clusters: int, random_state: np.random.RandomState, draw: Draw | None = None
+    data: Data,
+    n_clusters: int,
+    random_state: np.random.RandomState,
+    draw: Draw | None = None,
+    chosen: Chosen | None = None,
 ) -> np.ndarray:
     """Draw centers by greedy k-means++.
 
@@ -106,6 +112,8 @@ def kmeans_plusplus(
     draw : callable, optional
         A faster implementation for this engine; see `Draw`. It is not used for small float32 data, for which this
         function reproduces scikit-learn's rounding.
+    chosen : callable, optional
+        See `Chosen`. It is not called if earlier calls have drawn the samples.
 
     Returns
     -------
@@ -127,9 +135,9 @@ def kmeans_plusplus(
     known = data.drawn if data.drawn is not None and data.drawn.method == method else None
     if known is not None and known.first == first and np.array_equal(draws, known.draws[: len(draws)]):
         return data.rows(known.samples[:n_clusters])
-    samples = None if small or draw is None else draw(first, draws)
+    samples = None if small or draw is None else draw(first, draws, chosen)
     if samples is None:
-        samples = _draw(data, first, draws, small=small)
+        samples = _draw(data, first, draws, chosen, small=small)
     if known is None:  # of several runs, the first: the numbers of later ones depend on k
         data.drawn = Drawn(method, first, draws, samples)
     return data.rows(samples)
@@ -147,7 +155,7 @@ class Drawn(NamedTuple):
     samples: np.ndarray
 
 
-def _draw(data: Data, first: int, draws: np.ndarray, *, small: bool) -> np.ndarray:
+def _draw(data: Data, first: int, draws: np.ndarray, chosen: Chosen | None, *, small: bool) -> np.ndarray:
     """Draw samples, as `Draw` does, for any data; with scikit-learn's rounding, on the host, if `small`."""
     samples = np.full(len(draws) + 1, first, np.int64)
     rows = _rows_on_host(data) if small else data.rows
@@ -183,4 +191,6 @@ def _draw(data: Data, first: int, draws: np.ndarray, *, small: bool) -> np.ndarr
         potentials = potential(seen)
         best = int(potentials.argmin())
         best_potential, samples[step] = potentials[best], candidates[best]
+        if chosen is not None:
+            chosen(step + 1, len(samples))
     return samples

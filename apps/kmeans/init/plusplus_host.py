@@ -17,6 +17,7 @@ import numpy as np
 from tsapps.apps.kmeans.assign.host_labels import MOST_RELATIVE_ERROR
 from tsapps.apps.kmeans.data.distances import square_norms
 from tsapps.apps.kmeans.data.host_data import HostData, check_memory
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.plusplus_order import PlusPlusOrder
 from tsapps.kernels.system.host_memory import available_host_memory
 
@@ -65,7 +66,7 @@ class ChunkedDraws(Protocol):
         """
 
 
-def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarray:
+def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray:
     """Draw samples by greedy k-means++; implements `plusplus.Draw`.
 
     Parameters
@@ -75,6 +76,8 @@ def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarra
         Index of the first sample.
     draws : numpy.ndarray of shape (k − 1, trials)
         Uniform random numbers in [0, 1).
+    chosen : callable, optional
+        See `Chosen`.
 
     Returns
     -------
@@ -93,6 +96,8 @@ def draw_samples(data: ChunkedDraws, first: int, draws: np.ndarray) -> np.ndarra
         best = int(data.order.totals(of_points).argmin())
         samples[step], sums = candidates[best], of_points[best]
         data.add(points[best])
+        if chosen is not None:
+            chosen(step + 1, len(samples))
     return samples
 
 
@@ -265,7 +270,7 @@ def _middle_of(data: HostData, mean: np.ndarray) -> np.ndarray | None:
     return None if near else mean
 
 
-def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray | None:
+def draw_plus_plus(data: HostData, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray | None:
     """Draw samples by greedy k-means++; implements `plusplus.Draw`.
 
     Returns
@@ -276,4 +281,4 @@ def draw_plus_plus(data: HostData, first: int, draws: np.ndarray) -> np.ndarray 
     """
     if not data.as_kernels:
         return None
-    return draw_samples(ChunkedDraw(data, draws.shape[1]), first, draws)
+    return draw_samples(ChunkedDraw(data, draws.shape[1]), first, draws, chosen)

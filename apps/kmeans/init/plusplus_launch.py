@@ -6,6 +6,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import is_vectorizable, load_kernels, pointer
+from tsapps.apps.kmeans.init.chosen import Chosen, Finished
 from tsapps.apps.kmeans.init.plan import (
     DRAW_THREADS,
     GROUP,
@@ -149,7 +150,7 @@ def _row(array: Any, step: int) -> int:
     return address(array) + step * int(array.strides[0])
 
 
-def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray) -> np.ndarray | None:
+def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> np.ndarray | None:
     """Draw samples by greedy k-means++ on the GPU; implements `plusplus.Draw`.
 
     Each step reads X once, and stores one distance per sample. For large X, later steps are pruned: they read a
@@ -162,6 +163,8 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray) -> np.ndarra
         Index of the first sample.
     draws : numpy.ndarray of shape (k − 1, trials)
         Uniform random numbers in [0, 1).
+    chosen : callable, optional
+        See `Chosen`; it learns what has finished while the host launches steps, and nothing after the last.
 
     Returns
     -------
@@ -173,9 +176,12 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray) -> np.ndarra
     draw = greedy_draw(data, first, draws)
     if draw is None:
         return None
+    finished = None if chosen is None else Finished(data.machine, chosen, len(draws) + 1)
     for step in range(len(draws) + 1):
         draw.evaluate(step)
         draw.sample(step)
+        if finished is not None:
+            finished.launched()
     return to_host(draw.chosen)
 
 

@@ -7,6 +7,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import is_vectorizable
+from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.plan import PlusPlusPlan, PrunedPlan, scale_samples
 from tsapps.apps.kmeans.init.plusplus_launch import GreedyDraw, draw_plus_plus, plan_draw, rows_to_draw
 from tsapps.apps.kmeans.init.pruned_launch import plan_pruning
@@ -27,6 +28,7 @@ def draw_plus_plus_of_shards(
     first: int,
     draws: np.ndarray,
     wait: Callable[[], None] = lambda: None,
+    chosen: Chosen | None = None,
 ) -> Any:
     """Draw samples by greedy k-means++ from X of which each GPU has a shard.
 
@@ -51,6 +53,8 @@ def draw_plus_plus_of_shards(
     wait : callable, optional
         Is called from time to time, to wait for the launches so far: CUDA's queue has room for some 1,000 launches, and
         a host that waits for room waits forever if a GPU has failed.
+    chosen : callable, optional
+        See `Chosen`; it is called after every `wait`.
 
     Returns
     -------
@@ -67,7 +71,7 @@ def draw_plus_plus_of_shards(
         return np.array([first])
     if len(shards) == 1:
         with shards[0] as data:
-            return draw_plus_plus(data, first, draws)
+            return draw_plus_plus(data, first, draws, chosen)
     drawn = _greedy_draws(shards, exchange, draws)
     if drawn is None:
         return None
@@ -85,6 +89,8 @@ def draw_plus_plus_of_shards(
                 draw.sample(step)
         if step % _STEPS_AHEAD == _STEPS_AHEAD - 1:
             wait()
+            if chosen is not None:
+                chosen(step + 1, len(draws) + 1)
         following = (step + 1) % 2
         if step < len(draws):
             exchange([draw.drawn[following] for draw in drawn], [draw.points[following] for draw in drawn])

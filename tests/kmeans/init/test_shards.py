@@ -168,6 +168,18 @@ def test_one_shard_and_no_draws(rng):
     assert draw_plus_plus_of_shards(shards, exchange, 5, draws[:0]).tolist() == [5]
 
 
+def test_centers_are_told_when_the_host_has_waited(monkeypatch, rng):
+    monkeypatch.setattr(plusplus_shards, "_STEPS_AHEAD", 2)
+    d, k, dtype, _ = SHAPES[1]
+    _, shards = whole_and_shards(blobs(300, d, k).astype(dtype), None, starts_of((1,), 300, d, k, dtype))
+    told = []
+    draws = rng.random((4, trials_of(k)))
+    draw_plus_plus_of_shards(
+        shards, exchange, 5, draws, lambda: told.append("waited"), lambda *report: told.append(report)
+    )
+    assert told == ["waited", (2, 5), "waited", (4, 5)]
+
+
 def test_shards_that_cannot_be_drawn_from(rng):
     d, k, dtype, _ = SHAPES[4]
     X = blobs(300, d, k).astype(dtype)
