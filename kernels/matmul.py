@@ -19,8 +19,11 @@ from tsapps.kernels.plan.user_table import of_version, on_change, user_table
 from tsapps.kernels.problem import ITEMSIZE, Layout, Lies, Problem
 from tsapps.kernels.runtime.launch import ProductLaunch
 from tsapps.kernels.runtime.machine import cuda_machine
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["gram", "matmul", "on_stream", "oriented", "planned", "prepared", "problem_of"]
+
+_log = logger_of(__name__)
 
 
 def matmul(A: Any, B: Any, *, alpha: float = 1.0, beta: float = 0.0, out: Any = None, stream: Any = None) -> Any:
@@ -265,6 +268,7 @@ def planned(problem: Problem, device: GpuSpec) -> AnyPlan | str:
     # The version of cublasLt matters only for plans that use cublasLt. Reading the version loads the library.
     if isinstance(found, LibraryAlgorithm):
         found = plan(problem, device, of_version(table, cublaslt.version()))
+    _log.info("%s on %s: %s", problem, device.name, found)
     return found
 
 

@@ -30,9 +30,11 @@ from tsapps.apps.kmeans.checkpoint_files import (
 from tsapps.apps.kmeans.data.rows import as_numbers
 from tsapps.apps.kmeans.results import Run
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["Checkpoint", "checkpoint_of", "parameters_of"]
 
+_log = logger_of(__name__)
 #: Least time in seconds between two checkpoints in a run. If writing one takes more than `_MOST_COST` seconds, the time
 #: becomes longer in proportion, so that checkpoints take at most a twentieth of a fit.
 SECONDS = 60.0
@@ -113,6 +115,7 @@ class Checkpoint:
         restore(self._generator, self.directory, self._found)
         shape = self._head["parameters"]["n_clusters"], facts["data"]["shape"][1]
         self._state = read_position(self.directory, self._found, shape, np.dtype(facts["computation"]["dtype"]))
+        _log.info("%s: continues in run %d", self.directory, self._state.run + 1)
         return self._state, self._generator
 
     def begin_run(self, run: int, start: Start, faults: int) -> None:

@@ -9,6 +9,7 @@ References
 Lloyd, "Least squares quantization in PCM", IEEE Trans. Inf. Theory 28 (1982).
 """
 
+import logging
 import time
 import warnings
 from collections.abc import Callable
@@ -29,8 +30,11 @@ from tsapps.apps.kmeans.prepare import facts_of, scaled_into_range
 from tsapps.apps.kmeans.protect.checks import Kept, Protection
 from tsapps.apps.kmeans.results import Run
 from tsapps.apps.kmeans.run import labels_of, single_run
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["Clustering", "Progress", "fit"]
+
+_log = logger_of(__name__)
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,12 @@ class Clustering:
     fitted: FittedCenters | None = None
     step: str = ""
     step_reason: str = ""
+
+    def __str__(self) -> str:
+        """Return the outcome of the fit, and the seconds of its phases, in one line."""
+        ended = "converged" if self.converged else "not converged"
+        seconds = ", ".join(f"{phase} {seconds:.2f} s" for phase, seconds in self.seconds.items())
+        return f"{self.n_iter} iterations, {ended}, inertia {self.inertia:.6g}; {seconds}"
 
 
 def fit(
@@ -166,6 +176,8 @@ def fit(
                 facts = facts_of(engine, n_clusters, frame, moments)
                 state, random_state = checkpoint.begin(facts, random_state)
             clock.lap("prepare")
+            if _log.isEnabledFor(logging.INFO):
+                _log.info("k = %d: step %s: %s", n_clusters, *engine.selection(n_clusters))
             draw = partial(initial_centers, engine, n_clusters, init, random_state, frame)
             protection = Protection() if protect else None
             told = listener, choosing
@@ -182,6 +194,7 @@ def fit(
     found.cluster_sizes, found.seconds = cluster_sizes, clock.seconds
     found.faults = 0 if protection is None else protection.faults
     found.fitted, found.step, found.step_reason = FittedCenters(frame, best.centers, given), step, step_reason
+    _log.info("k = %d: %s", n_clusters, found)
     distinct = int(np.count_nonzero(cluster_sizes))
     if distinct < n_clusters:
         _warn_of_duplicates(distinct, n_clusters)

@@ -16,6 +16,7 @@ from tsapps.apps.kmeans.gap_statistic import Box, gaps_of
 from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.shared_copy import SharedCopy, fit_each
+from tsapps.kernels.system.logs import logger_of, timed
 
 __all__ = [
     "DEFAULT_SAMPLE",
@@ -29,6 +30,7 @@ __all__ = [
     "with_gaps",
 ]
 
+_log = logger_of(__name__)
 #: Rows of which silhouettes are computed by default.
 DEFAULT_SAMPLE = 1000
 # Elements of a block of rows in host memory, and on a GPU, where every operation on a block has to be launched.
@@ -191,7 +193,8 @@ def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: 
     drawn, scores = np.sort(drawn), dict[int, Scores]()
     for numbers in _together(sorted(found)):
         given = [Labeled(np.asarray(found[k].centers, np.float64), found[k].labels) for k in numbers]
-        scores |= zip(numbers, scores_of(blocks_of(rows, metric, sum(numbers)), drawn, given), strict=True)
+        with timed(_log, "scored k = %s", ", ".join(map(str, numbers))):
+            scores |= zip(numbers, scores_of(blocks_of(rows, metric, sum(numbers)), drawn, given), strict=True)
     k, reason = chosen(scores)
     return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], dict(found))
 

@@ -10,6 +10,7 @@ from tsapps.apps.kmeans.data.rows import Rows, UnitRows, as_numbers, as_rows, un
 from tsapps.apps.kmeans.engines.engine import Engine, HostEngine
 from tsapps.kernels.arrays import gpu_index, is_sparse, to_host
 from tsapps.kernels.devices import Choice, choose_device
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = [
     "ENGINES",
@@ -26,6 +27,7 @@ __all__ = [
     "resident",
 ]
 
+_log = logger_of(__name__)
 #: Values of the `engine` parameter; "auto" selects the fastest for the data and the device.
 ENGINES = ("auto", "fused", "cublas")
 #: Values of the `metric` parameter.
@@ -199,6 +201,11 @@ def open_engine(
         raise ValueError(f"dtype must be float32 or float64, got {dtype}")
     if metric == "cosine":
         rows = UnitRows(rows, dtype)
+
+    (n, d), name = rows.shape, rows.name
+    of_options = f"metric {metric}" if precision == "exact" else f"metric {metric}, precision {precision}"
+    _log.info("%s: %s × %s %s, computed in %s, %s", name, f"{n:,}", f"{d:,}", rows.dtype, dtype, of_options)
+    _log.info("%s: device %s: %s", name, choice.device, choice.reason)
 
     def over(rows: Rows) -> Engine:
         made: Engine

@@ -11,8 +11,11 @@ from tsapps.apps.kmeans.empty_clusters import next_centers_after_relocation
 from tsapps.apps.kmeans.engines.step import Step
 from tsapps.apps.kmeans.result_check import checked_result, relocation_repeats
 from tsapps.apps.kmeans.results import IterationResult, Report, Run, square_shift
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["labels_of", "single_run"]
+
+_log = logger_of(__name__)
 
 
 def single_run(
@@ -77,6 +80,7 @@ def _iterate_run(
         given, found = centers, step.iterate(centers, done, last, tol, None if repeats else report)
         done += found.count
         centers, shift = found.centers, found.shift
+        _log.debug("after iteration %d: squared center shift %.3g, to be at most %.3g", done, shift, tol)
         if protection is not None and found.fault is not None:
             protection.found(found.fault, "the centers of a run" if found.lost else f"iteration {done + 1}")
             if found.lost:

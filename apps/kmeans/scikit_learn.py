@@ -31,6 +31,7 @@ from tsapps.apps.kmeans.initial_centers import draw_centers
 from tsapps.apps.kmeans.open_engine import check_weights, open_engine
 from tsapps.kernels.arrays import as_array, kind_of, refuse_masked, to_host
 from tsapps.kernels.blas.threads import one_blas_thread, threads_kept
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = [
     "Passes",
@@ -42,6 +43,8 @@ __all__ = [
     "recording_centers",
     "set_n_features",
 ]
+
+_log = logger_of(__name__)
 
 T = TypeVar("T")
 
@@ -168,6 +171,7 @@ def fit(model: KMeans, X: Any, sample_weight: Any) -> FittedCenters | None:
     if fitted is None or not _is_sound(fitted, model.labels_, model.inertia_):
         generator.set_state(state)
         return None
+    _log.info("k = %d: fitted by scikit-learn on the CPU, %d iterations", model.n_clusters, model.n_iter_)
     return fitted
 
 

@@ -7,8 +7,11 @@ from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["SharedCopy", "fit_each"]
+
+_log = logger_of(__name__)
 
 
 class SharedCopy:
@@ -30,6 +33,7 @@ class SharedCopy:
     def engine(self) -> Engine:
         """Return the engine for the next fit, to which the caller keeps no reference."""
         if self._engine is not None and not self._engine.is_reusable:
+            _log.info("%s is opened again: the last fit left no copy for the next", self._engine.data.source.name)
             self._engine = None
         if self._engine is None:
             self._engine = self._opened()

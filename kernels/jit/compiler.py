@@ -15,10 +15,12 @@ from functools import cache
 from pathlib import Path
 
 from tsapps.kernels.jit.cache import Cubin, Resources, entry_of, load, store
+from tsapps.kernels.system.logs import logger_of
 from tsapps.kernels.system.printable import one_line
 
 __all__ = ["architecture", "architecture_of", "build", "cached", "headers_of"]
 
+_log = logger_of(__name__)
 #: The root of `#include "…"` paths: the directory that holds kernels/ and apps/.
 INCLUDE_ROOT = Path(__file__).resolve().parents[2]
 
@@ -82,9 +84,12 @@ def build(
         If the source does not compile; the message contains the compiler's first error.
     """
     headers, all_flags, entry = _inputs(source, kernels, arch, flags)
-    found = load(entry)
-    if found is None:
+    found, names = load(entry), kernels[0] if len(kernels) == 1 else f"{kernels[0]} and {len(kernels) - 1} more"
+    if found is not None:
+        _log.debug("loaded %s for %s from %s", names, arch, found.path)
+    else:
         found = _compile(source, kernels, headers, all_flags, entry)
+        _log.info("compiled %s for %s in %.2f s", names, arch, found.seconds)
         if announces and found.seconds > PATIENCE_SECONDS:
             place = one_line(found.path.parent)
             print(f"tsapps: compiled a kernel in {found.seconds:.1f} s and saved it in {place}", file=sys.stderr)

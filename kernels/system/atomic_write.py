@@ -19,14 +19,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from tsapps.kernels.system.logs import logger_of
+
 __all__ = ["Commit", "remove_leftovers", "replacing", "replacing_directory", "taking_turns", "write_bytes"]
 
 #: A function that returns a context manager, which is active during the rename. If the context manager exits without an
 #: exception, the rename has happened.
 Commit = Callable[[], AbstractContextManager[Any]]
 
+_log = logger_of(__name__)
 # Constants of renameat2, from <fcntl.h> and <linux/fs.h>.
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+_TEMPORARY = re.compile(r"\..*\.[0-9a-f]{16}\.tmp", re.DOTALL)
 
 
 @contextmanager
@@ -79,6 +83,8 @@ def replacing(
             error.filename = os.fspath(path)  # the name that the user knows
         raise
     _sync_directory(os.path.dirname(target))
+    if _TEMPORARY.fullmatch(os.path.basename(os.path.dirname(target))) is None:  # else `replacing_directory` says it
+        _log.info("wrote %s", target)
 
 
 def write_bytes(path: Path, content: bytes) -> None:
@@ -142,6 +148,7 @@ def replacing_directory(
     finally:
         if descriptor is not None:
             os.close(descriptor)
+    _log.info("wrote %s", place)
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from tsapps.cli.repair import repair
 from tsapps.cli.report import report
 from tsapps.cli.sample import sample
 from tsapps.cli.tune import tune
+from tsapps.cli.verbose import Verbose, show_logs, showing_logs
 from tsapps.cli.verify import verify
 from tsapps.errors import ExitCode, one_line
 
@@ -54,7 +55,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             signals.begin()
-            with _one_line_warnings():
+            with _one_line_warnings(), showing_logs():
                 result = super().invoke(ctx)
                 sys.stdout.flush()
                 return result
@@ -128,9 +129,10 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _tsapps(
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001 (its callback prints it)
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Exact K-means for large matrices on the CPU and on NVIDIA GPUs, and checksums that detect and repair corruption.
 
@@ -142,3 +144,4 @@ def _tsapps(
     exits with 0. tune, abft-calibrate and bench keep the measurements made before the signal, compile its kernels, and
     kmeans its last checkpoint.
     """
+    show_logs(verbose)

@@ -10,6 +10,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.options import Device, Json, Quiet, choose
 from tsapps.cli.output import live_line, print_json, print_table
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import UsageError
 
 __all__ = ["abft_calibrate"]
@@ -42,6 +43,7 @@ def abft_calibrate(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random products.")] = 0,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Measure rounding errors on this device, for the statistical threshold of protected products.
 
@@ -49,6 +51,7 @@ def abft_calibrate(
     products. The calibration replaces an earlier one in your cache directory; threshold="statistical" uses it on every
     device of this name. It is written after each type: Ctrl-C loses only the type being measured.
     """
+    show_logs(verbose)
     from tsapps.apps.abft.product.thresholds import RAREST
 
     for name, value, least in (("--p", p, RAREST), ("--confidence", level, 0)):

@@ -26,6 +26,7 @@ from tsapps.cli.abft import (
 from tsapps.cli.abft_report import changes, describe, print_changes, print_line, regions
 from tsapps.cli.options import AllowExternal, Header, Index, Quiet
 from tsapps.cli.output import byte_bar, print_table
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import CorruptionError
 from tsapps.names import split_name
 
@@ -47,6 +48,7 @@ def abft_correct(
     index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Restore DATA bit by bit to its state when abft-encode wrote its sidecar.
 
@@ -56,6 +58,7 @@ def abft_correct(
     then renames it: DATA is either unchanged or repaired, whenever the command is stopped. If nothing is corrupted,
     --in-place writes nothing.
     """
+    show_logs(verbose)
     began = time.perf_counter()
     check_target(data, out, in_place=in_place, force=force)
     path = sidecar or sidecar_path(data)

@@ -24,6 +24,7 @@ from tsapps.cli.options import (
     choose,
 )
 from tsapps.cli.output import byte_bar, gigabytes, print_json, print_table
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import UsageError
 from tsapps.names import split_name
 
@@ -78,12 +79,14 @@ def abft_encode(
     index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Write the checksums of DATA to a sidecar, from which abft-verify and abft-correct detect and repair corruption.
 
     Reads DATA in blocks, whatever its size, and takes elements bit by bit (NaN payloads, negative zeros and denormals
     are kept). The exact code takes about 2 % of the size of DATA. The sidecar is written as a whole or not at all.
     """
+    show_logs(verbose)
     began = time.perf_counter()
     out = out or sidecar_path(data)
     check_input(data)
@@ -100,14 +103,11 @@ def abft_encode(
     with byte_bar(quiet=quiet) as show:
         matrix = open_matrix(data, header=header, index=index, allow_external=allow_external)
         check_disk_space(out, sidecar_bytes(matrix.shape, matrix.dtype, str(code), weights, int(block)))
-        sidecar = encode(
-            matrix,
-            code=str(code),
-            weights=weights,
-            block=int(block),
-            device=device,
-            progress=lambda done: show(f"encoding {data}", done, matrix.nbytes),
-        )
+
+        def tell(done: int) -> None:
+            show(f"encoding {data}", done, matrix.nbytes)
+
+        sidecar = encode(matrix, code=code, weights=weights, block=int(block), device=device, progress=tell)
     check_output_file(out, force=force)  # again: encoding may take hours, in which another program may create `out`
     _write(sidecar, matrix, out, file)
     summary = {

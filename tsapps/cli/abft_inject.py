@@ -22,6 +22,7 @@ from tsapps.cli.abft import (
 from tsapps.cli.abft_report import describe, differences, print_changes, print_line
 from tsapps.cli.options import AllowExternal, Header, Index, Quiet, check_input
 from tsapps.cli.output import byte_bar, print_table
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.names import split_name
 
 __all__ = ["abft_inject"]
@@ -62,11 +63,13 @@ def abft_inject(
     index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Inject faults into DATA, to try out abft-verify and abft-correct.
 
     Writes a corrupted copy, or with --in-place replaces DATA: keep another copy then. Prints the changed elements.
     """
+    show_logs(verbose)
     check_target(data, out, in_place=in_place, force=force)
     check_input(data)
 

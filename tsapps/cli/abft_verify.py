@@ -21,6 +21,7 @@ from tsapps.cli.abft_report import (
 from tsapps.cli.failures import REPORTED, explain, print_error
 from tsapps.cli.options import AllowExternal, Device, Header, Index, Quiet, choose
 from tsapps.cli.output import byte_bar, gigabytes, print_table
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import ExitCode, UsageError, one_line
 from tsapps.names import split_name
 
@@ -42,6 +43,7 @@ def abft_verify(
     index: Index = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Detect and locate the elements of each DATA that changed since abft-encode wrote its sidecar.
 
@@ -51,6 +53,7 @@ def abft_verify(
     Every DATA is verified, even if others fail. Exits with 3 if an element changed or a sidecar is damaged. Otherwise
     exits with the code of the first DATA that cannot be verified (1 or 2), or with 0.
     """
+    show_logs(verbose)
     if sidecar is not None and len(data) > 1:
         raise UsageError(f"--sidecar {sidecar}: holds the checksums of one DATA, but {len(data)} are given: name one")
     choose(device)

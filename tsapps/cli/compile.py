@@ -10,6 +10,7 @@ from tsapps import signals
 from tsapps.cli import kmeans_options
 from tsapps.cli.options import Json, Quiet, choose
 from tsapps.cli.output import live_line, print_json, print_table
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import UsageError
 
 __all__ = ["compile_kernels"]
@@ -82,6 +83,7 @@ def compile_kernels(
     gpu: GpuName = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Compile the kernels of K-means for the given shapes, so that the first fit on a GPU need not.
 
@@ -91,6 +93,7 @@ def compile_kernels(
 
     With --gpu, a login node compiles for the nodes of a cluster, if they share the cache directory, tsapps and CuPy.
     """
+    show_logs(verbose)
     wanted = [_parsed(text) for text in shapes or ()]
     if gpu is None:
         index = _index_of(device)

@@ -33,6 +33,7 @@ from tsapps.cli.label_table import Distances, LabelFile, save_label_table, save_
 from tsapps.cli.options import AllowExternal, Data, Devices, Header, Index, Json, Quiet, choose, stem
 from tsapps.cli.output import live_line, print_json, print_table, print_text, seconds_by_phase
 from tsapps.cli.report import ReportFile, write_report
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.cli.workers import check_workers
 
 if TYPE_CHECKING:
@@ -78,6 +79,7 @@ def kmeans(
     index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Cluster the rows of DATA into k clusters by exact K-means (Lloyd's algorithm).
 
@@ -90,6 +92,7 @@ def kmeans(
     of a file that has several. A directory of such files, or a quoted pattern such as 'points/*.parquet', is one
     matrix: the rows of its files, sorted by name. summary.json has the number of rows of each.
     """
+    show_logs(verbose)
     given = locals()
     clock = Clock()
     parsed = {

@@ -32,7 +32,9 @@ from tsapps.cli.options import (
 )
 from tsapps.cli.output import live_line, print_json, print_table, seconds_by_phase
 from tsapps.cli.result import dropped, files_of, how_many, read_model
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import MatrixError, UsageError
+from tsapps.kernels.system.logs import logger_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from tsapps.matrix import Matrix
 
 __all__ = ["predict"]
+
+_log = logger_of(__name__)
 
 OutFile = Annotated[
     Path | None,
@@ -117,11 +121,13 @@ def predict(
     index: Index = None,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Label every row of DATA by its nearest center in MODEL_DIR.
 
     Writes one int32 label per row. Computes in the dtype of the model.
     """
+    show_logs(verbose)
     clock = Clock()
     out = out or Path(f"{stem(data)}-labels{'' if by_file else '.npy'}")
     check_input(data, several=True)
@@ -204,6 +210,7 @@ def _label(inputs: _Inputs, device: str, clock: Clock, show: Callable[[str], Non
         labels = to_host(step.labels)
         sizes = step.cluster_sizes(step.labels, k).tolist()
     clock.lap("assign")
+    _log.info("labeled %s rows in %.2f s", f"{len(labels):,}", clock.seconds["assign"])
     if not np.isfinite(inertia):
         raise MatrixError(f"{inputs.data}: the inertia overflows float64: scale the data down")
     return _Labels(labels, sizes, inertia, engine.data.device)

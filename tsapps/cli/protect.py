@@ -8,6 +8,7 @@ import typer
 
 from tsapps.cli.options import Quiet
 from tsapps.cli.protected_files import Jobs, JsonLines, Paths, Sidecars, counting, end, print_reports
+from tsapps.cli.verbose import Verbose, show_logs
 
 __all__ = ["protect"]
 
@@ -38,6 +39,7 @@ def protect(
     jobs: Jobs = None,
     as_json: JsonLines = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Protect files: write for each a sidecar, from which tsapps repair restores its bytes, and a manifest of hashes.
 
@@ -48,6 +50,7 @@ def protect(
     Run it again to continue where it was stopped, or for new files. A protected file that changed is not protected
     again without --update. Exits with 3 if there is one, or if one is missing.
     """
+    show_logs(verbose)
     began = time.perf_counter()
 
     from tsapps.apps.abft.files.protect import protect_files

@@ -4,12 +4,18 @@ import time
 
 from tsapps.cli.options import Quiet
 from tsapps.cli.protected_files import Jobs, JsonLines, Paths, Sidecars, counting, end, print_reports
+from tsapps.cli.verbose import Verbose, show_logs
 
 __all__ = ["repair"]
 
 
 def repair(
-    paths: Paths, sidecars: Sidecars = None, jobs: Jobs = None, as_json: JsonLines = False, quiet: Quiet = False
+    paths: Paths,
+    sidecars: Sidecars = None,
+    jobs: Jobs = None,
+    as_json: JsonLines = False,
+    quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Restore files that tsapps protect has protected to their original bytes, and damaged sidecars and manifests.
 
@@ -20,6 +26,7 @@ def repair(
 
     Exits with 3 if anything was corrupted: its line says whether it was repaired.
     """
+    show_logs(verbose)
     began = time.perf_counter()
 
     from tsapps.apps.abft.files.repair import repair_files

@@ -12,6 +12,7 @@ from tsapps.cli.help import OUTPUT
 from tsapps.cli.options import AllowExternal, Header, Index, Quiet, check_input, check_output_file
 from tsapps.cli.output import live_line, print_table
 from tsapps.cli.result import read_labels, read_model
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import UsageError
 
 if TYPE_CHECKING:
@@ -51,12 +52,14 @@ def report(
     header: Header = None,
     index: Index = None,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Write a page on a clustering: one HTML file that needs no network.
 
     It shows the sizes of clusters, silhouettes, a projection on two axes, the columns that tell clusters apart, and how
     the fit went. It reads the data of the fit again.
     """
+    show_logs(verbose)
     out = out or Path(f"{os.path.basename(os.path.abspath(model))}.html")
     check_report(out, force=force)
     centers, trained = read_model(model)

@@ -9,6 +9,7 @@ import typer
 from tsapps import signals
 from tsapps.cli.options import Json, Quiet, choose
 from tsapps.cli.output import live_line, print_json, print_table
+from tsapps.cli.verbose import Verbose, show_logs
 from tsapps.errors import NoDeviceError, UsageError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def tune(
     reset: Annotated[bool, typer.Option("--reset", help="Remove your table for this GPU; measure nothing.")] = False,
     as_json: Json = False,
     quiet: Quiet = False,
+    verbose: Verbose = 0,
 ) -> None:
     """Measure which kernels are fastest on this GPU, for tsapps.matmul and tsapps.gram.
 
@@ -90,6 +92,7 @@ def tune(
     configuration applies. Your table overrides the one shipped with tsapps on every GPU of this name. It is written
     after each product: Ctrl-C keeps the measurements made so far.
     """
+    show_logs(verbose)
     if reset:
         if shapes or dtypes or layouts or dry_run or (m, k, w) != (None, None, None):
             raise UsageError("--reset removes the whole table of the GPU: it takes no other option than --device")

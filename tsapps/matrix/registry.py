@@ -1,6 +1,7 @@
 """`open_matrix`: opens a path or an array with the reader for its format."""
 
 import os
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import DTypeLike
 
 from tsapps.errors import EmptyMatrixError, MatrixError, MatrixUsageError, UsageError
+from tsapps.kernels.system.logs import logger_of
 from tsapps.kernels.system.printable import shown
 from tsapps.matrix.base import ConvertedMatrix, Matrix
 from tsapps.matrix.binary import BIN_TYPES, VECS_TYPES, open_bin, open_npy, open_vecs
@@ -26,6 +28,7 @@ from tsapps.names import COMPRESSED_TEXT, TEXT, extension_of, split_name
 
 __all__ = ["EXTENSIONS", "Identifiers", "Opening", "open_columns", "open_matrix"]
 
+_log = logger_of(__name__)
 # Readers by extension. A reader takes a path; readers of files with several arrays also take the name of an array, or
 # None. A reader reads only the header, or counts the lines of a text file. It raises MatrixError or OSError.
 _SINGLE: dict[str, Callable[[str], Matrix]] = {
@@ -136,9 +139,9 @@ def open_matrix(
         matrix = source if isinstance(source, Matrix) else open_array(source)
         _check_is_text(matrix, header, index, is_text=False)
         return _converted(matrix, dtype)
-    how = Opening(header, index, allow_external)
+    began, how = time.perf_counter(), Opening(header, index, allow_external)
     opened = _open_paths(_files_of(paths), how)
-    return _as_one([_converted(part, dtype) for part in opened], opened, paths)
+    return _as_one([_converted(part, dtype) for part in opened], opened, paths, began)
 
 
 @dataclass(frozen=True)
@@ -183,11 +186,11 @@ def open_columns(source: str, opening: Opening) -> tuple[Matrix, list[Column], I
     MatrixError
         As `open_matrix`; also if a chosen column does not hold numbers.
     """
-    choice = opening.choice or ColumnChoice()
+    began, choice = time.perf_counter(), opening.choice or ColumnChoice()
     opened = _open_paths(_files_of([source]), opening)
     parts = [part if isinstance(part, (TextMatrix, ParquetMatrix)) else _picked(part, choice) for part in opened]
     identifiers = None if choice.identifier is None else Identifiers(choice.identifier, opened)
-    return _as_one(parts, opened, [source]), getattr(opened[0], "left_out", []), identifiers
+    return _as_one(parts, opened, [source], began), getattr(opened[0], "left_out", []), identifiers
 
 
 def _columns_of(matrix: Matrix) -> list[Column]:
@@ -204,10 +207,13 @@ def _files_of(paths: Sequence[str]) -> list[str]:
     return [file for path in paths for file in matching_files(path, EXTENSIONS) or [path]]
 
 
-def _as_one(parts: Sequence[Matrix], opened: Sequence[Matrix], paths: Sequence[str]) -> Matrix:
-    """Return the rows of files as one matrix; `parts` are derived from the matrices `opened`."""
+def _as_one(parts: Sequence[Matrix], opened: Sequence[Matrix], paths: Sequence[str], began: float) -> Matrix:
+    """Return the rows of files as one matrix; `parts` are derived from the matrices `opened`, which that `began`."""
     _check_indices(opened)
-    return joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and others ({len(parts)} files)")
+    matrix = joined(parts, paths[0] if len(paths) == 1 else f"{paths[0]} and others ({len(parts)} files)")
+    (n, d), seconds = matrix.shape, time.perf_counter() - began
+    _log.info("opened %s: %s × %s %s in %.2f s", matrix.name, f"{n:,}", f"{d:,}", matrix.dtype, seconds)
+    return matrix
 
 
 def _paths_of(source: Any) -> list[str] | None:

@@ -11,9 +11,11 @@ import numpy as np
 from tsapps.apps.abft.at_rest.word_sums import SUMS, AddRows, add_by_blas
 from tsapps.kernels.jit.numba_cache import numba_version
 from tsapps.kernels.system.cache import warn_once
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["COMPILED_FROM", "adder", "compiled_adder"]
 
+_log = logger_of(__name__)
 #: Bytes from which on the compiled function is used. Importing numba and loading the function takes as long as NumPy's
 #: sums of that many bytes: 0.8 s on one core or two.
 COMPILED_FROM = 1 << 28
@@ -68,6 +70,7 @@ def _compiled() -> AddRows | None:
     if not _agrees(add_compiled):
         warn_once("the sums that numba compiled are wrong, so NumPy computes them: remove numba's files in the cache")
         return None
+    _log.info("sums of words on the CPU: by numba")
     return add_compiled
 
 

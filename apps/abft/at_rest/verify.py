@@ -21,8 +21,11 @@ from tsapps.apps.abft.at_rest.source import Progress, Source, as_source, bytes_o
 from tsapps.apps.abft.at_rest.verdict import ChangedError, Verdict
 from tsapps.kernels.devices import choose_device
 from tsapps.kernels.system.host_memory import available_host_memory
+from tsapps.kernels.system.logs import logger_of, timed
 
 __all__ = ["CODES", "encode", "repaired", "sums_of", "verify"]
+
+_log = logger_of(__name__)
 
 CODES = ("exact", "float", "both")
 
@@ -93,7 +96,8 @@ def encode(
             f"{name_of(source)}: its checksums take {needed:,} bytes, and {found:,} are available: choose code='exact' "
             f"if it is not, or raise the memory limit of this process"
         )
-    sums = sums_of(source, code, weights, block, progress, gpu_of(device))
+    with timed(_log, "computed the checksums (%s) of %s", code, name_of(source)):
+        sums = sums_of(source, code, weights, block, progress, gpu_of(device))
     if code == "exact":
         weights = block = 0
     return Sidecar(
@@ -111,6 +115,8 @@ def encode(
 def gpu_of(device: str | None) -> int | None:
     """Return the index of the GPU that `device` selects; None for the CPU, which is the default."""
     choice = None if device is None else choose_device(device)
+    if choice is not None:
+        _log.info("device %s: %s", choice.device, choice.reason)
     return choice.index if choice is not None and choice.is_gpu else None
 
 
@@ -185,9 +191,10 @@ def verify(X: Any, sidecar: Sidecar, *, device: str | None = None, progress: Pro
             f"{name_of(source)}: is {found[0][0]} × {found[0][1]} {found[1]}, and its sidecar is of a matrix of "
             f"{expected[0][0]} × {expected[0][1]} {expected[1]}: name the sidecar that was made of it"
         )
-    if sidecar.exact is not None:
-        return exact_verdict(source, sidecar, progress, gpu_of(device))
-    return weighted_verdict(source, sidecar, progress)
+    with timed(_log, "compared %s with its checksums", name_of(source)):
+        if sidecar.exact is not None:
+            return exact_verdict(source, sidecar, progress, gpu_of(device))
+        return weighted_verdict(source, sidecar, progress)
 
 
 def repaired(

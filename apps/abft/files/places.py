@@ -20,6 +20,7 @@ from tsapps.apps.abft.files.manifest import (
     ManifestError,
 )
 from tsapps.apps.abft.files.report import FileReport
+from tsapps.kernels.system.logs import logger_of, timed
 from tsapps.kernels.system.printable import OneLineError
 
 __all__ = [
@@ -35,6 +36,7 @@ __all__ = [
     "targets_of",
 ]
 
+_log = logger_of(__name__)
 #: What the names of sidecars end in.
 SIDECAR = ".sidecar"
 # Temporary files of kernels/system/atomic_write.py.
@@ -143,7 +145,8 @@ def reports_of(target: Target, function: Callable[[Target], Iterator[FileReport]
         yield target.left_alone
         return
     try:
-        yield from function(target)
+        with timed(_log, "finished %s", target.place.directory):
+            yield from function(target)
     except LaterVersionError as error:
         kind = "sidecar" if error.path.endswith(SIDECAR) else "manifest"
         yield FileReport(error.path, kind, "failed", error.reason)

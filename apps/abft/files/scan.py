@@ -21,6 +21,7 @@ from tsapps.apps.abft.at_rest.interleave import Layout, layout
 from tsapps.apps.abft.at_rest.sidecar import Sidecar
 from tsapps.apps.abft.files.manifest import FileEntry, Tensor, hasher
 from tsapps.apps.abft.files.tensors import tensors_of
+from tsapps.kernels.system.logs import logger_of
 from tsapps.kernels.system.printable import OneLineError
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "stamp_of",
 ]
 
+_log = logger_of(__name__)
 #: Called with a number of bytes that were read since the last call; may raise to stop a pass.
 Step = Callable[[int], None]
 #: Intervals (begin, end) of offsets of the bytes that could not be read.
@@ -222,6 +224,7 @@ def scan(path: str | PathLike[str], hash_name: str, step: Step | None = None) ->
     if stamp_of(before) != stamp_of(after):
         raise ChangedFileError(path)
     entry = FileEntry(n_bytes, before.st_mtime_ns, str(whole.hexdigest()), hashes.finish())
+    _log.debug("read %s: %s bytes, %s", path, f"{n_bytes:,}", hash_name)
     if sums.exact is None:
         return Scan(entry, None)
     return Scan(entry, Sidecar((1, n_bytes), "uint8", n_bytes, exact=sums.exact))

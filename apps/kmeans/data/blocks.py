@@ -15,9 +15,11 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows, row_name
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.system.logs import logger_of, timed
 
 __all__ = ["SMALL", "Data"]
 
+_log = logger_of(__name__)
 T = TypeVar("T")
 
 #: Maximum size in bytes of a *small* X. For a small X, running sums over the samples are computed on the host with
@@ -66,8 +68,7 @@ class Data(ABC):
         #: X on this device in `dtype`, centered; None if every pass reads and converts `reader`.
         self.held: Any = self._borrow()
         self._borrowed: Any = self.held
-        #: A result of `plusplus.kmeans_plusplus`, a `Drawn`.
-        self.drawn: Any = None
+        self.drawn: Any = None  #: A result of `plusplus.kmeans_plusplus`, a `Drawn`.
         if self.held is None and self.copies():
             self._hold()
 
@@ -101,8 +102,9 @@ class Data(ABC):
     def _copied(self, dtype: np.dtype) -> Any:
         """Return a copy of X on this device, not centered."""
         copy = self.xp.empty(self.source.shape, dtype)
-        for start, block in self.source_blocks(self.block_rows(self.n_features)):
-            copy[start : start + len(block)] = block
+        with timed(_log, "copied %s to %s as %s", self.source.name, self.device, dtype):
+            for start, block in self.source_blocks(self.block_rows(self.n_features)):
+                copy[start : start + len(block)] = block
         return copy
 
     def _borrow(self) -> Any | None:

@@ -35,8 +35,11 @@ from tsapps.apps.kmeans.small_d.plan import FmaPlan
 from tsapps.apps.kmeans.update.fixed_point import integers_of
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.runtime.machine import CudaMachine, Machine
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["DeviceEngine"]
+
+_log = logger_of(__name__)
 
 
 class DeviceEngine(Engine):
@@ -114,6 +117,7 @@ class DeviceEngine(Engine):
             facts = replace(facts, norms=Norms(*norms_of(self.data, subtracted), digits))
         selected = select_step(facts, k, self.data.gpu, self.options)
         self._selected = k, selected
+        _log.debug("k = %d: %s", k, selected)
         return selected
 
     def center(self, mean: np.ndarray, k: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -23,8 +24,11 @@ from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.oversampling import BlockOversampling, Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_host import HostOversampling
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["Engine", "HostEngine"]
+
+_log = logger_of(__name__)
 
 
 class Engine(ABC):
@@ -116,6 +120,8 @@ class Engine(ABC):
             If X has a NaN or an infinity. The message names the row and column.
         """
         self._center_once(mean, len(centers))
+        if _log.isEnabledFor(logging.INFO):
+            _log.info("k = %d: one pass, step %s: %s", len(centers), *self.selection(len(centers)))
         subtracted = self.data.host_mean()
         if (subtracted != mean).any():
             centers = centers + (mean.astype(np.float64) - subtracted)

@@ -30,9 +30,11 @@ from tsapps.apps.kmeans.data.blocks import Data
 from tsapps.apps.kmeans.results import Assignment, square_shift
 from tsapps.apps.kmeans.update.means import next_centers
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.system.logs import logger_of
 
 __all__ = ["MOST_AGAIN", "FaultError", "Kept", "Protection", "same_bits", "stride_of"]
 
+_log = logger_of(__name__)
 #: Maximum number of times that an iteration or a result is recomputed in a run before the fit fails.
 MOST_AGAIN = 3
 # Each check compares about one sample in `_ONE_IN`, but at least `_FEWEST` samples, with all centers.
@@ -128,6 +130,7 @@ class Protection:
         """
         self.faults += 1
         self._times[step] += 1
+        _log.warning("a fault in %s: %s", step, fault)
         if self._times[step] > MOST_AGAIN:
             raise FaultError(
                 f"K-means: {step} went wrong {self._times[step]} times, the last time because {fault}. Do not trust "
