@@ -147,6 +147,15 @@ def test_passes_of_k_means_parallel(logged, succeed, iris):
     ]
 
 
+def test_fits_of_reference_data_sets(logged, succeed, iris):
+    succeed("kmeans", "iris.npy", "-k", "2:3", "--gap", 2)
+    fits = [
+        line.removeprefix("tsapps: ").partition(": k-means++: initial")[0] for line in logged() if "initial" in line
+    ]
+    references = [f"reference {number} of 2, k = {k}" for number in (1, 2) for k in (3, 2)]
+    assert fits == ["k = 3", "k = 2", *references]
+
+
 def test_a_quiet_command_chooses_in_silence(logged, succeed, iris):
     succeed("kmeans", "iris.npy", "-k", 5, "--quiet")
     assert logged() == []

@@ -150,9 +150,9 @@ def test_samples_are_drawn_once_for_numbers_with_as_many_candidates(n_init, draw
     module, name = (plusplus_host, "draw_samples") if large else (plusplus, "_draw")
     draw, steps = getattr(module, name), []
 
-    def counted(data, first, draws, **how):
+    def counted(data, first, draws, *rest, **how):
         steps.append(len(draws))
-        return draw(data, first, draws, **how)
+        return draw(data, first, draws, *rest, **how)
 
     monkeypatch.setattr(module, name, counted)
     if large:
