@@ -19,6 +19,7 @@ gene-expression data", ICDM (2004), for the simplified silhouette.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -179,23 +180,47 @@ def _module(array: Any) -> Any:
     return cupy
 
 
-def _squared_distances(xp: Any, rows: Any, points: Any) -> Any:
-    """Return ‖x − p‖² for all rows (m, d) and points (k, d), at least 0."""
-    found = rows @ points.T
+@cache
+def _kernel(arguments: str, distance: str, loop: str) -> Any:
+    """Return a kernel of CuPy that computes an element of an array of distances in one pass."""
+    import cupy
+
+    return cupy.ElementwiseKernel(arguments, f"float64 {distance}", loop, f"tsapps_{distance}")
+
+
+def _distances(xp: Any, rows: Any, points: Any) -> Any:
+    """Return ‖x − p‖ for all rows (m, d) and points (k, d)."""
+    found, of_rows, of_points = rows @ points.T, (rows**2).sum(axis=1)[:, None], (points**2).sum(axis=1)
+    if xp is not np:
+        arguments = "float64 product, float64 of_row, float64 of_point"
+        return _kernel(arguments, "distance", "distance = sqrt(fmax(of_row - 2 * product + of_point, 0.0))")(
+            found, of_rows, of_points, found
+        )
     found *= -2
-    found += (rows**2).sum(axis=1)[:, None]
-    found += (points**2).sum(axis=1)
-    return xp.maximum(found, 0, out=found)
+    found += of_rows
+    found += of_points
+    np.maximum(found, 0, out=found)
+    return np.sqrt(found, out=found)
 
 
 def _own_distances(xp: Any, rows: Any, points: Any, columns: Any) -> Any:
     """Return ‖x − p‖ for each row x and its point p of each clustering, (rows, clusterings), from differences."""
     found = xp.empty(columns.shape)
+    if xp is not np:
+        loop = """
+            double sum = 0;
+            for (long long l = 0; l < d; ++l) {
+              const double apart = rows[i / columns_of_a_row * d + l] - points[column * d + l];
+              sum += apart * apart;
+            }
+            own_distance = sqrt(sum)"""
+        arguments = "raw float64 rows, raw float64 points, int64 column, int64 columns_of_a_row, int64 d"
+        return _kernel(arguments, "own_distance", loop)(rows, points, columns, columns.shape[1], rows.shape[1], found)
     for place in range(columns.shape[1]):
         apart = rows - points[columns[:, place]]
         apart *= apart
         found[:, place] = apart.sum(axis=1)
-    return xp.sqrt(found, out=found)
+    return np.sqrt(found, out=found)
 
 
 def _first_pass(blocks: Callable[[], Iterator[tuple[int, Any]]], sample: np.ndarray, clusters: _Clusters) -> _FirstPass:
@@ -232,11 +257,10 @@ def _first_pass(blocks: Callable[[], Iterator[tuple[int, Any]]], sample: np.ndar
 def _simplified(xp: Any, rows: Any, centers: Any, columns: Any, slices: Sequence[slice]) -> Any:
     """Return the simplified silhouette of each row in each clustering, (rows, clusterings)."""
     own, nearest = _own_distances(xp, rows, centers, columns), xp.empty(columns.shape)
-    others = _squared_distances(xp, rows, centers)
+    others = _distances(xp, rows, centers)
     _put(xp, others, columns, np.inf)
     for place, part in enumerate(slices):
         nearest[:, place] = others[:, part].min(axis=1)
-    xp.sqrt(nearest, out=nearest)
     larger = xp.maximum(own, nearest)
     return (nearest - own) / xp.where(larger > 0, larger, 1)
 
@@ -260,8 +284,7 @@ def _second_pass(
         step = max(1, max(rows.size, indicators.size) // len(sample))
         for begin in range(0, len(block), step):
             part = rows[begin : begin + step]
-            near = _squared_distances(xp, points, part)
-            xp.sqrt(near, out=near)
+            near = _distances(xp, points, part)
             first_row = start + begin
             inside = np.arange(*np.searchsorted(sample, (first_row, first_row + len(part))))
             if inside.size:  # rounding leaves a distance from itself
@@ -287,7 +310,7 @@ def _silhouettes_of(sums: np.ndarray, labels: np.ndarray, sample: np.ndarray) ->
 
 def _davies_bouldin(centers: np.ndarray, spreads: np.ndarray) -> float:
     """Return the index from centers and the mean distances from them."""
-    apart = np.sqrt(_squared_distances(np, centers - centers.mean(axis=0), centers - centers.mean(axis=0)))
+    apart = _distances(np, centers - centers.mean(axis=0), centers - centers.mean(axis=0))
     if not spreads.any() or not apart.any():
         return 0.0
     apart[apart == 0] = np.inf

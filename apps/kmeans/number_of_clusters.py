@@ -34,7 +34,7 @@ _log = logger_of(__name__)
 #: Rows of which silhouettes are computed by default.
 DEFAULT_SAMPLE = 1000
 # Elements of a block of rows in host memory, and on a GPU, where every operation on a block has to be launched.
-_ELEMENTS, _ELEMENTS_ON_GPU = 1 << 20, 1 << 24
+_ELEMENTS, _ELEMENTS_ON_GPU = 1 << 20, 1 << 25
 # Clusterings are scored together whose numbers of clusters add up to at most this.
 _MOST_CLUSTERS = 1 << 12
 

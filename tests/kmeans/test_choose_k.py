@@ -79,13 +79,13 @@ def test_the_stated_error_holds_for_95_of_100_samples(blobs):
 
 def test_numbers_of_clusters_are_scored_together(blobs, monkeypatch):
     """The distances from the sample are computed once for all; by parts where clusters are many."""
-    shapes, distances = [], cluster_scores._squared_distances
+    shapes, distances = [], cluster_scores._distances
 
     def counted(xp, rows, points):
         shapes.append((len(rows), len(points)))
         return distances(xp, rows, points)
 
-    monkeypatch.setattr(cluster_scores, "_squared_distances", counted)
+    monkeypatch.setattr(cluster_scores, "_distances", counted)
     together = choose_k(blobs, range(2, 8), device="cpu", sample=60).scores
     assert sum(points for rows, points in shapes if rows == 60) == 400
     monkeypatch.setattr(choosing, "_MOST_CLUSTERS", 7)  # 2 + 3, 4, 5, 6, 7
