@@ -111,6 +111,17 @@ def test_initial_centers_and_weights_are_those_of_the_data(succeed, table):
     np.testing.assert_array_equal(np.load("m/labels.npy"), expected.labels_)
 
 
+def test_centers_of_another_fit_are_initial_centers(succeed, table):
+    """Columns go by name: centers.csv has the number of the cluster, too, and any order is right."""
+    succeed("kmeans", "x.csv", "-k", 3, "--columns", "pl,pw,sl", "--scale", "minmax", "-o", "m")
+    for name in ("m/centers.csv", "turned.csv"):
+        args = ("--columns", "sl,pl,pw", "--scale", "minmax", "--init", name, "-o", "again", "--force")
+        succeed("kmeans", "x.csv", "-k", 3, *args)
+        assert json.loads(Path("again/summary.json").read_text())["iterations"] == 1
+        np.testing.assert_array_equal(np.load("again/labels.npy"), np.load("m/labels.npy"))
+        pd.read_csv("m/centers.csv").iloc[:, ::-1].to_csv("turned.csv", index=False)
+
+
 def test_labels_without_identifiers_have_the_numbers_of_rows(succeed, iris):
     succeed("kmeans", "iris.npy", "-k", 3, "-o", "m", "--labels", "l.csv")
     found = pd.read_csv("l.csv")

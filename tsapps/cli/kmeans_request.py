@@ -200,15 +200,22 @@ def read_inputs(request: Request) -> Inputs:
     path = request.init_file
     first_centers: str | np.ndarray = request.init
     if path is not None:
-        first_centers = data.scaled(_read_first_centers(path, k, d, allow_external=external))
+        first_centers = data.scaled(_read_first_centers(path, k, data.matrix, allow_external=external))
     weights = None if request.weights is None else _read_weights(request.weights, data.rows, allow_external=external)
     if weights is not None and data.kept is not None:
         weights = weights[data.kept]
     return Inputs(data, choice, first_centers, weights)
 
 
-def _read_first_centers(path: str, k: int, d: int, *, allow_external: bool) -> "np.ndarray":
+def _read_first_centers(path: str, k: int, data: "Matrix", *, allow_external: bool) -> "np.ndarray":
+    """Read centers; their columns are those with the names of the data's columns, if the file has all of these."""
+    from tsapps.matrix.prepared import PickedColumns
+
+    d, wanted = data.shape[1], data.column_names
     matrix = open_fitting(path, lambda shape: shape == (k, d), allow_external=allow_external)
+    names = matrix.column_names
+    if wanted is not None and names is not None and set(wanted) <= set(names):
+        matrix = PickedColumns(matrix, [names.index(name) for name in wanted])
     if matrix.shape != (k, d):
         raise UsageError(
             f"--init {path}: is {matrix.shape[0]} × {matrix.shape[1]}; expected k × d, {k} × {d}: one row a center"
