@@ -122,6 +122,13 @@ def test_centers_of_another_fit_are_initial_centers(succeed, table):
         pd.read_csv("m/centers.csv").iloc[:, ::-1].to_csv("turned.csv", index=False)
 
 
+@pytest.mark.parametrize("row", ['"tall; thin",1,2', "tall; thin,1,2", '"#1",1,2'])
+def test_text_with_other_delimiters(succeed, row):
+    Path("x.csv").write_text(f"name,a,b\n{row}\nflat,3,4\n")
+    succeed("kmeans", "x.csv", "-k", 2, "-o", "m")
+    np.testing.assert_array_equal(np.sort(np.load("m/centers.npy"), axis=0), [[1, 2], [3, 4]])
+
+
 def test_labels_without_identifiers_have_the_numbers_of_rows(succeed, iris):
     succeed("kmeans", "iris.npy", "-k", 3, "-o", "m", "--labels", "l.csv")
     found = pd.read_csv("l.csv")

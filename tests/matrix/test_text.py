@@ -37,6 +37,9 @@ def table(tmp_path):
         '"length, mm",b\n1,2\n3,4\n',
         "length of it,width of it\n1,2\n3,4\n",
         "a;b\n1;2\n3;4\n",
+        "a|b\n1|2\n3|4\n",
+        '"a; b",c\n1,2\n3,4\n',
+        "# a,b\n1,2\n3,4\n",
         '"1","2"\n"3","4"\n',
         "\n\n1,2\n\n3,4\n\n",
         "# written by hand, 2 rows; 2 columns\n1,2\n# between\n3,4\n",
@@ -112,3 +115,10 @@ def test_bad_table(table, tmp_path, text, message):
 def test_encoding(table, text, encoding):
     with pytest.raises(MatrixError, match=r"x.csv: is not UTF-8 text .*: save it as UTF-8"):
         table(text, encoding).read()
+
+
+@pytest.mark.parametrize("text", ["1,2\n#5,6\n3,4\n#7,8\n", "a,b\n1,2\n3,4\n# 5,6\n#7,8"])
+def test_comments_that_look_like_rows_are_told(table, text):
+    with pytest.warns(UserWarning, match=r"2 lines begin with # and are left out, the first is line [24]; quote"):
+        matrix = table(text)
+    assert matrix.read().tolist() == ONE_TO_FOUR

@@ -6,6 +6,7 @@ import gzip
 import lzma
 import os
 import re
+import warnings
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ __all__ = ["TextMatrix"]
 _OPENERS: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
 
 # Delimiters in order of precedence: no number contains a tab, and cells between semicolons may contain decimal commas.
-_DELIMITERS = "\t;,"
+_DELIMITERS = "\t;,|"
 
 # Maximum characters of a line. A block ends with the line by which it has at least `_MOST_BLOCK` characters. A number
 # has about ten characters.
@@ -95,7 +96,7 @@ class TextMatrix(Matrix):
             beginning = list(islice(lines, 2))
         if not beginning:
             raise MatrixError(f"{path}: is empty; expected lines of numbers: check what wrote it")
-        self._delimiter = next((mark for mark in _DELIMITERS if mark in beginning[-1][1]), None)
+        self._delimiter = _delimiter_of([line for _, line in beginning])
         first_number = beginning[0][0]
         named, self._index = self._form(beginning, header, index)
         self._names = int(named)
@@ -103,8 +104,15 @@ class TextMatrix(Matrix):
         first = int(self._index)
         if self._n_cells == first:
             raise MatrixUsageError(f"{path}: has a single column, which --index skips: give --no-index (index=False)")
-        with self._lines() as lines:
+        like_rows: list[int] = []
+        with self._lines(like_rows) as lines:
             rows = sum(1 for _ in lines) - self._names
+        if like_rows := [number for number in like_rows if number > first_number]:  # not the names above the rows
+            warnings.warn(
+                f"{self.name}: {len(like_rows)} lines begin with # and are left out, the first is line {like_rows[0]}; "
+                'quote the first cell of those that are rows ("#1")',
+                stacklevel=2,
+            )
         check_shape((rows, self._n_cells - first), path)
         names = self._cells(beginning[0][1])[first - self._n_cells :] if named else None
         self._features, self._booleans = list(range(first, self._n_cells)), frozenset[int]()
@@ -230,15 +238,18 @@ class TextMatrix(Matrix):
         )
 
     @contextmanager
-    def _lines(self) -> Iterator[Iterator[tuple[int, str]]]:
-        """Open the file as an iterator of its non-empty, non-comment lines with their line numbers (from 1)."""
+    def _lines(self, like_rows: list[int] | None = None) -> Iterator[Iterator[tuple[int, str]]]:
+        """Open the file as an iterator of its non-empty, non-comment lines with their line numbers (from 1).
+
+        The numbers of comments that have as many cells as a row are appended to `like_rows`.
+        """
         opener = _OPENERS.get(os.path.splitext(self._path)[1].lower(), open)
         try:
             with opener(self._path, "rt", encoding="utf-8-sig") as file:
                 yield (
                     (number, line)
                     for number, line in self._records(file)
-                    if not self._is_blank(line) and not _is_comment(line)
+                    if not self._is_blank(line) and not self._is_left_out(number, line, like_rows)
                 )
         except UnicodeDecodeError as error:
             raise MatrixError(f"{self.name}: is not UTF-8 text ({error.reason}): save it as UTF-8") from error
@@ -250,6 +261,14 @@ class TextMatrix(Matrix):
     def _is_blank(self, line: str) -> bool:
         """Return whether a line has no cells; one of tabs has empty cells if these separate cells."""
         return line.isspace() and not (self._delimiter == "\t" and "\t" in line)
+
+    def _is_left_out(self, number: int, line: str, like_rows: list[int] | None) -> bool:
+        if not _is_comment(line):
+            return False
+        mark = self._delimiter
+        if like_rows is not None and mark is not None and _count_of_cells(line, mark) == self._n_cells > 1:
+            like_rows.append(number)
+        return True
 
     def _records(self, file: TextIO) -> Iterator[tuple[int, str]]:
         """Yield the lines of a file with their numbers; those of a quoted cell are one line, with its first number."""
@@ -335,6 +354,25 @@ class TextMatrix(Matrix):
         advice = advice if is_first else ""
         keep = "correct it, or leave the column out by --exclude" if self._is_chosen else "keep numeric columns only"
         raise MatrixError(f"{where} is {cell[:40]!r}; expected a number{advice}: {keep}")
+
+
+def _delimiter_of(lines: list[str]) -> str | None:
+    """Return the delimiter of a table with these first lines; None for spaces.
+
+    It divides them into the same number of cells, or one less in the header; a semicolon in the text of one does not.
+    """
+    for mark in _DELIMITERS:
+        counts = [_count_of_cells(line, mark) for line in lines]
+        if min(counts) > 1 and max(counts) - min(counts) <= 1:
+            return mark
+    return next((mark for mark in _DELIMITERS if mark in lines[-1]), None)
+
+
+def _count_of_cells(line: str, mark: str) -> int:
+    try:
+        return len(next(csv.reader([line.strip(" \r\n")], delimiter=mark)))
+    except csv.Error:
+        return 0
 
 
 def _is_comment(line: str) -> bool:
