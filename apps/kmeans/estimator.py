@@ -13,28 +13,27 @@ from functools import cache
 from typing import Any, ClassVar
 
 import numpy as np
-from sklearn import get_config
 from sklearn.cluster import KMeans
 from sklearn.utils._param_validation import StrOptions
-from sklearn.utils.validation import check_is_fitted
 
 from tsapps.apps.kmeans import lloyd, scikit_learn
 from tsapps.apps.kmeans.checkpoint import Checkpoint, checkpoint_of
-from tsapps.apps.kmeans.data.frame import FittedCenters, frame_about, ldexp
 from tsapps.apps.kmeans.data.rows import Rows
 from tsapps.apps.kmeans.distributed.collections import for_collections
 from tsapps.apps.kmeans.engines.engine import Engine
-from tsapps.apps.kmeans.open_engine import check_metric, check_precision, check_sample_weight, choose, open_engine
+from tsapps.apps.kmeans.open_engine import check_metric, check_precision, choose, open_engine
+from tsapps.apps.kmeans.prediction import Prediction
 from tsapps.apps.kmeans.report.reporting import Reporting
-from tsapps.apps.kmeans.scikit_learn import Passes, as_host
+from tsapps.apps.kmeans.scikit_learn import Passes
 from tsapps.apps.kmeans.validation import validated, validated_on_host
-from tsapps.kernels.arrays import as_array, gpu_index, is_sparse, like, to_host
+from tsapps.kernels.arrays import gpu_index, is_sparse, like
 from tsapps.kernels.blas.threads import is_forked
+from tsapps.kernels.devices import Choice
 
 __all__ = ["TSKMeans"]
 
 
-class TSKMeans(Reporting, KMeans):
+class TSKMeans(Prediction, Reporting, KMeans):
     """K-means clustering: a drop-in replacement for scikit-learn's `KMeans` that also runs on GPUs.
 
     With the same `random_state`, `TSKMeans` and `sklearn.cluster.KMeans` find the same clustering. Exception: for
@@ -226,7 +225,7 @@ class TSKMeans(Reporting, KMeans):
         """
         check_metric(self.metric)
         check_precision(self.precision)
-        choice = choose(X, self.device, self.engine)
+        choice = self._choice(X)
         # scikit-learn has no spherical K-means, its iterations cannot be checked, and its OpenMP may hang after a fork.
         simple = self.metric == "euclidean" and self.engine == "auto" and not self.protect and not is_forked()
         simple = simple and not choice.is_gpu and not isinstance(X, Rows) and self.checkpoint is None
@@ -236,11 +235,11 @@ class TSKMeans(Reporting, KMeans):
         if fitted is None:
             self._fit_engine(X, sample_weight)
         else:
-            self._fitted_centers: FittedCenters | None = fitted
+            self._fitted_centers = fitted
             if self.algorithm == "elkan":  # on a tie, scikit-learn's bounds keep the earlier label, unlike `predict`
                 self.labels_ = Passes(self, fitted.frame, fitted.centered).labels(validated_on_host(self, X))
         self.labels_ = like(self.labels_, X)
-        self.cluster_centers_: Any = like(self.cluster_centers_, X)
+        self.cluster_centers_ = like(self.cluster_centers_, X)
         if not np.isfinite(self.inertia_):
             warnings.warn("the inertia overflows float64; labels and centers are correct", RuntimeWarning, stacklevel=2)
         return self
@@ -282,105 +281,8 @@ class TSKMeans(Reporting, KMeans):
             checkpoint.finish()
         return best
 
-    @for_collections
-    def predict(self, X: Any) -> Any:
-        """Return the index of the nearest center for every sample.
-
-        Parameters
-        ----------
-        X : array, frame, sparse matrix or `tsapps.open_matrix` matrix of shape (n, d)
-
-        Returns
-        -------
-        array of shape (n,), int32
-            Labels, an array of the same kind as X; on a tie, the lowest index.
-        """
-        check_is_fitted(self)
-        fitted = self._current_centers()
-        if self._runs_scikit_learn(X):
-            return like(Passes(self, fitted.frame, fitted.centered).labels(validated_on_host(self, X)), X)
-        with self._open(validated(self, X, reset=False), exponent=fitted.frame.exponent) as engine:
-            centers = engine.place(fitted.centered, fitted.frame.mean)
-            step = engine.step_for(len(centers))
-            step.assign(centers, update=False)
-            return like(step.labels, X)
-
-    def fit_transform(self, X: Any, y: Any = None, sample_weight: Any = None) -> Any:
-        """Cluster the samples of X, and return their distances to the centers; see `fit` and `transform`."""
-        return self.fit(X, y, sample_weight).transform(X)
-
-    @for_collections
-    def transform(self, X: Any) -> Any:
-        """Return the distance of every sample to every center.
-
-        Parameters
-        ----------
-        X : array, frame, sparse matrix or `tsapps.open_matrix` matrix of shape (n, d)
-
-        Returns
-        -------
-        array of shape (n, k)
-            Distances, an array of the same kind as X. For the cosine metric, a distance is 1 − cos(x, c).
-        """
-        check_is_fitted(self)
-        fitted = self._current_centers()
-        # Distances to the rounded centers in `cluster_centers_`, so that each of these has distance 0 to itself.
-        frame, exponent = fitted.frame, fitted.frame.exponent
-        centers = frame.centered(fitted.restored)
-        if self._runs_scikit_learn(X):
-            distances = Passes(self, frame, centers).distances(validated_on_host(self, X))
-        else:
-            with self._open(validated(self, X, reset=False), exponent=exponent) as engine:
-                distances = engine.data.distances(engine.place(centers, frame.mean))
-        distances = ldexp(distances, exponent)
-        # scikit-learn builds the frames of `set_output` from host memory.
-        return to_host(distances) if self._gives_frames() else like(distances, X)
-
-    @for_collections
-    def score(self, X: Any, y: Any = None, sample_weight: Any = None) -> float:  # noqa: ARG002
-        """Return the negative inertia of X about the centers.
-
-        Parameters
-        ----------
-        X : array, frame, sparse matrix or `tsapps.open_matrix` matrix of shape (n, d)
-        y : ignored
-        sample_weight : array of shape (n,), optional
-            Non-negative weights; 1 by default.
-
-        Returns
-        -------
-        float
-        """
-        check_is_fitted(self)
-        fitted = self._current_centers()
-        if self._runs_scikit_learn(X):
-            X = validated_on_host(self, X)
-            weights = check_sample_weight(as_host(sample_weight, "sample_weight"), X.shape[0])
-            inertia = Passes(self, fitted.frame, fitted.centered).inertia(X, weights)
-        else:
-            X = validated(self, X, reset=False)
-            with self._open(X, sample_weight, exponent=fitted.frame.exponent) as engine:
-                centers = engine.place(fitted.centered, fitted.frame.mean)
-                step = engine.step_for(len(centers))
-                step.assign(centers, update=False)
-                inertia = engine.data.inertia(centers, step.labels)
-        return -float(ldexp(inertia, 2 * fitted.frame.exponent))
-
-    def _runs_scikit_learn(self, X: Any) -> bool:
-        """Return True if scikit-learn's code shall process X.
-
-        Conditions: X is in memory, the device is the CPU, `fit` used scikit-learn, and the process is not forked.
-        """
-        on_cpu = not choose(X, self.device, self.engine).is_gpu
-        return self._by_scikit_learn and on_cpu and not isinstance(X, Rows) and not is_forked()
-
-    def _current_centers(self) -> FittedCenters:
-        """Return the centers of the fit, or those that the caller has assigned to `cluster_centers_` since."""
-        centers, fitted = to_host(as_array(self.cluster_centers_)), getattr(self, "_fitted_centers", None)
-        if fitted is None:
-            frame = frame_about(centers, centers.dtype)
-            return FittedCenters(frame, frame.centered(centers), centers)
-        return FittedCenters(fitted.frame, fitted.centers(centers), centers)
+    def _choice(self, X: Any) -> Choice:
+        return choose(X, self.device, self.engine)
 
     def _open(self, X: Any, sample_weight: Any = None, exponent: int = 0) -> Engine:
         return open_engine(
@@ -393,7 +295,3 @@ class TSKMeans(Reporting, KMeans):
             bounds=True if self.algorithm == "elkan" else None,
             exponent=exponent,
         )
-
-    def _gives_frames(self) -> bool:
-        chosen = getattr(self, "_sklearn_output_config", {})
-        return chosen.get("transform", get_config()["transform_output"]) != "default"
