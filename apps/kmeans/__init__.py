@@ -1,4 +1,6 @@
-"""Exact K-means on the CPU and on GPUs: the estimator `TSKMeans`, and `kmeans_batched` for many problems of one shape.
+"""K-means on the CPU and on GPUs: the estimators `TSKMeans`, which is exact, and `TSMiniBatchKMeans`.
+
+`kmeans_batched` clusters many problems of one shape.
 
 Public names are imported on first use, so that the command line runs without importing scikit-learn, which takes a
 second.
@@ -13,6 +15,7 @@ if TYPE_CHECKING:
     from tsapps.apps.kmeans.distributed.rank import RankClustering, fit_rank
     from tsapps.apps.kmeans.engines.compile_kernels import compile_kernels
     from tsapps.apps.kmeans.estimator import TSKMeans
+    from tsapps.apps.kmeans.minibatch.estimator import TSMiniBatchKMeans
     from tsapps.apps.kmeans.number_of_clusters import KChoice, choose_k
     from tsapps.apps.kmeans.protect.checks import FaultError
 
@@ -23,6 +26,7 @@ __all__ = [
     "KChoice",
     "RankClustering",
     "TSKMeans",
+    "TSMiniBatchKMeans",
     "choose_k",
     "compile_kernels",
     "fit_rank",
@@ -37,6 +41,7 @@ _MODULES = {
     "KChoice": "tsapps.apps.kmeans.number_of_clusters",
     "RankClustering": "tsapps.apps.kmeans.distributed.rank",
     "TSKMeans": "tsapps.apps.kmeans.estimator",
+    "TSMiniBatchKMeans": "tsapps.apps.kmeans.minibatch.estimator",
     "choose_k": "tsapps.apps.kmeans.number_of_clusters",
     "compile_kernels": "tsapps.apps.kmeans.engines.compile_kernels",
     "fit_rank": "tsapps.apps.kmeans.distributed.rank",

@@ -25,7 +25,7 @@ from tsapps.apps.kmeans.open_engine import check_metric, check_precision, choose
 from tsapps.apps.kmeans.prediction import Prediction
 from tsapps.apps.kmeans.report.reporting import Reporting
 from tsapps.apps.kmeans.scikit_learn import Passes
-from tsapps.apps.kmeans.validation import validated, validated_on_host
+from tsapps.apps.kmeans.validation import check_parameters, validated, validated_on_host
 from tsapps.kernels.arrays import gpu_index, is_sparse, like
 from tsapps.kernels.blas.threads import is_forked
 from tsapps.kernels.devices import Choice
@@ -249,7 +249,7 @@ class TSKMeans(Prediction, Reporting, KMeans):
         return scikit_learn.recording_centers(self, super()._init_centroids(*arguments, **options))
 
     def _fit_engine(self, X: Any, sample_weight: Any) -> None:
-        scikit_learn.check_parameters(self)
+        check_parameters(self)
         checkpoint = checkpoint_of(self)
         given = validated(self, X, reset=True)
         best = self._fit_with(self._open(given, sample_weight), checkpoint, center=not is_sparse(given))

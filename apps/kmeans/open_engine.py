@@ -36,7 +36,7 @@ METRICS = ("euclidean", "cosine")
 PRECISIONS = ("exact", "tf32")
 
 
-def choose(X: Any, device: str, engine: str) -> Choice:
+def choose(X: Any, device: str, engine: str = "auto", *, several: bool = True) -> Choice:
     """Choose the device for X, and check that the requested engine runs on that device.
 
     Parameters
@@ -45,6 +45,8 @@ def choose(X: Any, device: str, engine: str) -> Choice:
     device : {"auto", "cpu", "cuda", "cuda:i", "cuda:i,j,…", "cuda:all"}
         See `choose_device`.
     engine : {"auto", "fused", "cublas"}
+    several : bool
+        Whether several GPUs may be requested.
 
     Returns
     -------
@@ -58,7 +60,7 @@ def choose(X: Any, device: str, engine: str) -> Choice:
         If the requested GPU is not present.
     """
     check_engine(engine)
-    choice = choose_device(device, resident=resident(X), several=True)
+    choice = choose_device(device, resident=resident(X), several=several)
     if engine == "cublas" and not choice.is_gpu:
         raise ValueError(
             f"engine='cublas' needs a GPU, but the device is the CPU ({choice.reason}); use engine='auto' or a GPU"

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
-from functools import cache, lru_cache
+from contextlib import contextmanager
+from functools import cache
 from typing import Any, TypeVar
 
 import numpy as np
@@ -21,7 +22,6 @@ from sklearn.cluster import KMeans
 from sklearn.cluster._kmeans import _labels_inertia
 from sklearn.metrics.pairwise import euclidean_distances
 from sklearn.utils import assert_all_finite, check_random_state
-from sklearn.utils._param_validation import validate_parameter_constraints
 
 from tsapps.apps.kmeans.data.distances import distances_of
 from tsapps.apps.kmeans.data.frame import FittedCenters, Frame, frobenius_norm, is_in_range, ldexp, overflow_exponent
@@ -36,12 +36,11 @@ from tsapps.kernels.system.logs import logger_of
 __all__ = [
     "Passes",
     "as_host",
-    "check_parameters",
     "fit",
+    "init_on_host",
     "narrow_indices",
     "random_state_of",
     "recording_centers",
-    "set_n_features",
 ]
 
 _log = logger_of(__name__)
@@ -83,45 +82,6 @@ def recording_centers(model: KMeans, centers: np.ndarray) -> np.ndarray:
     return RecordingCenters.of(centers, model.__dict__.get(_RECORD, {}))
 
 
-def check_parameters(model: KMeans) -> None:
-    """Validate the parameters of a model as scikit-learn does, but equal numbers and names only once: it takes 0.2 ms.
-
-    Raises
-    ------
-    ValueError
-        If a parameter is invalid.
-    """
-    given = model.get_params(deep=False)
-    if type(model.init) is np.ndarray:
-        given["init"] = "k-means++"  # every array is as valid
-    kind: Any = type(model)  # mypy does not accept `type[Any]` as hashable
-    plain = all(value is None or type(value) in (bool, int, float, str) for value in given.values())
-    if plain and kind._validate_params is KMeans._validate_params:
-        _check_parameters(kind, tuple((name, value, type(value)) for name, value in given.items()))
-    else:
-        model._validate_params()
-
-
-@lru_cache(maxsize=64)
-def _check_parameters(kind: type[KMeans], parameters: tuple[tuple[str, Any, type], ...]) -> None:
-    """Validate parameters of estimators of class `kind`; each is (name, value, type of the value)."""
-    given = {name: value for name, value, _ in parameters}
-    validate_parameter_constraints(kind._parameter_constraints, given, caller_name=kind.__name__)
-
-
-def set_n_features(model: KMeans, X: Any) -> bool:
-    """Set `n_features_in_` to the number of columns of X as `validate_data` does, which takes longer than an iteration.
-
-    Returns False, without a change, if X is not a two-dimensional array.
-    """
-    shape: Any = getattr(X, "shape", ())
-    if kind_of(X) is None or len(shape) != 2:
-        return False
-    model.n_features_in_ = shape[1]
-    vars(model).pop("feature_names_in_", None)  # arrays have no feature names
-    return True
-
-
 def random_state_of(model: KMeans) -> np.random.RandomState:
     """Return the `RandomState` that draws the initial centers of a model.
 
@@ -151,14 +111,14 @@ def fit(model: KMeans, X: Any, sample_weight: Any) -> FittedCenters | None:
     weights = as_host(sample_weight, "sample_weight")
     check_weights(weights)
     generator = check_random_state(model.random_state)  # an int gives a new generator
-    state, given = generator.get_state(), {"init": model.init, "n_init": model.n_init}
+    state = generator.get_state()
     record: dict[str, np.ndarray] = {}
     model.__dict__[_RECORD] = record
-    model.set_params(**_init_for_scikit_learn(**given, sample_weight=weights))
     fitted = None
     try:
         # `_is_sound` finds overflow in the result, so NumPy need not warn.
-        with threads_kept(), np.errstate(over="ignore", invalid="ignore"), columns_named(X):
+        quiet = np.errstate(over="ignore", invalid="ignore")
+        with init_on_host(model, weights), threads_kept(), quiet, columns_named(X):
             KMeans.fit(model, narrow_indices(as_host(X)), sample_weight=weights)
         fitted = _fitted_centers(np.array(model.cluster_centers_), record)
         model.cluster_centers_ = fitted.restored.copy()
@@ -166,7 +126,6 @@ def fit(model: KMeans, X: Any, sample_weight: Any) -> FittedCenters | None:
         if not _overflows(as_host(X)):
             raise
     finally:
-        model.set_params(**given)
         del model.__dict__[_RECORD]
     if fitted is None or not _is_sound(fitted, model.labels_, model.inertia_):
         generator.set_state(state)
@@ -244,6 +203,17 @@ def _writable(frame: Any) -> Any:
     if type(frame).__module__.startswith("pandas") and (array := as_array(frame)).dtype.kind in "iuf":
         return frame.__class__(array, frame.index, frame.columns)
     return frame
+
+
+@contextmanager
+def init_on_host(model: KMeans, sample_weight: Any) -> Iterator[None]:
+    """Replace the `init` of a model within the ``with`` block by one that scikit-learn's code accepts."""
+    given = {"init": model.init, "n_init": model.n_init}
+    model.set_params(**_init_for_scikit_learn(**given, sample_weight=sample_weight))
+    try:
+        yield
+    finally:
+        model.set_params(**given)
 
 
 def _init_for_scikit_learn(init: Any, n_init: Any, sample_weight: Any) -> dict[str, Any]:

@@ -1,13 +1,17 @@
-"""A pytest plugin that puts TSKMeans in KMeans' place before scikit-learn's own tests import it."""
+"""A pytest plugin that puts our estimators in the place of scikit-learn's before its own tests import them."""
 
 import sklearn.cluster
 import sklearn.cluster._kmeans
 
-from tsapps import TSKMeans
+from tsapps import TSKMeans, TSMiniBatchKMeans
 
-sklearn.cluster.KMeans = TSKMeans
-sklearn.cluster._kmeans.KMeans = TSKMeans
+OURS = {"KMeans": TSKMeans, "MiniBatchKMeans": TSMiniBatchKMeans}
+for name, ours in OURS.items():
+    setattr(sklearn.cluster, name, ours)
+    setattr(sklearn.cluster._kmeans, name, ours)
 
 
 def pytest_collection_finish(session):
-    assert all(item.module.KMeans is TSKMeans for item in session.items)
+    modules = {item.module for item in session.items}
+    assert modules
+    assert all(getattr(module, name) is ours for module in modules for name, ours in OURS.items())

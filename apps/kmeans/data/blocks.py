@@ -17,7 +17,7 @@ from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows, row_name
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.system.logs import logger_of, timed
 
-__all__ = ["SMALL", "Data"]
+__all__ = ["SMALL", "Data", "check_finite"]
 
 _log = logger_of(__name__)
 T = TypeVar("T")
@@ -26,6 +26,24 @@ T = TypeVar("T")
 #: scikit-learn's float32 rounding, since the last bits of a running sum decide which sample a random number selects.
 #: For a larger X, running sums are in float64 on the device of X: in float32 they stop growing after 2²⁴ equal terms.
 SMALL = 8 << 20
+
+
+def check_finite(block: Any, source: Rows, start: int = 0) -> None:
+    """Raise ValueError if a block has a NaN or an infinity; the message names the row and column of the first.
+
+    Parameters
+    ----------
+    block : array of shape (m, d), on a CPU or a GPU
+        Rows of `source` from row `start` on.
+    source : Rows
+    start : int
+    """
+    finite = np.isfinite(block)  # by CuPy for its arrays
+    if not bool(finite.all()):
+        row, column = np.argwhere(~to_host(finite))[0]
+        where = f"{source.name}: {row_name(source, start + int(row))}, column {column}"
+        found = f"is {to_host(block)[row, column]}"
+        raise ValueError(f"{where} {found}: K-means needs finite numbers; remove or replace such rows first")
 
 
 class Data(ABC):
@@ -228,12 +246,7 @@ class Data(ABC):
         def work(start: int, block: Any) -> None:
             if self.is_surely_finite(block):
                 return
-            finite = self.xp.isfinite(block)
-            if not bool(finite.all()):
-                row, column = np.argwhere(~to_host(finite))[0]
-                where = f"{self.source.name}: {row_name(self.source, start + int(row))}, column {column}"
-                found = f"is {to_host(block)[row, column]}"
-                raise ValueError(f"{where} {found}: K-means needs finite numbers; remove or replace such rows first")
+            check_finite(block, self.source, start)
 
         for _ in self.each_block(work, self.n_features):
             pass

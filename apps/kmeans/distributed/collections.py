@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from sklearn.utils.validation import check_is_fitted
 
-from tsapps.apps.kmeans import scikit_learn
 from tsapps.apps.kmeans.checkpoint import checkpoint_of
 from tsapps.apps.kmeans.data.blocks import SMALL
 from tsapps.apps.kmeans.data.rows import check_real
@@ -24,6 +23,7 @@ from tsapps.apps.kmeans.open_engine import (
     check_sample_weight,
     compute_dtype,
 )
+from tsapps.apps.kmeans.validation import check_parameters
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["fit", "for_collections", "is_dask", "predict", "score", "transform"]
@@ -65,7 +65,7 @@ def fit(estimator: Any, X: Any, y: Any = None, sample_weight: Any = None) -> Any
     from tsapps.apps.kmeans.distributed.dask_crew import DaskCrew, current_client, shares_of
     from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine, source_of
 
-    scikit_learn.check_parameters(estimator)
+    check_parameters(estimator)
     _check_options(estimator)
     array = _array_of(X)
     _set_features(estimator, X, array.shape[1])

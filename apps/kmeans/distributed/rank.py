@@ -25,7 +25,7 @@ from tsapps.apps.kmeans.distributed.partitioned_engine import PartitionedEngine,
 from tsapps.apps.kmeans.estimator import TSKMeans
 from tsapps.apps.kmeans.initial_centers import Init
 from tsapps.apps.kmeans.open_engine import check_metric, check_sample_weight, compute_dtype
-from tsapps.apps.kmeans.scikit_learn import check_parameters
+from tsapps.apps.kmeans.validation import check_parameters
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["Communicator", "RankClustering", "fit_rank"]
