@@ -51,9 +51,8 @@ def test_examples_of_the_docstring():
 def test_public_name():
     assert tsapps.TSKMeans is TSKMeans
     assert "TSKMeans" in dir(tsapps)
-    with pytest.raises(
-        AttributeError, match="no attribute 'kmeans'; it has TSKMeans, abft, choose_k, gram, kmeans_batched, matmul"
-    ):
+    names = "TSKMeans, TSMiniBatchKMeans, abft, choose_k, gram, kmeans_batched, matmul"
+    with pytest.raises(AttributeError, match=f"no attribute 'kmeans'; it has {names}"):
         tsapps.kmeans  # noqa: B018
     assert tsapps.apps.kmeans.TSKMeans is TSKMeans
     assert {"BatchedClustering", "TSKMeans", "kmeans_batched"} <= set(dir(tsapps.apps.kmeans))

@@ -13,11 +13,11 @@ from typing import Any, Self, TypeVar
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows, row_name
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, UnitRows, check_finite
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.system.logs import logger_of, timed
 
-__all__ = ["SMALL", "Data", "check_finite"]
+__all__ = ["SMALL", "Data"]
 
 _log = logger_of(__name__)
 T = TypeVar("T")
@@ -26,24 +26,6 @@ T = TypeVar("T")
 #: scikit-learn's float32 rounding, since the last bits of a running sum decide which sample a random number selects.
 #: For a larger X, running sums are in float64 on the device of X: in float32 they stop growing after 2²⁴ equal terms.
 SMALL = 8 << 20
-
-
-def check_finite(block: Any, source: Rows, start: int = 0) -> None:
-    """Raise ValueError if a block has a NaN or an infinity; the message names the row and column of the first.
-
-    Parameters
-    ----------
-    block : array of shape (m, d), on a CPU or a GPU
-        Rows of `source` from row `start` on.
-    source : Rows
-    start : int
-    """
-    finite = np.isfinite(block)  # by CuPy for its arrays
-    if not bool(finite.all()):
-        row, column = np.argwhere(~to_host(finite))[0]
-        where = f"{source.name}: {row_name(source, start + int(row))}, column {column}"
-        found = f"is {to_host(block)[row, column]}"
-        raise ValueError(f"{where} {found}: K-means needs finite numbers; remove or replace such rows first")
 
 
 class Data(ABC):

@@ -22,6 +22,7 @@ __all__ = [
     "UnitRows",
     "as_numbers",
     "as_rows",
+    "check_finite",
     "check_real",
     "in_place",
     "is_plain",
@@ -166,6 +167,24 @@ def in_place(source: Any) -> np.ndarray | None:
 def row_name(rows: Any, row: int) -> str:
     """Return what messages call a row: its number, or what a matrix with a method ``row_name`` calls it."""
     return str(rows.row_name(row)) if hasattr(rows, "row_name") else f"row {row}"
+
+
+def check_finite(block: Any, source: Rows, start: int = 0) -> None:
+    """Raise ValueError if a block has a NaN or an infinity; the message names the row and column of the first.
+
+    Parameters
+    ----------
+    block : array of shape (m, d), on a CPU or a GPU
+        Rows of `source` from row `start` on.
+    source : Rows
+    start : int
+    """
+    finite = np.isfinite(block)  # by CuPy for its arrays
+    if not bool(finite.all()):
+        row, column = np.argwhere(~to_host(finite))[0]
+        where = f"{source.name}: {row_name(source, start + int(row))}, column {column}"
+        found = f"is {to_host(block)[row, column]}"
+        raise ValueError(f"{where} {found}: K-means needs finite numbers; remove or replace such rows first")
 
 
 class ArrayRows:

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
+from sklearn.utils import check_random_state
 
-from tsapps.apps.kmeans.data.blocks import check_finite
-from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, row_name
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, check_finite, row_name
 
-__all__ = ["BatchDraws", "DrawnRows", "drawn_rows"]
+__all__ = ["BatchDraws", "DrawnRows", "drawn_rows", "quick_draws"]
 
-# Number of consecutive rows of which only the running sum at the first is kept; and of draws that are searched at once.
-_GROUP_ROWS, _DRAWS = 128, 4096
-# Number of groups whose weights are summed at once.
-_GROUPS = 4096
+# Maximum number of running sums that are kept.
+_MOST_KEPT = 1 << 20
+# Number of probabilities that are added up at once.
+_ROWS = 1 << 19
 
 
 class DrawnRows(ArrayRows):
@@ -58,47 +59,42 @@ def drawn_rows(source: Rows, indices: np.ndarray) -> DrawnRows:
 
 
 class BatchDraws:
-    """Draws of row indices with replacement, with probabilities proportional to weights.
+    """Draws of row indices with replacement: those of ``RandomState.choice(n, size, p=probabilities)``.
 
-    They are those of ``RandomState.choice(n, size, p=weights / sum)``, which keeps and adds up all n probabilities in
-    each call. Here, only the running sum at every 128th row is kept, and continued from there by the same additions.
+    `choice` adds up all n probabilities in each call. Here, the running sums are kept. Of large n, only one of each
+    group of rows is kept, from which they are continued by the same additions.
 
     Parameters
     ----------
-    n : int
-    weights : numpy.ndarray of shape (n,), optional
-        None means that every row has weight 1.
-    dtype : {float32, float64}
-        The type in which probabilities are computed.
-
-    Attributes
-    ----------
-    total : float
-        Sum of the weights.
+    probabilities : numpy.ndarray of shape (n,), float32 or float64
+        Not copied; may be a broadcast number.
     """
 
-    def __init__(self, n: int, weights: np.ndarray | None, dtype: np.dtype) -> None:
-        ones = np.broadcast_to(np.ones((), dtype), n)  # takes no memory
-        self._weights: np.ndarray = ones if weights is None else weights.astype(dtype, copy=False)
-        self._sum = self._weights.sum()
-        self.total = float(self._sum)
-        self._starts = np.zeros(-(-n // _GROUP_ROWS) + 1)  # running sum at the first row of each group, and at the end
-        rows = _GROUPS * _GROUP_ROWS
-        for group in range(0, len(self._starts) - 1, _GROUPS):
-            first = group * _GROUP_ROWS
-            running = self._continued(self._starts[group : group + 1], np.arange(first, min(first + rows, n)))
-            ends = running[0, _GROUP_ROWS - 1 :: _GROUP_ROWS]
+    def __init__(self, probabilities: np.ndarray) -> None:
+        self.probabilities, n = probabilities, len(probabilities)
+        self._group = 1
+        while n > _MOST_KEPT * self._group:
+            self._group *= 2
+        # The running sum before the first row of each group, and at the end.
+        self._starts = np.zeros(-(-n // self._group) + 1)
+        rows = max(1, _ROWS // self._group) * self._group
+        for first in range(0, n, rows):
+            group = first // self._group
+            running = self._continued(self._starts[group : group + 1], np.arange(first, min(first + rows, n)))[0]
+            ends = running[self._group - 1 :: self._group]
             self._starts[group + 1 : group + 1 + len(ends)] = ends
-            self._starts[-1] = running[0, -1]
+            self._starts[-1] = running[-1]
         self._ends = self._starts[1:] / self._starts[-1]
 
     def draw(self, random_state: np.random.RandomState, size: int) -> np.ndarray:
         """Draw row indices, (size,), int64."""
         drawn = random_state.random_sample(size)
         groups = self._ends.searchsorted(drawn, side="right")
-        found = groups * _GROUP_ROWS
-        for part in (slice(first, first + _DRAWS) for first in range(0, size, _DRAWS)):
-            rows = found[part, np.newaxis] + np.arange(_GROUP_ROWS)
+        if self._group == 1:
+            return groups
+        found, at_once = groups * self._group, max(1, _ROWS // self._group)
+        for part in (slice(first, first + at_once) for first in range(0, size, at_once)):
+            rows = found[part, np.newaxis] + np.arange(self._group)
             running = self._continued(self._starts[groups[part]], rows) / self._starts[-1]
             found[part] += (running <= drawn[part, np.newaxis]).sum(axis=1)
         return found
@@ -109,7 +105,43 @@ class BatchDraws:
         Rows past the end repeat the last one.
         """
         rows = np.atleast_2d(rows)
-        weights = self._weights[np.minimum(rows, len(self._weights) - 1)]
         terms = np.empty((len(rows), rows.shape[1] + 1))
-        terms[:, 0], terms[:, 1:] = starts, weights / self._sum
+        terms[:, 0] = starts
+        terms[:, 1:] = self.probabilities[np.minimum(rows, len(self.probabilities) - 1)]
         return np.cumsum(terms, axis=1, out=terms)[:, 1:]
+
+
+class BatchState(np.random.RandomState):
+    """A `RandomState` whose `choice` with replacement does not add up the probabilities again in each call.
+
+    So draws of `MiniBatchKMeans.fit`, the same ones, do not take longer for more rows.
+    """
+
+    _draws: BatchDraws | None = None
+
+    def choice(self, a: Any, size: Any = None, replace: bool = True, p: Any = None) -> Any:
+        """Draw as `RandomState.choice` does."""
+        one_batch = replace and isinstance(a, int) and isinstance(size, int) and isinstance(p, np.ndarray)
+        if not one_batch or len(p) != a:
+            return super().choice(a, size, replace, p)
+        if self._draws is None or self._draws.probabilities is not p:
+            self._draws = BatchDraws(p)
+        return self._draws.draw(self, size)
+
+
+@contextmanager
+def quick_draws(model: Any) -> Iterator[None]:
+    """Replace the `random_state` of a model within the ``with`` block by a `BatchState` that gives the same numbers."""
+    given = model.random_state
+    generator = check_random_state(given)
+    state = generator.get_state(legacy=False)
+    if state["bit_generator"] == "MT19937":
+        quick = BatchState(0)
+        quick.set_state(state)
+        model.random_state = quick
+    try:
+        yield
+    finally:
+        if model.random_state is not given:
+            generator.set_state(model.random_state.get_state(legacy=False))
+            model.random_state = given

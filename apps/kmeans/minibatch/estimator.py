@@ -20,6 +20,7 @@ from tsapps.apps.kmeans.data.rows import Rows, as_rows
 from tsapps.apps.kmeans.distributed.collections import is_dask
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.frame_columns import columns_named
+from tsapps.apps.kmeans.minibatch.draws import quick_draws
 from tsapps.apps.kmeans.minibatch.fit import first_centers, fit_batches, labels_and_inertia, mean_variance
 from tsapps.apps.kmeans.minibatch.steps import BatchSteps, EngineSteps, ScikitLearnSteps
 from tsapps.apps.kmeans.open_engine import check_sample_weight, check_weights, choose, compute_dtype, open_engine
@@ -206,7 +207,8 @@ class TSMiniBatchKMeans(Prediction, MiniBatchKMeans):
         """
         choice = self._begin(X)
         if self._by_scikit_learn and not isinstance(X, Rows):
-            self._run_scikit_learn(MiniBatchKMeans.fit, X, sample_weight)
+            with quick_draws(self):
+                self._run_scikit_learn(MiniBatchKMeans.fit, X, sample_weight)
         else:
             rows = as_rows(validated(self, X, reset=True))
             dtype = compute_dtype(rows.dtype, on_gpu=choice.is_gpu)

@@ -83,7 +83,9 @@ def fit_batches(
     model._counts = np.zeros(model.n_clusters, dtype)
     model._ewa_inertia = model._ewa_inertia_min = None
     model._no_improvement = model._n_since_last_reassign = 0
-    draws, n_steps = BatchDraws(n, weights, dtype), model.max_iter * n // size
+    each = np.broadcast_to(np.ones((), dtype), n) if weights is None else weights  # the first takes no memory
+    total, n_steps = each.sum(), model.max_iter * n // size
+    draws = BatchDraws(np.broadcast_to(each[0] / total, n) if weights is None else weights / total)
     for step in range(n_steps):
         batch = drawn_rows(rows, draws.draw(random_state, size))
         reassign = model._random_reassign()
@@ -97,7 +99,7 @@ def fit_batches(
     model.n_steps_ = step + 1
     model.n_iter_ = int(np.ceil((step + 1) * size / n))
     average = inertia / size if model._ewa_inertia is None else model._ewa_inertia
-    return centers, float(average) * draws.total
+    return centers, float(average) * float(total)
 
 
 def _engines(

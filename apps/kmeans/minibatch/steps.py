@@ -28,11 +28,16 @@ from tsapps.kernels.blas.threads import one_blas_thread
 
 __all__ = ["BatchSteps", "EngineSteps", "ScikitLearnSteps", "reassign_centers"]
 
+# Maximum product of rows and clusters for which scikit-learn draws the initial centers of a batch on a GPU: they take
+# up to a second on one core. Of a few rows per cluster, candidates of k-means++ often lower the potential equally, so
+# that other rounding would draw others.
+_MOST_DRAWN = 1 << 22
+
 
 class BatchSteps(Protocol):
     """The arithmetic of a mini-batch fit; weights, (m,), are in host memory, and None means that each is 1."""
 
-    def initial(self, batch: Any, weights: np.ndarray | None, random_state: np.random.RandomState) -> np.ndarray:
+    def initial(self, batch: ArrayRows, weights: np.ndarray | None, random_state: np.random.RandomState) -> np.ndarray:
         """Return initial centers, (k, d), chosen from the rows of a batch if the model's `init` is a name."""
 
     def inertia(self, batch: Any, weights: np.ndarray | None, centers: np.ndarray) -> float:
@@ -109,7 +114,7 @@ class ScikitLearnSteps:
         return following, inertia
 
     def _given(self, batch: ArrayRows, weights: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
-        X = batch.array.astype(self._dtype, order="C", copy=False)
+        X = to_host(batch.array).astype(self._dtype, order="C", copy=False)
         return X, np.ones(len(X), self._dtype) if weights is None else weights.astype(self._dtype, copy=False)
 
 
@@ -129,9 +134,11 @@ class EngineSteps:
         self._model, self._open, self._dtype = model, open_batch, dtype
         self._frame: Frame | None = None
 
-    def initial(self, batch: Rows, weights: np.ndarray | None, random_state: np.random.RandomState) -> np.ndarray:
+    def initial(self, batch: ArrayRows, weights: np.ndarray | None, random_state: np.random.RandomState) -> np.ndarray:
         """Return initial centers; see `BatchSteps`."""
         model = self._model
+        if isinstance(model.init, str) and batch.shape[0] * model.n_clusters <= _MOST_DRAWN:
+            return ScikitLearnSteps(model, self._dtype).initial(batch, weights, random_state)
         with self._open(batch, sample_weight=weights) as engine:
             if isinstance(model.init, str):  # a callable receives the rows as they are
                 engine.center(np.zeros(engine.data.n_features), model.n_clusters)

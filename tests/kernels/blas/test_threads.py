@@ -118,14 +118,16 @@ def test_concurrent_calls_leave_them_as_they_were(call):
 FORKED = """
 import multiprocessing, numpy as np
 from sklearn.cluster import KMeans
-from tsapps import TSKMeans
+from tsapps import TSKMeans, TSMiniBatchKMeans
 X = np.random.default_rng(0).standard_normal((5_000, 8))
 KMeans(5, n_init=1, random_state=0).fit(X)
 model = TSKMeans(5, random_state=0, device="cpu", init=X[:5]).fit(X)
+labels = TSMiniBatchKMeans(5, random_state=0, device="cpu").fit(X).partial_fit(X[:900]).predict(X)
 
 def child(pipe):
+    found = TSMiniBatchKMeans(5, random_state=0, device="cpu").fit(X).partial_fit(X[:900]).predict(X)
     again = TSKMeans(5, random_state=0, device="cpu", init=X[:5]).fit(X)
-    same = (again.labels_ == model.labels_).mean(), (model.predict(X) == model.labels_).mean()
+    same = (again.labels_ == model.labels_).mean(), (found == labels).mean(), (model.predict(X) == model.labels_).mean()
     pipe.send((*same, np.isclose(model.score(X), -model.inertia_), model.transform(X).shape))
 
 ours, theirs = multiprocessing.Pipe()
@@ -144,8 +146,9 @@ def test_a_forked_process_does_not_hang():
         command, capture_output=True, text=True, timeout=120, check=False, env={"OMP_NUM_THREADS": "2"}
     )
     assert done.returncode == 0, done.stderr
-    fit, predict, score, shape = done.stdout.split(" ", 3)
+    fit, batches, predict, score, shape = done.stdout.split(" ", 4)
     assert float(fit) > 0.999
+    assert float(batches) > 0.999
     assert float(predict) == 1
     assert score == "True"
     assert shape.strip() == "(5000, 5)"
