@@ -99,18 +99,19 @@ class TSMiniBatchKMeans(Prediction, MiniBatchKMeans):
     X may be what `TSKMeans` accepts, but for Dask collections. The working type and the kinds of returned arrays are
     those of `TSKMeans`.
 
-    For arrays on the CPU, every result has scikit-learn's bits. For a matrix of `tsapps.open_matrix` on the CPU, `fit`
-    draws the rows that it would draw of an array, reads only these, and has the centers of the array's fit, bit for
-    bit (exceptions: a positive `tol`, whose variance may differ in its last bits, and float32 matrices of more than
-    2²⁴ rows). Labels differ for ties only. Reading single rows is cheap where a file has its rows as plain bytes or in
-    chunks: .npy, .safetensors, HDF5. Of Parquet files, a batch reads the row groups of its rows, and of text and .npz
-    files everything up to its last row: read such files into memory (``open_matrix(path).read()``), or convert them.
-    `partial_fit` reads the whole matrix as one batch.
+    On the CPU, centers and labels of arrays have scikit-learn's bits. For a matrix of `tsapps.open_matrix` on the CPU,
+    `fit` draws the rows that it would draw of an array, reads only these, and has the centers of the array's fit, bit
+    for bit; a positive `tol` can end it otherwise, as the variance may differ in its last bits. Above 8 MiB, labels may
+    differ for samples halfway between two centers. Single rows are cheap to read where a file has them as plain bytes
+    or in chunks: .npy, .safetensors, HDF5. Of Parquet files, a batch reads the row groups of its rows, and of text and
+    .npz files everything up to its last row: read such files into memory (``open_matrix(path).read()``), or convert
+    them. `partial_fit` reads the whole matrix as one batch.
 
-    On a GPU, the random rows of initial centers and of batches are those of the CPU, since they depend on
-    `random_state`, n and the weights only. Draws of k-means++ are those of the CPU in float64; in float32 also up to
-    8 MiB of `init_size` rows. Rows that replace centers of low counts are the same as long as the counts are. So a
-    float64 fit differs by rounding from the CPU's, unless a sample lies halfway between two centers.
+    On a GPU, the random rows from which initial centers are chosen, and those of batches, are those of the CPU: they
+    depend on `random_state`, n and the weights only. The choice of "k-means++" and "random" is scikit-learn's own up to
+    4 million rows times clusters. Rows that replace centers of low counts are the same as long as the counts are. So a
+    float64 fit differs from the CPU's by rounding, unless a sample is as far from one center as from another, such as
+    after two centers were replaced by the same row.
 
     Rows are checked for NaN and infinities when they are read. Without `compute_labels`, `fit` reads only some.
 
