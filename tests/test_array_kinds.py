@@ -13,9 +13,9 @@ import numpy as np
 import oracle
 import pandas as pd
 import pytest
-from sklearn.cluster import KMeans
+from sklearn.cluster import KMeans, MiniBatchKMeans
 
-from tsapps import TSKMeans, abft, gram, kmeans_batched, matmul, open_matrix
+from tsapps import TSKMeans, TSMiniBatchKMeans, abft, gram, kmeans_batched, matmul, open_matrix
 from tsapps.apps.abft.at_rest.gpu import encode as checksums_gpu
 from tsapps.apps.kmeans import open_engine
 from tsapps.apps.kmeans.batched import api as batched
@@ -260,6 +260,49 @@ class TestTSKMeans:
         for options in engines(device):
             with pytest.raises(theirs.type, match=re.escape(str(theirs.value)[:40])):
                 TSKMeans(1, device=device, **options).fit(given)
+
+
+class TestMiniBatches:
+    @pytest.mark.parametrize("kind", [*KINDS, *FRAMES])
+    def test_data(self, device, kind):
+        given = (KINDS | FRAMES)[kind](X)
+        rtol = 1e-5 if kind in ("f4", "pandas float32") or (kind == "f2" and device == "cuda") else 1e-9
+        plain, found = MiniBatchKMeans(K, random_state=0), TSMiniBatchKMeans(K, random_state=0, device=device)
+        assert_same(found.fit(given), plain.fit(X), rtol)
+        assert_same(found.partial_fit(given), plain.partial_fit(X), rtol)
+        np.testing.assert_array_equal(found.predict(given), plain.labels_)
+
+    @pytest.mark.parametrize("kind", [*KINDS, *SERIES])
+    def test_sample_weight(self, device, kind):
+        given = (KINDS | SERIES)[kind](WEIGHTS)
+        plain, found = MiniBatchKMeans(K, random_state=0), TSMiniBatchKMeans(K, random_state=0, device=device)
+        assert_same(found.fit(X, sample_weight=given), plain.fit(X, sample_weight=WEIGHTS))
+        assert_same(found.partial_fit(X, sample_weight=given), plain.partial_fit(X, sample_weight=WEIGHTS))
+
+    @pytest.mark.parametrize("kind", [*KINDS, "pandas", "polars"])
+    def test_init(self, device, kind):
+        given = (KINDS | FRAMES)[kind](X[:K])
+        plain = MiniBatchKMeans(K, init=X[:K], n_init=1, random_state=0).fit(X)
+        kmeans = TSMiniBatchKMeans(K, init=given, n_init=1, random_state=0, device=device)
+        assert_same(kmeans.fit(X), plain, 1e-5)
+        assert kmeans.init is given
+
+    @pytest.mark.parametrize("kind", ["f4", ">f4", ">f8", "list", "objects", "reversed"])
+    def test_callable_init(self, device, kind):
+        plain = MiniBatchKMeans(K, init=X[:K], n_init=1, random_state=0).fit(X)
+        init = lambda rows, k, random_state: KINDS[kind](X[:K])  # noqa: E731
+        kmeans = TSMiniBatchKMeans(K, init=init, n_init=1, random_state=0, device=device)
+        assert_same(kmeans.fit(X), plain, 1e-5)
+
+    @pytest.mark.parametrize("kind", REFUSED)
+    def test_rejected(self, device, kind):
+        make, message = REFUSED[kind]
+        cases = [("random", make(X), None), ("random", X, make(WEIGHTS)), (make(X[:K]), X, None)]
+        for method in ("fit", "partial_fit"):
+            for init, given, weights in cases:
+                kmeans = TSMiniBatchKMeans(K, init=init, n_init=1, device=device)
+                with pytest.raises(ValueError, match=message):
+                    getattr(kmeans, method)(given, sample_weight=weights)
 
 
 class TestBatched:
