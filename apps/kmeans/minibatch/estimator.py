@@ -99,13 +99,13 @@ class TSMiniBatchKMeans(Prediction, MiniBatchKMeans):
     X may be what `TSKMeans` accepts, but for Dask collections. The working type and the kinds of returned arrays are
     those of `TSKMeans`.
 
-    On the CPU, centers and labels of arrays have scikit-learn's bits. For a matrix of `tsapps.open_matrix` on the CPU,
-    `fit` draws the rows that scikit-learn 1.8 or later draws of an array, reads only these, and has the centers of the
-    array's fit, bit for bit; a positive `tol` can end it otherwise, as the variance may differ in its last bits. Above 8 MiB, labels may
-    differ for samples halfway between two centers. Single rows are cheap to read where a file has them as plain bytes
-    or in chunks: .npy, .safetensors, HDF5. Of Parquet files, a batch reads the row groups of its rows, and of text and
-    .npz files everything up to its last row: read such files into memory (``open_matrix(path).read()``), or convert
-    them. `partial_fit` reads the whole matrix as one batch.
+    On the CPU, centers and labels of arrays have scikit-learn's bits. For a matrix of `tsapps.open_matrix` on the
+    CPU, `fit` draws the rows that scikit-learn 1.8 or later draws of an array, reads only these, and has the
+    centers of the array's fit, bit for bit; a positive `tol` can end it otherwise, as the variance may differ in
+    its last bits. Above 8 MiB, labels may differ for samples halfway between two centers. Single rows are cheap to
+    read where a file has them as plain bytes or in chunks: .npy, .safetensors, HDF5. Of Parquet files, a batch
+    reads the row groups of its rows, and of text and .npz files everything up to its last row: read such files into
+    memory (``open_matrix(path).read()``), or convert them. `partial_fit` reads the whole matrix as one batch.
 
     On a GPU, the random rows from which initial centers are chosen, and those of batches, are those of the CPU: they
     depend on `random_state`, n and the weights only. The choice of "k-means++" and "random" is scikit-learn's own up to
