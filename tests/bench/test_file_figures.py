@@ -9,6 +9,7 @@ def test_loads_by_hand():
         {"task": "load", "engine": "tsapps", **case, "gbs": 19.23},
         {"task": "load", "engine": "safetensors", **case, "gbs": 4.1},
         {"task": "sums", "engine": "tsapps", **whole, "gbs": 4000.0, "read_gbs": 4500.0},
+        {"task": "check", "engine": "tsapps", **whole, "gbs": 4050.0, "read_gbs": 4500.0},
         {"task": "verify", "engine": "tsapps", **whole, "seconds": 0.0006},
     ]
     assert tables.load_table(records).splitlines() == [
@@ -16,9 +17,9 @@ def test_loads_by_hand():
         "|---|---|---:|---:|---:|",
         "| `load_file` | 32 tensors of 64 MiB | 4.1 GB/s | – | 19.2 GB/s |",
         "",
-        "| in GPU memory | a read | the sums | `verify`, wall time |",
-        "|---|---:|---:|---:|",
-        "| 1 GiB | 4,500 GB/s | 4,000 GB/s (89 %) | 0.60 ms |",
+        "| in GPU memory | a read | the sums | sums, compared | `verify`, wall time |",
+        "|---|---:|---:|---:|---:|",
+        "| 1 GiB | 4,500 GB/s | 4,000 GB/s (89 %) | 4,050 GB/s (90 %) | 0.60 ms |",
     ]
 
 
