@@ -58,7 +58,8 @@ ARROWS = {
         "kernels/blas",
         "kernels/runtime",
         "kernels/system",
-        *_stages("batched", "data", "distributed", "engines", "init", "minibatch", "protect", "report", "update"),
+        *_stages("balanced", "batched", "data", "distributed", "engines", "init"),
+        *_stages("minibatch", "protect", "report", "update"),
     },
     "apps/kmeans/report": {*_CORE, "kernels/system", "apps/kmeans", "apps/kmeans/data"},
     # Stages, each of which may use those before it; assign has the plans of data, and inertia a pass over it.
@@ -80,6 +81,7 @@ ARROWS = {
         "apps/kmeans",
         *_stages("data", "engines", "inertia", "init", "protect", "update"),
     },
+    "apps/kmeans/balanced": {"kernels", "kernels/blas", "apps/kmeans", *_stages("data", "distributed")},
     "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update")},
     "apps/kmeans/minibatch": {*_CORE, "apps/kmeans", *_stages("data", "distributed", "engines")},
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
