@@ -6,6 +6,8 @@ TSKMeans
     scikit-learn's ``KMeans``, on the CPU and on NVIDIA GPUs.
 TSMiniBatchKMeans
     scikit-learn's ``MiniBatchKMeans``, also for files of any size and on a GPU.
+TSBalancedKMeans
+    K-means whose clusters have limited sizes.
 choose_k
     The number of clusters: fits for several numbers, with silhouettes and other scores.
 kmeans_batched
@@ -23,9 +25,20 @@ from __future__ import annotations
 from importlib import import_module
 
 __version__ = "0.1.0"
-__all__ = ["TSKMeans", "TSMiniBatchKMeans", "abft", "choose_k", "gram", "kmeans_batched", "matmul", "open_matrix"]
+__all__ = [
+    "TSBalancedKMeans",
+    "TSKMeans",
+    "TSMiniBatchKMeans",
+    "abft",
+    "choose_k",
+    "gram",
+    "kmeans_batched",
+    "matmul",
+    "open_matrix",
+]
 
 _HOMES = {
+    "TSBalancedKMeans": "tsapps.apps.kmeans",
     "TSKMeans": "tsapps.apps.kmeans",
     "TSMiniBatchKMeans": "tsapps.apps.kmeans",
     "abft": "tsapps.abft",  # a module, not a name in it
@@ -43,7 +56,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from tsapps import abft
-    from tsapps.apps.kmeans import TSKMeans, TSMiniBatchKMeans, choose_k, kmeans_batched
+    from tsapps.apps.kmeans import TSBalancedKMeans, TSKMeans, TSMiniBatchKMeans, choose_k, kmeans_batched
     from tsapps.kernels.matmul import gram, matmul
     from tsapps.matrix import open_matrix
 

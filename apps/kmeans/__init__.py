@@ -1,4 +1,4 @@
-"""K-means on the CPU and on GPUs: the estimators `TSKMeans`, which is exact, and `TSMiniBatchKMeans`.
+"""K-means on the CPU and on GPUs: the estimators `TSKMeans`, which is exact, `TSBalancedKMeans` and `TSMiniBatchKMeans`.
 
 `kmeans_batched` clusters many problems of one shape.
 
@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from tsapps.apps.kmeans.balanced.estimator import TSBalancedKMeans
     from tsapps.apps.kmeans.batched.api import BatchedClustering, kmeans_batched
     from tsapps.apps.kmeans.distributed.crew import ClusterError
     from tsapps.apps.kmeans.distributed.rank import RankClustering, fit_rank
@@ -25,6 +26,7 @@ __all__ = [
     "FaultError",
     "KChoice",
     "RankClustering",
+    "TSBalancedKMeans",
     "TSKMeans",
     "TSMiniBatchKMeans",
     "choose_k",
@@ -40,6 +42,7 @@ _MODULES = {
     "FaultError": "tsapps.apps.kmeans.protect.checks",
     "KChoice": "tsapps.apps.kmeans.number_of_clusters",
     "RankClustering": "tsapps.apps.kmeans.distributed.rank",
+    "TSBalancedKMeans": "tsapps.apps.kmeans.balanced.estimator",
     "TSKMeans": "tsapps.apps.kmeans.estimator",
     "TSMiniBatchKMeans": "tsapps.apps.kmeans.minibatch.estimator",
     "choose_k": "tsapps.apps.kmeans.number_of_clusters",

@@ -51,7 +51,7 @@ def test_examples_of_the_docstring():
 def test_public_name():
     assert tsapps.TSKMeans is TSKMeans
     assert "TSKMeans" in dir(tsapps)
-    names = "TSKMeans, TSMiniBatchKMeans, abft, choose_k, gram, kmeans_batched, matmul"
+    names = "TSBalancedKMeans, TSKMeans, TSMiniBatchKMeans, abft, choose_k, gram, kmeans_batched, matmul"
     with pytest.raises(AttributeError, match=f"no attribute 'kmeans'; it has {names}"):
         tsapps.kmeans  # noqa: B018
     assert tsapps.apps.kmeans.TSKMeans is TSKMeans
