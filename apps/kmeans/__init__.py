@@ -1,4 +1,4 @@
-"""K-means on the CPU and on GPUs: the estimators `TSKMeans`, which is exact, `TSBalancedKMeans` and `TSMiniBatchKMeans`.
+"""K-means on the CPU and on GPUs: the estimators `TSKMeans`, `TSBalancedKMeans` and `TSMiniBatchKMeans`.
 
 `kmeans_batched` clusters many problems of one shape.
 
