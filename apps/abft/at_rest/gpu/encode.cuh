@@ -79,7 +79,6 @@ class ChecksumPass {
     pipeline_.each_strip([&](Place& place, const Strip& strip) {
       const long long offset = strip.offset + in_strip, width = task_.row_bytes / 4;
       WordSums sums(weights_, strip.rows, pipeline_.rows_at(strip, offset));
-      if (offset < task_.row_bytes) sums.prefetch(task_.compared, strip.stripe, offset / 4, width);
       pipeline_.each_stage(place, strip, [&](auto whole, const unsigned char* stage, int first) {
         sums.template add<decltype(whole)::value>(stage + in_strip, first);
       });

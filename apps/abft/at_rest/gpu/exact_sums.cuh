@@ -15,7 +15,6 @@
 #pragma once
 #include "apps/abft/at_rest/gpu/last_weight.cuh"
 #include "apps/abft/at_rest/gpu/tile_pipeline.cuh"
-#include "kernels/ptx/memory.cuh"
 #include "kernels/ptx/mma.cuh"
 
 namespace abft {
@@ -68,14 +67,6 @@ class WordSums {
 
   // Offset of the lane's 16 bytes in the warp's 128 bytes.
   static __device__ __forceinline__ int offset() { return (int)threadIdx.x % 32 / 4 * 16; }
-
-  // Fetches the expected sums with which `store` will compare, if there are any, to the level-2 cache.
-  __device__ __forceinline__ void prefetch(const Comparison& compared, int stripe, long long column,
-                                           long long width) const {
-    if (compared.expected == nullptr) return;
-    for (int k = threadIdx.x % 4; k < kSums; k += 4)
-      ptx::prefetch<false>(compared.expected + (stripe * (long long)kSums + k) * width + column);
-  }
 
   // Adds the words of one stage to the sums. The first row of the stage is row `first` of the stripe, and `mine` points
   // to the lane's bytes in that row. kWhole: whether the matrix contains all bytes of the stage.
