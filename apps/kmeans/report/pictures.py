@@ -89,7 +89,7 @@ def _widened(limits: tuple[float, float]) -> tuple[float, float]:
 def sizes(counts: Sequence[int]) -> str:
     """Return bars of the numbers of rows of all clusters."""
     svg = _drawing("Rows of each cluster")
-    axes = _Axes(svg, (-0.5, len(counts) - 0.5), (0, max(counts)), ("cluster", "rows"))
+    axes = _Axes(svg, (-0.5, len(counts) - 0.5), (0, max(counts)), ("cluster", "rows"), whole=True)
     for cluster, count in enumerate(counts):
         left, right, top = axes.x(cluster - 0.4), axes.x(cluster + 0.4), axes.y(count)
         place = {"x": f"{left:.2f}", "width": f"{right - left:.2f}", "y": f"{top:.1f}"}
@@ -104,7 +104,7 @@ def silhouettes(values: np.ndarray, labels: np.ndarray, k: int) -> str:
     """Return the silhouettes of rows as areas, sorted within each cluster, and a line at their mean."""
     svg = _drawing("Silhouettes of a sample of rows", height=_HEIGHT)
     low = min(0.0, float(values.min()))
-    axes = _Axes(svg, (0, len(values)), (low, 1), ("rows of the sample, by cluster", "silhouette"))
+    axes = _Axes(svg, (0, len(values)), (low, 1), ("rows of the sample, by cluster", "silhouette"), whole=True)
     start = 0
     for cluster in range(k):
         own = np.sort(values[labels == cluster])[::-1]

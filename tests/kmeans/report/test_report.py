@@ -85,6 +85,9 @@ def test_bars_by_hand():
     assert heights[0] == pytest.approx(2 * heights[1], abs=0.2)
     assert heights[2] == 0
     assert next(drawing.iter("rect")).find("title").text == "cluster 0: 10 rows"
+    texts = [text.text for text in ElementTree.fromstring(pictures.sizes([10, 5])).iter("text")]
+    assert {"0", "1"} <= {*texts}
+    assert "0.5" not in texts  # half a cluster
 
 
 def test_curves_have_their_points():
