@@ -96,6 +96,6 @@ def layers_table(records: Sequence[dict[str, Any]]) -> str:
 FILE_FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "loading on a GPU": ("h200/abft-load-save.json", load_table),
     "layers": ("h200/abft-linear.json", layers_table),
-    "checksums of a file on a CPU": ("intel-xeon/abft-files.json", tools_table),
+    "checksums of a file on a CPU": ("amd-epyc/abft-files.json", tools_table),
     "faults in files": ("intel-xeon/abft-files-campaign.json", campaign_text),
 }
