@@ -74,13 +74,16 @@ def _weights(n: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
 
 @lru_cache(maxsize=1024)
 def _weight_parts(n: int, device: torch.device) -> torch.Tensor:
-    """Return the weights of n columns as products that check themselves take them (checked_product.py)."""
-    rest = v = _weights(n, torch.float32, device)
+    """Return the weights of n columns as products that check themselves take them (checked_product.py).
+
+    They are computed on the host and copied, so that every stream may read them at once.
+    """
+    rest = v = _weights(n, torch.float32, torch.device("cpu"))
     parts = []
     for _ in range(checked_product.PARTS):
         parts.append(rest.bfloat16())
         rest = rest - parts[-1]
-    return torch.stack([*parts, (v * v).bfloat16()])
+    return torch.stack([*parts, (v * v).bfloat16()]).to(device)
 
 
 def arithmetic(dtype: torch.dtype) -> Arithmetic:
@@ -182,6 +185,7 @@ def with_parts(checksums: Checksums, weight: torch.Tensor) -> Checksums:
     machine, dtype = _gpu(index).machine, _NAMES[weight.dtype]
     if not checked_product.can_check(machine.gpu, launch.ProductLayout(dtype, 1, k, w, (k, 1), (1, k), (w, 1))):
         return checksums
+    _weight_parts(w, weight.device)  # while no graph is captured
     parts = weight.new_empty(SIDE_ROWS, k)
     checked_product.split(machine, _raw_stream(index), dtype, k, checksums.x.data_ptr(), parts.data_ptr())
     return checksums._replace(parts=parts)

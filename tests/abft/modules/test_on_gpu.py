@@ -187,9 +187,12 @@ def test_the_faster_way_is_taken(gpu, monkeypatch):
     """Two column tiles of 256 rows fill a GPU of two multiprocessors; 19 rows would leave most of it idle."""
     layer, x, _ = problem("bfloat16", tokens=256, features=(16, 512))
     plain = torch.nn.functional.linear
+    on_gpu._weight_parts.cache_clear()
     assert torch.equal(layer(x[:19]), plain(x[:19], layer.weight, layer.bias))
+    made = on_gpu._weight_parts.cache_info().misses  # before a graph may be captured
     monkeypatch.setitem(products.multiply, "forward", None)  # torch computes no product
     torch.testing.assert_close(layer(x), plain(x, layer.weight, layer.bias))
+    assert on_gpu._weight_parts.cache_info().misses == made == 1
 
 
 def test_layers_can_be_fused_later(gpu, monkeypatch):
