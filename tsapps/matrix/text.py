@@ -316,8 +316,7 @@ class TextMatrix(Matrix):
             return line.split()
         mark = self._delimiter or " "
         try:
-            cells = next(csv.reader([line.strip(" \r\n")], delimiter=mark, skipinitialspace=mark == " "))
-            return [cell.strip() for cell in cells]
+            return [cell.strip() for cell in _split(line, mark)]
         except csv.Error as error:
             raise MatrixError(
                 f"{self.name}: the line {line[:40]!r}… is not a text table ({error}): save it again"
@@ -368,9 +367,14 @@ def _delimiter_of(lines: list[str]) -> str | None:
     return next((mark for mark in _DELIMITERS if mark in lines[-1]), None)
 
 
+def _split(line: str, mark: str) -> list[str]:
+    """Return the cells between marks, without their quotes; raise csv.Error if a cell is too long."""
+    return next(csv.reader([line.strip(" \r\n")], delimiter=mark, skipinitialspace=mark == " "))
+
+
 def _count_of_cells(line: str, mark: str) -> int:
     try:
-        return len(next(csv.reader([line.strip(" \r\n")], delimiter=mark)))
+        return len(_split(line, mark))
     except csv.Error:
         return 0
 

@@ -19,9 +19,7 @@ import numpy as np
 
 from tsapps.apps.abft.at_rest.exact_code import sums_shape
 from tsapps.apps.abft.at_rest.exact_decode import exact_faults
-from tsapps.apps.abft.at_rest.gpu.compare import mismatches_of
-from tsapps.apps.abft.at_rest.gpu.encode import pieces_on_gpu
-from tsapps.apps.abft.at_rest.interleave import Layout
+from tsapps.apps.abft.at_rest.gpu.compare import mismatches_by_piece
 from tsapps.apps.abft.at_rest.source import ArraySource
 from tsapps.apps.abft.at_rest.verdict import AmbiguousError
 from tsapps.apps.abft.files.damage import Damage, damage_of
@@ -133,15 +131,8 @@ def _match(name: str, content: Any, sums: Any, machine: Machine) -> bool:
     """
     if sums is None:
         return False
-    of = file_layout(len(content))
-    pieces = pieces_on_gpu(machine, _Loaded(name, content), of, code="exact", weights=0, block=0)
-    stripe = 0
-    for piece, served in () if pieces is None else pieces:
-        end = stripe + Layout(piece.nbytes, of.width).stripes
-        if len(mismatches_of(machine, piece, served, sums[stripe:end])[0]):
-            return False
-        stripe = end
-    return stripe == len(sums)
+    found = mismatches_by_piece(machine, _Loaded(name, content), file_layout(len(content)), sums)
+    return found is not None and not any(len(blocks) for blocks, _ in found)
 
 
 class _Loaded(ArraySource):

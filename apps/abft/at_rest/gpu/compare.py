@@ -8,7 +8,7 @@ on the GPU, all of the sidecar's sums (2 % of the array's size) are uploaded onc
 the sidecar object exists, so that later verifications need no upload.
 """
 
-from collections import defaultdict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -26,15 +26,13 @@ from tsapps.kernels.jit.cache import Cubin
 from tsapps.kernels.jit.compiler import build
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_of", "mismatches_on_gpu"]
+__all__ = ["KERNEL", "compiled", "mismatches", "mismatches_by_piece", "mismatches_of", "mismatches_on_gpu"]
 
 _SOURCE = Path(__file__).with_name("compare.cuh")
 #: The C++ name of the kernel, and the number of threads per thread block (kCompareThreads).
 KERNEL, _THREADS = f"abft::list_mismatches<{SUMS}>", 256
 # For each sidecar: the copies of its exact sums in GPU memory, by the index of the GPU.
 _kept: WeakKeyDictionary[Sidecar, dict[int, Any]] = WeakKeyDictionary()
-# Counts in GPU memory that are zero and that nobody uses, by the index of the GPU: zeroing one would take a launch.
-_zeros: defaultdict[int, list[Any]] = defaultdict(list)
 
 
 def compiled(arch: str) -> Cubin:
@@ -70,19 +68,45 @@ def mismatches_on_gpu(
     of, expected, machine = layout(sidecar.shape, sidecar.itemsize), sidecar.exact, machine_of(source, device)
     if machine is None or expected is None:
         return None
+    there = expected if whole_on_gpu(source) is None else _cached_sums(machine, sidecar)
+    found = mismatches_by_piece(machine, source, of, there, progress)
+    if found is None:
+        return None
+    blocks, sums = [np.empty(0, np.int64)], [np.empty((0, SUMS), np.uint64)]
+    for some, sums_of_some in found:
+        blocks.append(some)
+        sums.append(sums_of_some)
+    return np.concatenate(blocks), np.concatenate(sums)
+
+
+def mismatches_by_piece(
+    machine: Machine, source: Source, of: Layout, expected: Any, progress: Progress | None = None
+) -> Iterator[tuple[np.ndarray, np.ndarray]] | None:
+    """Yield what `mismatches_on_gpu` returns, piece by piece; return None if no kernel supports the matrix.
+
+    Parameters
+    ----------
+    machine : Machine
+    source : Source
+    of : Layout
+    expected : array of shape (stripes, 5, width), uint64
+        In host memory or on the machine.
+    progress : callable, optional
+        As for `mismatches_on_gpu`.
+    """
     pieces = pieces_on_gpu(machine, source, of, code="exact", weights=0, block=0, progress=progress)
     if pieces is None:
         return None
-    there = expected if whole_on_gpu(source) is None else _cached_sums(machine, sidecar)
-    blocks, sums = [np.empty(0, np.int64)], [np.empty((0, SUMS), np.uint64)]
-    stripe = 0
-    for piece, plans in pieces:
-        end = stripe + Layout(piece.nbytes, of.width).stripes
-        some, sums_of_some = mismatches_of(machine, piece, plans, there[stripe:end])
-        blocks.append(stripe * of.width + some)
-        sums.append(sums_of_some)
-        stripe = end
-    return np.concatenate(blocks), np.concatenate(sums)
+
+    def found() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        stripe = 0
+        for piece, plans in pieces:
+            end = stripe + Layout(piece.nbytes, of.width).stripes
+            blocks, sums = mismatches_of(machine, piece, plans, expected[stripe:end])
+            yield stripe * of.width + blocks, sums
+            stripe = end
+
+    return found()
 
 
 def _cached_sums(machine: Machine, sidecar: Sidecar) -> Any:
@@ -140,19 +164,15 @@ def mismatches(machine: Machine, found: Any, expected: Any) -> tuple[np.ndarray,
 
 
 def _comparison(machine: Machine, expected: Any) -> Comparison:
-    xp, (stripes, _, width), zeros = machine.xp, expected.shape, _zeros[machine.index]
-    try:
-        count = zeros.pop()
-    except IndexError:
-        count = xp.zeros(1, np.uint64)
-    return Comparison(xp.asarray(expected, order="C"), xp.empty(stripes * width, np.int64), count)
+    xp, (stripes, _, width) = machine.xp, expected.shape
+    there, listed = xp.asarray(expected, order="C"), xp.empty(stripes * width, np.int64)
+    return Comparison(there, listed, xp.zeros(1, np.uint64))
 
 
 def _listed(machine: Machine, found: Any, compared: Comparison) -> tuple[np.ndarray, np.ndarray]:
     """Wait for a comparison; return the ascending numbers of the blocks that differ, and their sums among `found`."""
     n = int(compared.count[0])
     if not n:
-        _zeros[machine.index].append(compared.count)
         return np.empty(0, np.int64), np.empty((0, SUMS), np.uint64)
     blocks = np.sort(to_host(compared.listed[:n]))
     return blocks, to_host(found.ravel()[machine.xp.asarray(_places(blocks, found.shape[2]))])
