@@ -15,7 +15,7 @@ from tsapps.kernels.problem import Problem
 from tsapps.kernels.runtime.launch import ProductLaunch, structure
 from tsapps.kernels.runtime.machine import Launch, Machine
 
-__all__ = ["Gemm", "blocks_of", "compiled_plan", "source_of", "store_epilogue", "storing_gemm"]
+__all__ = ["Gemm", "blocks_of", "compiled_plan", "sizes_of", "source_of", "store_epilogue", "storing_gemm"]
 
 _SOURCE = np.dtype([("data", "u8"), ("leading", "i8"), ("outer", "i8"), ("depth", "i8"), ("size", "i8")])
 _WORK = np.dtype([("m", "i8"), ("n", "i8"), ("k", "i8")])
@@ -52,6 +52,17 @@ def blocks_of(plan: MmaPlan, problem: Problem, multiprocessors: int) -> int:
     return min(-(-plan.units(m, k, w) // plan.teams), multiprocessors * plan.blocks)
 
 
+def sizes_of(plan: MmaPlan, problem: Problem) -> tuple[np.ndarray, np.ndarray, Any]:
+    """Return the arguments of a plan's kernel that describe A, B and their sizes.
+
+    Those of A and B are 0-dimensional arrays, whose field `data` is to be set to an address.
+    """
+    m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
+    a_size, b_size = problem.a.size(problem.m, problem.k), problem.b.size(problem.w, problem.k)
+    a = np.array((0, problem.a.leading * plan.fold, m, k, a_size), _SOURCE)
+    return a, np.array((0, problem.b.leading * plan.fold, w, k, b_size), _SOURCE), np.array((m, w, k), _WORK)[()]
+
+
 class Gemm:
     """The kernel of a plan with an epilogue, for all products with the sizes and layouts of one problem.
 
@@ -66,15 +77,11 @@ class Gemm:
 
     def __init__(self, plan: MmaPlan, problem: Problem, machine: Machine, epilogue: Epilogue) -> None:
         total = np.dtype(plan.sum_dtype)
-        m, k, w = problem.m * plan.fold, -(-problem.k // plan.fold), problem.w * plan.fold
         blocks = blocks_of(plan, problem, machine.gpu.multiprocessors)
         self._machine, self._grid, self._block = machine, (blocks,), (plan.threads,)
         self._sums_bytes, self._counts = 2 * blocks * plan.tile_sums * total.itemsize, 3 * blocks
         self._shared_bytes = plan.shared_bytes
-        a_size, b_size = problem.a.size(problem.m, problem.k), problem.b.size(problem.w, problem.k)
-        self._a = np.array((0, problem.a.leading * plan.fold, m, k, a_size), _SOURCE)
-        self._b = np.array((0, problem.b.leading * plan.fold, w, k, b_size), _SOURCE)
-        self._work = np.array((m, w, k), _WORK)[()]
+        self._a, self._b, self._work = sizes_of(plan, problem)
         source, name = source_of(plan, epilogue)
         (self._kernel,) = machine.kernels(source, name)
         self._kernel.max_dynamic_shared_size_bytes = plan.shared_bytes

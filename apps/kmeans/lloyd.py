@@ -32,7 +32,7 @@ from tsapps.apps.kmeans.results import Run
 from tsapps.apps.kmeans.run import labels_of, single_run
 from tsapps.kernels.system.logs import logger_of
 
-__all__ = ["Clustering", "Progress", "fit"]
+__all__ = ["Clustering", "Progress", "clustering_of", "fit", "number_of_runs"]
 
 _log = logger_of(__name__)
 
@@ -163,7 +163,7 @@ def fit(
         raise ValueError(f"n_samples={engine.data.n_samples} should be >= n_clusters={n_clusters}.")
     if protect:
         _check_protectable(engine)
-    runs = _number_of_runs(init, n_init)
+    runs = number_of_runs(init, n_init)
     clock = _Clock()
     with engine.fitting(n_clusters, draws=isinstance(init, str) and init == "k-means++"):
         engine, moments, exponent = scaled_into_range(engine)
@@ -189,11 +189,23 @@ def fit(
                 # The centers were checked when their run ended, but memory errors may have changed them since.
                 protection.faults += 1
                 best.centers = kept.intact(best.centers)
-    given = frame.restored(best.centers)
+    faults = 0 if protection is None else protection.faults
+    return clustering_of(best, frame, cluster_sizes, clock.seconds, (step, step_reason), faults)
+
+
+def clustering_of(
+    best: Run,
+    frame: Frame,
+    cluster_sizes: np.ndarray,
+    seconds: dict[str, float],
+    step: tuple[str, str],
+    faults: int = 0,
+) -> Clustering:
+    """Return the clustering of the best run; `step` is its Lloyd step's name, and why that was selected."""
+    given, exponent, n_clusters = frame.restored(best.centers), frame.exponent, len(best.centers)
     found = Clustering(best.labels, given, float(ldexp(best.inertia, 2 * exponent)), best.n_iter, best.converged)
-    found.cluster_sizes, found.seconds = cluster_sizes, clock.seconds
-    found.faults = 0 if protection is None else protection.faults
-    found.fitted, found.step, found.step_reason = FittedCenters(frame, best.centers, given), step, step_reason
+    found.cluster_sizes, found.seconds, found.faults = cluster_sizes, seconds, faults
+    found.fitted, (found.step, found.step_reason) = FittedCenters(frame, best.centers, given), step
     _log.info("k = %d: %s", n_clusters, found)
     distinct = int(np.count_nonzero(cluster_sizes))
     if distinct < n_clusters:
@@ -271,7 +283,7 @@ def _warn_of_duplicates(distinct: int, n_clusters: int) -> None:
         f"Number of distinct clusters ({distinct}) found smaller than n_clusters ({n_clusters}). "
         "Possibly due to duplicate points in X.",
         ConvergenceWarning,
-        stacklevel=3,
+        stacklevel=4,
     )
 
 
@@ -287,7 +299,7 @@ class _Listener:
         self._progress(Progress(run, iteration, float(ldexp(inertia, 2 * self._exponent)), n_reassigned))
 
 
-def _number_of_runs(init: Init, n_init: int | str) -> int:
+def number_of_runs(init: Init, n_init: int | str) -> int:
     """Return the number of runs: 1 if `init` is an array; for "auto", scikit-learn's number."""
     given = not isinstance(init, str) and not callable(init)
     if n_init == "auto":

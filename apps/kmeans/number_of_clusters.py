@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import index
 from typing import Any
 
@@ -16,6 +17,7 @@ from tsapps.apps.kmeans.gap_statistic import Box, gaps_of
 from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.shared_copy import SharedCopy, fit_each
+from tsapps.apps.kmeans.sweep.fit import fit_together
 from tsapps.kernels.system.logs import logger_of, timed
 
 __all__ = [
@@ -155,18 +157,22 @@ def choose_k(
         state = np.random.RandomState(random_state)
         return lloyd.fit(engine, k, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=state)
 
+    together = partial(
+        fit_together, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=random_state
+    )
+
     def engines_of(data: Any) -> SharedCopy:
         return SharedCopy(lambda: open_engine(data, sample_weight=None, device=device, metric=metric))
 
     def choice_and_box() -> tuple[KChoice, Box | None]:
         shared = engines_of(rows)
-        found = fit_each(shared, numbers, fit)
+        found = fit_each(shared, numbers, fit, together)
         with shared.rows() as held:
             choice = scored(held, found, metric=metric, sample=sample, seed=random_state)
             return choice, box_of(held, rows.dtype) if gap else None
 
     def fitted(reference: np.ndarray, _: int) -> list[float]:
-        return [one.inertia for one in fit_each(engines_of(reference), numbers, fit).values()]
+        return [one.inertia for one in fit_each(engines_of(reference), numbers, fit, together).values()]
 
     choice, box = choice_and_box()  # which leaves no copy of X beside that of a reference
     return choice if box is None else with_gaps(choice, box, fitted, gap, random_state)

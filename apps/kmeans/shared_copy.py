@@ -1,6 +1,6 @@
 """One copy of X for fits of several numbers of clusters, each of which has the bits of a fit alone."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from tsapps.apps.kmeans.data.rows import Rows
@@ -47,7 +47,10 @@ class SharedCopy:
 
 
 def fit_each(
-    shared: SharedCopy, numbers: Iterable[int], fit: Callable[[Engine, int], Clustering]
+    shared: SharedCopy,
+    numbers: Iterable[int],
+    fit: Callable[[Engine, int], Clustering],
+    together: Callable[[Engine, Sequence[int]], dict[int, Clustering]] | None = None,
 ) -> dict[int, Clustering]:
     """Fit X for every number of clusters.
 
@@ -60,15 +63,20 @@ def fit_each(
     numbers : iterable of int
     fit : callable
         Takes an engine and a number of clusters, and returns the clustering.
+    together : callable, optional
+        Takes an engine and several numbers, the largest first, and returns those clusterings that it can make at the
+        same time, with the bits of `fit`; see `sweep.fit_together`.
 
     Returns
     -------
     dict of int to Clustering
         By number of clusters, ascending, with labels of NumPy.
     """
-    found = {}
-    for k in sorted(numbers, reverse=True):
-        found[k] = fit(shared.engine(), k)
+    descending = sorted(numbers, reverse=True)
+    found = {} if together is None else together(shared.engine(), descending)
+    for k in descending:
+        if k not in found:
+            found[k] = fit(shared.engine(), k)
         labels = to_host(found[k].labels)
         # An engine may write the labels of the next fit to the same array.
         found[k].labels = labels.copy() if labels is found[k].labels else labels

@@ -9,6 +9,8 @@
 //   simt::warp_sum(x)               the sum over the warp, the same bits in every lane
 //   simt::warp_running_sum(x)       the sum over this lane and all lower ones
 //   simt::rounded_product(a, b)     a · b, rounded before anything is added to it: no fused multiply-add
+//   simt::bit_number(mask, n)       the position of set bit number n of a mask, counted from 0; at most 31 if the mask
+//                                   has fewer bits
 //   simt::Vector<T, N>              N elements; one instruction moves 4, 8 or 16 bytes
 //   simt::load_streaming            loads a Vector that is read once, with a hint to evict it from the caches first
 //   simt::store_streaming           stores a Vector that is not read again soon, with the same hint
@@ -133,6 +135,16 @@ __device__ __forceinline__ T warp_running_sum(T value) {
     if (lane() >= lanes) value += others;
   }
   return value;
+}
+
+__device__ __forceinline__ int bit_number(unsigned mask, int n) {
+  int position = 0;
+#pragma unroll
+  for (int half = 16; half > 0; half /= 2) {
+    const int below = __popc(mask >> position & ((1u << half) - 1));
+    if (below <= n) n -= below, position += half;
+  }
+  return position;
 }
 
 template <typename T, int N>

@@ -127,7 +127,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
     }
   }
 
- private:
+ protected:
   using Parts = typename Unit::Parts;
   struct alignas(sizeof(Parts) == 12 ? 8 : 2 * sizeof(Parts)) PartsOfTwo {
     Parts at[2];

@@ -33,28 +33,13 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return center;
 }
 
-// Returns the position of set bit number n of a mask, counted from 0; at most 31 if the mask has fewer bits.
-__device__ __forceinline__ int bit_number(unsigned mask, int n) {
-  int position = 0;
-#pragma unroll
-  for (int half = 16; half > 0; half /= 2) {
-    const int below = __popc(mask >> position & ((1u << half) - 1));
-    if (below <= n) n -= below, position += half;
-  }
-  return position;
-}
-
-// Rescores the ambiguous rows. Block (x, y) processes part y of list x. In each entry, it replaces the candidates by
-// one candidate, the new label.
+// Rescores the ambiguous rows of part number `part` of a list, by all threads of a block. In each entry, it replaces the
+// candidates by one candidate, the new label.
 template <typename T, typename Work, int kLanes>
-__global__ void __launch_bounds__(256, 3)
-    rescore(const CenteredRows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
-            long long capacity, const int* stopped) {
-  ptx::griddepcontrol_wait();
-  if (*stopped) return;
+__device__ __forceinline__ void rescore_list(const CenteredRows<T, Work>& rows, const Work* centers, int k,
+                                             AmbiguousRow* list, unsigned count, unsigned part, unsigned parts) {
   constexpr int kGroups = 32 / kLanes;
-  AmbiguousRow* list = entries + blockIdx.x * capacity;
-  const unsigned count = counts[blockIdx.x], warps = blockDim.x / 32 * gridDim.y, lane = threadIdx.x % 32;
+  const unsigned warps = blockDim.x / 32 * parts, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;
   const int group = lane / kLanes;
   // Returns this lane's entry of the batch that starts at `begin`. Past the end of the list, returns an entry with one
@@ -77,7 +62,7 @@ __global__ void __launch_bounds__(256, 3)
       ptx::prefetch(x + byte);
     if (kGroups > 1 && is_mine) ptx::prefetch(x + bytes - 1);
   };
-  const unsigned start = (blockIdx.y * (blockDim.x / 32) + threadIdx.x / 32) * each;
+  const unsigned start = (part * (blockDim.x / 32) + threadIdx.x / 32) * each;
   AmbiguousRow soon = entry_of(start), later = entry_of(start + warps * each);
   if (kGroups > 1) ask_for(soon, ambiguous(soon));
   for (unsigned begin = start; begin < count; begin += warps * each) {
@@ -98,7 +83,7 @@ __global__ void __launch_bounds__(256, 3)
       }
     }
     // Waiting entries are numbered. This lane's entry is number `own`; entry number `lane` is that of lane `source`.
-    const int number = __popc(waiting), source = bit_number(waiting, lane);
+    const int number = __popc(waiting), source = simt::bit_number(waiting, lane);
     const int own = waiting >> lane & 1 ? __popc(waiting & ((1u << lane) - 1)) : -32;
 #pragma unroll 1
     for (int first = 0; first < number; first += kGroups) {
@@ -125,6 +110,17 @@ __global__ void __launch_bounds__(256, 3)
       list[begin + lane] = mine;
     }
   }
+}
+
+// Rescores the ambiguous rows. Block (x, y) processes part y of list x.
+template <typename T, typename Work, int kLanes>
+__global__ void __launch_bounds__(256, 3)
+    rescore(const CenteredRows<T, Work> rows, const Work* centers, int k, AmbiguousRow* entries, const unsigned* counts,
+            long long capacity, const int* stopped) {
+  ptx::griddepcontrol_wait();
+  if (*stopped) return;
+  AmbiguousRow* const list = entries + blockIdx.x * capacity;
+  rescore_list<T, Work, kLanes>(rows, centers, k, list, counts[blockIdx.x], blockIdx.y, gridDim.y);
 }
 
 }  // namespace kmeans

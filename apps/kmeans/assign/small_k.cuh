@@ -117,6 +117,30 @@ struct ArgminEpilogue {
         });
   }
 
+  // The row that lane (g, t) labels of 32 rows, row 8·t + g.
+  struct OwnRow {
+    unsigned row;
+    int label;  // before this iteration
+    float norm;
+    bool present;
+  };
+
+  // Lists those of 32 rows that are ambiguous or have a new label. `sums` are those of rows 0 … 15 and of rows 16 … 31.
+  // `count` is the length of the list, in shared memory. For `find` and `of_norm`, see label_rows.
+  template <int kColumnBlocks, typename Find>
+  __device__ __forceinline__ void label_32_rows(unsigned* count, const OwnRow& own, float of_norm, float norm_limit,
+                                                const float (*sums)[kColumnBlocks][4],
+                                                const float (&offset)[kColumnBlocks][2], const Find& find) const {
+    // This lane holds sums of rows g, g + 8, g + 16 and g + 24.
+    const int g = threadIdx.x % 32 / 4;
+    unsigned bits[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) bits[q] = find(sums[q / 2], q % 2, offset, simt::shuffle(of_norm, 4 * g + q));
+    Candidates found = candidates_of_own_row(bits);
+    if (!(own.norm <= norm_limit)) found = {0, 0};
+    append(count, own.present && !found.is(own.label), {own.row, own.label, found.low, found.high});
+  }
+
   // A block keeps the length of its list in shared memory. An atomic operation in global memory would delay a warp
   // longer than loading its rows does.
   __device__ __forceinline__ void open() const {
@@ -127,12 +151,6 @@ struct ArgminEpilogue {
     if (threadIdx.x == 0 && *listed() != 0) counts[blockIdx.x] = *listed();
   }
 
- protected:
-  static __device__ __forceinline__ unsigned* listed() {
-    __shared__ unsigned count;
-    return &count;
-  }
-
   // Loads the values of this lane's columns: to[j][i] is that of column 8·j + 2·t + i, where t = lane % 4.
   template <int kColumnBlocks>
   static __device__ __forceinline__ void load_columns(const float* from, float (&to)[kColumnBlocks][2]) {
@@ -140,6 +158,26 @@ struct ArgminEpilogue {
     for (int j = 0; j < kColumnBlocks; ++j)
 #pragma unroll
       for (int i = 0; i < 2; ++i) to[j][i] = from[8 * j + 2 * (threadIdx.x % 4) + i];
+  }
+
+  // Returns the candidates of row 8·half + g among this lane's columns: bit 2·j + i for column 8·j + 2·t + i.
+  template <int kColumnBlocks>
+  __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
+                                                 const float (&offset)[kColumnBlocks][2], float error) const {
+    float best = -kInfinity;
+#pragma unroll
+    for (int j = 0; j < kColumnBlocks; ++j)
+#pragma unroll
+      for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] + offset[j][i]);
+    best = fmaxf(best, simt::shuffle_xor(best, 1));
+    best = fmaxf(best, simt::shuffle_xor(best, 2));
+    return candidates_near(d, half, offset, error, best);
+  }
+
+ protected:
+  static __device__ __forceinline__ unsigned* listed() {
+    __shared__ unsigned count;
+    return &count;
   }
 
   // Lists the rows of a tile that are ambiguous or have a new label. `find` returns this lane's candidate bits of one
@@ -160,33 +198,12 @@ struct ArgminEpilogue {
     const float norm_limit = center_stats->norm_limit;
 #pragma unroll
     for (int first = 0; first < kBlocks; first += 2) {
-      // This lane labels row 8·t + g of these 32 rows. It holds sums of rows g, g + 8, g + 16 and g + 24.
       const int mine = 16 * first + 8 * t + g;
       const bool present = mine < rows;
       const int label = present ? labels[from + mine] : 0;
       const float norm = present ? norms[from + mine] : 0.0f;
-      const float own = of_norm(norm);
-      unsigned bits[4];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) bits[q] = find(d[first + q / 2], q % 2, offset, simt::shuffle(own, 4 * g + q));
-      Candidates found = candidates_of_own_row(bits);
-      if (!(norm <= norm_limit)) found = {0, 0};
-      append(listed(), present && !found.is(label), {from + mine, label, found.low, found.high});
+      label_32_rows(listed(), {from + mine, label, norm, present}, of_norm(norm), norm_limit, &d[first], offset, find);
     }
-  }
-
-  // Returns the candidates of row 8·half + g among this lane's columns: bit 2·j + i for column 8·j + 2·t + i.
-  template <int kColumnBlocks>
-  __device__ __forceinline__ unsigned candidates(const float (&d)[kColumnBlocks][4], int half,
-                                                 const float (&offset)[kColumnBlocks][2], float error) const {
-    float best = -kInfinity;
-#pragma unroll
-    for (int j = 0; j < kColumnBlocks; ++j)
-#pragma unroll
-      for (int i = 0; i < 2; ++i) best = fmaxf(best, d[j][2 * half + i] + offset[j][i]);
-    best = fmaxf(best, simt::shuffle_xor(best, 1));
-    best = fmaxf(best, simt::shuffle_xor(best, 2));
-    return candidates_near(d, half, offset, error, best);
   }
 
   // As `candidates`, for a row whose best score is known.

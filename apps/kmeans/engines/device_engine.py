@@ -86,6 +86,11 @@ class DeviceEngine(Engine):
         """Whether another fit can use this engine: the GPU holds X, and the fits so far have not centered it."""
         return self.data.is_as_read
 
+    @property
+    def fits_together(self) -> bool:  # type: ignore[override]
+        """Whether fits of several numbers of clusters can share launches: see `sweep.fit.fit_together`."""
+        return self.certifies and self.is_reusable and not self.data.spherical
+
     def _facts(self, *, single_pass: bool = False) -> Facts:
         """Return the facts about the data that need no pass over X; `norms` is None."""
         data, X = self.data, self.data.rows_on_gpu

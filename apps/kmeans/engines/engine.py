@@ -47,6 +47,8 @@ class Engine(ABC):
     certifies, protects = True, True
     #: Whether another fit can use this engine: the fits so far left X as a new engine would read it.
     is_reusable = False
+    #: Whether fits of several numbers of clusters can share launches; see `sweep.fit.fit_together`.
+    fits_together = False
 
     def __enter__(self) -> Self:
         """Make the device of the data the current one."""

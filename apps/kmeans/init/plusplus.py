@@ -134,17 +134,18 @@ def kmeans_plusplus(
     method = data.host_mean().tobytes(), small, trials, prunes(len(draws), trials)
     known = data.drawn if data.drawn is not None and data.drawn.method == method else None
     if known is not None and known.first == first and np.array_equal(draws, known.draws[: len(draws)]):
-        return data.rows(known.samples[:n_clusters])
+        return known.centers[:n_clusters].copy()
     samples = None if small or draw is None else draw(first, draws, chosen)
     if samples is None:
         samples = _draw(data, first, draws, chosen, small=small)
+    centers = data.rows(samples)
     if known is None:  # of several runs, the first: the numbers of later ones depend on k
-        data.drawn = Drawn(method, first, draws, samples)
-    return data.rows(samples)
+        data.drawn = Drawn(method, first, draws, centers.copy())
+    return centers
 
 
 class Drawn(NamedTuple):
-    """Samples that became centers, (k,), and what they were drawn from.
+    """Samples that became centers, (k, d), and what they were drawn from.
 
     `method` identifies the centered rows, and the order of additions.
     """
@@ -152,7 +153,7 @@ class Drawn(NamedTuple):
     method: tuple[bytes, bool, int, bool]
     first: int
     draws: np.ndarray
-    samples: np.ndarray
+    centers: np.ndarray
 
 
 def _draw(data: Data, first: int, draws: np.ndarray, chosen: Chosen | None, *, small: bool) -> np.ndarray:

@@ -10,10 +10,10 @@ import numpy as np
 from tsapps.apps.kmeans.assign.plan import TILE_BOUND
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.half_copy import Placement
-from tsapps.apps.kmeans.update.fixed_point import NARROW, Integers
+from tsapps.apps.kmeans.update.fixed_point import Integers
 from tsapps.apps.kmeans.update.plan import MOST_RELOCATED
 
-__all__ = ["ColumnOrderBuffers", "IterationBuffers", "Layout"]
+__all__ = ["ColumnOrderBuffers", "IterationBuffers", "Layout", "low_word"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class IterationBuffers:
     @property
     def total_reassigned(self) -> Any:
         """The number of reassigned rows of all rows of X, (1,), uint32."""
-        return _low_word(self.total)
+        return low_word(self.total)
 
     @classmethod
     def allocated(cls, data: DeviceData, k: int, layout: Layout, sums: Integers) -> IterationBuffers:
@@ -175,9 +175,9 @@ class IterationBuffers:
             center_stats=xp.empty(6, np.float32),
             found=xp.empty((k, 4)),
             sums=own[:-1].reshape(k, d + 1),
-            scales=data.machine.on_gpu(sums.scales.astype(np.float32 if sums.digits == NARROW else np.float64)),
+            scales=data.machine.on_gpu(sums.scales_of_kernels),
             units=data.machine.on_gpu(1 / sums.scales),
-            n_reassigned=_low_word(own),
+            n_reassigned=low_word(own),
             arrived=arrived,
             stopped=stopped,
             empty=xp.empty(MOST_RELOCATED, np.int32),
@@ -187,6 +187,6 @@ class IterationBuffers:
         )
 
 
-def _low_word(sums: Any) -> Any:
+def low_word(sums: Any) -> Any:
     """Return the low 32 bits of the last number of an int64 array, (1,), uint32; the machines are little-endian."""
     return sums[-1:].view(np.uint32)[:1]

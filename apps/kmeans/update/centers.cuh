@@ -127,18 +127,11 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
                       of.certifies ? 1.05f * near_norm + 1 : kInfinity};
 }
 
-// Copies given centers, which may be in host memory, to `next`, and converts them (head of this file). Resets the count
-// of reassigned rows and the stop flag.
-//
-// If `sorts`, converts centers again whose norms an earlier launch computed, with the columns sorted by these norms. It
-// then copies and resets nothing, and does nothing after the last iteration. A center that equals an earlier one is
-// excluded: otherwise all rows of both would be ambiguous.
+// Prepares center j, or a column past the last center, by all threads of one of `blocks` blocks; see prepare_centers.
 template <typename Work>
-__global__ void __launch_bounds__(kCenterThreads, 3)
-    prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of, bool sorts) {
-  ptx::griddepcontrol_wait();
-  if (sorts && *of.stopped) return;
-  const int j = blockIdx.x, k = of.k, d = of.d;
+__device__ __forceinline__ void prepare_center(const Work* __restrict__ given, const UpdateCenters<Work>& of, bool sorts,
+                                               int j, unsigned blocks) {
+  const int k = of.k, d = of.d;
   const int column = sorts && j < k ? column_of(of.order, k, j) : j;
   const bool repeated = sorts && j < k && k <= kMostSorted && repeats(given, d, of.order, j);
   CenterFound mine = {};
@@ -155,7 +148,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3)
   mine = block_sum(mine);
   if (threadIdx.x == 0) of.keep(j, column, mine);
   if (threadIdx.x == 0 && repeated) set_offset(of.offsets, of.centers_half, column, -kInfinity);
-  if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
+  if (!simt::last_to_arrive(of.arrived, blocks)) return;
   const auto least_of = [](int, double a, double b) { return b < a ? b : a; };
   double least = kInfinity;
 #pragma unroll 4
@@ -165,6 +158,20 @@ __global__ void __launch_bounds__(kCenterThreads, 3)
   if (sorts) return;
   if (threadIdx.x == 0) *of.n_reassigned = 0, *of.stopped = 0;
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
+}
+
+// Copies given centers, which may be in host memory, to `next`, and converts them (head of this file). Resets the count
+// of reassigned rows and the stop flag.
+//
+// If `sorts`, converts centers again whose norms an earlier launch computed, with the columns sorted by these norms. It
+// then copies and resets nothing, and does nothing after the last iteration. A center that equals an earlier one is
+// excluded: otherwise all rows of both would be ambiguous.
+template <typename Work>
+__global__ void __launch_bounds__(kCenterThreads, 3)
+    prepare_centers(const Work* __restrict__ given, const UpdateCenters<Work> of, bool sorts) {
+  ptx::griddepcontrol_wait();
+  if (sorts && *of.stopped) return;
+  prepare_center(given, of, sorts, blockIdx.x, gridDim.x);
 }
 
 // Updates the drift (bounds/state.cuh) by the shifts of all centers, in the last block of update_centers. `rows` is the
@@ -186,12 +193,11 @@ __device__ __forceinline__ void follow(const DriftArgs& drift, const CenterFound
   drift.state->plan_next(movement, rows < drift.begin_limit, !stops);
 }
 
-// Computes new centers from the sums, and the stopping test (head of this file).
+// Computes new center j from the sums, and in the last block the stopping test (head of this file). All threads of a
+// block take part.
 template <typename Work>
-__global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const UpdateCenters<Work> of) {
-  if (of.lets_begin) ptx::griddepcontrol_launch_dependents();
-  ptx::griddepcontrol_wait();
-  const int j = blockIdx.x, k = of.k, d = of.d;
+__device__ __forceinline__ void update_center(const UpdateCenters<Work>& of, int j) {
+  const int k = of.k, d = of.d;
   const unsigned long long* sums = of.sums + (long long)j * (d + 1);
   // `stopped` is tested only after the first columns are loaded, so that all these loads are in flight together.
   const int state = *of.stopped, relocated = of.relocates ? clusters_to_relocate(state) : 0;
@@ -242,7 +248,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
     mine.lost = place_second(of.next + (long long)j * d, d, of.scale, of.centers_half, j);
   mine = block_sum(mine);
   if (threadIdx.x == 0) of.keep(j, own_column, mine);
-  if (!simt::last_to_arrive(of.arrived, gridDim.x)) return;
+  if (!simt::last_to_arrive(of.arrived, k)) return;
   double shift = 0, potential = 0, empty = 0, least = kInfinity;
 #pragma unroll 4
   for (int i = threadIdx.x; i < k; i += blockDim.x) {
@@ -273,6 +279,14 @@ __global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const Update
     if (of.drift.state != nullptr) follow(of.drift, of.found, k, of.scale, n_reassigned, stops);
   }
   for (int i = threadIdx.x; i < of.lists; i += blockDim.x) of.counts[i] = 0;
+}
+
+// Block j computes new center j.
+template <typename Work>
+__global__ void __launch_bounds__(kCenterThreads, 3) update_centers(const UpdateCenters<Work> of) {
+  if (of.lets_begin) ptx::griddepcontrol_launch_dependents();
+  ptx::griddepcontrol_wait();
+  update_center(of, blockIdx.x);
 }
 
 }  // namespace kmeans

@@ -39,6 +39,11 @@ class Integers:
     scales: np.ndarray
 
     @property
+    def scales_of_kernels(self) -> np.ndarray:
+        """The scales in the type that kernels read: float32 for two limbs, float64 for three."""
+        return self.scales.astype(np.float32 if self.digits == NARROW else np.float64)
+
+    @property
     def shared_bytes(self) -> int:
         """Dynamic shared memory of a block of `scatter_add` in bytes."""
         return _PLANES // (4 * self.digits) * 4 * self.digits

@@ -73,30 +73,24 @@ class SharedSums {
   const int k_, width_, first_, columns_;
 };
 
-// Block (x, y, z) adds `columns` columns, from z · columns on, of the rows of part y of list x. Each row is split among
-// 2^log2_lanes lanes. The blocks of the first columns (z = 0) also write the labels and add to `n_reassigned`. The
-// blocks of the last columns also add up the weights.
+// Adds the rows of part number `part` of a list to a block's sums, by all threads of the block. Each row is split among
+// 2^log2_lanes lanes. The blocks of the first columns also write the labels and count the rows in `changed`. The blocks
+// of the last columns also add up the weights. `since` is the number of rows since the last flush.
 template <typename T, typename Work, int kDigits, bool kWeighted>
-__global__ void __launch_bounds__(512, 2)
-    scatter_add(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
-                int log2_lanes, const AmbiguousRow* entries, const unsigned* counts, long long capacity, int* labels,
-                unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
-  ptx::griddepcontrol_wait();
-  if (*stopped) return;
+__device__ __forceinline__ void add_list(const CenteredRows<T, Work>& rows,
+                                         const typename Integer<kDigits>::Scale* scales,
+                                         const SharedSums<kDigits>& here, int first, int end, int log2_lanes,
+                                         const AmbiguousRow* list, unsigned count, unsigned part, unsigned parts,
+                                         int* labels, unsigned& since, unsigned& changed) {
   struct Reassignment {
     unsigned row;
     int from, to;
   };
   __shared__ Reassignment changes[16][32];
-  const unsigned count = counts[blockIdx.x], together = blockDim.x, part = blockIdx.y * together;
-  if (part >= count) return;
-  const int first = blockIdx.z * columns, end = first + columns <= rows.d + 1 ? first + columns : rows.d + 1;
-  const SharedSums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
-  here.clear();
+  const unsigned together = blockDim.x;
   const int lane = threadIdx.x % 32, lanes = 1 << log2_lanes, groups = 32 >> log2_lanes;
   Reassignment* mine = changes[threadIdx.x / 32];
-  unsigned changed = 0, since = 0;
-  for (unsigned begin = part; begin < count; begin += gridDim.y * together) {
+  for (unsigned begin = part * together; begin < count; begin += parts * together) {
     if (since + together > kFlush) {
       here.flush();
       since = 0;
@@ -104,7 +98,7 @@ __global__ void __launch_bounds__(512, 2)
     since += together;
     Reassignment change = {};
     if (begin + threadIdx.x < count) {
-      const AmbiguousRow entry = entries[blockIdx.x * capacity + begin + threadIdx.x];
+      const AmbiguousRow entry = list[begin + threadIdx.x];
       change = {entry.row, entry.label, first_center(entry.low, entry.high)};
     }
     const bool reassigned = change.from != change.to;
@@ -112,7 +106,7 @@ __global__ void __launch_bounds__(512, 2)
     __syncwarp();  // the warp has added the earlier entries
     if (reassigned) {
       mine[__popc(all & ((1u << lane) - 1))] = change;
-      if (blockIdx.z == 0) labels[change.row] = change.to;
+      if (first == 0) labels[change.row] = change.to;
       if (end > rows.d) {
         const auto number = as_integer<Work>(kWeighted ? rows.weights[change.row] : Work(1), scales[rows.d]);
         here.add(here.place(change.to), rows.d, number);
@@ -154,8 +148,27 @@ __global__ void __launch_bounds__(512, 2)
       }
     }
   }
+}
+
+// Block (x, y, z) adds `columns` columns, from z · columns on, of the rows of part y of list x, and their number to
+// `n_reassigned`.
+template <typename T, typename Work, int kDigits, bool kWeighted>
+__global__ void __launch_bounds__(512, 2)
+    scatter_add(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
+                int log2_lanes, const AmbiguousRow* entries, const unsigned* counts, long long capacity, int* labels,
+                unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
+  ptx::griddepcontrol_wait();
+  if (*stopped) return;
+  const unsigned count = counts[blockIdx.x];
+  if (blockIdx.y * blockDim.x >= count) return;
+  const int first = blockIdx.z * columns, end = first + columns <= rows.d + 1 ? first + columns : rows.d + 1;
+  const SharedSums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
+  here.clear();
+  unsigned since = 0, changed = 0;
+  add_list<T, Work, kDigits, kWeighted>(rows, scales, here, first, end, log2_lanes, entries + blockIdx.x * capacity,
+                                        count, blockIdx.y, gridDim.y, labels, since, changed);
   here.flush();
-  if (lane == 0 && blockIdx.z == 0 && changed) atomicAdd(n_reassigned, changed);
+  if (threadIdx.x % 32 == 0 && first == 0 && changed) atomicAdd(n_reassigned, changed);
 }
 
 }  // namespace kmeans

@@ -1,0 +1,137 @@
+"""Fits of several numbers of clusters at the same time, each with the bits of `lloyd.fit` alone."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from tsapps.apps.kmeans.data.frame import Frame, ldexp
+from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.initial_centers import Init, initial_centers
+from tsapps.apps.kmeans.lloyd import Clustering, Progress, clustering_of, number_of_runs
+from tsapps.apps.kmeans.prepare import scaled_into_range
+from tsapps.kernels.system.logs import logger_of
+
+if TYPE_CHECKING:
+    from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+    from tsapps.apps.kmeans.sweep.plan import FitsPlan
+
+__all__ = ["fit_together"]
+
+_log = logger_of(__name__)
+# Lloyd steps whose labels and sums have the bits of the kernels for several fits.
+_STEPS = ("small_d", "small_k")
+
+
+def fit_together(
+    engine: Engine,
+    numbers: Sequence[int],
+    *,
+    init: Init = "k-means++",
+    n_init: int | str = "auto",
+    max_iter: int = 300,
+    tol: float = 1e-4,
+    seed: int,
+    progress: Callable[[int, Progress], None] | None = None,
+    choosing: Callable[[int, int, int], None] | None = None,
+) -> dict[int, Clustering]:
+    """Fit X for several numbers of clusters, as far as the fits can share launches.
+
+    Parameters
+    ----------
+    engine : Engine
+    numbers : sequence of int
+        Numbers of clusters. Those of most clusters are to come first: fits of fewer then find their samples drawn.
+    init, n_init, max_iter, tol
+        As of `lloyd.fit`. Fits of several runs do not share launches.
+    seed : int
+        Of the random numbers of each fit.
+    progress : callable, optional
+        Called with a number of clusters and a `Progress` after every iteration of its fit.
+    choosing : callable, optional
+        Called while initial centers are chosen, with a number of clusters and the parameters of `lloyd.fit`.
+
+    Returns
+    -------
+    dict of int to Clustering
+        By number of clusters; empty if no fits can share launches. Other numbers are left out: those that need other
+        kernels, and fits that left a cluster empty. `seconds` of each is its part of the common time.
+    """
+    if not engine.fits_together or len(numbers) < 2 or number_of_runs(init, n_init) != 1:
+        return {}
+    from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
+    from tsapps.apps.kmeans.sweep.iterations import Iterations
+
+    assert isinstance(engine, DeviceEngine)
+    found = dict[int, Clustering]()
+    with engine:
+        began = time.perf_counter()
+        scaled, moments, exponent = scaled_into_range(engine)
+        if scaled is not engine:
+            return {}
+        engine.center(moments.mean, numbers[0])
+        if not engine.data.on_read:
+            return {}
+        frame, clock = Frame(engine.data.host_mean(), exponent), _Clock(began)
+        square_norm = engine.data.square_norm() if progress is not None else 0.0
+
+        def tell(k: int, iteration: int, n_reassigned: int, potential: float) -> None:
+            assert progress is not None
+            inertia = float(ldexp(square_norm + potential, 2 * exponent))
+            progress(k, Progress(0, iteration, inertia, n_reassigned))
+
+        def draw(k: int) -> np.ndarray:
+            told = None if choosing is None else partial(choosing, k, 0)
+            return initial_centers(engine, k, init, np.random.RandomState(seed), frame, told)
+
+        steps = {k: engine.selection(k) for k in numbers if not engine.streams(k)}
+        served = [k for k, (step, _) in steps.items() if step in _STEPS]
+        for plan in _groups(engine, served):
+            iterations = Iterations(engine.data, plan)  # its kernels compile while centers are drawn
+            clock.lap("prepare")
+            starts = [draw(k) for k in plan.numbers]
+            clock.lap("seed")
+            ended = iterations.run(starts, max_iter, moments.variance * tol, None if progress is None else tell)
+            del iterations  # its memory is free for the next group
+            clock.lap("iterate")
+            seconds = clock.share(len(plan.numbers))
+            for k, one in zip(plan.numbers, ended, strict=True):
+                if one is None:
+                    _log.info("k = %d: a cluster became empty; it is fitted alone", k)
+                else:
+                    run, cluster_sizes = one
+                    found[k] = clustering_of(run, frame, cluster_sizes, dict(seconds), steps[k])
+    return found
+
+
+def _groups(engine: "DeviceEngine", numbers: Sequence[int]) -> "Iterator[FitsPlan]":
+    """Yield plans for groups of fits that the memory of the GPU has room for."""
+    from tsapps.apps.kmeans.sweep.plan import groups_of
+
+    data = engine.data
+    n, d = data.source.shape
+    half_copy = 0 if data.half_copy_bytes else 2 * n * d
+    for plan in groups_of(n, d, numbers, data.gpu, data.available_bytes() - half_copy):
+        _log.info("k = %s: fits in common launches", ", ".join(map(str, plan.numbers)))
+        yield plan
+
+
+class _Clock:
+    """Wall time of each phase, and what one of several fits has of it."""
+
+    def __init__(self, began: float) -> None:
+        self._last, self._seconds = began, dict[str, float]()
+
+    def lap(self, phase: str) -> None:
+        """End a phase."""
+        now = time.perf_counter()
+        self._seconds[phase] = now - self._last
+        self._last = now
+
+    def share(self, fits: int) -> dict[str, float]:
+        """Return the seconds of all phases divided by the number of fits, and begin again."""
+        each = {phase: seconds / fits for phase, seconds in self._seconds.items()}
+        self._seconds = {}
+        return each

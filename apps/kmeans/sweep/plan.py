@@ -1,0 +1,148 @@
+"""Plan of fits of several numbers of clusters in common launches (pure); structures shared with C++."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_BYTES, ARGMIN, MOST_CLUSTERS, capacity, columns_of
+from tsapps.apps.kmeans.assign.plan import half_copy_problem as half_copy_problem_of
+from tsapps.apps.kmeans.data.plan import padded
+from tsapps.kernels.gemm import blocks_of
+from tsapps.kernels.gpu_specs import GpuSpec
+from tsapps.kernels.plan.candidates import RESERVED
+from tsapps.kernels.plan.mma import OWN_EPILOGUE, MmaPlan, instantiate
+from tsapps.kernels.problem import Problem
+
+__all__ = [
+    "FITS_TO_ADD",
+    "FITS_TO_LABEL",
+    "FITS_TO_RESCORE",
+    "MOST_FITS",
+    "FitsPlan",
+    "fits_plan",
+    "groups_of",
+]
+
+#: Maximum number of fits in a launch (kMostFits).
+MOST_FITS = 32
+_FIT_COLUMNS = np.dtype([("epilogue", ARGMIN), ("first", "i4"), ("blocks", "i4")])
+_FIT_TO_RESCORE = np.dtype([(name, "u8") for name in ("centers", "entries", "counts")] + [("k", "i4"), ("padding", "i4")])
+_FIT_TO_ADD = np.dtype(
+    [(name, "u8") for name in ("entries", "counts", "labels", "sums", "n_reassigned")] + [("k", "i4"), ("padding", "i4")]
+)
+#: The C++ classes `FitsToLabel`, `FitsToRescore` and `FitsToAdd`, as NumPy structures.
+FITS_TO_LABEL = np.dtype([("at", _FIT_COLUMNS, MOST_FITS), ("stopped", "u8"), ("count", "i4"), ("padding", "i4")])
+FITS_TO_RESCORE = np.dtype(
+    [("at", _FIT_TO_RESCORE, MOST_FITS), ("stopped", "u8"), ("capacity", "i8"), ("count", "i4"), ("lists", "i4")]
+)
+FITS_TO_ADD = np.dtype(
+    [("at", _FIT_TO_ADD, MOST_FITS), ("stopped", "u8"), ("capacity", "i8")]
+    + [(name, "i4") for name in ("count", "lists", "columns", "log2_lanes")]
+)
+# The largest number of features for which a pipeline stage holds whole rows.
+_MOST_FEATURES = 256
+# Columns of a product are rounded up to a multiple of this number, so that few kernels are compiled.
+_COLUMNS = 64
+# Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0.
+_OTHER_REGISTERS = 56
+# Static shared memory of a block: a number per fit, with padding for alignment.
+_STATIC = 256
+# Bytes of a label.
+_LABEL_BYTES = 4
+
+
+@dataclass(frozen=True)
+class FitsPlan:
+    """Plan of the launches of an iteration of several fits.
+
+    Attributes
+    ----------
+    numbers : tuple of int
+        The number of clusters of each fit.
+    product : MmaPlan
+        The product with the centers of all fits side by side (assign.cuh).
+    problem : Problem
+        The sizes of this product.
+    lists : int
+        Number of lists of ambiguous rows of each fit: one for each block of the product.
+    capacity : int
+        Maximum number of entries of a list.
+    """
+
+    numbers: tuple[int, ...]
+    product: MmaPlan
+    problem: Problem
+    lists: int
+    capacity: int
+
+    @property
+    def columns(self) -> list[int]:
+        """Number of columns of each fit, a multiple of 8."""
+        return [columns_of(k) for k in self.numbers]
+
+    @property
+    def list_bytes(self) -> int:
+        """Bytes of the lists of ambiguous rows of all fits."""
+        return len(self.numbers) * self.lists * self.capacity * AMBIGUOUS_BYTES
+
+    @property
+    def kernel(self) -> str:
+        """The name of the kernel, with template arguments."""
+        return f"kmeans::label_fits<Plan, {max(self.columns) // 8}>"
+
+    @property
+    def source(self) -> str:
+        """The source of the kernel."""
+        return f'#include "apps/kmeans/sweep/assign.cuh"\n{self.product.struct()}\n'
+
+
+def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan | None:
+    """Plan fits of n rows of d features; None if the kernels do not support them together.
+
+    Parameters
+    ----------
+    n, d : int
+    numbers : sequence of int
+        The number of clusters of each fit.
+    gpu : GpuSpec
+    """
+    if d > _MOST_FEATURES or len(numbers) > MOST_FITS or max(numbers) > MOST_CLUSTERS:
+        return None
+    width, columns = padded(d), sum(columns_of(k) for k in numbers)
+    problem = half_copy_problem_of(n, d, columns)
+    # Fragments of a tile of 32 rows, if a warp holds them, and sums of the widest fit.
+    fragments = -(-width // 16) * 8
+    registers = _OTHER_REGISTERS + (fragments if fragments <= 64 else 8) + max(columns_of(k) for k in numbers)
+    tile_n = -(-columns // _COLUMNS) * _COLUMNS
+    for teams in (16, 12, 8, 4):
+        plan = MmaPlan("float16", 32, tile_n, width, teams=teams, stages=2, keep_b=True, interval=0)
+        made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
+        kept = tile_n * width * 2 <= 2 * teams * 32 * width * 2  # arrives in the memory of the pipelines
+        shared = made.shared_bytes + _STATIC
+        memory = shared <= gpu.shared_memory_per_block and shared + RESERVED <= gpu.shared_memory
+        if kept and memory and registers <= 65_536 // made.threads and made.threads <= gpu.max_threads:
+            lists = blocks_of(made, problem, gpu.multiprocessors)
+            return FitsPlan(tuple(numbers), made, problem, lists, capacity(made, n, lists))
+    return None
+
+
+def groups_of(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec, free_bytes: int) -> Iterator[FitsPlan]:
+    """Yield plans for groups of fits, of at least two each, in the order of `numbers`; some fits may be in none.
+
+    `free_bytes` limits the memory for the lists of a group, and for the labels of all fits, which stay.
+    """
+    free_bytes -= len(numbers) * n * _LABEL_BYTES
+    group: list[int] = []
+    best: FitsPlan | None = None
+    for k in [*numbers, None]:
+        found = None if k is None else fits_plan(n, d, [*group, k], gpu)
+        if found is not None and found.list_bytes <= free_bytes:
+            group, best = [*group, k], found
+            continue
+        if best is not None and len(group) > 1:
+            yield best
+        group, best = [], None
+        if k is not None:
+            best = fits_plan(n, d, [k], gpu)
+            group = [] if best is None else [k]

@@ -1,0 +1,41 @@
+// Rescoring of the ambiguous rows of several fits (assign/rescore.cuh).
+//
+// Why it is fast: one launch for all fits, whose blocks are shared among those that go on (share.cuh).
+#pragma once
+#include "apps/kmeans/assign/rescore.cuh"
+#include "apps/kmeans/sweep/share.cuh"
+
+namespace kmeans {
+
+// The lists of a fit, as label_fits (assign.cuh) writes them.
+template <typename Work>
+struct FitToRescore {
+  const Work* centers;
+  AmbiguousRow* entries;
+  const unsigned* counts;
+  int k, padding;
+};
+
+template <typename Work>
+struct FitsToRescore {
+  FitToRescore<Work> at[kMostFits];
+  const int* stopped;
+  long long capacity;
+  int count, lists;
+};
+
+template <typename T, typename Work, int kLanes>
+__global__ void __launch_bounds__(256, 3)
+    rescore_fits(const CenteredRows<T, Work> rows, const FitsToRescore<Work> fits) {
+  ptx::griddepcontrol_wait();
+  const unsigned going = fits_that_go_on(fits.stopped, fits.count);
+  if (going == 0) return;
+  const Share share(going);
+  const FitToRescore<Work>& fit = fits.at[share.fit];
+  share.for_each_part(fits.lists, [&](unsigned list, unsigned part, unsigned parts) {
+    AmbiguousRow* const entries = fit.entries + list * fits.capacity;
+    rescore_list<T, Work, kLanes>(rows, fit.centers, fit.k, entries, fit.counts[list], part, parts);
+  });
+}
+
+}  // namespace kmeans
