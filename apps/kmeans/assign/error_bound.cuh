@@ -57,8 +57,13 @@ class RowBound {
 
   // E of a row of this norm.
   __device__ __forceinline__ float operator()(float norm) const {
-    const float center = largest_norm(norm), lost = fminf(lost_, kHalfRounding * fmaxf(center, 1.0f));
-    return norm * (center * of_norm_ + lost) + (center * center * of_square_ + 1e-18f);
+    const Bound bound = up_to(largest_norm(norm));
+    return norm * bound.of_norm + bound.always;
+  }
+
+  // E = of_norm · norm + always of a row of any norm, over the centers whose norm is at most `center`.
+  __device__ __forceinline__ Bound up_to(float center) const {
+    return {center * of_norm_ + fminf(lost_, kHalfRounding * fmaxf(center, 1.0f)), center * center * of_square_ + 1e-18f};
   }
 
   // R of a row of this norm; infinity if no center is beyond R.

@@ -174,6 +174,17 @@ struct ArgminEpilogue {
     return candidates_near(d, half, offset, error, best);
   }
 
+  // Appends the `entry` of each lane with `wanted` to the block's list. `*count` is the length of this list.
+  __device__ __forceinline__ void append(unsigned* count, bool wanted, const AmbiguousRow& entry) const {
+    const unsigned all = __ballot_sync(simt::every_lane, wanted);
+    if (all == 0) return;
+    const int lane = threadIdx.x % 32;
+    unsigned begin = 0;
+    if (lane == 0) begin = atomicAdd(count, (unsigned)__popc(all));
+    begin = simt::shuffle(begin, 0);
+    if (wanted) entries[blockIdx.x * capacity + begin + __popc(all & ((1u << lane) - 1))] = entry;
+  }
+
  protected:
   static __device__ __forceinline__ unsigned* listed() {
     __shared__ unsigned count;
@@ -224,17 +235,6 @@ struct ArgminEpilogue {
         sum = fmaf(__saturatef(above), (float)(1 << (2 * j + i)), sum);
       }
     return (unsigned)sum;
-  }
-
-  // Appends the `entry` of each lane with `wanted` to the block's list. `*count` is the length of this list.
-  __device__ __forceinline__ void append(unsigned* count, bool wanted, const AmbiguousRow& entry) const {
-    const unsigned all = __ballot_sync(simt::every_lane, wanted);
-    if (all == 0) return;
-    const int lane = threadIdx.x % 32;
-    unsigned begin = 0;
-    if (lane == 0) begin = atomicAdd(count, (unsigned)__popc(all));
-    begin = simt::shuffle(begin, 0);
-    if (wanted) entries[blockIdx.x * capacity + begin + __popc(all & ((1u << lane) - 1))] = entry;
   }
 };
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -116,14 +116,23 @@ class DeviceEngine(Engine):
         `subtracted` (d,) is the point that kernels would subtract from each row on read; by default `data.shift`.
         """
         self._step = None  # frees the memory of the step for another k
-        facts = self._facts(single_pass=single_pass)
-        if why_cublas(facts, self.data.gpu, self.options) is None:
-            digits = integers_of(self.data, subtracted).digits
-            facts = replace(facts, norms=Norms(*norms_of(self.data, subtracted), digits))
+        facts = self._facts_with_norms(subtracted, single_pass=single_pass)
         selected = select_step(facts, k, self.data.gpu, self.options)
         self._selected = k, selected
         _log.debug("k = %d: %s", k, selected)
         return selected
+
+    def _facts_with_norms(self, subtracted: np.ndarray | None, *, single_pass: bool = False) -> Facts:
+        facts = self._facts(single_pass=single_pass)
+        if why_cublas(facts, self.data.gpu, self.options) is None:
+            digits = integers_of(self.data, subtracted).digits
+            facts = replace(facts, norms=Norms(*norms_of(self.data, subtracted), digits))
+        return facts
+
+    def selections(self, ks: Sequence[int]) -> dict[int, StepPlan]:
+        """Return the step that a fit alone would select for each of several numbers of clusters."""
+        facts = self._facts_with_norms(None)
+        return {k: select_step(facts, k, self.data.gpu, self.options) for k in ks}
 
     def center(self, mean: np.ndarray, k: int) -> None:
         """Center X about `mean` (d,); see `Engine.center`. Kernels of this package subtract the mean on read."""

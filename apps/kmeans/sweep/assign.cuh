@@ -1,20 +1,27 @@
-// Labels of the rows in several fits: a tall-and-skinny product with the centers of all fits side by side, and the
-// arg-min epilogue of small_k.cuh for each fit's columns.
+// Labels of the rows in several fits: a tall-and-skinny product with the centers of all fits side by side, and for each
+// fit the arg-min of small_k.cuh over its columns.
 //
 //              depth        columns of fit 0, fit 1, …, whole blocks of 8
 //            ┌───────┐    ┌─────┬─────┬────────┬─────────────┐
 //            ├───────┤    │     │     │        │             │     The centers stay in shared memory, as fragments.
-//   32 rows  │ tile  │ ×  │     │     │        │             │     A warp multiplies a tile by the columns of one fit
+//   rows     │ tile  │ ×  │     │     │        │             │     A warp multiplies a tile by the columns of one fit
 //            ├───────┤    │     │     │        │             │     after the other. It holds the tile's fragments and
 //            │       │    └─────┴─────┴────────┴─────────────┘     the sums of one fit in registers.
 //            └───────┘
 //
 // The half-precision copy of X is read once for all fits. Of each fit, the kernel reads the labels, and writes the list
-// of rows that are ambiguous or have a new label. Fits that have ended take no time.
+// of rows that are ambiguous or have a new label (AmbiguousRow). Fits that have ended take no time.
+//
+// The sums of a fit with at most 32 clusters begin with −‖c‖²/2, so that they are scores. The tensor cores add this term
+// with the relative error γ with which they add products: E of small_k.cuh grows by γ H.
 //
 // Why it is fast: for few clusters, a product by itself takes as long as reading the copy does, whatever their number.
-// Here, each further fit takes only its multiplications and its epilogue. Labels are loaded before the multiplications
-// that they wait for, and prefetched one tile ahead.
+// Here, each further fit takes only its multiplications and its epilogue, of which instructions limit the rate:
+//
+// - A score costs a maximum and two fused multiply-adds, as in candidates_near of small_k.cuh. Offsets cost nothing.
+// - The bound of a row's scores is linear in its norm, unless a center lies beyond the limit R of a row of the tile.
+// - Two shuffles transpose the candidate bits, a byte for each of four rows and four lanes.
+// - Labels are loaded one fit ahead, and prefetched one tile ahead.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 #include "apps/kmeans/sweep/share.cuh"
@@ -28,10 +35,19 @@ struct FitColumns {
   int first, blocks;
 };
 
+// Fit 0 has the first columns, and the offsets of all fits follow its own. The labels of fit i begin at labels[i ·
+// stride], where stride is a multiple of 32.
 struct FitsToLabel {
   FitColumns at[kMostFits];
-  const int* stopped;
+  const int *stopped, *labels;
+  long long stride;
   int count, padding;
+};
+
+// What the rows of a tile need of a fit: E · 2 kLarge = of_norm · norm + always, if `norm`, the largest norm of a center,
+// is not beyond the limit R = 2.2 · (norm of a row) + `near`.
+struct alignas(16) FitBound {
+  float of_norm, always, norm, near;
 };
 
 // A block of the kernel. No fit has more than kMostBlocks blocks of columns.
@@ -45,9 +61,38 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   using Product::kArrivesBeside, Product::kTileColumnBlocks, Product::kPairs;
   static_assert(Plan::kKeepB && kTeam == 1 && Plan::kInterval == 0 && kBlocks % 2 == 0, "a warp labels whole tiles");
 
+  // Static shared memory of a block. biases[j][t] has the offsets of columns 8·j + 2·t and the next, twice.
+  struct Shared {
+    FitBound bounds[kMostFits];
+    float4 biases[kTileColumnBlocks][4];
+    float norm_limits[kMostFits];
+    unsigned listed[kMostFits];
+  };
+
   __device__ LabelFits(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
-                       const tsm2::Work& work, const FitsToLabel& fits, unsigned* listed)
-      : Product(shared, a, b, work, nullptr, nullptr, fits.at[0].epilogue), fits_(fits), listed_(listed) {}
+                       const tsm2::Work& work, const FitsToLabel& fits, Shared& here)
+      : Product(shared, a, b, work, nullptr, nullptr, fits.at[0].epilogue), fits_(fits), here_(here) {
+    const int lane = threadIdx.x % 32;
+    parts_ = simt::kept_shared(this->parts(0) + lane);
+    biases_ = simt::kept_shared(here.biases[0] + lane % 4);
+    first_selector_ = lane % 2 ? 0x3715 : 0x6240;
+    second_selector_ = lane % 4 / 2 ? 0x3276 : 0x5410;
+  }
+
+  // Fills the static shared memory. A barrier must follow.
+  __device__ __forceinline__ void open() const {
+    const int columns = (int)this->work_.n, thread = threadIdx.x;
+    for (int i = thread; i < columns / 2; i += kThreads) {
+      const float* const from = any().offsets + 2 * i;
+      here_.biases[i / 4][i % 4] = {from[0], from[1], from[0], from[1]};
+    }
+    if (thread >= fits_.count) return;
+    const CenterStats& most = *fits_.at[thread].epilogue.center_stats;
+    const Bound bound = bound_of_rows(fits_.at[thread].epilogue, true).up_to(most.norm);
+    here_.bounds[thread] = {kTwice * bound.of_norm, kTwice * bound.always, most.norm, most.near};
+    here_.norm_limits[thread] = most.norm_limit;
+    here_.listed[thread] = 0;
+  }
 
   // Labels this block's tiles in the fits `going`, a bit for each. All of the block's threads take part.
   __device__ __forceinline__ void run(unsigned going) {
@@ -55,8 +100,10 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     b.move_to(0, 0);
     b.copy(this->shared_ + kArrivesAt);
     ptx::cp_async_commit();
-    if (!kArrivesBeside) this->template share_kept_b<0>();
-    const long long teams = (long long)gridDim.x * Plan::kTeams, units = (this->work_.m + Plan::kTileM - 1) / Plan::kTileM;
+    constexpr bool kBeside = kArrivesBeside && Plan::kStages > 1;
+    if (!kBeside) this->template share_kept_b<0>();
+    const long long teams = (long long)gridDim.x * Plan::kTeams;
+    const long long units = (this->work_.m + Plan::kTileM - 1) / Plan::kTileM;
     const long long begin = this->team_ * (long long)gridDim.x + blockIdx.x;
     const long long end = begin + (units - begin + teams - 1) / teams;
     tsm2::TileLoader<Plan, 32, kThreads, false> reader(this->a_, this->b_, this->work_, begin, threadIdx.x % 32,
@@ -68,28 +115,55 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       free = free + 1 == Plan::kStages ? 0 : free + 1;
       ptx::cp_async_commit();
     };
-    for (int i = 0; i < Plan::kStages - 1; ++i) fetch();
-    if (kArrivesBeside) this->template share_kept_b<Plan::kStages - 1>();
+    for (int i = 0; i < kAhead; ++i) fetch();
+    if (kBeside) this->template share_kept_b<kAhead>();
     tsm2::WorkIterator<Plan> now(this->work_, begin);
     for (long long unit = begin; unit < end; ++unit) {
-      ptx::cp_async_wait<Plan::kStages - 2>();
+      ptx::cp_async_wait<kAhead - 1>();
       simt::sync_warp();
+      Tile tile;
+      tile.stage = this->pipeline_ + slot * kStage;
+      if (kHolds) {
+#pragma unroll
+        for (int pair = 0; pair < kHeld; ++pair) load(tile.parts[pair], tile.stage, pair);
+        if (kAhead == Plan::kStages) simt::sync_warp();  // the tile has left its stage
+      }
       fetch();
-      label_tile(this->pipeline_ + slot * kStage, (unsigned)(*now).row, going);
+      label_tile(tile, (unsigned)(*now).row, going);
       slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
       now.next();
     }
   }
 
  private:
+  // Twice kLarge, and more than all roundings of E.
+  static constexpr float kTwice = 2 * kLarge * 1.0001f;
   // Fragments of a tile that stay in registers, if they are few enough; of longer rows, each fit reads them again.
   static constexpr bool kHolds = kPairs * kBlocks <= 16;
   static constexpr int kHeld = kHolds ? kPairs : 1;
+  // Number of tiles of which copies are in flight. A tile in registers needs its stage no more.
+  static constexpr int kAhead = kHolds && Plan::kStages == 1 ? 1 : Plan::kStages - 1;
+  static_assert(kAhead > 0, "one stage is enough only for tiles in registers");
+  // 32 rows of a tile. Lane (g, t) = (lane / 4, lane % 4) holds sums of rows g, g + 8, g + 16 and g + 24, of which
+  // `norms` are the norms. It labels row 8·t + g, which is `own`. `least_norm` is that of all 32 rows.
+  struct Rows {
+    float norms[4], least_norm;
+    ArgminEpilogue::OwnRow own;
+  };
+  static constexpr int kParts = kBlocks / 2;
   struct Tile {
     const unsigned char* stage;
     Parts parts[kHeld][kBlocks][4];
-    ArgminEpilogue::OwnRow own[kBlocks / 2];  // without the labels
+    Rows rows[kParts];
   };
+
+  __device__ __forceinline__ const ArgminEpilogue& any() const { return fits_.at[0].epilogue; }
+
+  // `with_offsets` says whether the tensor cores add the offsets.
+  static __device__ __forceinline__ RowBound bound_of_rows(const ArgminEpilogue& fit, bool with_offsets) {
+    const float of_half_square = 1.0f / (1 << 22) + (with_offsets ? fit.tensor_error : 0.0f);
+    return RowBound(*fit.center_stats, fit.tensor_error, fit.rounding, of_half_square);
+  }
 
   __device__ __forceinline__ void load(Parts (&to)[kBlocks][4], const unsigned char* stage, int pair) const {
 #pragma unroll
@@ -101,49 +175,66 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     }
   }
 
-  __device__ __forceinline__ void label_tile(const unsigned char* stage, unsigned row, unsigned going) const {
-    Tile tile;
-    tile.stage = stage;
-    if (kHolds) {
-#pragma unroll
-      for (int pair = 0; pair < kHeld; ++pair) load(tile.parts[pair], stage, pair);
-    }
-    const ArgminEpilogue& any = fits_.at[0].epilogue;
+  __device__ __forceinline__ void label_tile(Tile& tile, unsigned row, unsigned going) const {
     const int lane = threadIdx.x % 32;
+    const unsigned n = any().n, soon = row + any().ahead;
+    const bool prefetches = going >> lane & 1 && soon < n;
+    int fit = __ffs(going) - 1, labels[kParts];
 #pragma unroll
-    for (int i = 0; i < kBlocks / 2; ++i) {
+    for (int i = 0; i < kParts; ++i) {
       const unsigned mine = row + 32 * i + lane % 4 * 8 + lane / 4;
-      const bool present = mine < any.n;
-      tile.own[i] = {mine, 0, present ? any.norms[mine] : 0.0f, present};
+      Rows& rows = tile.rows[i];
+      rows.own = {mine, 0, mine < n ? any().norms[mine] : 0.0f, mine < n};
+      labels[i] = mine < n ? fits_.at[fit].epilogue.labels[mine] : 0;
+      if (prefetches) ptx::prefetch(fits_.labels + lane * fits_.stride + soon + 32 * i);
     }
-    for (unsigned left = going; left != 0; left &= left - 1) {
-      const int fit = __ffs(left) - 1;
-      dispatch<1>(fits_.at[fit], tile, listed_ + fit);
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      Rows& rows = tile.rows[i];
+#pragma unroll
+      for (int q = 0; q < 4; ++q) rows.norms[q] = simt::shuffle(rows.own.norm, lane / 4 * 4 + q);
+      rows.least_norm = rows.own.norm;
+#pragma unroll
+      for (int bits = 1; bits < 32; bits *= 2)
+        rows.least_norm = fminf(rows.least_norm, simt::shuffle_xor(rows.least_norm, bits));
+    }
+    for (unsigned left = going;;) {
+      left &= left - 1;
+      const int next = __ffs(left) - 1;
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        ArgminEpilogue::OwnRow& own = tile.rows[i].own;
+        own.label = labels[i];
+        if (left != 0 && own.present) labels[i] = fits_.at[next].epilogue.labels[own.row];
+      }
+      dispatch<1>(fit, tile);
+      if (left == 0) break;
+      fit = next;
     }
   }
 
   // Calls label<blocks of the fit>.
   template <int kFitBlocks>
-  __device__ __forceinline__ void dispatch(const FitColumns& fit, const Tile& tile, unsigned* listed) const {
+  __device__ __forceinline__ void dispatch(int fit, const Tile& tile) const {
     if constexpr (kFitBlocks < kMostBlocks) {
-      if (fit.blocks != kFitBlocks) return dispatch<kFitBlocks + 1>(fit, tile, listed);
+      if (fits_.at[fit].blocks != kFitBlocks) return dispatch<kFitBlocks + 1>(fit, tile);
     }
-    label<kFitBlocks>(fit, tile, listed);
+    label<kFitBlocks>(fit, tile);
   }
 
-  // Labels the rows of a tile in one fit, which has kFitBlocks blocks of columns.
+  // Labels the rows of a tile in a fit that has kFitBlocks blocks of columns.
   template <int kFitBlocks>
-  __device__ __forceinline__ void label(const FitColumns& fit, const Tile& tile, unsigned* listed) const {
-    const ArgminEpilogue& to = fit.epilogue;
-    int labels[kBlocks / 2];
+  __device__ __forceinline__ void label(int fit, const Tile& tile) const {
+    constexpr bool kBytes = kFitBlocks <= 4;  // a lane has at most 8 candidates of a row
+    const FitColumns& of = fits_.at[fit];
+    float sums[kBlocks][kFitBlocks][4];
 #pragma unroll
-    for (int i = 0; i < kBlocks / 2; ++i) {
-      const typename ArgminEpilogue::OwnRow& own = tile.own[i];
-      labels[i] = own.present ? to.labels[own.row] : 0;
-      const unsigned soon = own.row + to.ahead;
-      if (soon % 32 == 0 && soon < to.n) ptx::prefetch(to.labels + soon);
+    for (int j = 0; j < kFitBlocks; ++j) {
+      float4 bias = {};
+      if (kBytes) bias = biases_[4 * (of.first + j)];
+#pragma unroll
+      for (int i = 0; i < kBlocks; ++i) memcpy(sums[i][j], &bias, sizeof bias);
     }
-    float sums[kBlocks][kFitBlocks][4] = {};
 #pragma unroll
     for (int pair = 0; pair < kPairs; ++pair) {
       Parts again[kBlocks][4];
@@ -151,29 +242,105 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       const Parts(*a)[4] = kHolds ? tile.parts[kHolds ? pair : 0] : again;
 #pragma unroll
       for (int j = 0; j < kFitBlocks; ++j) {
-        const PartsOfTwo two =
-            this->parts(0)[(pair * kTileColumnBlocks + fit.first + j) * 32 + (int)threadIdx.x % 32];
+        const PartsOfTwo two = parts_[(pair * kTileColumnBlocks + of.first + j) * 32];
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) Unit::multiply(0, sums[i][j], a[i], two.at);
       }
     }
-    float offset[kFitBlocks][2];
-    ArgminEpilogue::load_columns(to.offsets, offset);
-    const RowBound bound(*to.center_stats, to.tensor_error, to.rounding, 1.0f / (1 << 22));
-    const float norm_limit = to.center_stats->norm_limit;
-    const auto find = [&](const float(&of_rows)[kFitBlocks][4], int half, const float(&of)[kFitBlocks][2], float error) {
-      return to.candidates(of_rows, half, of, error);
-    };
+    if constexpr (kBytes) {
+      list_by_bytes<kFitBlocks>(fit, tile, sums);
+    } else {
+      const ArgminEpilogue& to = of.epilogue;
+      float offset[kFitBlocks][2];
+      ArgminEpilogue::load_columns(to.offsets, offset);
+      const auto find = [&](const float(&of_rows)[kFitBlocks][4], int half, const float(&of_columns)[kFitBlocks][2],
+                            float error) { return to.candidates(of_rows, half, of_columns, error); };
+      const RowBound bound = bound_of_rows(to, false);
 #pragma unroll
-    for (int i = 0; i < kBlocks / 2; ++i) {
-      typename ArgminEpilogue::OwnRow own = tile.own[i];
-      own.label = labels[i];
-      to.label_32_rows(listed, own, 1.0001f * bound(own.norm), norm_limit, &sums[2 * i], offset, find);
+      for (int i = 0; i < kParts; ++i) {
+        const ArgminEpilogue::OwnRow& own = tile.rows[i].own;
+        const float error = 1.0001f * bound(own.norm);
+        to.label_32_rows(here_.listed + fit, own, error, here_.norm_limits[fit], &sums[2 * i], offset, find);
+      }
     }
   }
 
+  // Lists those rows of a tile that are ambiguous or have a new label, from their scores.
+  template <int kFitBlocks>
+  __device__ __forceinline__ void list_by_bytes(int fit, const Tile& tile,
+                                                const float (&scores)[kBlocks][kFitBlocks][4]) const {
+    const FitBound bound = here_.bounds[fit];
+    const float norm_limit = here_.norm_limits[fit];
+    unsigned bits[kParts];
+    bool wanted[kParts], any_wanted = false;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const Rows& rows = tile.rows[i];
+      bits[i] = candidates_of_own(fit, rows, bound, &scores[2 * i]);
+      if (!(rows.own.norm <= norm_limit)) bits[i] = 0;
+      const int label = rows.own.label;
+      const unsigned place = (label & 6) << 2 | (label >> 2 & 6) | (label & 1);
+      wanted[i] = rows.own.present && (label < 0 || bits[i] != 1u << place);
+      any_wanted |= wanted[i];
+    }
+    if (!__any_sync(simt::every_lane, any_wanted)) return;
+#pragma unroll
+    for (int i = 0; i < kParts; ++i) {
+      const unsigned low = __byte_perm(bits[i], 0, 0x4140), high = __byte_perm(bits[i], 0, 0x4342);
+      const ArgminEpilogue::OwnRow& own = tile.rows[i].own;
+      fits_.at[fit].epilogue.append(here_.listed + fit, wanted[i], {own.row, own.label, low, high});
+    }
+  }
+
+  // Returns the candidates of this lane's own row of 32 rows: byte s has those among the columns of lane s of the four
+  // that hold the row's scores, bit 2·j + i for column 8·j + 2·s + i.
+  template <int kFitBlocks>
+  __device__ __forceinline__ unsigned candidates_of_own(int fit, const Rows& rows, const FitBound& bound,
+                                                        const float (*scores)[kFitBlocks][4]) const {
+    float best[4], threshold[4];
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      best[q] = fmaxf(scores[q / 2][0][q % 2 * 2], scores[q / 2][0][q % 2 * 2 + 1]);
+#pragma unroll
+      for (int j = 1; j < kFitBlocks; ++j)
+        best[q] = fmaxf(best[q], fmaxf(scores[q / 2][j][q % 2 * 2], scores[q / 2][j][q % 2 * 2 + 1]));
+    }
+#pragma unroll
+    for (int bits = 1; bits < 4; bits *= 2)
+#pragma unroll
+      for (int q = 0; q < 4; ++q) best[q] = fmaxf(best[q], simt::shuffle_xor(best[q], bits));
+    if (bound.norm <= fmaf(2.2f, rows.least_norm, bound.near)) {
+#pragma unroll
+      for (int q = 0; q < 4; ++q) threshold[q] = fmaf(bound.of_norm, rows.norms[q], bound.always);
+    } else {
+      const float own = kTwice * bound_of_rows(fits_.at[fit].epilogue, true)(rows.own.norm);
+#pragma unroll
+      for (int q = 0; q < 4; ++q) threshold[q] = simt::shuffle(own, threadIdx.x % 32 / 4 * 4 + q);
+    }
+    // Byte q has this lane's candidates of row 8·q + g.
+    float sum[2] = {};
+#pragma unroll
+    for (int q = 0; q < 4; ++q) {
+      threshold[q] = fmaf(-kLarge, best[q], threshold[q]);
+#pragma unroll
+      for (int j = 0; j < kFitBlocks; ++j)
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          const float above = __saturatef(fmaf(scores[q / 2][j][q % 2 * 2 + i], kLarge, threshold[q]));
+          sum[q / 2] = fmaf(above, (float)(1 << (8 * (q % 2) + 2 * j + i)), sum[q / 2]);
+        }
+    }
+    // Transposes 4 × 4 bytes among the four lanes.
+    unsigned bits = __byte_perm((unsigned)sum[0], (unsigned)sum[1], 0x5410);
+    bits = __byte_perm(bits, simt::shuffle_xor(bits, 1), first_selector_);
+    return __byte_perm(bits, simt::shuffle_xor(bits, 2), second_selector_);
+  }
+
   const FitsToLabel& fits_;
-  unsigned* const listed_;
+  Shared& here_;
+  const PartsOfTwo* parts_;  // this lane's
+  const float4* biases_;
+  unsigned first_selector_, second_selector_;
 };
 
 // Lists, for every fit that goes on, the rows of the half-precision copy `a` that are ambiguous or have a new label.
@@ -184,15 +351,16 @@ __global__ void __launch_bounds__(LabelFits<Plan, kMostBlocks>::kThreads, Plan::
                const FitsToLabel fits) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  __shared__ unsigned listed[kMostFits];
-  if (threadIdx.x < kMostFits) listed[threadIdx.x] = 0;
+  using Block = LabelFits<Plan, kMostBlocks>;
+  __shared__ typename Block::Shared here;
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;
+  Block block(simt::dynamic_shared<unsigned char>(), a, b, work, fits, here);
+  block.open();
+  block.run(going);  // which begins with a barrier
   __syncthreads();
-  LabelFits<Plan, kMostBlocks>(simt::dynamic_shared<unsigned char>(), a, b, work, fits, listed).run(going);
-  __syncthreads();
-  if ((int)threadIdx.x < fits.count && listed[threadIdx.x] != 0) {
-    fits.at[threadIdx.x].epilogue.counts[blockIdx.x] = listed[threadIdx.x];
+  if ((int)threadIdx.x < fits.count && here.listed[threadIdx.x] != 0) {
+    fits.at[threadIdx.x].epilogue.counts[blockIdx.x] = here.listed[threadIdx.x];
   }
 }
 

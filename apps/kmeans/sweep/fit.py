@@ -86,8 +86,8 @@ def fit_together(
             told = None if choosing is None else partial(choosing, k, 0)
             return initial_centers(engine, k, init, np.random.RandomState(seed), frame, told)
 
-        steps = {k: engine.selection(k) for k in numbers if not engine.streams(k)}
-        served = [k for k, (step, _) in steps.items() if step in _STEPS]
+        steps = engine.selections(numbers)
+        served = [k for k, plan in steps.items() if plan.step in _STEPS and not plan.streamed]
         for plan in _groups(engine, served):
             iterations = Iterations(engine.data, plan)  # its kernels compile while centers are drawn
             clock.lap("prepare")
@@ -102,7 +102,7 @@ def fit_together(
                     _log.info("k = %d: a cluster became empty; it is fitted alone", k)
                 else:
                     run, cluster_sizes = one
-                    found[k] = clustering_of(run, frame, cluster_sizes, dict(seconds), steps[k])
+                    found[k] = clustering_of(run, frame, cluster_sizes, dict(seconds), (steps[k].step, steps[k].reason))
     return found
 
 

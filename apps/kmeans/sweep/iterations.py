@@ -106,7 +106,7 @@ class Iterations:
         """
         of, machine = self._buffers, self._data.machine
         of.given[...] = np.concatenate(starts)
-        machine.fill(of.labels, 0xFF)
+        machine.fill(of.all_labels, 0xFF)
         machine.fill(of.own, 0)
         self._bind_iterations(tol)
         try:
@@ -119,7 +119,8 @@ class Iterations:
     def _iterate(self, max_iter: int, report: Report | None) -> dict[int, _Ended]:
         """Return the last iteration of each fit."""
         self._first()
-        going, ended, launched = list(range(len(self._plan.numbers))), dict[int, _Ended](), 0
+        numbers, outcomes = self._plan.numbers, self._buffers.outcomes
+        going, ended, launched = np.ones(len(numbers), bool), dict[int, _Ended](), 0
         for known in range(max_iter):
             for count in range(launched, min(known + _AHEAD, max_iter)):
                 for launch in self._launches[count % 2]:
@@ -127,16 +128,17 @@ class Iterations:
                 self._events[count % 2].record()
             launched = min(known + _AHEAD, max_iter)
             self._events[known % 2].synchronize()
-            for fit in tuple(going):
-                outcome = self._buffers.outcomes[known % 2, fit].copy()
-                if report is not None and not outcome["empty"]:
-                    potential = float(outcome["potential"])
-                    report(self._plan.numbers[fit], known + 1, int(outcome["n_reassigned"]), potential)
-                if outcome["stop"] or known + 1 == max_iter:
-                    ended[fit] = _Ended(known, outcome)
-                    going.remove(fit)
-            if not going:
-                break
+            now = outcomes[known % 2]
+            if report is not None:
+                for fit in np.flatnonzero(going & (now["empty"] == 0)):
+                    one = now[fit]
+                    report(numbers[fit], known + 1, int(one["n_reassigned"]), float(one["potential"]))
+            ends = going & ((now["stop"] != 0) | (known + 1 == max_iter))
+            if ends.any():
+                ended |= {int(fit): _Ended(known, now[fit].copy()) for fit in np.flatnonzero(ends)}
+                going &= ~ends
+                if not going.any():
+                    break
         return ended
 
     def _bind_iterations(self, tol: float) -> None:
@@ -193,6 +195,7 @@ class Iterations:
             given["at"][fit] = epilogue, first // 8, columns // 8
             first += columns
         given["stopped"], given["count"] = address(of.stopped), len(plan.numbers)
+        given["labels"], given["stride"] = address(of.all_labels), plan.stride
         a, b, work = sizes_of(plan.product, plan.problem)
         a["data"], b["data"] = address(half_copy.rows), address(of.centers_half)
         return self._data.machine.bind(
@@ -271,7 +274,7 @@ class _Buffers:
     ----------
     fits : list of IterationBuffers
         The arrays of each fit.
-    labels : array of shape (fits, n), int32
+    all_labels, labels : array of shape (fits, stride) and (fits, n), int32
     entries : array of shape (fits, bytes), uint8
         The lists of ambiguous rows.
     given, outcomes, flags : numpy.ndarray
@@ -288,7 +291,8 @@ class _Buffers:
         self._data, self._layout = data, Layout(placement, 8, 1, plan.lists)
         self._ends = np.cumsum(numbers).tolist()
         clusters, columns = self._ends[-1], sum(plan.columns)
-        self.labels = xp.empty((fits, data.n_samples), np.int32)
+        self.all_labels = xp.empty((fits, plan.stride), np.int32)
+        self.labels = self.all_labels[:, : data.n_samples]
         self.entries = xp.empty((fits, plan.lists * plan.capacity * AMBIGUOUS_BYTES), np.uint8)
         self.counts = xp.empty((fits, plan.lists), np.uint32)
         self.center_stats = xp.empty((fits, 6), np.float32)

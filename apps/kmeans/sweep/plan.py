@@ -32,7 +32,10 @@ _FIT_TO_ADD = np.dtype(
     [(name, "u8") for name in ("entries", "counts", "labels", "sums", "n_reassigned")] + [("k", "i4"), ("padding", "i4")]
 )
 #: The C++ classes `FitsToLabel`, `FitsToRescore` and `FitsToAdd`, as NumPy structures.
-FITS_TO_LABEL = np.dtype([("at", _FIT_COLUMNS, MOST_FITS), ("stopped", "u8"), ("count", "i4"), ("padding", "i4")])
+FITS_TO_LABEL = np.dtype(
+    [("at", _FIT_COLUMNS, MOST_FITS), ("stopped", "u8"), ("labels", "u8"), ("stride", "i8")]
+    + [("count", "i4"), ("padding", "i4")]
+)
 FITS_TO_RESCORE = np.dtype(
     [("at", _FIT_TO_RESCORE, MOST_FITS), ("stopped", "u8"), ("capacity", "i8"), ("count", "i4"), ("lists", "i4")]
 )
@@ -44,10 +47,14 @@ FITS_TO_ADD = np.dtype(
 _MOST_FEATURES = 256
 # Columns of a product are rounded up to a multiple of this number, so that few kernels are compiled.
 _COLUMNS = 64
+# The largest number of registers of a tile's fragments that a warp holds (kHolds in assign.cuh).
+_MOST_HELD = 64
+# Rows of a tile, and warps of a block, in the order in which they are tried.
+_TILES = (64, 11), (32, 16), (32, 12), (32, 8), (32, 4)
 # Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0.
 _OTHER_REGISTERS = 56
-# Static shared memory of a block: a number per fit, with padding for alignment.
-_STATIC = 256
+# Static shared memory of a block (`Shared` in assign.cuh): bytes per fit, and per 8 columns.
+_STATIC_OF_FIT, _STATIC_OF_COLUMNS = 24, 64
 # Bytes of a label.
 _LABEL_BYTES = 4
 
@@ -87,6 +94,11 @@ class FitsPlan:
         return len(self.numbers) * self.lists * self.capacity * AMBIGUOUS_BYTES
 
     @property
+    def stride(self) -> int:
+        """Distance of the labels of one fit from those of the next: whole tiles."""
+        return -(-self.problem.m // self.product.tile_m) * self.product.tile_m
+
+    @property
     def kernel(self) -> str:
         """The name of the kernel, with template arguments."""
         return f"kmeans::label_fits<Plan, {max(self.columns) // 8}>"
@@ -111,17 +123,20 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
         return None
     width, columns = padded(d), sum(columns_of(k) for k in numbers)
     problem = half_copy_problem_of(n, d, columns)
-    # Fragments of a tile of 32 rows, if a warp holds them, and sums of the widest fit.
-    fragments = -(-width // 16) * 8
-    registers = _OTHER_REGISTERS + (fragments if fragments <= 64 else 8) + max(columns_of(k) for k in numbers)
-    tile_n = -(-columns // _COLUMNS) * _COLUMNS
-    for teams in (16, 12, 8, 4):
-        plan = MmaPlan("float16", 32, tile_n, width, teams=teams, stages=2, keep_b=True, interval=0)
+    tile_n, widest = -(-columns // _COLUMNS) * _COLUMNS, max(columns_of(k) for k in numbers)
+    for tile_m, teams in _TILES:
+        fragments = tile_m // 16 * 4 * -(-width // 16)  # registers of a tile, if a warp holds it
+        holds = fragments <= _MOST_HELD
+        if tile_m == 64 and not holds:
+            continue
+        stages = 1 if holds else 2
+        plan = MmaPlan("float16", tile_m, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
         made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
-        kept = tile_n * width * 2 <= 2 * teams * 32 * width * 2  # arrives in the memory of the pipelines
-        shared = made.shared_bytes + _STATIC
+        registers = _OTHER_REGISTERS + (fragments if holds else 8) + tile_m // 32 * widest
+        arrives = tile_n * width <= stages * teams * tile_m * width  # B, in the memory of the pipelines
+        shared = made.shared_bytes + MOST_FITS * _STATIC_OF_FIT + tile_n // 8 * _STATIC_OF_COLUMNS
         memory = shared <= gpu.shared_memory_per_block and shared + RESERVED <= gpu.shared_memory
-        if kept and memory and registers <= 65_536 // made.threads and made.threads <= gpu.max_threads:
+        if arrives and memory and registers <= 65_536 // made.threads and made.threads <= gpu.max_threads:
             lists = blocks_of(made, problem, gpu.multiprocessors)
             return FitsPlan(tuple(numbers), made, problem, lists, capacity(made, n, lists))
     return None
@@ -135,6 +150,10 @@ def groups_of(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec, free_bytes: 
     free_bytes -= len(numbers) * n * _LABEL_BYTES
     group: list[int] = []
     best: FitsPlan | None = None
+    whole = fits_plan(n, d, numbers, gpu) if len(numbers) > 1 else None
+    if whole is not None and whole.list_bytes <= free_bytes:
+        yield whole
+        return
     for k in [*numbers, None]:
         found = None if k is None else fits_plan(n, d, [*group, k], gpu)
         if found is not None and found.list_bytes <= free_bytes:
