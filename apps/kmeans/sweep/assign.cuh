@@ -4,7 +4,7 @@
 //              depth        columns of fit 0, fit 1, …, whole blocks of 8
 //            ┌───────┐    ┌─────┬─────┬────────┬─────────────┐
 //            ├───────┤    │     │     │        │             │     The centers stay in shared memory, as fragments.
-//   rows     │ tile  │ ×  │     │     │        │             │     A warp multiplies a tile by the columns of one fit
+//   32 rows  │ tile  │ ×  │     │     │        │             │     A warp multiplies a tile by the columns of one fit
 //            ├───────┤    │     │     │        │             │     after the other. It holds the tile's fragments and
 //            │       │    └─────┴─────┴────────┴─────────────┘     the sums of one fit in registers.
 //            └───────┘
@@ -59,7 +59,7 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   using typename Product::Parts, typename Product::PartsOfTwo;
   using Product::kBlocks, Product::kEights, Product::kStage, Product::kThreads, Product::kTeam, Product::kArrivesAt;
   using Product::kArrivesBeside, Product::kTileColumnBlocks, Product::kPairs;
-  static_assert(Plan::kKeepB && kTeam == 1 && Plan::kInterval == 0 && kBlocks % 2 == 0, "a warp labels whole tiles");
+  static_assert(Plan::kKeepB && kTeam == 1 && Plan::kInterval == 0 && kBlocks == 2, "a warp labels 32 rows at a time");
 
   // Static shared memory of a block. biases[j][t] has the offsets of columns 8·j + 2·t and the next, twice.
   struct Shared {
@@ -144,17 +144,13 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   // Number of tiles of which copies are in flight. A tile in registers needs its stage no more.
   static constexpr int kAhead = kHolds && Plan::kStages == 1 ? 1 : Plan::kStages - 1;
   static_assert(kAhead > 0, "one stage is enough only for tiles in registers");
-  // 32 rows of a tile. Lane (g, t) = (lane / 4, lane % 4) holds sums of rows g, g + 8, g + 16 and g + 24, of which
-  // `norms` are the norms. It labels row 8·t + g, which is `own`. `least_norm` is that of all 32 rows.
-  struct Rows {
-    float norms[4], least_norm;
-    ArgminEpilogue::OwnRow own;
-  };
-  static constexpr int kParts = kBlocks / 2;
+  // A tile. Lane (g, t) = (lane / 4, lane % 4) holds sums of rows g, g + 8, g + 16 and g + 24, of which `norms` are the
+  // norms. It labels row 8·t + g, which is `own`. `least_norm` is that of all rows.
   struct Tile {
     const unsigned char* stage;
     Parts parts[kHeld][kBlocks][4];
-    Rows rows[kParts];
+    float norms[4], least_norm;
+    ArgminEpilogue::OwnRow own;
   };
 
   __device__ __forceinline__ const ArgminEpilogue& any() const { return fits_.at[0].epilogue; }
@@ -177,36 +173,22 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
 
   __device__ __forceinline__ void label_tile(Tile& tile, unsigned row, unsigned going) const {
     const int lane = threadIdx.x % 32;
-    const unsigned n = any().n, soon = row + any().ahead;
-    const bool prefetches = going >> lane & 1 && soon < n;
-    int fit = __ffs(going) - 1, labels[kParts];
+    const unsigned mine = row + lane % 4 * 8 + lane / 4, n = any().n, soon = row + any().ahead;
+    const bool present = mine < n;
+    int fit = __ffs(going) - 1, label = present ? fits_.at[fit].epilogue.labels[mine] : 0;
+    if (going >> lane & 1 && soon < n) ptx::prefetch(fits_.labels + lane * fits_.stride + soon);
+    tile.own = {mine, 0, present ? any().norms[mine] : 0.0f, present};
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const unsigned mine = row + 32 * i + lane % 4 * 8 + lane / 4;
-      Rows& rows = tile.rows[i];
-      rows.own = {mine, 0, mine < n ? any().norms[mine] : 0.0f, mine < n};
-      labels[i] = mine < n ? fits_.at[fit].epilogue.labels[mine] : 0;
-      if (prefetches) ptx::prefetch(fits_.labels + lane * fits_.stride + soon + 32 * i);
-    }
+    for (int q = 0; q < 4; ++q) tile.norms[q] = simt::shuffle(tile.own.norm, lane / 4 * 4 + q);
+    tile.least_norm = tile.own.norm;
 #pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      Rows& rows = tile.rows[i];
-#pragma unroll
-      for (int q = 0; q < 4; ++q) rows.norms[q] = simt::shuffle(rows.own.norm, lane / 4 * 4 + q);
-      rows.least_norm = rows.own.norm;
-#pragma unroll
-      for (int bits = 1; bits < 32; bits *= 2)
-        rows.least_norm = fminf(rows.least_norm, simt::shuffle_xor(rows.least_norm, bits));
-    }
+    for (int bits = 1; bits < 32; bits *= 2)
+      tile.least_norm = fminf(tile.least_norm, simt::shuffle_xor(tile.least_norm, bits));
     for (unsigned left = going;;) {
       left &= left - 1;
       const int next = __ffs(left) - 1;
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        ArgminEpilogue::OwnRow& own = tile.rows[i].own;
-        own.label = labels[i];
-        if (left != 0 && own.present) labels[i] = fits_.at[next].epilogue.labels[own.row];
-      }
+      tile.own.label = label;
+      if (left != 0 && present) label = fits_.at[next].epilogue.labels[mine];
       dispatch<1>(fit, tile);
       if (left == 0) break;
       fit = next;
@@ -255,13 +237,8 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       ArgminEpilogue::load_columns(to.offsets, offset);
       const auto find = [&](const float(&of_rows)[kFitBlocks][4], int half, const float(&of_columns)[kFitBlocks][2],
                             float error) { return to.candidates(of_rows, half, of_columns, error); };
-      const RowBound bound = bound_of_rows(to, false);
-#pragma unroll
-      for (int i = 0; i < kParts; ++i) {
-        const ArgminEpilogue::OwnRow& own = tile.rows[i].own;
-        const float error = 1.0001f * bound(own.norm);
-        to.label_32_rows(here_.listed + fit, own, error, here_.norm_limits[fit], &sums[2 * i], offset, find);
-      }
+      const float error = 1.0001f * bound_of_rows(to, false)(tile.own.norm);
+      to.label_32_rows(here_.listed + fit, tile.own, error, here_.norm_limits[fit], sums, offset, find);
     }
   }
 
@@ -269,34 +246,20 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   template <int kFitBlocks>
   __device__ __forceinline__ void list_by_bytes(int fit, const Tile& tile,
                                                 const float (&scores)[kBlocks][kFitBlocks][4]) const {
-    const FitBound bound = here_.bounds[fit];
-    const float norm_limit = here_.norm_limits[fit];
-    unsigned bits[kParts];
-    bool wanted[kParts], any_wanted = false;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const Rows& rows = tile.rows[i];
-      bits[i] = candidates_of_own(fit, rows, bound, &scores[2 * i]);
-      if (!(rows.own.norm <= norm_limit)) bits[i] = 0;
-      const int label = rows.own.label;
-      const unsigned place = (label & 6) << 2 | (label >> 2 & 6) | (label & 1);
-      wanted[i] = rows.own.present && (label < 0 || bits[i] != 1u << place);
-      any_wanted |= wanted[i];
-    }
-    if (!__any_sync(simt::every_lane, any_wanted)) return;
-#pragma unroll
-    for (int i = 0; i < kParts; ++i) {
-      const unsigned low = __byte_perm(bits[i], 0, 0x4140), high = __byte_perm(bits[i], 0, 0x4342);
-      const ArgminEpilogue::OwnRow& own = tile.rows[i].own;
-      fits_.at[fit].epilogue.append(here_.listed + fit, wanted[i], {own.row, own.label, low, high});
-    }
+    unsigned bits = candidates_of_own(fit, tile, scores);
+    if (!(tile.own.norm <= here_.norm_limits[fit])) bits = 0;
+    const int label = tile.own.label;
+    const unsigned place = (label & 6) << 2 | (label >> 2 & 6) | (label & 1);
+    const bool wanted = tile.own.present && (label < 0 || bits != 1u << place);
+    const unsigned low = __byte_perm(bits, 0, 0x4140), high = __byte_perm(bits, 0, 0x4342);
+    fits_.at[fit].epilogue.append(here_.listed + fit, wanted, {tile.own.row, label, low, high});
   }
 
-  // Returns the candidates of this lane's own row of 32 rows: byte s has those among the columns of lane s of the four
-  // that hold the row's scores, bit 2·j + i for column 8·j + 2·s + i.
+  // Returns the candidates of this lane's own row: byte s has those among the columns of lane s of the four that hold
+  // the row's scores, bit 2·j + i for column 8·j + 2·s + i.
   template <int kFitBlocks>
-  __device__ __forceinline__ unsigned candidates_of_own(int fit, const Rows& rows, const FitBound& bound,
-                                                        const float (*scores)[kFitBlocks][4]) const {
+  __device__ __forceinline__ unsigned candidates_of_own(int fit, const Tile& tile,
+                                                        const float (&scores)[kBlocks][kFitBlocks][4]) const {
     float best[4], threshold[4];
 #pragma unroll
     for (int q = 0; q < 4; ++q) {
@@ -309,11 +272,12 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     for (int bits = 1; bits < 4; bits *= 2)
 #pragma unroll
       for (int q = 0; q < 4; ++q) best[q] = fmaxf(best[q], simt::shuffle_xor(best[q], bits));
-    if (bound.norm <= fmaf(2.2f, rows.least_norm, bound.near)) {
+    const FitBound bound = here_.bounds[fit];
+    if (bound.norm <= fmaf(2.2f, tile.least_norm, bound.near)) {
 #pragma unroll
-      for (int q = 0; q < 4; ++q) threshold[q] = fmaf(bound.of_norm, rows.norms[q], bound.always);
+      for (int q = 0; q < 4; ++q) threshold[q] = fmaf(bound.of_norm, tile.norms[q], bound.always);
     } else {
-      const float own = kTwice * bound_of_rows(fits_.at[fit].epilogue, true)(rows.own.norm);
+      const float own = kTwice * bound_of_rows(fits_.at[fit].epilogue, true)(tile.own.norm);
 #pragma unroll
       for (int q = 0; q < 4; ++q) threshold[q] = simt::shuffle(own, threadIdx.x % 32 / 4 * 4 + q);
     }

@@ -6,7 +6,7 @@ Each fit has the bits that it has alone. Labels are certified, so they do not de
 candidates; cluster sums are integers, which may be added in any order; and new centers are computed by the same code.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +14,14 @@ import numpy as np
 
 from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_BYTES, ARGMIN, tensor_error
 from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.data.plan import CENTER_THREADS, lanes_of_row, log2_lanes
 from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.results import Run
 from tsapps.apps.kmeans.sweep.plan import FITS_TO_ADD, FITS_TO_LABEL, FITS_TO_RESCORE, FitsPlan
-from tsapps.apps.kmeans.update.buffers import IterationBuffers, Layout, low_word
 from tsapps.apps.kmeans.update.fixed_point import columns_of_block, integers_of
-from tsapps.apps.kmeans.update.launch import update_args
 from tsapps.apps.kmeans.update.plan import MOST_RELOCATED, OUTCOME, UPDATE_CENTERS
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.gemm import sizes_of
@@ -106,8 +105,8 @@ class Iterations:
         """
         of, machine = self._buffers, self._data.machine
         of.given[...] = np.concatenate(starts)
-        machine.fill(of.all_labels, 0xFF)
-        machine.fill(of.own, 0)
+        for array, byte in ((of.labels, 0xFF), (of.sums, 0)):
+            machine.fill(array, byte)
         self._bind_iterations(tol)
         try:
             ended = self._iterate(max_iter, report)
@@ -116,7 +115,7 @@ class Iterations:
         self._label_finally(ended)
         return self._runs(ended, tol)
 
-    def _iterate(self, max_iter: int, report: Report | None) -> dict[int, _Ended]:
+    def _iterate(self, max_iter: int, report: Report | None) -> list[_Ended]:
         """Return the last iteration of each fit."""
         self._first()
         numbers, outcomes = self._plan.numbers, self._buffers.outcomes
@@ -139,34 +138,22 @@ class Iterations:
                 going &= ~ends
                 if not going.any():
                     break
-        return ended
+        return [one for _, one in sorted(ended.items())]
 
     def _bind_iterations(self, tol: float) -> None:
         """Bind the launches of even and odd iterations, and the launch before the first."""
         of, machine, plan = self._buffers, self._data.machine, self._plan
-        numbers = plan.numbers
-        # The arguments of `prepare_fits`, and of `update_fits` in even and odd iterations.
-        arguments = np.zeros((3, len(numbers)), UPDATE_CENTERS)
-        for fit, fixed in enumerate(of.update_args()):
-            arguments[:, fit] = fixed
-            own = of.centers_of(fit)
-            arguments[0, fit]["centers"], arguments[0, fit]["next"] = address(of.given[own]), address(of.centers[0, own])
-            for now in (0, 1):
-                one = arguments[1 + now, fit]
-                one["centers"], one["next"] = address(of.centers[now, own]), address(of.centers[1 - now, own])
-                one["outcome"], one["tolerance"] = address(of.outcomes[now, fit:]), tol
-        self._arguments = machine.on_gpu(arguments.view(np.uint8))
-        columns, threads = (max(plan.columns), len(numbers)), (CENTER_THREADS,)
-        self._first = machine.bind(self._prepare, columns, threads, (self._arguments[0],))
-        self._label_rows = self._bind_label()
-        self._add_rows = self._bind_add()
-        centers = max(numbers), len(numbers)
+        arguments = of.update_args(tol)
+        self._arguments = machine.on_gpu(arguments.view(np.uint8))  # (3, bytes of all fits)
+        fits, threads = len(plan.numbers), (CENTER_THREADS,)
+        self._first = machine.bind(self._prepare, (max(plan.columns), fits), threads, (self._arguments[0],))
+        self._label_rows, self._add_rows = self._bind_label(), self._bind_add()
         self._launches = [
             [
                 self._label_rows,
-                self._bind_rescore([now] * len(numbers)),
+                self._bind_rescore(now),
                 self._add_rows,
-                machine.bind(self._update, centers, threads, (self._arguments[1 + now], of.stopped)),
+                machine.bind(self._update, (max(plan.numbers), fits), threads, (self._arguments[1 + now], of.stopped)),
             ]
             for now in (0, 1)
         ]
@@ -174,171 +161,197 @@ class Iterations:
 
     def _bind_label(self) -> Launch:
         of, plan, half_copy = self._buffers, self._plan, self._half_copy
-        given, first = np.zeros((), FITS_TO_LABEL), 0
         n, d = self._data.source.shape
-        for fit, columns in enumerate(plan.columns):
-            epilogue = structure(
-                ARGMIN,
-                offsets=of.offsets[first:],
-                center_stats=of.center_stats[fit],
-                norms=half_copy.norms,
-                labels=of.labels[fit],
-                entries=of.entries[fit],
-                counts=of.counts[fit],
-                stopped=of.stopped,
-                capacity=plan.capacity,
-                n=n,
-                ahead=plan.product.teams * plan.lists * plan.product.tile_m,
-                tensor_error=tensor_error(d),
-                rounding=half_copy.rounding,
-            )
-            given["at"][fit] = epilogue, first // 8, columns // 8
-            first += columns
-        given["stopped"], given["count"] = address(of.stopped), len(plan.numbers)
-        given["labels"], given["stride"] = address(of.all_labels), plan.stride
+        given = _structure(FITS_TO_LABEL, stopped=of.stopped, labels=of.labels, stride=plan.stride, count=of.fits)
+        columns = given["at"][: of.fits]
+        columns["first"], columns["blocks"] = of.columns // 8, np.array(plan.columns) // 8
+        columns["epilogue"] = structure(
+            ARGMIN,
+            offsets=0,
+            center_stats=0,
+            norms=half_copy.norms,
+            labels=0,
+            entries=0,
+            counts=0,
+            stopped=of.stopped,
+            capacity=plan.capacity,
+            n=n,
+            ahead=plan.product.teams * plan.lists * plan.product.tile_m,
+            tensor_error=tensor_error(d),
+            rounding=half_copy.rounding,
+        )
+        of_each = of.each("labels", "entries", "counts", "center_stats") | {"offsets": of.at_columns("offsets")}
+        for name, addresses in of_each.items():
+            columns["epilogue"][name] = addresses
         a, b, work = sizes_of(plan.product, plan.problem)
         a["data"], b["data"] = address(half_copy.rows), address(of.centers_half)
-        return self._data.machine.bind(
-            self._label,
-            (plan.lists,),
-            (plan.product.threads,),
-            (a[()], b[()], work, given[()]),
-            plan.product.shared_bytes,
-        )
+        arguments, sizes = (a[()], b[()], work, given[()]), ((plan.lists,), (plan.product.threads,))
+        return self._data.machine.bind(self._label, *sizes, arguments, plan.product.shared_bytes)
 
-    def _bind_rescore(self, buffers: Iterable[int]) -> Launch:
+    def _bind_rescore(self, buffer: int | np.ndarray) -> Launch:
         """Return the launch that rescores the rows of each fit, with its centers in one of the two buffers."""
-        of, plan, given = self._buffers, self._plan, np.zeros((), FITS_TO_RESCORE)
-        for fit, (k, index) in enumerate(zip(plan.numbers, buffers, strict=True)):
-            centers = address(of.centers[index, of.centers_of(fit)])
-            given["at"][fit] = centers, address(of.entries[fit]), address(of.counts[fit]), k, 0
-        given["stopped"], given["capacity"] = address(of.stopped), plan.capacity
-        given["count"], given["lists"] = len(plan.numbers), plan.lists
+        of, plan = self._buffers, self._plan
+        given = _structure(
+            FITS_TO_RESCORE, stopped=of.stopped, capacity=plan.capacity, count=of.fits, lists=plan.lists
+        )
+        one = given["at"][: of.fits]
+        one["centers"], one["k"] = of.centers_at(buffer), plan.numbers
+        for name, addresses in of.each("entries", "counts").items():
+            one[name] = addresses
         grid = (self._data.gpu.multiprocessors * _RESCORE_BLOCKS,)
         return self._data.machine.bind(self._rescore, grid, (_RESCORE_THREADS,), (of.rows, given[()]))
 
     def _bind_add(self) -> Launch:
-        of, plan, given, data = self._buffers, self._plan, np.zeros((), FITS_TO_ADD), self._data
+        of, plan, data = self._buffers, self._plan, self._data
         columns, chunks = columns_of_block(data.n_features, max(plan.numbers), self._integers.digits)
-        for fit, (k, buffers) in enumerate(zip(plan.numbers, of.fits, strict=True)):
-            lists = address(of.entries[fit]), address(of.counts[fit]), address(buffers.labels)
-            given["at"][fit] = *lists, address(buffers.sums), address(buffers.n_reassigned), k, 0
-        given["stopped"], given["capacity"] = address(of.stopped), plan.capacity
-        given["count"], given["lists"], given["columns"] = len(plan.numbers), plan.lists, columns
-        given["log2_lanes"] = log2_lanes(min(data.n_features, columns))
+        given = _structure(
+            FITS_TO_ADD,
+            stopped=of.stopped,
+            capacity=plan.capacity,
+            count=of.fits,
+            lists=plan.lists,
+            columns=columns,
+            log2_lanes=log2_lanes(min(data.n_features, columns)),
+        )
+        one = given["at"][: of.fits]
+        one["k"] = plan.numbers
+        for name, addresses in of.each("entries", "counts", "labels", "n_reassigned").items():
+            one[name] = addresses
+        one["sums"] = of.at_clusters("sums")
         grid = max(1, data.gpu.multiprocessors * _ADD_BLOCKS // chunks), chunks
         arguments = of.rows, of.scales, given[()]
         return data.machine.bind(self._add, grid, (_ADD_THREADS,), arguments, self._integers.shared_bytes)
 
-    def _label_finally(self, ended: dict[int, _Ended]) -> None:
+    def _label_finally(self, ended: Sequence[_Ended]) -> None:
         """Label the rows of each fit whose last iteration changed labels by the centers that follow."""
-        of, machine = self._buffers, self._data.machine
-        done = [bool(one.is_strict or one.outcome["empty"]) for _, one in sorted(ended.items())]
+        of = self._buffers
+        done = [bool(one.is_strict or one.outcome["empty"]) for one in ended]
         if all(done):
             return
         of.flags[...] = done
-        machine.copy(of.stopped, of.flags)
-        rescore = self._bind_rescore(one.following for _, one in sorted(ended.items()))
+        self._data.machine.copy(of.stopped, of.flags)
+        rescore = self._bind_rescore(np.array([one.following for one in ended]))
         for launch in (self._label_rows, rescore, self._add_rows):
             launch()
 
-    def _runs(self, ended: dict[int, _Ended], tol: float) -> list[tuple[Run, np.ndarray] | None]:
+    def _runs(self, ended: Sequence[_Ended], tol: float) -> list[tuple[Run, np.ndarray] | None]:
         of, data, numbers = self._buffers, self._data, self._plan.numbers
-        parts = [of.centers[ended[fit].following, of.centers_of(fit)] for fit in range(len(numbers))]
-        terms = [
-            sum_terms(data.machine, buffers.sums, of.units, centers)
-            for buffers, centers in zip(of.fits, parts, strict=True)
-        ]
-        all_terms, centers = to_host(data.xp.concatenate(terms)), to_host(data.xp.concatenate(parts))
-        found = list[tuple[Run, np.ndarray] | None]()
-        for fit, k in enumerate(numbers):
-            one, own = ended[fit], of.centers_of(fit)
+        clusters = [of.clusters_of(fit) for fit in range(of.fits)]
+        centers = data.xp.concatenate(
+            [of.centers[one.following, own] for one, own in zip(ended, clusters, strict=True)]
+        )
+        all_terms = to_host(sum_terms(data.machine, of.sums, of.units, centers))
+        all_centers, found = to_host(centers), list[tuple[Run, np.ndarray] | None]()
+        for fit, (k, one, own) in enumerate(zip(numbers, ended, clusters, strict=True)):
             if one.outcome["empty"]:
                 found.append(None)
                 continue
-            labels, here = of.labels[fit], centers[own].copy()
-            inertia = inertia_of_sums(data, all_terms[own]) if may_use_sums(data, k) else None
+            labels, here, terms = of.labels[fit, : data.n_samples], all_centers[own].copy(), all_terms[own]
+            inertia = inertia_of_sums(data, terms) if may_use_sums(data, k) else None
             if inertia is None:
                 inertia = data.inertia(here, labels)
             converged = one.is_strict or float(one.outcome["shift"]) <= tol
             weighted = data.sample_weight is not None
-            sizes = data.count_labels(labels, k) if weighted else all_terms[own][:, 0].astype(np.int64)
+            sizes = data.count_labels(labels, k) if weighted else terms[:, 0].astype(np.int64)
             found.append((Run(labels, here, inertia, one.iteration + 1, converged), sizes))
         return found
 
 
+def _structure(dtype: np.dtype, **fields: Any) -> np.ndarray:
+    """Return a structure with these fields, where an array stands for its address, and zero in the others."""
+    given = np.zeros((), dtype)
+    for name, value in fields.items():
+        given[name] = value if isinstance(value, int) else address(value)
+    return given
+
+
 class _Buffers:
-    """The arrays that the launches read and write: those of all fits, side by side.
+    """The arrays that the launches read and write: those of all fits, one after the other.
 
     Attributes
     ----------
-    fits : list of IterationBuffers
-        The arrays of each fit.
-    all_labels, labels : array of shape (fits, stride) and (fits, n), int32
+    fits : int
+        Number of fits.
+    labels : array of shape (fits, stride), int32
+        The first n labels of a row are those of a fit.
     entries : array of shape (fits, bytes), uint8
         The lists of ambiguous rows.
     given, outcomes, flags : numpy.ndarray
         In pinned memory: initial centers, (clusters of all fits, d); outcomes of even and odd iterations, (2, fits);
         and values for `stopped`, (fits,), int32.
+    columns : numpy.ndarray of shape (fits,)
+        The first column of each fit among those of all.
 
-    For the others, see `IterationBuffers`: `counts`, `center_stats` and `stopped` have a row for each fit, `centers`
-    (2, clusters of all fits, d) and `centers_half` and `offsets` have those of all fits one after the other.
+    For the others, see `IterationBuffers`. `counts`, `center_stats`, `n_reassigned`, `arrived`, `stopped` and `empty`
+    have a row for each fit, `centers` (2, clusters of all fits, d), `sums` and `found` one for each cluster, and
+    `centers_half` and `offsets` one for each column.
     """
 
-    def __init__(self, data: DeviceData, plan: FitsPlan, placement: Any) -> None:
-        xp, d, numbers, machine = data.xp, data.n_features, plan.numbers, data.machine
-        fits, integers = len(numbers), integers_of(data)
-        self._data, self._layout = data, Layout(placement, 8, 1, plan.lists)
-        self._ends = np.cumsum(numbers).tolist()
-        clusters, columns = self._ends[-1], sum(plan.columns)
-        self.all_labels = xp.empty((fits, plan.stride), np.int32)
-        self.labels = self.all_labels[:, : data.n_samples]
+    def __init__(self, data: DeviceData, plan: FitsPlan, placement: Placement) -> None:
+        xp, d, machine, integers = data.xp, data.n_features, data.machine, integers_of(data)
+        numbers, fits = np.array(plan.numbers), len(plan.numbers)
+        self._data, self._plan, self._placement, self.fits = data, plan, placement, fits
+        ends = np.cumsum(numbers)
+        self._first, self.columns = ends - numbers, np.cumsum(plan.columns) - plan.columns
+        clusters, columns = int(ends[-1]), sum(plan.columns)
+        self.labels = xp.empty((fits, plan.stride), np.int32)
         self.entries = xp.empty((fits, plan.lists * plan.capacity * AMBIGUOUS_BYTES), np.uint8)
         self.counts = xp.empty((fits, plan.lists), np.uint32)
-        self.center_stats = xp.empty((fits, 6), np.float32)
-        self.stopped, self._arrived = xp.zeros(fits, np.int32), xp.zeros(fits, np.uint32)
-        self.centers = xp.empty((2, clusters, d), data.dtype)
+        self.center_stats, self.empty = xp.empty((fits, 6), np.float32), xp.empty((fits, MOST_RELOCATED), np.int32)
+        self.stopped = xp.zeros((fits, 1), np.int32)
+        self.arrived, self.n_reassigned = xp.zeros((2, fits, 1), np.uint32)
+        self.centers, self.found = xp.empty((2, clusters, d), data.dtype), xp.empty((clusters, 4))
+        self.sums = xp.zeros((clusters, d + 1), np.int64)
         self.centers_half = xp.zeros((columns, placement.padded), np.float16)
         self.offsets = xp.empty(columns, np.float32)
-        self._found, self._empty = xp.empty((clusters, 4)), xp.empty((fits, MOST_RELOCATED), np.int32)
-        self.own = xp.zeros(clusters * (d + 1) + fits, np.int64)
         self.rows, self.scales = data.rows_argument(), machine.on_gpu(integers.scales_of_kernels)
         self.units = machine.on_gpu(1 / integers.scales)
         self.given = machine.pinned((clusters, d), data.dtype)
         self.outcomes, self.flags = machine.pinned((2, fits), OUTCOME), machine.pinned(fits, np.int32)
-        self.numbers = numbers
-        self.fits = list(self._of_each(plan))
 
-    def centers_of(self, fit: int) -> slice:
+    def clusters_of(self, fit: int) -> slice:
         """Return the places of a fit's clusters among those of all."""
-        return slice(self._ends[fit] - self.numbers[fit], self._ends[fit])
+        first = int(self._first[fit])
+        return slice(first, first + self._plan.numbers[fit])
 
-    def _of_each(self, plan: FitsPlan) -> Iterator[IterationBuffers]:
-        d, column, word = self._data.n_features, 0, 0
-        for fit, (k, columns) in enumerate(zip(plan.numbers, plan.columns, strict=True)):
-            own, clusters = self.own[word : word + k * (d + 1) + 1], self.centers_of(fit)
-            yield IterationBuffers(
-                rows=self.rows,
-                labels=self.labels[fit],
-                centers=(self.centers[0, clusters], self.centers[1, clusters]),
-                centers_half=self.centers_half[column : column + columns],
-                offsets=self.offsets[column : column + columns],
-                center_stats=self.center_stats[fit],
-                found=self._found[clusters],
-                sums=own[:-1].reshape(k, d + 1),
-                scales=self.scales,
-                units=self.units,
-                n_reassigned=low_word(own),
-                arrived=self._arrived[fit : fit + 1],
-                stopped=self.stopped[fit : fit + 1],
-                empty=self._empty[fit],
-                counts=self.counts[fit],
-                own=own,
-                total=own,
-            )
-            column, word = column + columns, word + len(own)
+    def each(self, *names: str) -> dict[str, np.ndarray]:
+        """Return the addresses, (fits,), of each fit's row of some arrays."""
+        arrays = {name: getattr(self, name) for name in names}
+        places = np.arange(self.fits, dtype=np.uint64)
+        return {name: address(one) + places * np.uint64(one.strides[0]) for name, one in arrays.items()}
 
-    def update_args(self) -> Iterator[Any]:
-        """Yield the `UPDATE_CENTERS` argument of each fit without the fields that differ between launches."""
-        for k, buffers in zip(self.numbers, self.fits, strict=True):
-            yield update_args(self._data, k, self._layout, buffers, starts_early=False, certifies=True)
+    def at_clusters(self, name: str) -> np.ndarray:
+        """Return the addresses, (fits,), of each fit's part of an array with a row for each cluster."""
+        array = getattr(self, name)
+        return address(array) + self._first.astype(np.uint64) * np.uint64(array.strides[0])
+
+    def at_columns(self, name: str) -> np.ndarray:
+        """Return the addresses, (fits,), of each fit's part of an array with a row for each column."""
+        array = getattr(self, name)
+        return address(array) + self.columns.astype(np.uint64) * np.uint64(array.strides[0])
+
+    def centers_at(self, buffer: int | np.ndarray) -> np.ndarray:
+        """Return the addresses, (fits,), of each fit's centers in one of the two buffers."""
+        of_buffer, of_cluster, _ = self.centers.strides
+        return address(self.centers) + (self._first * of_cluster + buffer * of_buffer).astype(np.uint64)
+
+    def update_args(self, tol: float) -> np.ndarray:
+        """Return `UPDATE_CENTERS` arguments, (3, fits): of `prepare_fits`, and of `update_fits` by even and odd iteration.
+
+        `prepare_fits` reads the centers in pinned memory.
+        """
+        plan, placement, given = self._plan, self._placement, np.zeros((3, self.fits), UPDATE_CENTERS)
+        each = "center_stats", "arrived", "n_reassigned", "counts", "stopped", "empty"
+        for name, addresses in self.each(*each).items():
+            given[name] = addresses
+        given["sums"], given["found"] = self.at_clusters("sums"), self.at_clusters("found")
+        given["offsets"], given["centers_half"]["to"] = self.at_columns("offsets"), self.at_columns("centers_half")
+        given["centers_half"]["padded"], given["centers_half"]["height"] = placement.padded, 8
+        given["units"], given["certifies"], given["tolerance"] = address(self.units), 1, tol
+        given["k"], given["d"], given["lists"] = plan.numbers, self._data.n_features, plan.lists
+        given["scale"], given["norm_limit"] = placement.scale, placement.norm_limit
+        given["centers"] = self.at_clusters("given"), self.centers_at(0), self.centers_at(1)
+        given["next"] = self.centers_at(0), self.centers_at(1), self.centers_at(0)
+        outcomes = address(self.outcomes) + np.arange(2 * self.fits, dtype=np.uint64) * np.uint64(OUTCOME.itemsize)
+        given["outcome"][1:] = outcomes.reshape(2, self.fits)
+        return given

@@ -49,8 +49,8 @@ _MOST_FEATURES = 256
 _COLUMNS = 64
 # The largest number of registers of a tile's fragments that a warp holds (kHolds in assign.cuh).
 _MOST_HELD = 64
-# Rows of a tile, and warps of a block, in the order in which they are tried.
-_TILES = (64, 11), (32, 16), (32, 12), (32, 8), (32, 4)
+# Rows of a tile.
+_ROWS = 32
 # Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0.
 _OTHER_REGISTERS = 56
 # Static shared memory of a block (`Shared` in assign.cuh): bytes per fit, and per 8 columns.
@@ -124,16 +124,14 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
     width, columns = padded(d), sum(columns_of(k) for k in numbers)
     problem = half_copy_problem_of(n, d, columns)
     tile_n, widest = -(-columns // _COLUMNS) * _COLUMNS, max(columns_of(k) for k in numbers)
-    for tile_m, teams in _TILES:
-        fragments = tile_m // 16 * 4 * -(-width // 16)  # registers of a tile, if a warp holds it
-        holds = fragments <= _MOST_HELD
-        if tile_m == 64 and not holds:
-            continue
+    fragments = 8 * -(-width // 16)  # registers of a tile, if a warp holds it
+    holds = fragments <= _MOST_HELD
+    registers = _OTHER_REGISTERS + (fragments if holds else 8) + widest
+    for teams in (16, 12, 8, 4):
         stages = 1 if holds else 2
-        plan = MmaPlan("float16", tile_m, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
+        plan = MmaPlan("float16", _ROWS, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
         made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
-        registers = _OTHER_REGISTERS + (fragments if holds else 8) + tile_m // 32 * widest
-        arrives = tile_n * width <= stages * teams * tile_m * width  # B, in the memory of the pipelines
+        arrives = tile_n * width <= stages * teams * _ROWS * width  # B, in the memory of the pipelines
         shared = made.shared_bytes + MOST_FITS * _STATIC_OF_FIT + tile_n // 8 * _STATIC_OF_COLUMNS
         memory = shared <= gpu.shared_memory_per_block and shared + RESERVED <= gpu.shared_memory
         if arrives and memory and registers <= 65_536 // made.threads and made.threads <= gpu.max_threads:

@@ -32,10 +32,11 @@ __global__ void __launch_bounds__(256, 3)
   if (going == 0) return;
   const Share share(going);
   const FitToRescore<Work>& fit = fits.at[share.fit];
-  share.for_each_part(fits.lists, [&](unsigned list, unsigned part, unsigned parts) {
-    AmbiguousRow* const entries = fit.entries + list * fits.capacity;
-    rescore_list<T, Work, kLanes>(rows, fit.centers, fit.k, entries, fit.counts[list], part, parts);
-  });
+  for (unsigned i = 0; i < share.parts(fits.lists); ++i) {
+    const Share::Part part = share.part(i, fits.lists, fit.counts);
+    AmbiguousRow* const entries = fit.entries + part.list * fits.capacity + part.begin;
+    rescore_list<T, Work, kLanes>(rows, fit.centers, fit.k, entries, part.count, 0, 1);
+  }
 }
 
 }  // namespace kmeans

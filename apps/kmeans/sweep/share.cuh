@@ -32,17 +32,32 @@ class Share {
     places_ = (gridDim.x - index + fits - 1) / fits;
   }
 
-  // Calls work(list, part, parts) for this block's parts of the lists of its fit: all threads of the block, in the same
-  // order. If there are more blocks than lists, a list has several parts.
-  template <typename Work>
-  __device__ __forceinline__ void for_each_part(unsigned lists, const Work& work) const {
-    const unsigned parts = places_ > lists ? places_ / lists : 1;
-    for (unsigned item = place_; item < lists * parts; item += places_) work(item % lists, item / lists, parts);
+  // A part of a list: entries `begin` to `begin` + `count` − 1.
+  struct Part {
+    unsigned list, begin, count;
+  };
+
+  // Returns the number of parts of the lists of this block's fit that the block gets. If there are more blocks than
+  // lists, a list has several parts.
+  __device__ __forceinline__ unsigned parts(unsigned lists) const {
+    const unsigned all = lists * parts_of_list(lists);
+    return place_ < all ? (all - place_ + places_ - 1) / places_ : 0;
+  }
+
+  // Returns this block's part number `index`; `lengths` are those of the lists.
+  __device__ __forceinline__ Part part(unsigned index, unsigned lists, const unsigned* lengths) const {
+    const unsigned item = place_ + index * places_, list = item % lists, each = parts_of_list(lists);
+    const unsigned length = lengths[list], size = (length + each - 1) / each, begin = item / lists * size;
+    return {list, begin, begin >= length ? 0 : begin + size <= length ? size : length - begin};
   }
 
   int fit;
 
  private:
+  __device__ __forceinline__ unsigned parts_of_list(unsigned lists) const {
+    return places_ > lists ? places_ / lists : 1;
+  }
+
   unsigned place_, places_;
 };
 

@@ -32,7 +32,7 @@ struct FitsToAdd {
 };
 
 template <typename T, typename Work, int kDigits, bool kWeighted>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(32 * kScatterWarps, 2)
     scatter_add_fits(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
                      const FitsToAdd fits) {
   ptx::griddepcontrol_wait();
@@ -44,14 +44,29 @@ __global__ void __launch_bounds__(512, 2)
   const int end = first + fits.columns <= rows.d + 1 ? first + fits.columns : rows.d + 1;
   const SharedSums<kDigits> here(fit.sums, simt::dynamic_shared<unsigned>(), fit.k, rows.d + 1, first, fits.columns);
   here.clear();
-  unsigned since = 0, changed = 0;
-  share.for_each_part(fits.lists, [&](unsigned list, unsigned part, unsigned parts) {
-    add_list<T, Work, kDigits, kWeighted>(rows, scales, here, first, end, fits.log2_lanes,
-                                          fit.entries + list * fits.capacity, fit.counts[list], part, parts, fit.labels,
-                                          since, changed);
-  });
+  unsigned changed = 0;
+  // Warps take chunks of 32 entries, in turn, of up to 32 parts of lists at a time. Lane i knows part i.
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = share.parts(fits.lists);
+  for (unsigned begin = 0; begin < parts; begin += 32) {
+    Share::Part mine = {};
+    if (begin + lane < parts) mine = share.part(begin + lane, fits.lists, fit.counts);
+    const unsigned chunks = (mine.count + 31) / 32, through = simt::warp_running_sum(chunks);
+    const unsigned all = simt::shuffle(through, 31);
+    for (unsigned chunk = warp, since = 0; chunk - warp < all; chunk += kScatterWarps, since += 32 * kScatterWarps) {
+      if (since + 32 * kScatterWarps > kFlush || (begin > 0 && chunk == warp)) {
+        here.flush();
+        since = 0;
+      }
+      const int part = __popc(__ballot_sync(simt::every_lane, through <= chunk)) % 32;
+      const unsigned at = 32 * (chunk - simt::shuffle(through - chunks, part)), count = simt::shuffle(mine.count, part);
+      const long long list = simt::shuffle(mine.list, part) * fits.capacity + simt::shuffle(mine.begin, part);
+      changed += add_entries<T, Work, kDigits, kWeighted>(rows, scales, here, first, end, fits.log2_lanes,
+                                                          fit.entries + list + at,
+                                                          chunk < all && at < count ? count - at : 0, fit.labels);
+    }
+  }
   here.flush();
-  if (threadIdx.x % 32 == 0 && first == 0 && changed) atomicAdd(fit.n_reassigned, changed);
+  if (lane == 0 && first == 0 && changed) atomicAdd(fit.n_reassigned, changed);
 }
 
 // Copies the arguments of fit `fit` to shared memory, by all threads of a block: most are read several times.

@@ -13,7 +13,7 @@ from tsapps.apps.kmeans.data.half_copy import Placement
 from tsapps.apps.kmeans.update.fixed_point import Integers
 from tsapps.apps.kmeans.update.plan import MOST_RELOCATED
 
-__all__ = ["ColumnOrderBuffers", "IterationBuffers", "Layout", "low_word"]
+__all__ = ["ColumnOrderBuffers", "IterationBuffers", "Layout"]
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class IterationBuffers:
     @property
     def total_reassigned(self) -> Any:
         """The number of reassigned rows of all rows of X, (1,), uint32."""
-        return low_word(self.total)
+        return _low_word(self.total)
 
     @classmethod
     def allocated(cls, data: DeviceData, k: int, layout: Layout, sums: Integers) -> IterationBuffers:
@@ -177,7 +177,7 @@ class IterationBuffers:
             sums=own[:-1].reshape(k, d + 1),
             scales=data.machine.on_gpu(sums.scales_of_kernels),
             units=data.machine.on_gpu(1 / sums.scales),
-            n_reassigned=low_word(own),
+            n_reassigned=_low_word(own),
             arrived=arrived,
             stopped=stopped,
             empty=xp.empty(MOST_RELOCATED, np.int32),
@@ -187,6 +187,6 @@ class IterationBuffers:
         )
 
 
-def low_word(sums: Any) -> Any:
+def _low_word(sums: Any) -> Any:
     """Return the low 32 bits of the last number of an int64 array, (1,), uint32; the machines are little-endian."""
     return sums[-1:].view(np.uint32)[:1]

@@ -21,6 +21,7 @@ namespace kmeans {
 // kFlush: maximum number of rows between two flushes, so that sums of limbs do not overflow 32 bits. kPlane: maximum
 // number of sums per limb that fit in a block's shared memory.
 constexpr unsigned kFlush = 32768;
+constexpr int kScatterWarps = 16;  // of a block
 template <int kDigits>
 constexpr int kPlane = 66 * 256 / kDigits;
 
@@ -73,87 +74,78 @@ class SharedSums {
   const int k_, width_, first_, columns_;
 };
 
-// Adds the rows of part number `part` of a list to a block's sums, by all threads of the block. Each row is split among
-// 2^log2_lanes lanes. The blocks of the first columns also write the labels and count the rows in `changed`. The blocks
-// of the last columns also add up the weights. `since` is the number of rows since the last flush.
+// Adds the reassigned rows of up to 32 entries to a block's sums of columns `first` to `end` − 1, by a warp; returns
+// their number. Each row is split among 2^log2_lanes lanes. The warps of the first columns also write the labels, those of
+// the last columns also add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
-__device__ __forceinline__ void add_list(const CenteredRows<T, Work>& rows,
-                                         const typename Integer<kDigits>::Scale* scales,
-                                         const SharedSums<kDigits>& here, int first, int end, int log2_lanes,
-                                         const AmbiguousRow* list, unsigned count, unsigned part, unsigned parts,
-                                         int* labels, unsigned& since, unsigned& changed) {
+__device__ __forceinline__ unsigned add_entries(const CenteredRows<T, Work>& rows,
+                                                const typename Integer<kDigits>::Scale* scales,
+                                                const SharedSums<kDigits>& here, int first, int end, int log2_lanes,
+                                                const AmbiguousRow* entries, unsigned count, int* labels) {
   struct Reassignment {
     unsigned row;
     int from, to;
   };
-  __shared__ Reassignment changes[16][32];
-  const unsigned together = blockDim.x;
+  __shared__ Reassignment changes[kScatterWarps][32];
   const int lane = threadIdx.x % 32, lanes = 1 << log2_lanes, groups = 32 >> log2_lanes;
   Reassignment* mine = changes[threadIdx.x / 32];
-  for (unsigned begin = part * together; begin < count; begin += parts * together) {
-    if (since + together > kFlush) {
-      here.flush();
-      since = 0;
+  Reassignment change = {};
+  if (lane < (int)count) {
+    const AmbiguousRow entry = entries[lane];
+    change = {entry.row, entry.label, first_center(entry.low, entry.high)};
+  }
+  const bool reassigned = change.from != change.to;
+  const unsigned all = __ballot_sync(simt::every_lane, reassigned);
+  __syncwarp();  // the warp has added the earlier entries
+  if (reassigned) {
+    mine[__popc(all & ((1u << lane) - 1))] = change;
+    if (first == 0) labels[change.row] = change.to;
+    if (end > rows.d) {
+      const auto number = as_integer<Work>(kWeighted ? rows.weights[change.row] : Work(1), scales[rows.d]);
+      here.add(here.place(change.to), rows.d, number);
+      if (change.from >= 0) here.add(here.place(change.from), rows.d, -number);
     }
-    since += together;
-    Reassignment change = {};
-    if (begin + threadIdx.x < count) {
-      const AmbiguousRow entry = list[begin + threadIdx.x];
-      change = {entry.row, entry.label, first_center(entry.low, entry.high)};
+  }
+  __syncwarp();
+  const int waiting = __popc(all);
+  // Each lane loads kTogether rows at a time. Past the last row it loads row 0, which is not added.
+  constexpr int kTogether = kDigits == 2 ? 4 : 2;
+  for (int i = lane >> log2_lanes; i < waiting; i += kTogether * groups) {
+    const T* x[kTogether];
+    int to[kTogether], from[kTogether];
+    Work weight[kTogether];
+#pragma unroll
+    for (int j = 0; j < kTogether; ++j) {
+      const bool present = i + j * groups < waiting;
+      const Reassignment one = present ? mine[i + j * groups] : Reassignment{0, -1, -1};
+      x[j] = rows.X + one.row * rows.leading;
+      to[j] = here.place(one.to);
+      from[j] = here.place(one.from);
+      if (kWeighted) weight[j] = present ? rows.weights[one.row] : Work(0);
     }
-    const bool reassigned = change.from != change.to;
-    const unsigned all = __ballot_sync(simt::every_lane, reassigned);
-    __syncwarp();  // the warp has added the earlier entries
-    if (reassigned) {
-      mine[__popc(all & ((1u << lane) - 1))] = change;
-      if (first == 0) labels[change.row] = change.to;
-      if (end > rows.d) {
-        const auto number = as_integer<Work>(kWeighted ? rows.weights[change.row] : Work(1), scales[rows.d]);
-        here.add(here.place(change.to), rows.d, number);
-        if (change.from >= 0) here.add(here.place(change.from), rows.d, -number);
-      }
-    }
-    __syncwarp();
-    const int waiting = __popc(all);
-    changed += waiting;
-    // Each lane loads kTogether rows at a time. Past the last row it loads row 0, which is not added.
-    constexpr int kTogether = kDigits == 2 ? 4 : 2;
-    for (int i = lane >> log2_lanes; i < waiting; i += kTogether * groups) {
-      const T* x[kTogether];
-      int to[kTogether], from[kTogether];
-      Work weight[kTogether];
+#pragma unroll 2
+    for (int column = first + (lane & (lanes - 1)); column < end && column < rows.d; column += lanes) {
+      const Work mean = rows.mean[column];
+      const auto scale = scales[column];
+      Work value[kTogether];
+#pragma unroll
+      for (int j = 0; j < kTogether; ++j) value[j] = centered<T, Work>(x[j][column], mean);
 #pragma unroll
       for (int j = 0; j < kTogether; ++j) {
-        const bool present = i + j * groups < waiting;
-        const Reassignment one = present ? mine[i + j * groups] : Reassignment{0, -1, -1};
-        x[j] = rows.X + one.row * rows.leading;
-        to[j] = here.place(one.to);
-        from[j] = here.place(one.from);
-        if (kWeighted) weight[j] = present ? rows.weights[one.row] : Work(0);
-      }
-#pragma unroll 2
-      for (int column = first + (lane & (lanes - 1)); column < end && column < rows.d; column += lanes) {
-        const Work mean = rows.mean[column];
-        const auto scale = scales[column];
-        Work value[kTogether];
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) value[j] = centered<T, Work>(x[j][column], mean);
-#pragma unroll
-        for (int j = 0; j < kTogether; ++j) {
-          if (to[j] < 0) continue;
-          const auto number = as_integer<Work>(kWeighted ? weight[j] * value[j] : value[j], scale);
-          here.add(to[j], column, number);
-          if (from[j] >= 0) here.add(from[j], column, -number);
-        }
+        if (to[j] < 0) continue;
+        const auto number = as_integer<Work>(kWeighted ? weight[j] * value[j] : value[j], scale);
+        here.add(to[j], column, number);
+        if (from[j] >= 0) here.add(from[j], column, -number);
       }
     }
   }
+  return waiting;
 }
 
 // Block (x, y, z) adds `columns` columns, from z · columns on, of the rows of part y of list x, and their number to
 // `n_reassigned`.
 template <typename T, typename Work, int kDigits, bool kWeighted>
-__global__ void __launch_bounds__(512, 2)
+__global__ void __launch_bounds__(32 * kScatterWarps, 2)
     scatter_add(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales, int k, int columns,
                 int log2_lanes, const AmbiguousRow* entries, const unsigned* counts, long long capacity, int* labels,
                 unsigned long long* sums, unsigned* n_reassigned, const int* stopped) {
@@ -165,8 +157,17 @@ __global__ void __launch_bounds__(512, 2)
   const SharedSums<kDigits> here(sums, simt::dynamic_shared<unsigned>(), k, rows.d + 1, first, columns);
   here.clear();
   unsigned since = 0, changed = 0;
-  add_list<T, Work, kDigits, kWeighted>(rows, scales, here, first, end, log2_lanes, entries + blockIdx.x * capacity,
-                                        count, blockIdx.y, gridDim.y, labels, since, changed);
+  const AmbiguousRow* const list = entries + blockIdx.x * capacity;
+  for (unsigned begin = blockIdx.y * blockDim.x; begin < count; begin += gridDim.y * blockDim.x) {
+    if (since + blockDim.x > kFlush) {
+      here.flush();
+      since = 0;
+    }
+    since += blockDim.x;
+    const unsigned mine = begin + threadIdx.x / 32 * 32, left = mine < count ? count - mine : 0;
+    changed += add_entries<T, Work, kDigits, kWeighted>(rows, scales, here, first, end, log2_lanes, list + mine, left,
+                                                        labels);
+  }
   here.flush();
   if (threadIdx.x % 32 == 0 && first == 0 && changed) atomicAdd(n_reassigned, changed);
 }
