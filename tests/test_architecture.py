@@ -59,7 +59,7 @@ ARROWS = {
         "kernels/runtime",
         "kernels/system",
         *_stages("balanced", "batched", "data", "distributed", "engines", "init"),
-        *_stages("minibatch", "protect", "report", "update"),
+        *_stages("minibatch", "protect", "report", "sweep", "update"),
     },
     "apps/kmeans/report": {*_CORE, "kernels/system", "apps/kmeans", "apps/kmeans/data"},
     # Stages, each of which may use those before it; assign has the plans of data, and inertia a pass over it.
@@ -83,12 +83,17 @@ ARROWS = {
     },
     "apps/kmeans/balanced": {"kernels", "kernels/blas", "apps/kmeans", *_stages("data", "distributed")},
     "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update")},
+    "apps/kmeans/sweep": {
+        *_CORE,
+        "apps/kmeans",
+        *_stages("data", "assign", "update", "inertia", "engines"),
+    },
     "apps/kmeans/minibatch": {*_CORE, "apps/kmeans", *_stages("data", "distributed", "engines")},
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},
     "tsapps/cli": {
         *("kernels", "kernels/plan", "kernels/system", "tsapps", "tsapps/matrix"),
         *("apps/abft", "apps/abft/at_rest", "apps/abft/files", "apps/abft/product"),
-        *("apps/kmeans", *_stages("data", "distributed", "engines", "report")),
+        *("apps/kmeans", *_stages("data", "distributed", "engines", "report", "sweep")),
         *("bench/abft", "bench/common", "bench/gemm", "bench/kmeans", "bench/ladder", "bench/paper", "bench/report"),
         "kernels/ladder",
     },

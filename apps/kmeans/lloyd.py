@@ -32,7 +32,7 @@ from tsapps.apps.kmeans.results import Run
 from tsapps.apps.kmeans.run import labels_of, single_run
 from tsapps.kernels.system.logs import logger_of
 
-__all__ = ["Clustering", "Progress", "clustering_of", "fit", "number_of_runs"]
+__all__ = ["Clock", "Clustering", "Progress", "clustering_of", "fit", "number_of_runs"]
 
 _log = logger_of(__name__)
 
@@ -164,7 +164,7 @@ def fit(
     if protect:
         _check_protectable(engine)
     runs = number_of_runs(init, n_init)
-    clock = _Clock()
+    clock = Clock()
     with engine.fitting(n_clusters, draws=isinstance(init, str) and init == "k-means++"):
         engine, moments, exponent = scaled_into_range(engine)
         with engine:
@@ -227,7 +227,7 @@ class _Loop:
     protection: Protection | None
     checkpoint: Checkpoint | None
 
-    def best_of(self, runs: int, state: State, clock: "_Clock") -> tuple[Run, Kept | None]:
+    def best_of(self, runs: int, state: State, clock: "Clock") -> tuple[Run, Kept | None]:
         """Return the best of all runs, of which those before `state` have ended, and a copy of its centers."""
         protection, checkpoint, best, kept = self.protection, self.checkpoint, state.best, None
         if protection is not None:
@@ -314,14 +314,15 @@ def number_of_runs(init: Init, n_init: int | str) -> int:
     return int(n_init)
 
 
-class _Clock:
-    """Accumulates the wall time of each phase."""
+class Clock:
+    """Accumulates the wall time of each phase in `seconds`."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
 
     def lap(self, phase: str) -> None:
+        """Add the time since the last call to a phase."""
         now = time.perf_counter()
         self.seconds[phase] = self.seconds.get(phase, 0.0) + now - self._last
         self._last = now

@@ -18,6 +18,7 @@ from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.shared_copy import SharedCopy, fit_each
 from tsapps.apps.kmeans.sweep.fit import fit_together
+from tsapps.kernels.arrays import to_host
 from tsapps.kernels.system.logs import logger_of, timed
 
 __all__ = [
@@ -84,14 +85,36 @@ class KChoice:
         Why it was chosen.
     scores : list of KScores
         For every number of clusters, ascending.
-    clusterings : dict of int to Clustering
-        By number of clusters, with labels of NumPy.
+    clusterings : mapping of int to Clustering
+        By number of clusters, with labels of NumPy. Those that are on a GPU are copied when they are first asked for.
     """
 
     k: int
     reason: str
     scores: list[KScores]
-    clusterings: dict[int, Clustering] = field(repr=False)
+    clusterings: Mapping[int, Clustering] = field(repr=False)
+
+
+class _OnHost(Mapping[int, Clustering]):
+    """Clusterings whose labels are copied to the host when a clustering is asked for."""
+
+    def __init__(self, found: Mapping[int, Clustering]) -> None:
+        self._found = found
+
+    def __getitem__(self, k: int) -> Clustering:
+        one = self._found[k]
+        one.labels = to_host(one.labels)
+        return one
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._found)
+
+    def __len__(self) -> int:
+        return len(self._found)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the clusterings themselves, with labels of NumPy."""
+        return dict, (dict(self),)
 
 
 def choose_k(
@@ -157,9 +180,7 @@ def choose_k(
         state = np.random.RandomState(random_state)
         return lloyd.fit(engine, k, init=init, n_init=n_init, max_iter=max_iter, tol=tol, random_state=state)
 
-    together = partial(
-        fit_together, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=random_state
-    )
+    together = partial(fit_together, init=init, n_init=n_init, max_iter=max_iter, tol=tol, seed=random_state)
 
     def engines_of(data: Any) -> SharedCopy:
         return SharedCopy(lambda: open_engine(data, sample_weight=None, device=device, metric=metric))
@@ -198,11 +219,11 @@ def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: 
     drawn = np.random.RandomState(seed).choice(n, sample, replace=False) if sample < n else np.arange(n)
     drawn, scores = np.sort(drawn), dict[int, Scores]()
     for numbers in _together(sorted(found)):
-        given = [Labeled(np.asarray(found[k].centers, np.float64), found[k].labels) for k in numbers]
+        given = [Labeled(np.asarray(found[k].centers, np.float64), to_host(found[k].labels)) for k in numbers]
         with timed(_log, "scored k = %s", ", ".join(map(str, numbers))):
             scores |= zip(numbers, scores_of(blocks_of(rows, metric, sum(numbers)), drawn, given), strict=True)
     k, reason = chosen(scores)
-    return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], dict(found))
+    return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], _OnHost(found))
 
 
 def _together(numbers: Sequence[int]) -> Iterator[list[int]]:

@@ -70,14 +70,14 @@ def fit_each(
     Returns
     -------
     dict of int to Clustering
-        By number of clusters, ascending, with labels of NumPy.
+        By number of clusters, ascending, with labels of NumPy; those made together may have labels of CuPy.
     """
     descending = sorted(numbers, reverse=True)
     found = {} if together is None else together(shared.engine(), descending)
     for k in descending:
         if k not in found:
             found[k] = fit(shared.engine(), k)
-        labels = to_host(found[k].labels)
-        # An engine may write the labels of the next fit to the same array.
-        found[k].labels = labels.copy() if labels is found[k].labels else labels
+            labels = to_host(found[k].labels)
+            # An engine may write the labels of the next fit to the same array.
+            found[k].labels = labels.copy() if labels is found[k].labels else labels
     return dict(sorted(found.items()))

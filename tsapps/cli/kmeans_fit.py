@@ -1,7 +1,7 @@
 """The fits of ``tsapps kmeans``: one, or one for each of several numbers of clusters, of which the best is kept."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -92,7 +92,8 @@ def _best_of_several(fits: "_Fits") -> Fit:
 
         def fitted(reference: "np.ndarray", number: int) -> list[float]:
             fits.prefix = f"reference {number} of {request.gap}, "
-            return [one.inertia for one in fit_each(fits.shared(reference), request.ks, fits.fit).values()]
+            found = fit_each(fits.shared(reference), request.ks, fits.fit, fits.together)
+            return [one.inertia for one in found.values()]
 
         choice = with_gaps(choice, box, fitted, request.gap, request.seed)
     return replace(best, choice=choice)
@@ -104,7 +105,7 @@ def _choice_and_box(fits: "_Fits") -> "tuple[KChoice, Box | None]":
     from tsapps.apps.kmeans.shared_copy import fit_each
 
     request, shared = fits.request, fits.shared(fits.inputs.matrix)
-    found = fit_each(shared, request.ks, fits.fit)
+    found = fit_each(shared, request.ks, fits.fit, fits.together)
     fits.show("scores")
     with shared.rows() as rows:
         choice = scored(rows, found, metric=str(request.metric), sample=DEFAULT_SAMPLE, seed=request.seed)
@@ -153,16 +154,16 @@ class _Fits:
         request = self.request
         history = self.histories[k] = []
         ended = list[float]()
-        prefix = f"{self.prefix}k = {k}: " if len(request.ks) > 1 else ""
+        show = self._shown_of(k)
 
         def tell(progress: "Progress") -> None:
             history.append(progress)
             ended.append(time.perf_counter())
             first = len(ended) == 1 or history[-2].run != progress.run
-            self.show(prefix + _describe(progress, request.max_iter, None if first else ended[-1] - ended[-2]))
+            show(_describe(progress, request.max_iter, None if first else ended[-1] - ended[-2]))
 
-        choosing = _Choosing(request.init, lambda text: self.show(prefix + text))
-        self.show(f"{prefix}{request.init}: initial centers")
+        choosing = _Choosing(request.init, show)
+        show(f"{request.init}: initial centers")
         try:
             with usage_errors():
                 found = lloyd.fit(
@@ -183,6 +184,48 @@ class _Fits:
         self.clock.add(found.seconds)
         self.computed = str(engine.data.dtype), engine.data.device
         return found
+
+    def together(self, engine: "Engine", ks: Sequence[int]) -> "dict[int, Clustering]":
+        """Cluster the data of an engine into several numbers of clusters at the same time, as far as possible."""
+        from tsapps.apps.kmeans.sweep.fit import fit_together
+
+        request = self.request
+        if request.protect or self.checkpoint is not None:
+            return {}
+        self.clock.lap("read")
+        histories: dict[int, list[Progress]] = {k: [] for k in ks}
+        choosing = {k: _Choosing(request.init, self._shown_of(k)) for k in ks}
+        began = [time.perf_counter()]
+
+        def tell(k: int, progress: "Progress") -> None:
+            histories[k].append(progress)
+            if progress.iteration == len(began):  # the first of the fits that go on
+                began.append(time.perf_counter())
+                seconds = None if progress.iteration == 1 else began[-1] - began[-2]
+                self._shown_of(k)(_describe(progress, request.max_iter, seconds))
+
+        with usage_errors():
+            found = fit_together(
+                engine,
+                ks,
+                init=self.inputs.first_centers,
+                n_init=request.n_init,
+                max_iter=request.max_iter,
+                tol=request.tol,
+                seed=request.seed,
+                progress=tell if self.report else None,
+                choosing=(lambda k, *done: choosing[k].tell(*done)) if self.report else None,
+            )
+        for k, one in found.items():
+            self.histories[k] = histories[k]
+            self.clock.add(one.seconds)
+        self.computed = str(engine.data.dtype), engine.data.device
+        return found
+
+    def _shown_of(self, k: int) -> Callable[[str], None]:
+        """Return a function that shows a text about the fit of k clusters."""
+        prefix = f"{self.prefix}k = {k}: " if len(self.request.ks) > 1 else ""
+        return lambda text: self.show(prefix + text)
 
     def result(self, found: "Clustering") -> Fit:
         """Return the result of a fit."""

@@ -63,7 +63,8 @@ class RowBound {
 
   // E = of_norm · norm + always of a row of any norm, over the centers whose norm is at most `center`.
   __device__ __forceinline__ Bound up_to(float center) const {
-    return {center * of_norm_ + fminf(lost_, kHalfRounding * fmaxf(center, 1.0f)), center * center * of_square_ + 1e-18f};
+    return {center * of_norm_ + fminf(lost_, kHalfRounding * fmaxf(center, 1.0f)),
+            center * center * of_square_ + 1e-18f};
   }
 
   // R of a row of this norm; infinity if no center is beyond R.

@@ -33,8 +33,8 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return center;
 }
 
-// Rescores the ambiguous rows of part number `part` of a list, by all threads of a block. In each entry, it replaces the
-// candidates by one candidate, the new label.
+// Rescores the ambiguous rows of part number `part` of a list, by all threads of a block. In each entry, it replaces
+// the candidates by one candidate, the new label.
 template <typename T, typename Work, int kLanes>
 __device__ __forceinline__ void rescore_list(const CenteredRows<T, Work>& rows, const Work* centers, int k,
                                              AmbiguousRow* list, unsigned count, unsigned part, unsigned parts) {

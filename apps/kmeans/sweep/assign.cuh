@@ -23,42 +23,20 @@
 // - Two shuffles transpose the candidate bits, a byte for each of four rows and four lanes.
 // - Labels are loaded one fit ahead, and prefetched one tile ahead.
 #pragma once
-#include "apps/kmeans/assign/small_k.cuh"
-#include "apps/kmeans/sweep/share.cuh"
+#include "apps/kmeans/sweep/fits_to_label.cuh"
 #include "kernels/tsm2/gemm_mma.cuh"
 
 namespace kmeans {
-
-// The epilogue of a fit, and its columns of the product in blocks of 8.
-struct FitColumns {
-  ArgminEpilogue epilogue;
-  int first, blocks;
-};
-
-// Fit 0 has the first columns, and the offsets of all fits follow its own. The labels of fit i begin at labels[i ·
-// stride], where stride is a multiple of 32.
-struct FitsToLabel {
-  FitColumns at[kMostFits];
-  const int *stopped, *labels;
-  long long stride;
-  int count, padding;
-};
-
-// What the rows of a tile need of a fit: E · 2 kLarge = of_norm · norm + always, if `norm`, the largest norm of a center,
-// is not beyond the limit R = 2.2 · (norm of a row) + `near`.
-struct alignas(16) FitBound {
-  float of_norm, always, norm, near;
-};
 
 // A block of the kernel. No fit has more than kMostBlocks blocks of columns.
 template <typename Plan, int kMostBlocks>
 class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
  public:
   using Product = tsm2::GemmMma<Plan, ArgminEpilogue>;
+  using Product::kArrivesBeside, Product::kTileColumnBlocks, Product::kPairs;
+  using Product::kBlocks, Product::kEights, Product::kStage, Product::kThreads, Product::kTeam, Product::kArrivesAt;
   using typename Product::A, typename Product::B, typename Product::Unit, typename Product::Depths;
   using typename Product::Parts, typename Product::PartsOfTwo;
-  using Product::kBlocks, Product::kEights, Product::kStage, Product::kThreads, Product::kTeam, Product::kArrivesAt;
-  using Product::kArrivesBeside, Product::kTileColumnBlocks, Product::kPairs;
   static_assert(Plan::kKeepB && kTeam == 1 && Plan::kInterval == 0 && kBlocks == 2, "a warp labels 32 rows at a time");
 
   // Static shared memory of a block. biases[j][t] has the offsets of columns 8·j + 2·t and the next, twice.
@@ -235,7 +213,7 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       const ArgminEpilogue& to = of.epilogue;
       float offset[kFitBlocks][2];
       ArgminEpilogue::load_columns(to.offsets, offset);
-      const auto find = [&](const float(&of_rows)[kFitBlocks][4], int half, const float(&of_columns)[kFitBlocks][2],
+      const auto find = [&](const float (&of_rows)[kFitBlocks][4], int half, const float (&of_columns)[kFitBlocks][2],
                             float error) { return to.candidates(of_rows, half, of_columns, error); };
       const float error = 1.0001f * bound_of_rows(to, false)(tile.own.norm);
       to.label_32_rows(here_.listed + fit, tile.own, error, here_.norm_limits[fit], sums, offset, find);

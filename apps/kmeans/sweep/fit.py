@@ -1,6 +1,5 @@
 """Fits of several numbers of clusters at the same time, each with the bits of `lloyd.fit` alone."""
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
@@ -10,7 +9,7 @@ import numpy as np
 from tsapps.apps.kmeans.data.frame import Frame, ldexp
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.initial_centers import Init, initial_centers
-from tsapps.apps.kmeans.lloyd import Clustering, Progress, clustering_of, number_of_runs
+from tsapps.apps.kmeans.lloyd import Clock, Clustering, Progress, clustering_of, number_of_runs
 from tsapps.apps.kmeans.prepare import scaled_into_range
 from tsapps.kernels.system.logs import logger_of
 
@@ -59,7 +58,8 @@ def fit_together(
         By number of clusters; empty if no fits can share launches. Other numbers are left out: those that need other
         kernels, and fits that left a cluster empty. `seconds` of each is its part of the common time.
     """
-    if not engine.fits_together or len(numbers) < 2 or number_of_runs(init, n_init) != 1:
+    possible = engine.fits_together and 1 < len(numbers) and max(numbers) <= engine.data.n_samples
+    if not possible or number_of_runs(init, n_init) != 1:
         return {}
     from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
     from tsapps.apps.kmeans.sweep.iterations import Iterations
@@ -67,14 +67,14 @@ def fit_together(
     assert isinstance(engine, DeviceEngine)
     found = dict[int, Clustering]()
     with engine:
-        began = time.perf_counter()
+        clock = Clock()
         scaled, moments, exponent = scaled_into_range(engine)
         if scaled is not engine:
             return {}
         engine.center(moments.mean, numbers[0])
         if not engine.data.on_read:
             return {}
-        frame, clock = Frame(engine.data.host_mean(), exponent), _Clock(began)
+        frame = Frame(engine.data.host_mean(), exponent)
         square_norm = engine.data.square_norm() if progress is not None else 0.0
 
         def tell(k: int, iteration: int, n_reassigned: int, potential: float) -> None:
@@ -96,7 +96,8 @@ def fit_together(
             ended = iterations.run(starts, max_iter, moments.variance * tol, None if progress is None else tell)
             del iterations  # its memory is free for the next group
             clock.lap("iterate")
-            seconds = clock.share(len(plan.numbers))
+            seconds = {phase: total / len(plan.numbers) for phase, total in clock.seconds.items()}
+            clock.seconds = {}
             for k, one in zip(plan.numbers, ended, strict=True):
                 if one is None:
                     _log.info("k = %d: a cluster became empty; it is fitted alone", k)
@@ -116,22 +117,3 @@ def _groups(engine: "DeviceEngine", numbers: Sequence[int]) -> "Iterator[FitsPla
     for plan in groups_of(n, d, numbers, data.gpu, data.available_bytes() - half_copy):
         _log.info("k = %s: fits in common launches", ", ".join(map(str, plan.numbers)))
         yield plan
-
-
-class _Clock:
-    """Wall time of each phase, and what one of several fits has of it."""
-
-    def __init__(self, began: float) -> None:
-        self._last, self._seconds = began, dict[str, float]()
-
-    def lap(self, phase: str) -> None:
-        """End a phase."""
-        now = time.perf_counter()
-        self._seconds[phase] = now - self._last
-        self._last = now
-
-    def share(self, fits: int) -> dict[str, float]:
-        """Return the seconds of all phases divided by the number of fits, and begin again."""
-        each = {phase: seconds / fits for phase, seconds in self._seconds.items()}
-        self._seconds = {}
-        return each

@@ -191,9 +191,7 @@ class Iterations:
     def _bind_rescore(self, buffer: int | np.ndarray) -> Launch:
         """Return the launch that rescores the rows of each fit, with its centers in one of the two buffers."""
         of, plan = self._buffers, self._plan
-        given = _structure(
-            FITS_TO_RESCORE, stopped=of.stopped, capacity=plan.capacity, count=of.fits, lists=plan.lists
-        )
+        given = _structure(FITS_TO_RESCORE, stopped=of.stopped, capacity=plan.capacity, count=of.fits, lists=plan.lists)
         one = given["at"][: of.fits]
         one["centers"], one["k"] = of.centers_at(buffer), plan.numbers
         for name, addresses in of.each("entries", "counts").items():
@@ -336,9 +334,9 @@ class _Buffers:
         return address(self.centers) + (self._first * of_cluster + buffer * of_buffer).astype(np.uint64)
 
     def update_args(self, tol: float) -> np.ndarray:
-        """Return `UPDATE_CENTERS` arguments, (3, fits): of `prepare_fits`, and of `update_fits` by even and odd iteration.
+        """Return `UPDATE_CENTERS` arguments, (3, fits): first of `prepare_fits`, then of `update_fits`.
 
-        `prepare_fits` reads the centers in pinned memory.
+        The former reads centers in pinned memory; the latter has arguments of even and of odd iterations.
         """
         plan, placement, given = self._plan, self._placement, np.zeros((3, self.fits), UPDATE_CENTERS)
         each = "center_stats", "arrived", "n_reassigned", "counts", "stopped", "empty"

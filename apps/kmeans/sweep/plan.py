@@ -27,14 +27,21 @@ __all__ = [
 #: Maximum number of fits in a launch (kMostFits).
 MOST_FITS = 32
 _FIT_COLUMNS = np.dtype([("epilogue", ARGMIN), ("first", "i4"), ("blocks", "i4")])
-_FIT_TO_RESCORE = np.dtype([(name, "u8") for name in ("centers", "entries", "counts")] + [("k", "i4"), ("padding", "i4")])
+_FIT_TO_RESCORE = np.dtype(
+    [(name, "u8") for name in ("centers", "entries", "counts")] + [("k", "i4"), ("padding", "i4")]
+)
 _FIT_TO_ADD = np.dtype(
-    [(name, "u8") for name in ("entries", "counts", "labels", "sums", "n_reassigned")] + [("k", "i4"), ("padding", "i4")]
+    [(name, "u8") for name in ("entries", "counts", "labels", "sums", "n_reassigned")]
+    + [("k", "i4"), ("padding", "i4")]
 )
 #: The C++ classes `FitsToLabel`, `FitsToRescore` and `FitsToAdd`, as NumPy structures.
 FITS_TO_LABEL = np.dtype(
-    [("at", _FIT_COLUMNS, MOST_FITS), ("stopped", "u8"), ("labels", "u8"), ("stride", "i8")]
-    + [("count", "i4"), ("padding", "i4")]
+    [
+        ("at", _FIT_COLUMNS, MOST_FITS),
+        *((name, "u8") for name in ("stopped", "labels")),
+        ("stride", "i8"),
+        *((name, "i4") for name in ("count", "padding")),
+    ]
 )
 FITS_TO_RESCORE = np.dtype(
     [("at", _FIT_TO_RESCORE, MOST_FITS), ("stopped", "u8"), ("capacity", "i8"), ("count", "i4"), ("lists", "i4")]
@@ -127,7 +134,7 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
     fragments = 8 * -(-width // 16)  # registers of a tile, if a warp holds it
     holds = fragments <= _MOST_HELD
     registers = _OTHER_REGISTERS + (fragments if holds else 8) + widest
-    for teams in (16, 12, 8, 4):
+    for teams in (16, 12, 8) if holds else (8, 4):
         stages = 1 if holds else 2
         plan = MmaPlan("float16", _ROWS, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
         made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
@@ -146,20 +153,16 @@ def groups_of(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec, free_bytes: 
     `free_bytes` limits the memory for the lists of a group, and for the labels of all fits, which stay.
     """
     free_bytes -= len(numbers) * n * _LABEL_BYTES
-    group: list[int] = []
-    best: FitsPlan | None = None
-    whole = fits_plan(n, d, numbers, gpu) if len(numbers) > 1 else None
-    if whole is not None and whole.list_bytes <= free_bytes:
-        yield whole
-        return
-    for k in [*numbers, None]:
-        found = None if k is None else fits_plan(n, d, [*group, k], gpu)
-        if found is not None and found.list_bytes <= free_bytes:
-            group, best = [*group, k], found
-            continue
-        if best is not None and len(group) > 1:
-            yield best
-        group, best = [], None
-        if k is not None:
-            best = fits_plan(n, d, [k], gpu)
-            group = [] if best is None else [k]
+
+    def together(group: Sequence[int]) -> FitsPlan | None:
+        plan = fits_plan(n, d, group, gpu)
+        return plan if plan is not None and plan.list_bytes <= free_bytes else None
+
+    left = list(numbers)
+    while len(left) > 1:
+        # Most often, all fit into one group.
+        size = next((size for size in range(len(left), 1, -1) if together(left[:size]) is not None), 1)
+        plan = together(left[:size])
+        if plan is not None and size > 1:
+            yield plan
+        left = left[size:]

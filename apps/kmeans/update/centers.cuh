@@ -129,8 +129,8 @@ __device__ __forceinline__ void put_together(const UpdateCenters<Work>& of, doub
 
 // Prepares center j, or a column past the last center, by all threads of one of `blocks` blocks; see prepare_centers.
 template <typename Work>
-__device__ __forceinline__ void prepare_center(const Work* __restrict__ given, const UpdateCenters<Work>& of, bool sorts,
-                                               int j, unsigned blocks) {
+__device__ __forceinline__ void prepare_center(const Work* __restrict__ given, const UpdateCenters<Work>& of,
+                                               bool sorts, int j, unsigned blocks) {
   const int k = of.k, d = of.d;
   const int column = sorts && j < k ? column_of(of.order, k, j) : j;
   const bool repeated = sorts && j < k && k <= kMostSorted && repeats(given, d, of.order, j);

@@ -75,8 +75,8 @@ class SharedSums {
 };
 
 // Adds the reassigned rows of up to 32 entries to a block's sums of columns `first` to `end` − 1, by a warp; returns
-// their number. Each row is split among 2^log2_lanes lanes. The warps of the first columns also write the labels, those of
-// the last columns also add up the weights.
+// their number. Each row is split among 2^log2_lanes lanes. The warps of the first columns also write the labels,
+// those of the last columns also add up the weights.
 template <typename T, typename Work, int kDigits, bool kWeighted>
 __device__ __forceinline__ unsigned add_entries(const CenteredRows<T, Work>& rows,
                                                 const typename Integer<kDigits>::Scale* scales,
@@ -165,8 +165,8 @@ __global__ void __launch_bounds__(32 * kScatterWarps, 2)
     }
     since += blockDim.x;
     const unsigned mine = begin + threadIdx.x / 32 * 32, left = mine < count ? count - mine : 0;
-    changed += add_entries<T, Work, kDigits, kWeighted>(rows, scales, here, first, end, log2_lanes, list + mine, left,
-                                                        labels);
+    changed +=
+        add_entries<T, Work, kDigits, kWeighted>(rows, scales, here, first, end, log2_lanes, list + mine, left, labels);
   }
   here.flush();
   if (threadIdx.x % 32 == 0 && first == 0 && changed) atomicAdd(n_reassigned, changed);

@@ -9,6 +9,7 @@ from tsapps.apps.kmeans import lloyd
 from tsapps.apps.kmeans.engines.device_engine import DeviceEngine
 from tsapps.apps.kmeans.engines.select_step import Options
 from tsapps.apps.kmeans.sweep.fit import fit_together
+from tsapps.apps.kmeans.sweep.plan import fits_plan, groups_of
 
 
 def opened(X, weights=None, multiprocessors=3, **options):
@@ -50,3 +51,105 @@ def assert_as_alone(X, numbers, weights=None, *, expected=None, **options):
 )
 def test_bits(n, d, dtype, numbers, rng):
     assert_as_alone(overlapping(n, d, 7, rng).astype(DTYPES[dtype]), numbers)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_weights(dtype, rng):
+    X = overlapping(400, 24, 5, rng).astype(dtype)
+    assert_as_alone(X, (9, 4, 2), weights=rng.integers(0, 4, 400).astype(dtype))
+
+
+@pytest.mark.parametrize("init", ["random", "k-means||"])
+def test_other_initial_centers(init, rng):
+    assert_as_alone(overlapping(300, 20, 6, rng).astype(np.float32), (7, 3), init=init, n_init=1)
+
+
+@pytest.mark.parametrize(("max_iter", "tol"), [(1, 1e-4), (2, 0), (3, 1e9)])
+def test_where_fits_end(max_iter, tol, rng):
+    found = assert_as_alone(overlapping(300, 20, 9, rng).astype(np.float32), (9, 6, 2), max_iter=max_iter, tol=tol)
+    assert {one.n_iter for one in found.values()} == {1 if tol > 1 else max_iter}
+
+
+def test_ties():
+    """Rows at equal distances from centers take the center of lowest index."""
+    grid = np.stack(np.meshgrid(*[np.arange(9.0)] * 3), axis=-1).reshape(-1, 3)
+    assert_as_alone(np.concatenate([grid, np.zeros((len(grid), 14))], axis=1).astype(np.float32), (8, 5, 4, 2))
+
+
+@pytest.mark.parametrize(("distance", "spread"), [(3e2, 1), (3e4, 1), (1e7, 1e-3)])
+def test_distant_rows(distance, spread, rng):
+    """Centers of distant rows have a large norm; rows near the mean have a norm of almost zero."""
+    X = spread * rng.standard_normal((400, 20))
+    X[:7] += distance * rng.standard_normal((7, 20))
+    X[200:203] = X[7:].mean(axis=0)
+    assert_as_alone(X.astype(np.float32), (12, 6, 3))
+
+
+def test_fits_that_leave_a_cluster_empty_are_left_out(rng):
+    """So are those of fewer distinct rows than clusters; the others go on."""
+    X = np.repeat(rng.standard_normal((6, 20)), 50, axis=0).astype(np.float32)
+    found = assert_as_alone(X, (9, 7, 6, 3, 2), expected=(6, 3, 2))
+    assert found[6].inertia == pytest.approx(0, abs=1e-9)
+
+
+def test_progress(rng):
+    X, numbers, told = overlapping(300, 20, 6, rng).astype(np.float32), (8, 3), {8: [], 3: []}
+    chosen = []
+    fit_together(
+        opened(X),
+        numbers,
+        seed=3,
+        progress=lambda k, one: told[k].append(one),
+        choosing=lambda *done: chosen.append(done),
+    )
+    for k in numbers:
+        alone = []
+        lloyd.fit(opened(X), k, random_state=np.random.RandomState(3), progress=alone.append)
+        assert told[k] == alone
+    assert (8, 0, 8, 8) in chosen
+
+
+def test_a_block_adds_more_rows_than_its_sums_hold_at_once(rng):
+    """After 32,768 rows, sums of limbs in shared memory are added to those in global memory."""
+    X = rng.standard_normal((34_000, 3)).astype(np.float32)
+    found = fit_together(opened(X, multiprocessors=1), (3, 2), seed=3, max_iter=1)
+    for k, one in found.items():
+        alone = lloyd.fit(opened(X), k, random_state=np.random.RandomState(3), max_iter=1)
+        np.testing.assert_array_equal(one.centers, alone.centers)
+    assert len(found) == 2
+
+
+def test_groups(rng):
+    """Fits beyond the memory for lists, or the columns of a product, are in another group; of a single fit, alone."""
+    X = overlapping(500, 20, 7, rng).astype(np.float32)
+    assert_as_alone(X, (65, 40, 33, 12), expected=(40, 33, 12))
+    of_fit = fits_plan(500, 20, (4,), HostMachine(3).gpu).list_bytes + 500 * 4
+    plans = list(groups_of(500, 20, (6, 5, 4, 3, 2), HostMachine(3).gpu, 2 * of_fit + 5 * 500 * 4))
+    assert [plan.numbers for plan in plans] == [(6, 5), (4, 3)]
+    many = tuple(range(40, 0, -1))
+    assert [len(plan.numbers) for plan in groups_of(500, 20, many, HostMachine(3).gpu, 1 << 40)] == [14, 26]
+
+
+@pytest.mark.parametrize(
+    ("numbers", "options"),
+    [((5,), {}), ((5, 2), {"n_init": 2}), ((5, 2), {"init": "random"}), ((301, 5), {})],
+)
+def test_what_cannot_share_launches(numbers, options, rng):
+    X = overlapping(300, 20, 5, rng).astype(np.float32)
+    assert fit_together(opened(X), numbers, seed=3, **options) == {}
+
+
+def test_long_rows_are_fitted_alone(rng):
+    assert fit_together(opened(overlapping(300, 257, 5, rng).astype(np.float32)), (5, 2), seed=3) == {}
+
+
+def test_labels_that_are_not_certified(rng):
+    X = overlapping(300, 20, 5, rng).astype(np.float32)
+    assert fit_together(opened(X, precision="tf32"), (5, 2), seed=3) == {}
+
+
+def test_numbers_that_are_not_finite(rng):
+    X = overlapping(300, 20, 5, rng).astype(np.float32)
+    X[7, 3] = np.nan
+    with pytest.raises(ValueError, match="row 7"):
+        fit_together(opened(X), (5, 2), seed=3)
