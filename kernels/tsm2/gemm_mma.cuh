@@ -56,6 +56,7 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
   }
 
   __device__ __forceinline__ void run() {
+    static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B is first copied to the memory of the pipelines");
     if (may_idle<Epilogue> && work_.m == 0) return;
     if (Plan::kKeepB) {
       typename B::template Reader<kThreads> b(b_, threadIdx.x);

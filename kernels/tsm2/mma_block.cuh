@@ -47,7 +47,6 @@ struct MmaBlock {
   // the beginning of the pipelines before the pipelines are used.
   static constexpr bool kArrivesBeside = Plan::kKeepB && B::kBytes <= kStage;
   static constexpr int kArrivesAt = kArrivesBeside ? (Plan::kStages - 1) * kStage : 0;
-  static_assert(!Plan::kKeepB || B::kBytes <= kPipelinesBytes, "B is first copied to the memory of the pipelines");
   using Staging = EpilogueStaging<Sum, kAddsRows ? 8 * kSumBlocks : kColumns, kBlocks>;
   static constexpr int kStagingBytes = Staging::template kBytes<Epilogue>;
   static constexpr int kSplitSumBytes = kWarps / 2 * 32 * kRegisters * (int)sizeof(Sum);

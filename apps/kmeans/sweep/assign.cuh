@@ -33,8 +33,8 @@ template <typename Plan, int kMostBlocks>
 class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
  public:
   using Product = tsm2::GemmMma<Plan, ArgminEpilogue>;
-  using Product::kArrivesBeside, Product::kTileColumnBlocks, Product::kPairs;
-  using Product::kBlocks, Product::kEights, Product::kStage, Product::kThreads, Product::kTeam, Product::kArrivesAt;
+  using Product::kBlocks, Product::kEights, Product::kStage, Product::kThreads, Product::kTeam, Product::kPairs;
+  using Product::kTileColumnBlocks;
   using typename Product::A, typename Product::B, typename Product::Unit, typename Product::Depths;
   using typename Product::Parts, typename Product::PartsOfTwo;
   static_assert(Plan::kKeepB && kTeam == 1 && Plan::kInterval == 0 && kBlocks == 2, "a warp labels 32 rows at a time");
@@ -57,12 +57,20 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     second_selector_ = lane % 4 / 2 ? 0x3276 : 0x5410;
   }
 
-  // Fills the static shared memory. A barrier must follow.
-  __device__ __forceinline__ void open() const {
-    const int columns = (int)this->work_.n, thread = threadIdx.x;
-    for (int i = thread; i < columns / 2; i += kThreads) {
-      const float* const from = any().offsets + 2 * i;
-      here_.biases[i / 4][i % 4] = {from[0], from[1], from[0], from[1]};
+  // Fills the shared memory for the fits `going`. A barrier must follow.
+  __device__ __forceinline__ void open(unsigned going) const {
+    const int thread = threadIdx.x;
+    for (unsigned left = going; left != 0; left &= left - 1) {
+      const FitColumns& of = fits_.at[__ffs(left) - 1];
+      for (int i = thread; i < kPairs * of.blocks * 32; i += kThreads) {
+        const int pair = i / 32 / of.blocks, block = of.first + i / 32 % of.blocks;
+        PartsOfTwo* const to = this->parts(0) + (pair * kTileColumnBlocks + block) * 32 + i % 32;
+        *to = {{fragment(block, 2 * pair), fragment(block, 2 * pair + 1)}};
+      }
+      for (int i = 4 * of.first + thread; i < 4 * (of.first + of.blocks); i += kThreads) {
+        const float* const from = any().offsets + 2 * i;
+        here_.biases[i / 4][i % 4] = {from[0], from[1], from[0], from[1]};
+      }
     }
     if (thread >= fits_.count) return;
     const CenterStats& most = *fits_.at[thread].epilogue.center_stats;
@@ -74,12 +82,6 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
 
   // Labels this block's tiles in the fits `going`, a bit for each. All of the block's threads take part.
   __device__ __forceinline__ void run(unsigned going) {
-    typename B::template Reader<kThreads> b(this->b_, threadIdx.x);
-    b.move_to(0, 0);
-    b.copy(this->shared_ + kArrivesAt);
-    ptx::cp_async_commit();
-    constexpr bool kBeside = kArrivesBeside && Plan::kStages > 1;
-    if (!kBeside) this->template share_kept_b<0>();
     const long long teams = (long long)gridDim.x * Plan::kTeams;
     const long long units = (this->work_.m + Plan::kTileM - 1) / Plan::kTileM;
     const long long begin = this->team_ * (long long)gridDim.x + blockIdx.x;
@@ -94,7 +96,8 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       ptx::cp_async_commit();
     };
     for (int i = 0; i < kAhead; ++i) fetch();
-    if (kBeside) this->template share_kept_b<kAhead>();
+    open(going);
+    __syncthreads();
     tsm2::WorkIterator<Plan> now(this->work_, begin);
     for (long long unit = begin; unit < end; ++unit) {
       ptx::cp_async_wait<kAhead - 1>();
@@ -137,6 +140,14 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   static __device__ __forceinline__ RowBound bound_of_rows(const ArgminEpilogue& fit, bool with_offsets) {
     const float of_half_square = 1.0f / (1 << 22) + (with_offsets ? fit.tensor_error : 0.0f);
     return RowBound(*fit.center_stats, fit.tensor_error, fit.rounding, of_half_square);
+  }
+
+  // Returns word `word` of this thread's lane of a block of columns (fragments.cuh); zeros past the last word.
+  __device__ __forceinline__ Parts fragment(int block, int word) const {
+    const int lane = threadIdx.x % 32, depth = Depths::first(word) + lane % 4 * Depths::step(word);
+    if (word >= Depths::kWords || depth >= Plan::kDepth) return Parts{};
+    const auto* from = this->b_.data + (8 * block + lane / 4) * this->b_.leading + depth;
+    return Unit::parts(*reinterpret_cast<const typename B::Word*>(from));
   }
 
   __device__ __forceinline__ void load(Parts (&to)[kBlocks][4], const unsigned char* stage, int pair) const {
@@ -298,8 +309,7 @@ __global__ void __launch_bounds__(LabelFits<Plan, kMostBlocks>::kThreads, Plan::
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;
   Block block(simt::dynamic_shared<unsigned char>(), a, b, work, fits, here);
-  block.open();
-  block.run(going);  // which begins with a barrier
+  block.run(going);
   __syncthreads();
   if ((int)threadIdx.x < fits.count && here.listed[threadIdx.x] != 0) {
     fits.at[threadIdx.x].epilogue.counts[blockIdx.x] = here.listed[threadIdx.x];

@@ -138,10 +138,9 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
         stages = 1 if holds else 2
         plan = MmaPlan("float16", _ROWS, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
         made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
-        arrives = tile_n * width <= stages * teams * _ROWS * width  # B, in the memory of the pipelines
         shared = made.shared_bytes + MOST_FITS * _STATIC_OF_FIT + tile_n // 8 * _STATIC_OF_COLUMNS
         memory = shared <= gpu.shared_memory_per_block and shared + RESERVED <= gpu.shared_memory
-        if arrives and memory and registers <= 65_536 // made.threads and made.threads <= gpu.max_threads:
+        if memory and registers <= 65_536 // made.threads and made.threads <= gpu.max_threads:
             lists = blocks_of(made, problem, gpu.multiprocessors)
             return FitsPlan(tuple(numbers), made, problem, lists, capacity(made, n, lists))
     return None
