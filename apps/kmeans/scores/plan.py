@@ -1,0 +1,169 @@
+"""Plans of the kernels of scores (sums_by_cluster.cuh, row_scores.cuh, spreads.cuh) from sizes alone."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from tsapps.kernels.gpu_specs import GpuSpec
+
+__all__ = [
+    "CLUSTERINGS",
+    "THREADS",
+    "RowScoresPlan",
+    "SpreadsPlan",
+    "SumsPlan",
+    "points_together",
+    "row_scores_plan",
+    "spreads_plan",
+    "sums_plan",
+]
+
+#: Threads of a block (kScoreThreads).
+THREADS = 256
+#: The C++ class `Clusterings` of scores/sums_by_cluster.cuh, as a NumPy structure.
+CLUSTERINGS = np.dtype([("labels", "u8"), ("starts", "u8"), ("count", "i4"), ("padding", "i4")])
+# kBlockPoints, kTileRows and kColumnsTogether.
+_POINTS, _ROWS, _COLUMNS_TOGETHER = 128, 32, 32
+_WARPS = THREADS // 32
+# Possible values of kTiles. The last takes nearly all registers of a thread.
+_TILES = (8, 16, 28)
+# Possible values of kFeatures; and the blocks of a multiprocessor, by launch bounds.
+_FEATURES = {4: 4, 16: 4, 64: 2}
+_SPREADS_BLOCKS = 4
+# A number of ranges of rows is good enough if multiprocessors are idle for 1 − _EVEN of the time at most, and is the
+# smallest such number of at most _MOST_WAVES waves of blocks: partial sums of each range take memory.
+_EVEN, _MOST_WAVES = 0.95, 4
+# Approximate maximum size in bytes of the partial sums of distances, if the sample has many rows.
+_PARTIAL_BYTES = 1 << 28
+
+
+@dataclass(frozen=True)
+class SumsPlan:
+    """Template arguments and launch of sums_by_cluster.cuh.
+
+    Attributes
+    ----------
+    tiles : int
+        kTiles: a block has 8 · kTiles columns.
+    chunk, pitch : int
+        Features in shared memory at a time, and floats from a row there to the next.
+    grid : tuple of int
+        Groups of points, groups of columns, and ranges of rows.
+    range_tiles : int
+        Tiles of rows of a range.
+    shared_bytes : int
+    """
+
+    tiles: int
+    chunk: int
+    pitch: int
+    grid: tuple[int, int, int]
+    range_tiles: int
+    shared_bytes: int
+
+    @property
+    def partial_sums(self) -> int:
+        """Number of the partial sums."""
+        return int(np.prod(self.grid)) * _sums_of_block(self.tiles)
+
+
+def _sums_of_block(tiles: int) -> int:
+    return _POINTS * 8 * tiles
+
+
+def _pitch_of(columns: int) -> int:
+    """Return 4 times the smallest odd number from which on there is room for some columns."""
+    return 4 * (-(-columns // 4) | 1)
+
+
+def _tiles_of(columns: int) -> tuple[int, int]:
+    """Return kTiles and the number of groups of columns: the fewest groups, as each computes all values."""
+    groups = -(-columns // (8 * _TILES[-1]))
+    return next(tiles for tiles in _TILES if 8 * tiles * groups >= columns), groups
+
+
+def points_together(columns: int) -> int:
+    """Return the number of points whose partial sums of one range of rows fit the memory that these may take."""
+    tiles, groups = _tiles_of(columns)
+    return _POINTS * max(1, _PARTIAL_BYTES // (8 * groups * _sums_of_block(tiles)))
+
+
+def sums_plan(n: int, d: int, points: int, columns: int, *, distances: bool, device: GpuSpec) -> SumsPlan:
+    """Plan sums by cluster of the values of points.
+
+    Parameters
+    ----------
+    n, d : int
+    points : int
+        Rows of the sample; d + 1 for features.
+    columns : int
+        Clusters of all clusterings together.
+    distances : bool
+        Whether the values are distances from a sample, or features.
+    device : GpuSpec
+    """
+    tiles, groups = _tiles_of(columns)
+    one_hot = 3 * _ROWS // 16 * tiles * 32 * 8
+    rows = (_POINTS if distances else 0) + 2 * _ROWS
+    most = (device.shared_memory_per_block - one_hot) // (4 * rows) // 4 * 4
+    wanted = -(-d // 4) * 4 if distances else _POINTS
+    chunk = wanted if _pitch_of(wanted) <= most else (most // 4 - 1) // 2 * 8 + 4  # 4 · odd, which is its own pitch
+    pitch = _pitch_of(chunk)
+    point_groups, all_tiles = -(-points // _POINTS), -(-n // _ROWS)
+    ranges = min(_ranges(point_groups * groups, device.multiprocessors), all_tiles)
+    range_tiles = -(-all_tiles // ranges)
+    grid = point_groups, groups, -(-all_tiles // range_tiles)
+    return SumsPlan(tiles, chunk, pitch, grid, range_tiles, 4 * rows * pitch + one_hot)
+
+
+def _ranges(blocks: int, multiprocessors: int) -> int:
+    """Return the number of ranges of rows; each takes `blocks` blocks of equal work, one per multiprocessor."""
+    most = max(1, _MOST_WAVES * multiprocessors // blocks)
+
+    def busy(ranges: int) -> float:
+        return blocks * ranges / (-(-blocks * ranges // multiprocessors) * multiprocessors)
+
+    return max(range(1, most + 1), key=lambda ranges: (min(busy(ranges), _EVEN), -ranges))
+
+
+@dataclass(frozen=True)
+class RowScoresPlan:
+    """Template argument and launch of row_scores.cuh."""
+
+    features: int
+    blocks: int
+    shared_bytes: int
+
+
+def row_scores_plan(n: int, d: int, clusterings: int, *, device: GpuSpec) -> RowScoresPlan:
+    """Plan simplified silhouettes.
+
+    Raises
+    ------
+    ValueError
+        If the clusterings are too many for the shared memory of a block.
+    """
+    features = next((one for one in _FEATURES if one >= d), max(_FEATURES))
+    numbers = 2 * ((_WARPS * clusterings + 1) // 2 * 2) + _COLUMNS_TOGETHER * features
+    numbers += THREADS * (min(features, 32) + 1) + (_COLUMNS_TOGETHER * THREADS if d > features else 0)
+    if 4 * numbers > device.shared_memory_per_block:
+        raise ValueError(f"got {clusterings} clusterings: too many for one launch, score some of them at a time")
+    return RowScoresPlan(features, min(-(-n // THREADS), _FEATURES[features] * device.multiprocessors), 4 * numbers)
+
+
+@dataclass(frozen=True)
+class SpreadsPlan:
+    """Launch of spreads.cuh; `scratch` is the number of sums in global memory, 0 if shared memory has them."""
+
+    blocks: int
+    shared_bytes: int
+    scratch: int
+
+
+def spreads_plan(n: int, columns: int, clusterings: int, *, device: GpuSpec) -> SpreadsPlan:
+    """Plan sums of distances of rows from the means of their clusters."""
+    of_block, tiles = _WARPS * (columns + clusterings), -(-n // (4 * _WARPS))
+    if 8 * of_block <= min(device.shared_memory // _SPREADS_BLOCKS, device.shared_memory_per_block) - 1024:
+        return SpreadsPlan(min(tiles, _SPREADS_BLOCKS * device.multiprocessors), 8 * of_block, 0)
+    blocks = min(tiles, device.multiprocessors)
+    return SpreadsPlan(blocks, 0, blocks * of_block)

@@ -1,0 +1,291 @@
+// Sums by cluster, over all rows, of values that each row has: for all clusterings of the same rows in one pass.
+//
+//   values (points × n)  ·  labels, one-hot (n × clusters)   →   partial sums, float64, of each range of rows
+//
+// kDistances   a point is a row s of a sample, and its value for a row x is the distance ‖x − s‖
+// otherwise    a point is a feature f, and its value is x[f] − origin[f]; feature d has the value 1, so it counts rows
+//
+// The clusters of all clusterings stand side by side: a column for each. Block (x, y, z) has kBlockPoints points, 8·kTiles
+// columns, and range z of the rows, of which it takes kTileRows at a time:
+//
+//   shared memory   points    (kBlockPoints × pitch)    features of the sample; not for !kDistances
+//                   rows      2 × (kTileRows × pitch)   the present rows and the next, in float32
+//                   one-hot   3 × (kTileRows × columns) bfloat16, as fragments of mma (kernels/ptx/mma.cuh): the present
+//                                                       rows, the next, and one that is cleared for those after the next
+//   a warp          16 points. Lane 4·g + t has points g and g + 8 and rows t, t + 4, …, t + 28: the values that it computes
+//                   are its part of the fragment A of mma, if column 2·t + 8·r + h of A is row t + 8·r + 4·h
+//
+// Distances are from direct differences in float32, so a row's distance from itself is 0. A product with a one-hot matrix
+// is exact. A value is the sum of kPlanes bfloat16 numbers: of two, which round it by at most 2⁻¹⁷, or of three, which are
+// as exact as float32. Tensor cores add up kFlushTiles tiles in float32, where each addition loses at most 2⁻²³ of the sum;
+// sums of these are in float64. No sum depends on the order in which warps run: results have the same bits on every run.
+//
+// Why it is fast: a subtraction and a fused multiply-add per feature, row and point limit it, two instructions of which a
+// multiprocessor starts 128 lanes per clock. All else is small beside them: a lane computes 16 distances together, so four
+// features of these take ten loads of 16 bytes, without bank conflicts, and 128 instructions. To add a distance to a sum of
+// each of 19 clusterings would take 19 instructions and as many accesses to shared memory. Tensor cores take one instruction
+// for 16 × 8 sums and 16 rows, and run beside the float32 units. Fragments of labels are built once for all warps of a block.
+// There is one barrier per tile; the loads of the next tile are in flight meanwhile. Blocks that run together have other
+// points of the same rows, so that L2 holds these.
+#pragma once
+#include "kernels/device/element.cuh"
+#include "kernels/ptx/arithmetic.cuh"
+#include "kernels/ptx/mma.cuh"
+
+namespace kmeans {
+
+constexpr int kScoreThreads = 256, kBlockPoints = 128, kTileRows = 32, kFlushTiles = 32;
+// Columns of X and clusterings whose elements a thread loads ahead.
+constexpr int kColumnsAhead = 64, kLabelsAhead = 4;
+
+// The clusterings: labels of each, and its first column; the last element of `starts` is the number of columns.
+struct Clusterings {
+  const int* const* labels;
+  const int* starts;
+  int count;
+};
+
+// Where the partial sum of a point and a column is: the sums of a warp are 32 · 4 · kTiles numbers, those that a lane adds to
+// one after the other 32 apart.
+template <int kTiles>
+__device__ __forceinline__ long long place_of(int range, int group, int groups, int of_columns, int all_columns,
+                                              int warp) {
+  const long long block = ((long long)range * all_columns + of_columns) * groups + group;
+  return (block * (kBlockPoints / 16) + warp) * (4 * kTiles * 32);
+}
+
+// Adds up the partial sums of a point and a column over all ranges of rows, in their order.
+template <int kTiles>
+__device__ __forceinline__ double total_of(const double* partial, int ranges, int groups, int all_columns, int point,
+                                           int column) {
+  const int m = point % 16, n = column % 8, lane = 4 * (m % 8) + n / 2, quarter = 2 * (m / 8) + n % 2;
+  const int of_columns = column / (8 * kTiles), tile = column / 8 % kTiles;
+  const double* at = partial + (tile * 4 + quarter) * 32 + lane;
+  const long long apart = place_of<kTiles>(1, 0, groups, 0, all_columns, 0);
+  at += place_of<kTiles>(0, point / kBlockPoints, groups, of_columns, all_columns, point % kBlockPoints / 16);
+  double sum = 0;
+#pragma unroll 8
+  for (int range = 0; range < ranges; ++range) sum += at[range * apart];
+  return sum;
+}
+
+// Elements of X: of `width` columns from `first` on, and zeros after the last column and the last row.
+template <typename T, bool kDistances>
+struct Columns {
+  const T* X;
+  const float* origin;
+  long long n;
+  int d, first, width;
+
+  __device__ __forceinline__ float at(long long row, int column) const {
+    const int here = first + column;
+    if (row >= n || column >= width) return 0.0f;
+    if (!kDistances && here == d) return 1.0f;
+    const float value = (float)tsm2::Element<T>::value(X[row * d + here]);
+    return kDistances ? value : value - origin[here];
+  }
+};
+
+// Splits pairs of values into kPlanes words of bfloat16 numbers whose sums they are.
+template <int kPlanes>
+__device__ __forceinline__ void split_pair(float lower, float upper, unsigned (&plane)[kPlanes]) {
+#pragma unroll
+  for (int p = 0; p < kPlanes; ++p) {
+    plane[p] = ptx::to_bfloat16s(lower, upper);
+    lower -= __uint_as_float(plane[p] << 16);
+    upper -= __uint_as_float(plane[p] & 0xffff0000u);
+  }
+}
+
+// `sample` has the row of each of n_points points; for features it is null, and n_points is d + 1. A range has `tiles` tiles.
+// `chunk` features are in shared memory at a time, a multiple of 4; `pitch` is 4 times an odd number, which keeps rows in
+// different banks.
+template <typename T, bool kDistances, int kTiles>
+__global__ void __launch_bounds__(kScoreThreads, 1)
+    sums_by_cluster(const T* X, long long n, int d, const long long* sample, int n_points, const float* origin,
+                    Clusterings clusterings, int chunk, int pitch, int tiles, double* partial) {
+  constexpr int kPlanes = kDistances ? 2 : 3, kFragments = kTileRows / 16 * kTiles * 32;
+  float* const points = simt::dynamic_shared<float>();
+  float* const rows = points + (kDistances ? kBlockPoints * pitch : 0);
+  uint2* const one_hot = reinterpret_cast<uint2*>(rows + 2 * kTileRows * pitch);
+  const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
+  const int first_point = blockIdx.x * kBlockPoints, first_column = blockIdx.y * (8 * kTiles);
+  const bool active = first_point + 16 * warp < n_points;
+  const long long n_tiles = (n + kTileRows - 1) / kTileRows, begin = (long long)blockIdx.z * tiles;
+  const int count = n_tiles - begin < tiles ? (int)(n_tiles - begin) : tiles;
+  const int chunks = kDistances ? (d + chunk - 1) / chunk : 1;
+
+  const auto columns_of = [&](int part) {
+    const int first = kDistances ? part * chunk : first_point, left = (kDistances ? d : n_points) - first;
+    return Columns<T, kDistances>{X, origin, n, d, first, left < chunk ? left : chunk};
+  };
+  // Elements of a tile: this thread has column thread % 64 of every fourth row, and columns 64, 128, … after it.
+  const int own_row = thread / kColumnsAhead, own_column = thread % kColumnsAhead;
+  float ahead[kTileRows / 4];
+  int labels_ahead[kLabelsAhead];
+  const auto fetch = [&](long long tile) {
+    const auto columns = columns_of(0);
+#pragma unroll
+    for (int i = 0; i < kTileRows / 4; ++i) ahead[i] = columns.at(tile * kTileRows + own_row + 4 * i, own_column);
+#pragma unroll
+    for (int i = 0; i < kLabelsAhead; ++i) {
+      const int clustering = warp + 8 * i;
+      const long long row = tile * kTileRows + lane;
+      labels_ahead[i] = clustering < clusterings.count && row < n ? clusterings.labels[clustering][row] : -1;
+    }
+  };
+  const auto place_rows = [&](const Columns<T, kDistances>& columns, long long tile, float* to, int from) {
+    const int width = (columns.width + 3) / 4 * 4;
+    for (int column = own_column + from; column < width; column += kColumnsAhead) {
+#pragma unroll
+      for (int i = 0; i < kTileRows / 4; ++i)
+        to[(own_row + 4 * i) * pitch + column] = columns.at(tile * kTileRows + own_row + 4 * i, column);
+    }
+  };
+  // Sets the element of a row, which is this lane, and the column of its label.
+  const auto mark = [&](uint2* to, int clustering, int label) {
+    const int start = clusterings.starts[clustering], column = start + label - first_column;
+    if (label < 0 || label >= clusterings.starts[clustering + 1] - start || column < 0 || column >= 8 * kTiles) return;
+    const int step = lane / 16, place = (step * kTiles + column / 8) * 32 + column % 8 * 4 + lane % 4;
+    reinterpret_cast<unsigned short*>(to + place)[lane / 4 % 4] = 0x3f80;
+  };
+  const auto place_ahead = [&](long long tile, float* to, uint2* marks) {
+    const auto columns = columns_of(0);
+    if (own_column < (columns.width + 3) / 4 * 4) {
+#pragma unroll
+      for (int i = 0; i < kTileRows / 4; ++i) to[(own_row + 4 * i) * pitch + own_column] = ahead[i];
+    }
+    place_rows(columns, tile, to, kColumnsAhead);
+#pragma unroll
+    for (int i = 0; i < kLabelsAhead; ++i) {
+      if (warp + 8 * i < clusterings.count) mark(marks, warp + 8 * i, labels_ahead[i]);
+    }
+    for (int clustering = warp + 8 * kLabelsAhead; clustering < clusterings.count; clustering += 8) {
+      const long long row = tile * kTileRows + lane;
+      mark(marks, clustering, row < n ? clusterings.labels[clustering][row] : -1);
+    }
+  };
+  const auto place_points = [&](int part) {
+    const auto columns = columns_of(part);
+    const int width = (columns.width + 3) / 4 * 4;
+    for (int p = own_row; p < kBlockPoints; p += kScoreThreads / kColumnsAhead) {
+      const long long row = first_point + p < n_points ? sample[first_point + p] : n;
+      for (int column = own_column; column < width; column += kColumnsAhead)
+        points[p * pitch + column] = columns.at(row, column);
+    }
+  };
+
+  for (int i = thread; i < 3 * kFragments; i += kScoreThreads) one_hot[i] = uint2{0, 0};
+  if (kDistances && chunks == 1) place_points(0);
+  if (count > 0) fetch(begin);
+  __syncthreads();
+  if (count > 0) place_ahead(begin, rows, one_hot);
+
+  float sums[kTiles][4] = {};
+  double* const mine =
+      partial + place_of<kTiles>(blockIdx.z, blockIdx.x, gridDim.x, blockIdx.y, gridDim.y, warp) + lane;
+  int present = 0, cleared = 2;
+  bool is_first = true;
+  for (int tile = 0; tile < count; ++tile) {
+    float* const now = rows + tile % 2 * kTileRows * pitch;
+    float values[2][kTileRows / 4] = {};
+    for (int part = 0; part < chunks; ++part) {
+      const auto columns = columns_of(part);
+      __syncthreads();
+      if (chunks > 1) {
+        place_points(part);
+        if (part > 0) place_rows(columns, begin + tile, now, 0);
+        __syncthreads();
+      }
+      if (part == 0) {
+        if (tile + 1 < count) fetch(begin + tile + 1);
+        uint4* const clear = reinterpret_cast<uint4*>(one_hot + cleared * kFragments);
+        for (int i = thread; i < kFragments / 2; i += kScoreThreads) clear[i] = uint4{0, 0, 0, 0};
+      }
+      if (!active) continue;
+      if constexpr (kDistances) {
+        using Four = simt::Vector<float, 4>;
+        const float *const of_points = points + (16 * warp + g) * pitch, *const of_rows = now + t * pitch;
+#pragma unroll 1
+        for (int f = 0; f < columns.width; f += 4) {
+          Four point[2];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) point[h] = *reinterpret_cast<const Four*>(of_points + 8 * h * pitch + f);
+#pragma unroll
+          for (int i = 0; i < kTileRows / 4; ++i) {
+            const Four row = *reinterpret_cast<const Four*>(of_rows + 4 * i * pitch + f);
+#pragma unroll
+            for (int j = 0; j < 4; ++j) {
+#pragma unroll
+              for (int h = 0; h < 2; ++h) {
+                const float apart = row[j] - point[h][j];
+                values[h][i] += apart * apart;
+              }
+            }
+          }
+        }
+      } else {
+#pragma unroll
+        for (int i = 0; i < kTileRows / 4; ++i) {
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const int feature = 16 * warp + g + 8 * h;
+            values[h][i] = feature < columns.width ? now[(4 * i + t) * pitch + feature] : 0.0f;
+          }
+        }
+      }
+    }
+    if (active) {
+      const uint2* const marks = one_hot + present * kFragments + lane;
+#pragma unroll
+      for (int step = 0; step < kTileRows / 16; ++step) {
+        unsigned planes[kPlanes][4];
+#pragma unroll
+        for (int r = 0; r < 4; ++r) {
+          float pair[2];
+#pragma unroll
+          for (int h = 0; h < 2; ++h) {
+            const float value = values[r % 2][4 * step + 2 * (r / 2) + h];
+            pair[h] = kDistances ? ptx::square_root(value) : value;
+          }
+          unsigned words[kPlanes];
+          split_pair<kPlanes>(pair[0], pair[1], words);
+#pragma unroll
+          for (int p = 0; p < kPlanes; ++p) planes[p][r] = words[p];
+        }
+        // Four tiles at a time, so that no product waits for the one before it.
+#pragma unroll
+        for (int i = 0; i < kTiles; i += 4) {
+          unsigned of_labels[4][2];
+#pragma unroll
+          for (int j = 0; j < 4; ++j) {
+            const uint2 word = marks[(step * kTiles + i + j) * 32];
+            of_labels[j][0] = word.x;
+            of_labels[j][1] = word.y;
+          }
+#pragma unroll
+          for (int p = 0; p < kPlanes; ++p) {
+#pragma unroll
+            for (int j = 0; j < 4; ++j) ptx::mma_m16n8k16_bf16(sums[i + j], planes[p], of_labels[j]);
+          }
+        }
+      }
+      if ((tile + 1) % kFlushTiles == 0 || tile + 1 == count) {
+#pragma unroll
+        for (int i = 0; i < 4 * kTiles; ++i) {
+          const double sum = (double)sums[i / 4][i % 4];
+          mine[i * 32] = is_first ? sum : mine[i * 32] + sum;
+          sums[i / 4][i % 4] = 0;
+        }
+        is_first = false;
+      }
+    }
+    const int next = present == 2 ? 0 : present + 1;
+    if (tile + 1 < count)
+      place_ahead(begin + tile + 1, rows + (tile + 1) % 2 * kTileRows * pitch, one_hot + next * kFragments);
+    cleared = present;
+    present = next;
+  }
+}
+
+}  // namespace kmeans
