@@ -10,6 +10,7 @@ from tsapps.apps.kmeans.data.load import pointer
 from tsapps.apps.kmeans.scores.indices import ClusterSums, Labeled, Scores, scores_from, scores_of_each
 from tsapps.apps.kmeans.scores.plan import (
     CLUSTERINGS,
+    TEMPLATE_PITCHES,
     THREADS,
     SumsPlan,
     points_together,
@@ -41,7 +42,8 @@ def is_supported(machine: Machine, X: Any) -> bool:
 
 def kernels_of(element: str, features: int, tiles: Sequence[int]) -> list[tuple[Path, list[str]]]:
     """Return the sources and the names of all kernels for X of a C++ type, kFeatures, and several kTiles."""
-    sums = [f"sums_by_cluster<{element}, {flag}, {each}>" for flag in ("false", "true") for each in tiles]
+    pitches = *(("true", pitch) for pitch in (0, *TEMPLATE_PITCHES)), ("false", 132)
+    sums = [f"sums_by_cluster<{element}, {flag}, {each}, {pitch}>" for flag, pitch in pitches for each in tiles]
     totals = [f"{name}<{each}>" for name in ("cluster_means", "silhouettes") for each in tiles]
     return [
         (_FOLDER / file, [f"kmeans::{name}" for name in names])
@@ -134,13 +136,15 @@ class _Launches:
         """Launch sums_by_cluster for some rows of the sample, or for features; return the plan and the partial sums."""
         machine, X, (n, d) = self._machine, self._X, self._X.shape
         distances = sample is not None
-        plan = sums_plan(n, d, points, self._columns, distances=distances, device=machine.gpu)
-        kernel = self._kernel(f"sums_by_cluster<{self._element}, {str(distances).lower()}, {plan.tiles}>")
+        sizes = n, d, points, self._columns, self._clusterings
+        plan = sums_plan(*sizes, distances=distances, device=machine.gpu)
+        flags = f"{str(distances).lower()}, {plan.tiles}, {plan.template_pitch}"
+        kernel = self._kernel(f"sums_by_cluster<{self._element}, {flags}>")
         kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
         partial = machine.xp.empty(plan.partial_sums)
-        sizes = (np.int32(number) for number in (plan.chunk, plan.pitch, plan.range_tiles))
+        numbers = (np.int32(number) for number in (plan.chunk, plan.pitch, plan.range_tiles))
         given = X, np.int64(n), np.int32(d), pointer(sample), np.int32(points), self._origin_there, self._argument
-        kernel(plan.grid, (THREADS,), (*given, *sizes, partial), shared_mem=plan.shared_bytes)
+        kernel(plan.grid, (THREADS,), (*given, *numbers, partial), shared_mem=plan.shared_bytes)
         return plan, partial
 
     def _launch_means(self) -> Any:

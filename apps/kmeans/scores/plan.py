@@ -8,6 +8,7 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "CLUSTERINGS",
+    "TEMPLATE_PITCHES",
     "THREADS",
     "RowScoresPlan",
     "SpreadsPlan",
@@ -27,12 +28,15 @@ _POINTS, _ROWS, _COLUMNS_TOGETHER = 128, 32, 32
 _WARPS = THREADS // 32
 # Possible values of kTiles. The last takes nearly all registers of a thread.
 _TILES = (8, 16, 28)
+#: Pitches that a kernel has as a template argument, which saves it a few percent of its instructions: of 64 features, and
+#: of the features of a block, if these are the points.
+TEMPLATE_PITCHES = (68, 132)
 # Possible values of kFeatures; and the blocks of a multiprocessor, by launch bounds.
 _FEATURES = {4: 4, 16: 4, 64: 2}
 _SPREADS_BLOCKS = 4
 # A number of ranges of rows is good enough if multiprocessors are idle for 1 − _EVEN of the time at most, and is the
 # smallest such number of at most _MOST_WAVES waves of blocks: partial sums of each range take memory.
-_EVEN, _MOST_WAVES = 0.95, 4
+_EVEN, _MOST_WAVES = 0.98, 4
 # Approximate maximum size in bytes of the partial sums of distances, if the sample has many rows.
 _PARTIAL_BYTES = 1 << 28
 
@@ -62,6 +66,11 @@ class SumsPlan:
     shared_bytes: int
 
     @property
+    def template_pitch(self) -> int:
+        """The template argument kPitch."""
+        return self.pitch if self.pitch in TEMPLATE_PITCHES else 0
+
+    @property
     def partial_sums(self) -> int:
         """Number of the partial sums."""
         return int(np.prod(self.grid)) * _sums_of_block(self.tiles)
@@ -88,7 +97,9 @@ def points_together(columns: int) -> int:
     return _POINTS * max(1, _PARTIAL_BYTES // (8 * groups * _sums_of_block(tiles)))
 
 
-def sums_plan(n: int, d: int, points: int, columns: int, *, distances: bool, device: GpuSpec) -> SumsPlan:
+def sums_plan(
+    n: int, d: int, points: int, columns: int, clusterings: int, *, distances: bool, device: GpuSpec
+) -> SumsPlan:
     """Plan sums by cluster of the values of points.
 
     Parameters
@@ -98,12 +109,13 @@ def sums_plan(n: int, d: int, points: int, columns: int, *, distances: bool, dev
         Rows of the sample; d + 1 for features.
     columns : int
         Clusters of all clusterings together.
+    clusterings : int
     distances : bool
         Whether the values are distances from a sample, or features.
     device : GpuSpec
     """
     tiles, groups = _tiles_of(columns)
-    one_hot = 3 * _ROWS // 16 * tiles * 32 * 8
+    one_hot = 3 * _ROWS // 16 * tiles * 32 * 8 + 16 * clusterings
     rows = (_POINTS if distances else 0) + 2 * _ROWS
     most = (device.shared_memory_per_block - one_hot) // (4 * rows) // 4 * 4
     wanted = -(-d // 4) * 4 if distances else _POINTS

@@ -34,7 +34,7 @@
 
 namespace kmeans {
 
-constexpr int kScoreThreads = 256, kBlockPoints = 128, kTileRows = 32, kFlushTiles = 32;
+constexpr int kScoreThreads = 256, kBlockPoints = 128, kTileRows = 32, kFlushTiles = 64;
 // Columns of X and clusterings whose elements a thread loads ahead.
 constexpr int kColumnsAhead = 64, kLabelsAhead = 4;
 
@@ -43,6 +43,12 @@ struct Clusterings {
   const int* const* labels;
   const int* starts;
   int count;
+};
+
+// One of them, in shared memory. `start` is its first column, counted from the first of the block.
+struct OneClustering {
+  const int* labels;
+  int start, k;
 };
 
 // Where the partial sum of a point and a column is: the sums of a warp are 32 · 4 · kTiles numbers, those that a lane adds to
@@ -100,14 +106,16 @@ __device__ __forceinline__ void split_pair(float lower, float upper, unsigned (&
 // `sample` has the row of each of n_points points; for features it is null, and n_points is d + 1. A range has `tiles` tiles.
 // `chunk` features are in shared memory at a time, a multiple of 4; `pitch` is 4 times an odd number, which keeps rows in
 // different banks.
-template <typename T, bool kDistances, int kTiles>
+template <typename T, bool kDistances, int kTiles, int kPitch>
 __global__ void __launch_bounds__(kScoreThreads, 1)
     sums_by_cluster(const T* X, long long n, int d, const long long* sample, int n_points, const float* origin,
-                    Clusterings clusterings, int chunk, int pitch, int tiles, double* partial) {
+                    Clusterings clusterings, int chunk, int any_pitch, int tiles, double* partial) {
   constexpr int kPlanes = kDistances ? 2 : 3, kFragments = kTileRows / 16 * kTiles * 32;
+  const int pitch = kPitch > 0 ? kPitch : any_pitch;
   float* const points = simt::dynamic_shared<float>();
   float* const rows = points + (kDistances ? kBlockPoints * pitch : 0);
   uint2* const one_hot = reinterpret_cast<uint2*>(rows + 2 * kTileRows * pitch);
+  OneClustering* const of_clusterings = reinterpret_cast<OneClustering*>(one_hot + 3 * kFragments);
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32, g = lane / 4, t = lane % 4;
   const int first_point = blockIdx.x * kBlockPoints, first_column = blockIdx.y * (8 * kTiles);
   const bool active = first_point + 16 * warp < n_points;
@@ -119,19 +127,40 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
     const int first = kDistances ? part * chunk : first_point, left = (kDistances ? d : n_points) - first;
     return Columns<T, kDistances>{X, origin, n, d, first, left < chunk ? left : chunk};
   };
+  for (int i = thread; i < clusterings.count; i += kScoreThreads) {
+    const int start = clusterings.starts[i];
+    of_clusterings[i] = {clusterings.labels[i], start - first_column, clusterings.starts[i + 1] - start};
+  }
+  __syncthreads();
+
   // Elements of a tile: this thread has column thread % 64 of every fourth row, and columns 64, 128, … after it.
   const int own_row = thread / kColumnsAhead, own_column = thread % kColumnsAhead;
+  const auto first_columns = columns_of(0);
+  const bool exists = own_column < first_columns.width && first_columns.first + own_column < d;
+  const float middle = !kDistances && exists ? origin[first_columns.first + own_column] : 0.0f;
   float ahead[kTileRows / 4];
   int labels_ahead[kLabelsAhead];
   const auto fetch = [&](long long tile) {
-    const auto columns = columns_of(0);
+    const long long first_row = tile * kTileRows;
+    const int present = n - first_row < kTileRows ? (int)(n - first_row) : kTileRows;
+    // One branch for all elements: a predicate for each would take most of the instructions.
+    if (exists && present == kTileRows) {
+      const T* from = X + (first_row + own_row) * d + (first_columns.first + own_column);
 #pragma unroll
-    for (int i = 0; i < kTileRows / 4; ++i) ahead[i] = columns.at(tile * kTileRows + own_row + 4 * i, own_column);
+      for (int i = 0; i < kTileRows / 4; ++i) {
+        const float value = (float)tsm2::Element<T>::value(*from);
+        ahead[i] = kDistances ? value : value - middle;
+        from += 4 * d;
+      }
+    } else {
+#pragma unroll
+      for (int i = 0; i < kTileRows / 4; ++i) ahead[i] = first_columns.at(first_row + own_row + 4 * i, own_column);
+    }
 #pragma unroll
     for (int i = 0; i < kLabelsAhead; ++i) {
-      const int clustering = warp + 8 * i;
-      const long long row = tile * kTileRows + lane;
-      labels_ahead[i] = clustering < clusterings.count && row < n ? clusterings.labels[clustering][row] : -1;
+      labels_ahead[i] = -1;
+      if (warp + 8 * i < clusterings.count && lane < present)
+        labels_ahead[i] = of_clusterings[warp + 8 * i].labels[first_row + lane];
     }
   };
   const auto place_rows = [&](const Columns<T, kDistances>& columns, long long tile, float* to, int from) {
@@ -142,12 +171,13 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
         to[(own_row + 4 * i) * pitch + column] = columns.at(tile * kTileRows + own_row + 4 * i, column);
     }
   };
-  // Sets the element of a row, which is this lane, and the column of its label.
+  // Sets the element of a row, which is this lane, and the column of its label. A fragment has 8 columns of 16 rows, in
+  // which consecutive columns are 4 lanes of 8 bytes apart.
+  const int place_of_row = (lane / 16 * kTiles * 32 + lane % 4) * 4 + lane / 4 % 4;
   const auto mark = [&](uint2* to, int clustering, int label) {
-    const int start = clusterings.starts[clustering], column = start + label - first_column;
-    if (label < 0 || label >= clusterings.starts[clustering + 1] - start || column < 0 || column >= 8 * kTiles) return;
-    const int step = lane / 16, place = (step * kTiles + column / 8) * 32 + column % 8 * 4 + lane % 4;
-    reinterpret_cast<unsigned short*>(to + place)[lane / 4 % 4] = 0x3f80;
+    const int column = of_clusterings[clustering].start + label;
+    if ((unsigned)label >= (unsigned)of_clusterings[clustering].k || (unsigned)column >= 8u * kTiles) return;
+    reinterpret_cast<unsigned short*>(to)[place_of_row + 16 * column] = 0x3f80;
   };
   const auto place_ahead = [&](long long tile, float* to, uint2* marks) {
     const auto columns = columns_of(0);
@@ -162,7 +192,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
     }
     for (int clustering = warp + 8 * kLabelsAhead; clustering < clusterings.count; clustering += 8) {
       const long long row = tile * kTileRows + lane;
-      mark(marks, clustering, row < n ? clusterings.labels[clustering][row] : -1);
+      mark(marks, clustering, row < n ? of_clusterings[clustering].labels[row] : -1);
     }
   };
   const auto place_points = [&](int part) {
@@ -206,7 +236,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
       if constexpr (kDistances) {
         using Four = simt::Vector<float, 4>;
         const float *const of_points = points + (16 * warp + g) * pitch, *const of_rows = now + t * pitch;
-#pragma unroll 1
+#pragma unroll 2
         for (int f = 0; f < columns.width; f += 4) {
           Four point[2];
 #pragma unroll
@@ -271,11 +301,21 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
         }
       }
       if ((tile + 1) % kFlushTiles == 0 || tile + 1 == count) {
+        // Eight loads are in flight together, as many as there are registers for.
 #pragma unroll
-        for (int i = 0; i < 4 * kTiles; ++i) {
-          const double sum = (double)sums[i / 4][i % 4];
-          mine[i * 32] = is_first ? sum : mine[i * 32] + sum;
-          sums[i / 4][i % 4] = 0;
+        for (int i = 0; i < kTiles; i += 2) {
+          double before[8] = {};
+          if (!is_first) {
+#pragma unroll
+            for (int j = 0; j < 8; ++j) before[j] = mine[(4 * i + j) * 32];
+          }
+#pragma unroll
+          for (int j = 0; j < 8; ++j) {
+            float& sum = sums[i + j / 4][j % 4];
+            mine[(4 * i + j) * 32] = before[j] + (double)sum;
+            sum = 0;
+          }
+          __syncwarp();  // across which the compiler moves no loads
         }
         is_first = false;
       }
