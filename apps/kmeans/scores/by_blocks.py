@@ -39,16 +39,18 @@ def scores_of(
 
 def _scores_of(
     blocks: Callable[[], Iterator[tuple[int, Any]]], sample: np.ndarray, found: Sequence[Labeled]
-) -> Iterator[Scores]:
+) -> list[Scores]:
     clusters = _Clusters(found)
     first = _first_pass(blocks, sample, clusters)
     sums, spreads = _second_pass(blocks, first, sample, clusters)
+    of_rows, silhouettes = list[ClusterSums](), np.empty((len(found), len(sample)))
     for place, (one, own) in enumerate(zip(found, clusters.columns, strict=True)):
         counts, apart = first.counts[own], first.means[own] - first.mean
         within = max(first.total - float((counts[:, None] * apart**2).sum()), 0.0)
         simplified = float(first.simplified[place])
-        of_rows = ClusterSums(len(one.labels), counts, apart, spreads[own], within, simplified)
-        yield scores_from(of_rows, _silhouettes_of(sums[:, own], to_host(one.labels), sample))
+        of_rows.append(ClusterSums(len(one.labels), counts, apart, spreads[own], within, simplified))
+        silhouettes[place] = _silhouettes_of(sums[:, own], to_host(one.labels), sample)
+    return scores_from(of_rows, silhouettes)
 
 
 class _Clusters:

@@ -98,25 +98,34 @@ def scores_of_each(
     return [next(scores) if 1 < len(one.centers) < n else undefined for one in found]
 
 
-def scores_from(sums: ClusterSums, of_sample: np.ndarray) -> Scores:
-    """Return the scores of a clustering from sums over its rows and the silhouettes of a sample of them."""
-    n, present, sampled = sums.n, sums.counts > 0, len(of_sample)
-    counts, apart = sums.counts[present], sums.apart[present]
-    error = _DEVIATIONS * of_sample.std(ddof=1) / sampled**0.5 if sampled > 1 else np.inf
-    error *= max(0, 1 - sampled / n) ** 0.5
-    between, k = float(counts @ np.einsum("ij,ij->i", apart, apart)), len(counts)
-    ratio = between / (k - 1) / (sums.within / (n - k)) if sums.within > 0 and 1 < k < n else np.inf
-    bouldin = _davies_bouldin(apart, sums.spreads[present] / counts)
-    return Scores(float(of_sample.mean()), float(error), sums.simplified / n, float(ratio), bouldin, of_sample)
+def scores_from(sums: Sequence[ClusterSums], silhouettes: np.ndarray) -> list[Scores]:
+    """Return the scores of clusterings from sums over the rows and the silhouettes of a sample of them.
+
+    `silhouettes` has a row for each clustering.
+    """
+    sampled, found = silhouettes.shape[1], list[Scores]()
+    means = silhouettes.mean(axis=1)
+    deviations = silhouettes.std(axis=1, ddof=1) if sampled > 1 else np.full(len(sums), np.inf)
+    for one, of_sample, mean, deviation in zip(sums, silhouettes, means, deviations, strict=True):
+        error = _DEVIATIONS * deviation / sampled**0.5 * max(0, 1 - sampled / one.n) ** 0.5
+        present = one.counts > 0
+        counts, apart, spreads = one.counts, one.apart, one.spreads
+        if not present.all():
+            counts, apart, spreads = counts[present], apart[present], spreads[present]
+        products = apart @ apart.T
+        between, k = float(counts @ products.diagonal()), len(counts)
+        ratio = between / (k - 1) / (one.within / (one.n - k)) if one.within > 0 and 1 < k < one.n else np.inf
+        bouldin = _davies_bouldin(products, spreads / counts)
+        found.append(Scores(float(mean), float(error), one.simplified / one.n, float(ratio), bouldin, of_sample))
+    return found
 
 
-def _davies_bouldin(centers: np.ndarray, spreads: np.ndarray) -> float:
-    """Return the index from centers and the mean distances from them."""
-    centers = centers - centers.mean(axis=0)
-    norms = np.einsum("ij,ij->i", centers, centers)
-    apart = np.sqrt(np.maximum(norms[:, None] + norms - 2 * (centers @ centers.T), 0))
+def _davies_bouldin(products: np.ndarray, spreads: np.ndarray) -> float:
+    """Return the index from the products of all pairs of centers, and the mean distances from them."""
+    norms = products.diagonal()
+    apart = np.sqrt(np.maximum(norms[:, None] + norms - 2 * products, 0))
+    np.fill_diagonal(apart, 0)
     if not spreads.any() or not apart.any():
         return 0.0
     apart[apart == 0] = np.inf
-    np.fill_diagonal(apart, np.inf)
     return float(((spreads[:, None] + spreads) / apart).max(axis=1).mean())

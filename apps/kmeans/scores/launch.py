@@ -1,6 +1,6 @@
 """Scores of several clusterings of an array on a GPU: launches of the kernels of this folder."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +28,8 @@ __all__ = ["is_supported", "kernels_of", "scores_on_gpu"]
 _FOLDER = Path(__file__).parent
 # float64 is not among them: sums of distances have the digits of float32.
 _DTYPES = ("float32", "float16", "bfloat16")
+# Files of kernels that are not in totals.cuh.
+_FILES = {name: f"{name}.cuh" for name in ("sums_by_cluster", "row_scores", "spreads")}
 # Threads of a block of silhouettes and add_blocks.
 _TOTAL_THREADS = 64
 # Distances that are below this multiple of the coordinates they are between are rounding errors of the means.
@@ -50,7 +52,7 @@ def kernels_of(element: str, features: int, tiles: Sequence[int]) -> list[tuple[
         for file, names in (
             ("sums_by_cluster.cuh", sums),
             ("row_scores.cuh", [f"row_scores<{element}, {features}>"]),
-            ("spreads.cuh", [f"spreads<{element}>"]),
+            ("spreads.cuh", [f"spreads<{element}, {parts}>" for parts in range(3)]),
             ("totals.cuh", [*totals, "add_blocks"]),
         )
     ]
@@ -86,10 +88,11 @@ class _Launches:
 
     def __init__(self, machine: Machine, X: Any, sample: np.ndarray, found: Sequence[Labeled]) -> None:
         self._machine, self._X, self._sample = machine, X, machine.on_gpu(sample.astype(np.int64))
-        self._clusterings = len(found)
+        d, self._clusterings = X.shape[1], len(found)
         ends = np.cumsum([len(one.centers) for one in found])
         self._columns = int(ends[-1])
         self._slices = [slice(int(end) - len(one.centers), int(end)) for one, end in zip(found, ends, strict=True)]
+        self._plan()
         # Of the rows: differences from here lose fewer digits.
         self._origin = found[0].centers.mean(axis=0).astype(np.float32)
         self._centers = machine.on_gpu(np.concatenate([one.centers for one in found]).astype(np.float32))
@@ -99,9 +102,30 @@ class _Launches:
         starts = machine.on_gpu(np.array([0, *ends], np.int32))
         self._kept = labels, table, starts  # of which the argument has the addresses
         self._argument = structure(CLUSTERINGS, labels=table, starts=starts, count=len(found))
-        sizes = self._columns * (X.shape[1] + 1), self._columns + len(found), len(found), len(found) * len(sample)
+        sizes = self._columns * (d + 1), self._columns + len(found), len(found), len(found) * len(sample)
         self._results = machine.xp.empty(sum(sizes))
         self._ends = np.cumsum(sizes).tolist()
+
+    def _plan(self) -> None:
+        """Plan all launches and request their kernels, which are compiled at the same time if they have to be."""
+        (n, d), columns, clusterings = self._X.shape, self._columns, self._clusterings
+        self._together = min(len(self._sample), points_together(columns))
+        self._features, self._distances = (
+            sums_plan(n, d, points, columns, clusterings, distances=distances, device=self._machine.gpu)
+            for points, distances in ((d + 1, False), (self._together, True))
+        )
+        self._spreads = spreads_plan(n, d, columns, clusterings, device=self._machine.gpu)
+        self._row_scores = row_scores_plan(n, d, clusterings, device=self._machine.gpu)
+        for name, *arguments in (
+            ("sums_by_cluster", self._element, self._features.arguments),
+            ("sums_by_cluster", self._element, self._distances.arguments),
+            ("cluster_means", self._features.tiles),
+            ("spreads", self._element, self._spreads.parts),
+            ("row_scores", self._element, self._row_scores.features),
+            ("silhouettes", self._distances.tiles),
+            ("add_blocks",),
+        ):
+            self._kernel(name, *arguments)
 
     def _there(self, labels: Any) -> Any:
         if isinstance(labels, np.ndarray):
@@ -111,8 +135,8 @@ class _Launches:
     def _part(self, place: int) -> Any:
         return self._results[self._ends[place - 1] if place else 0 : self._ends[place]]
 
-    def scores(self) -> Iterator[Scores]:
-        """Launch all kernels, wait, and yield the scores."""
+    def scores(self) -> list[Scores]:
+        """Launch all kernels, wait, and return the scores."""
         self._launch_spreads(self._launch_means())
         self._launch_row_scores()
         self._launch_silhouettes()
@@ -127,84 +151,77 @@ class _Launches:
         smallest = _ROUNDING * (np.linalg.norm(self._origin + mean) + np.linalg.norm(apart, axis=1))
         apart[np.linalg.norm(apart, axis=1) < smallest] = 0
         spreads = np.where(totals[:columns] > smallest * counts, totals[:columns], 0)
-        for place, own in enumerate(self._slices):
-            within = float(totals[columns + place]) if spreads[own].any() else 0.0
-            of_rows = ClusterSums(n, counts[own], apart[own], spreads[own], within, float(simplified[place]))
-            yield scores_from(of_rows, silhouettes[place])
+        withins = (
+            float(total) if spreads[own].any() else 0.0
+            for own, total in zip(self._slices, totals[columns:], strict=True)
+        )
+        of_rows = [
+            ClusterSums(n, counts[own], apart[own], spreads[own], within, float(of_centers))
+            for own, within, of_centers in zip(self._slices, withins, simplified, strict=True)
+        ]
+        return scores_from(of_rows, silhouettes)
 
-    def _sums_by_cluster(self, sample: Any | None, points: int) -> tuple[SumsPlan, Any]:
-        """Launch sums_by_cluster for some rows of the sample, or for features; return the plan and the partial sums."""
-        machine, X, (n, d) = self._machine, self._X, self._X.shape
-        distances = sample is not None
-        sizes = n, d, points, self._columns, self._clusterings
-        plan = sums_plan(*sizes, distances=distances, device=machine.gpu)
-        flags = f"{str(distances).lower()}, {plan.tiles}, {plan.template_pitch}"
-        kernel = self._kernel(f"sums_by_cluster<{self._element}, {flags}>")
-        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
-        partial = machine.xp.empty(plan.partial_sums)
+    def _sums_by_cluster(self, plan: SumsPlan, sample: Any | None, points: int) -> Any:
+        """Launch sums_by_cluster for some rows of the sample, or for features, and return the partial sums."""
+        (n, d), partial = self._X.shape, self._machine.xp.empty(plan.partial_sums)
+        given = self._X, np.int64(n), np.int32(d), pointer(sample), np.int32(points), self._origin_there, self._argument
         numbers = (np.int32(number) for number in (plan.chunk, plan.pitch, plan.range_tiles))
-        given = X, np.int64(n), np.int32(d), pointer(sample), np.int32(points), self._origin_there, self._argument
-        kernel(plan.grid, (THREADS,), (*given, *numbers, partial), shared_mem=plan.shared_bytes)
-        return plan, partial
+        kernel = self._kernel("sums_by_cluster", self._element, plan.arguments)
+        self._launch(kernel, plan.grid, (*given, *numbers, partial), plan.shared_bytes)
+        return partial
 
     def _launch_means(self) -> Any:
         """Launch what computes sums of features and means, and return the means (columns, pitch)."""
-        d, columns = self._X.shape[1], self._columns
-        plan, partial = self._sums_by_cluster(None, d + 1)
-        pitch = -(-d // 4) * 4
+        d, columns, plan, pitch = self._X.shape[1], self._columns, self._features, self._spreads.pitch
+        partial = self._sums_by_cluster(plan, None, d + 1)
         means = self._machine.xp.empty((columns, pitch), np.float32)
         groups, of_columns, ranges = plan.grid
         sizes = (np.int32(number) for number in (ranges, groups, of_columns, columns, d, pitch))
         grid = (-(-columns * max(d + 1, pitch) // THREADS),)
-        kernel = self._kernel(f"cluster_means<{plan.tiles}>", "totals.cuh")
-        kernel(grid, (THREADS,), (partial, *sizes, self._origin_there, self._part(0), means))
+        kernel = self._kernel("cluster_means", plan.tiles)
+        self._launch(kernel, grid, (partial, *sizes, self._origin_there, self._part(0), means))
         return means
 
     def _launch_spreads(self, means: Any) -> None:
-        machine, (n, d), width = self._machine, self._X.shape, self._columns + self._clusterings
-        plan = spreads_plan(n, self._columns, self._clusterings, device=machine.gpu)
-        sums = machine.xp.empty(plan.blocks * width)
+        machine, (n, d), plan = self._machine, self._X.shape, self._spreads
+        sums = machine.xp.empty(plan.blocks * (self._columns + self._clusterings))
         scratch = machine.xp.empty(plan.scratch) if plan.scratch else None
-        kernel = self._kernel(f"spreads<{self._element}>", "spreads.cuh")
-        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
-        sizes = np.int64(n), np.int32(d), means, np.int32(means.shape[1])
-        given = self._X, *sizes, self._argument, pointer(scratch), sums
-        kernel((plan.blocks,), (THREADS,), given, shared_mem=plan.shared_bytes)
+        given = self._X, np.int64(n), np.int32(d), means, np.int32(plan.pitch), self._argument, pointer(scratch), sums
+        self._launch(self._kernel("spreads", self._element, plan.parts), (plan.blocks,), given, plan.shared_bytes)
         self._add_blocks(sums, plan.blocks, self._part(1))
 
     def _launch_row_scores(self) -> None:
-        machine, (n, d) = self._machine, self._X.shape
-        plan = row_scores_plan(n, d, self._clusterings, device=machine.gpu)
-        sums = machine.xp.empty(plan.blocks * self._clusterings)
-        kernel = self._kernel(f"row_scores<{self._element}, {plan.features}>", "row_scores.cuh")
-        kernel.max_dynamic_shared_size_bytes = plan.shared_bytes
+        (n, d), plan = self._X.shape, self._row_scores
+        sums = self._machine.xp.empty(plan.blocks * self._clusterings)
         given = self._X, np.int64(n), np.int32(d), self._centers, self._argument, sums
-        kernel((plan.blocks,), (THREADS,), given, shared_mem=plan.shared_bytes)
+        self._launch(self._kernel("row_scores", self._element, plan.features), (plan.blocks,), given, plan.shared_bytes)
         self._add_blocks(sums, plan.blocks, self._part(2))
 
     def _launch_silhouettes(self) -> None:
-        d, sampled = self._X.shape[1], len(self._sample)
-        together = points_together(self._columns)
+        d, sampled, together = self._X.shape[1], len(self._sample), self._together
+        groups, of_columns, ranges = (np.int32(number) for number in self._distances.grid)
         for first in range(0, sampled, together):
             some = self._sample[first : first + together]
-            plan, partial = self._sums_by_cluster(some, len(some))
-            groups, of_columns, ranges = plan.grid
-            of_partial = partial, np.int32(ranges), np.int32(groups), np.int32(of_columns)
+            partial = self._sums_by_cluster(self._distances, some, len(some))
             of_sample = self._part(0), np.int32(d), some, np.int32(len(some)), self._argument, np.int32(sampled)
-            kernel = self._kernel(f"silhouettes<{plan.tiles}>", "totals.cuh")
             grid = -(-len(some) // _TOTAL_THREADS), self._clusterings
-            kernel(grid, (_TOTAL_THREADS,), (*of_partial, *of_sample, self._part(3)[first:]))
+            given = partial, ranges, groups, of_columns, *of_sample, self._part(3)[first:]
+            self._launch(self._kernel("silhouettes", self._distances.tiles), grid, given, threads=_TOTAL_THREADS)
 
     def _add_blocks(self, partial: Any, blocks: int, to: Any) -> None:
-        grid = (-(-len(to) // _TOTAL_THREADS),)
-        self._kernel("add_blocks", "totals.cuh")(
-            grid, (_TOTAL_THREADS,), (partial, np.int32(blocks), np.int32(len(to)), to)
-        )
+        given = partial, np.int32(blocks), np.int32(len(to)), to
+        self._launch(self._kernel("add_blocks"), (-(-len(to) // _TOTAL_THREADS),), given, threads=_TOTAL_THREADS)
 
     @property
     def _element(self) -> str:
         return ELEMENT[self._X.dtype.name]
 
-    def _kernel(self, name: str, file: str = "sums_by_cluster.cuh") -> Any:
-        (kernel,) = self._machine.kernels(_FOLDER / file, f"kmeans::{name}")
+    def _kernel(self, name: str, *arguments: Any) -> Any:
+        """Return a kernel by its name and template arguments."""
+        named = f"kmeans::{name}<{', '.join(map(str, arguments))}>" if arguments else f"kmeans::{name}"
+        (kernel,) = self._machine.kernels(_FOLDER / _FILES.get(name, "totals.cuh"), named)
         return kernel
+
+    def _launch(self, kernel: Any, grid: tuple, given: tuple, shared_bytes: int = 0, threads: int = THREADS) -> None:
+        kernel.max_dynamic_shared_size_bytes = shared_bytes
+        kernel(grid, (threads,), given, shared_mem=shared_bytes)

@@ -1,6 +1,7 @@
 """Plans of the kernels of scores (sums_by_cluster.cuh, row_scores.cuh, spreads.cuh) from sizes alone."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 
@@ -28,12 +29,13 @@ _POINTS, _ROWS, _COLUMNS_TOGETHER = 128, 32, 32
 _WARPS = THREADS // 32
 # Possible values of kTiles. The last takes nearly all registers of a thread.
 _TILES = (8, 16, 28)
-#: Pitches that a kernel has as a template argument, which saves it a few percent of its instructions: of 64 features, and
-#: of the features of a block, if these are the points.
+#: Pitches that a kernel has as a template argument, which saves it a few percent of its instructions: that of 64
+#: features, and that of kBlockPoints, which features have if they are the points.
 TEMPLATE_PITCHES = (68, 132)
+# Blocks of spreads.cuh on a multiprocessor, by kParts.
+_PARTS = {0: 3, 1: 4, 2: 4}
 # Possible values of kFeatures; and the blocks of a multiprocessor, by launch bounds.
 _FEATURES = {4: 4, 16: 4, 64: 2}
-_SPREADS_BLOCKS = 4
 # A number of ranges of rows is good enough if multiprocessors are idle for 1 − _EVEN of the time at most, and is the
 # smallest such number of at most _MOST_WAVES waves of blocks: partial sums of each range take memory.
 _EVEN, _MOST_WAVES = 0.98, 4
@@ -47,6 +49,8 @@ class SumsPlan:
 
     Attributes
     ----------
+    distances : bool
+        kDistances.
     tiles : int
         kTiles: a block has 8 · kTiles columns.
     chunk, pitch : int
@@ -58,6 +62,7 @@ class SumsPlan:
     shared_bytes : int
     """
 
+    distances: bool
     tiles: int
     chunk: int
     pitch: int
@@ -66,9 +71,10 @@ class SumsPlan:
     shared_bytes: int
 
     @property
-    def template_pitch(self) -> int:
-        """The template argument kPitch."""
-        return self.pitch if self.pitch in TEMPLATE_PITCHES else 0
+    def arguments(self) -> str:
+        """The template arguments after the type of X."""
+        pitch = self.pitch if self.pitch in TEMPLATE_PITCHES else 0
+        return f"{str(self.distances).lower()}, {self.tiles}, {pitch}"
 
     @property
     def partial_sums(self) -> int:
@@ -97,6 +103,7 @@ def points_together(columns: int) -> int:
     return _POINTS * max(1, _PARTIAL_BYTES // (8 * groups * _sums_of_block(tiles)))
 
 
+@cache
 def sums_plan(
     n: int, d: int, points: int, columns: int, clusterings: int, *, distances: bool, device: GpuSpec
 ) -> SumsPlan:
@@ -125,7 +132,7 @@ def sums_plan(
     ranges = min(_ranges(point_groups * groups, device.multiprocessors), all_tiles)
     range_tiles = -(-all_tiles // ranges)
     grid = point_groups, groups, -(-all_tiles // range_tiles)
-    return SumsPlan(tiles, chunk, pitch, grid, range_tiles, 4 * rows * pitch + one_hot)
+    return SumsPlan(distances, tiles, chunk, pitch, grid, range_tiles, 4 * rows * pitch + one_hot)
 
 
 def _ranges(blocks: int, multiprocessors: int) -> int:
@@ -165,17 +172,32 @@ def row_scores_plan(n: int, d: int, clusterings: int, *, device: GpuSpec) -> Row
 
 @dataclass(frozen=True)
 class SpreadsPlan:
-    """Launch of spreads.cuh; `scratch` is the number of sums in global memory, 0 if shared memory has them."""
+    """Template argument and launch of spreads.cuh.
 
+    Attributes
+    ----------
+    parts : int
+        kParts, 0 for means of many features.
+    pitch : int
+        Numbers from a mean to the next.
+    blocks, shared_bytes : int
+    scratch : int
+        Number of sums in global memory; 0 if shared memory has them.
+    """
+
+    parts: int
+    pitch: int
     blocks: int
     shared_bytes: int
     scratch: int
 
 
-def spreads_plan(n: int, columns: int, clusterings: int, *, device: GpuSpec) -> SpreadsPlan:
+def spreads_plan(n: int, d: int, columns: int, clusterings: int, *, device: GpuSpec) -> SpreadsPlan:
     """Plan sums of distances of rows from the means of their clusters."""
-    of_block, tiles = _WARPS * (columns + clusterings), -(-n // (4 * _WARPS))
-    if 8 * of_block <= min(device.shared_memory // _SPREADS_BLOCKS, device.shared_memory_per_block) - 1024:
-        return SpreadsPlan(min(tiles, _SPREADS_BLOCKS * device.multiprocessors), 8 * of_block, 0)
-    blocks = min(tiles, device.multiprocessors)
-    return SpreadsPlan(blocks, 0, blocks * of_block)
+    of_block, tiles, width = _WARPS * (columns + clusterings), -(-n // (4 * _WARPS)), -(-d // 32)
+    parts, shared = width if width in _PARTS else 0, 16 * clusterings
+    fits = shared + 8 * of_block <= min(device.shared_memory // _PARTS[parts], device.shared_memory_per_block) - 1024
+    blocks = min(tiles, (_PARTS[parts] if fits else 1) * device.multiprocessors)
+    if fits:
+        return SpreadsPlan(parts, 32 * width, blocks, shared + 8 * of_block, 0)
+    return SpreadsPlan(parts, 32 * width, blocks, shared, blocks * of_block)

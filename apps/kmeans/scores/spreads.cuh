@@ -11,7 +11,7 @@
 //           the other, since two of them may be of one cluster. Nothing depends on the order in which warps run, so results
 //           have the same bits on every run.
 //
-// `pitch` is d rounded up to a multiple of 4; means are zero from feature d on.
+// `pitch` is d rounded up to a multiple of 32; means are zero from feature d on.
 //
 // Why it is fast: a row is read once for all clusterings. Lanes of a row read consecutive vectors of its mean, and there are
 // few means, which stay in L1. Rows of a warp differ in their labels, but a load of four means touches four lines only.
@@ -20,20 +20,24 @@
 
 namespace kmeans {
 
-// `scratch` has (blocks × warps × (columns + clusterings)) numbers, or is null: then shared memory has those of a block.
-template <typename T>
-__global__ void __launch_bounds__(kScoreThreads, 4)
-    spreads(const T* X, long long n, int d, const float* means, int pitch, Clusterings clusterings, double* scratch,
+// kParts is pitch / 32, or 0 for any pitch. `scratch` has (blocks × warps × (columns + clusterings)) numbers, or is null:
+// then shared memory has those of a block, after the clusterings.
+template <typename T, int kParts>
+__global__ void __launch_bounds__(kScoreThreads, kParts > 0 ? 4 : 3)
+    spreads(const T* X, long long n, int d, const float* means, int any_pitch, Clusterings clusterings, double* scratch,
             double* sums) {
-  constexpr int kWarps = kScoreThreads / 32, kLanes = 8, kRows = 32 / kLanes, kHeld = 2;
+  constexpr int kWarps = kScoreThreads / 32, kLanes = 8, kRows = 32 / kLanes, kHeld = kParts > 0 ? kParts : 2;
   using Four = simt::Vector<float, 4>;
+  const int pitch = kParts > 0 ? 4 * kLanes * kParts : any_pitch;
   const int warp = (int)threadIdx.x / 32, lane = (int)threadIdx.x % 32, in_row = lane % kLanes;
   const int columns = clusterings.starts[clusterings.count], width = columns + clusterings.count;
-  double* const of_warps =
-      scratch == nullptr ? simt::dynamic_shared<double>() : scratch + (long long)blockIdx.x * kWarps * width;
+  OneClustering* const of_clusterings = simt::dynamic_shared<OneClustering>();
+  double* const of_warps = scratch == nullptr ? reinterpret_cast<double*>(of_clusterings + clusterings.count)
+                                              : scratch + (long long)blockIdx.x * kWarps * width;
   double* const mine = of_warps + (long long)warp * width;
+  place_clusterings(clusterings, 0, of_clusterings);
   for (int i = lane; i < width; i += 32) mine[i] = 0;
-  __syncwarp();
+  __syncthreads();
 
   for (long long first = ((long long)blockIdx.x * kWarps + warp) * kRows; first < n;
        first += (long long)gridDim.x * kWarps * kRows) {
@@ -50,14 +54,15 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
 #pragma unroll
     for (int part = 0; part < kHeld; ++part) held[part] = load(4 * (kLanes * part + in_row));
     for (int begin = 0; begin < clusterings.count; begin += kLanes) {
-      float square_of_mine = 0;
-      int column_of_mine = 0;
+      float squares[kLanes];
 #pragma unroll
       for (int i = 0; i < kLanes; ++i) {
-        if (begin + i >= clusterings.count) break;
-        const int column = clusterings.starts[begin + i] + clusterings.labels[begin + i][row];
+        // After the last clustering, the last is computed again, by as many instructions as a branch would take.
+        const int clustering = begin + i < clusterings.count ? begin + i : clusterings.count - 1;
+        const OneClustering of = of_clusterings[clustering];
+        const int column = of.start + of.labels[row];
         const float* const mean = means + (long long)column * pitch;
-        float square = 0;
+        float& square = squares[i] = 0;
         const auto add = [&](const Four& value, int at) {
           const Four of_mean = *reinterpret_cast<const Four*>(mean + at);
 #pragma unroll
@@ -67,24 +72,30 @@ __global__ void __launch_bounds__(kScoreThreads, 4)
           }
         };
 #pragma unroll
-        for (int part = 0; part < kHeld; ++part) {
-          const int at = 4 * (kLanes * part + in_row);
-          if (at < pitch) add(held[part], at);
-        }
-        for (int at = 4 * (kLanes * kHeld + in_row); at < pitch; at += 4 * kLanes) add(load(at), at);
-#pragma unroll
-        for (int bits = kLanes / 2; bits > 0; bits /= 2) square += simt::shuffle_xor(square, bits);
-        if (in_row == i) {
-          square_of_mine = square;
-          column_of_mine = column;
+        for (int part = 0; part < kHeld; ++part) add(held[part], 4 * (kLanes * part + in_row));
+        if constexpr (kParts == 0) {
+          for (int at = 4 * (kLanes * kHeld + in_row); at < pitch; at += 4 * kLanes) add(load(at), at);
         }
       }
-      const float distance = ptx::square_root(square_of_mine);
+      // Adds the parts of eight distances over eight lanes, of which lane l gets distance l.
+#pragma unroll
+      for (int bits = kLanes / 2; bits > 0; bits /= 2) {
+        const bool upper = (in_row & bits) != 0;
+#pragma unroll
+        for (int i = 0; i < bits; ++i) {
+          const float given = upper ? squares[i] : squares[i + bits], kept = upper ? squares[i + bits] : squares[i];
+          squares[i] = kept + simt::shuffle_xor(given, bits);
+        }
+      }
+      const bool is_one = present && begin + in_row < clusterings.count;
+      const OneClustering of = of_clusterings[is_one ? begin + in_row : 0];
+      const int column = of.start + of.labels[row];
+      const double square = (double)squares[0], distance = (double)ptx::square_root(squares[0]);
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        if (lane / kLanes == r && present && begin + in_row < clusterings.count) {
-          mine[column_of_mine] += (double)distance;
-          mine[columns + begin + in_row] += (double)square_of_mine;
+        if (lane / kLanes == r && is_one) {
+          mine[column] += distance;
+          mine[columns + begin + in_row] += square;
         }
         __syncwarp();
       }

@@ -1,32 +1,33 @@
 // Sums by cluster, over all rows, of values that each row has: for all clusterings of the same rows in one pass.
 //
-//   values (points × n)  ·  labels, one-hot (n × clusters)   →   partial sums, float64, of each range of rows
+//   values (points × n)  ·  labels, one-hot (n × columns)   →   partial sums (points × columns), float64, of each range
+//                                                               of rows
 //
 // kDistances   a point is a row s of a sample, and its value for a row x is the distance ‖x − s‖
 // otherwise    a point is a feature f, and its value is x[f] − origin[f]; feature d has the value 1, so it counts rows
 //
-// The clusters of all clusterings stand side by side: a column for each. Block (x, y, z) has kBlockPoints points, 8·kTiles
-// columns, and range z of the rows, of which it takes kTileRows at a time:
+// The clusters of all clusterings stand side by side: a column for each. Block (x, y, z) has kBlockPoints points,
+// 8 · kTiles columns, and range z of the rows, of which it takes kTileRows, a tile, at a time.
 //
-//   shared memory   points    (kBlockPoints × pitch)    features of the sample; not for !kDistances
-//                   rows      2 × (kTileRows × pitch)   the present rows and the next, in float32
-//                   one-hot   3 × (kTileRows × columns) bfloat16, as fragments of mma (kernels/ptx/mma.cuh): the present
-//                                                       rows, the next, and one that is cleared for those after the next
-//   a warp          16 points. Lane 4·g + t has points g and g + 8 and rows t, t + 4, …, t + 28: the values that it computes
-//                   are its part of the fragment A of mma, if column 2·t + 8·r + h of A is row t + 8·r + 4·h
+//   shared memory   points    kBlockPoints × pitch       features of the sample, float32; only if kDistances
+//                   rows      2 × (kTileRows × pitch)    a tile and the next, float32
+//                   one-hot   3 × (kTileRows × columns)  fragments of mma (kernels/ptx/mma.cuh), bfloat16, of a tile and
+//                                                        the next; the third is cleared for the tile after that
+//   a warp          16 points. Lane 4·g + t has points g and g + 8, and rows t, t + 4, …, t + 28: the values that it
+//                   computes are its part of fragment A, since the order of rows within the sum is free
 //
-// Distances are from direct differences in float32, so a row's distance from itself is 0. A product with a one-hot matrix
-// is exact. A value is the sum of kPlanes bfloat16 numbers: of two, which round it by at most 2⁻¹⁷, or of three, which are
-// as exact as float32. Tensor cores add up kFlushTiles tiles in float32, where each addition loses at most 2⁻²³ of the sum;
-// sums of these are in float64. No sum depends on the order in which warps run: results have the same bits on every run.
+// Distances are from direct differences in float32, so a row's distance from itself is 0. Tensor cores multiply by 0 and
+// 1 without error. A value is a sum of bfloat16 numbers, kPlanes: of two, which round a distance by at most 2⁻¹⁷, or of
+// three, which have all digits of a float32 feature. Tensor cores add up kFlushTiles tiles in float32, where an addition
+// loses at most 2⁻²³ of the sum, the same for all clusters; sums of these are in float64. No sum depends on the order in
+// which warps run, so results have the same bits on every run.
 //
-// Why it is fast: a subtraction and a fused multiply-add per feature, row and point limit it, two instructions of which a
-// multiprocessor starts 128 lanes per clock. All else is small beside them: a lane computes 16 distances together, so four
-// features of these take ten loads of 16 bytes, without bank conflicts, and 128 instructions. To add a distance to a sum of
-// each of 19 clusterings would take 19 instructions and as many accesses to shared memory. Tensor cores take one instruction
-// for 16 × 8 sums and 16 rows, and run beside the float32 units. Fragments of labels are built once for all warps of a block.
-// There is one barrier per tile; the loads of the next tile are in flight meanwhile. Blocks that run together have other
-// points of the same rows, so that L2 holds these.
+// Why it is fast: a subtraction and a fused multiply-add per feature, row and point limit it. For four features of 16
+// distances, a lane loads ten vectors, without bank conflicts, for 128 of these instructions. To add each distance to a
+// sum of each of 19 clusterings would take 19 instructions and as many accesses to shared memory; tensor cores take one
+// instruction for 16 points, 8 columns and 16 rows, and run beside the float32 units. Fragments of labels are built once
+// for all warps of a block. There is one barrier per tile, and the loads of the next tile are in flight meanwhile. Blocks
+// that run together have different points of the same rows, which L2 then holds.
 #pragma once
 #include "kernels/device/element.cuh"
 #include "kernels/ptx/arithmetic.cuh"
@@ -38,7 +39,7 @@ constexpr int kScoreThreads = 256, kBlockPoints = 128, kTileRows = 32, kFlushTil
 // Columns of X and clusterings whose elements a thread loads ahead.
 constexpr int kColumnsAhead = 64, kLabelsAhead = 4;
 
-// The clusterings: labels of each, and its first column; the last element of `starts` is the number of columns.
+// The clusterings: the labels and the first column of each; the last element of `starts` is the number of columns.
 struct Clusterings {
   const int* const* labels;
   const int* starts;
@@ -51,8 +52,15 @@ struct OneClustering {
   int start, k;
 };
 
-// Where the partial sum of a point and a column is: the sums of a warp are 32 · 4 · kTiles numbers, those that a lane adds to
-// one after the other 32 apart.
+// Copies the clusterings to shared memory.
+__device__ __forceinline__ void place_clusterings(const Clusterings& from, int first_column, OneClustering* to) {
+  for (int i = threadIdx.x; i < from.count; i += kScoreThreads) {
+    const int start = from.starts[i];
+    to[i] = {from.labels[i], start - first_column, from.starts[i + 1] - start};
+  }
+}
+
+// Returns where a warp's partial sums begin: 4 · kTiles of each lane, 32 numbers apart.
 template <int kTiles>
 __device__ __forceinline__ long long place_of(int range, int group, int groups, int of_columns, int all_columns,
                                               int warp) {
@@ -103,9 +111,9 @@ __device__ __forceinline__ void split_pair(float lower, float upper, unsigned (&
   }
 }
 
-// `sample` has the row of each of n_points points; for features it is null, and n_points is d + 1. A range has `tiles` tiles.
-// `chunk` features are in shared memory at a time, a multiple of 4; `pitch` is 4 times an odd number, which keeps rows in
-// different banks.
+// `sample` has the row of each of n_points points; for features it is null, and n_points is d + 1. A range has `tiles`
+// tiles. `chunk` features are in shared memory at a time, a multiple of 4; with more, points are loaded again for every
+// tile. The pitch, kPitch or if that is 0 `any_pitch`, is 4 times an odd number, which keeps rows in different banks.
 template <typename T, bool kDistances, int kTiles, int kPitch>
 __global__ void __launch_bounds__(kScoreThreads, 1)
     sums_by_cluster(const T* X, long long n, int d, const long long* sample, int n_points, const float* origin,
@@ -127,10 +135,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
     const int first = kDistances ? part * chunk : first_point, left = (kDistances ? d : n_points) - first;
     return Columns<T, kDistances>{X, origin, n, d, first, left < chunk ? left : chunk};
   };
-  for (int i = thread; i < clusterings.count; i += kScoreThreads) {
-    const int start = clusterings.starts[i];
-    of_clusterings[i] = {clusterings.labels[i], start - first_column, clusterings.starts[i + 1] - start};
-  }
+  place_clusterings(clusterings, first_column, of_clusterings);
   __syncthreads();
 
   // Elements of a tile: this thread has column thread % 64 of every fourth row, and columns 64, 128, … after it.

@@ -142,8 +142,8 @@ def test_features_in_chunks_and_sums_in_global_memory(rng, monkeypatch):
     found = [clustering(X, k, rng) for k in (2, 30)]
     plan = scores_plan.sums_plan(270, 130, 128, 32, 2, distances=True, device=small)
     assert (plan.chunk, plan.pitch) == (108, 108)
-    monkeypatch.setattr(scores_plan, "_SPREADS_BLOCKS", 35)  # so that little shared memory is left to each
-    assert scores_plan.spreads_plan(270, 32, 2, device=small).scratch > 0
+    monkeypatch.setitem(scores_plan._PARTS, 0, 35)  # so that little shared memory is left to each
+    assert scores_plan.spreads_plan(270, 130, 32, 2, device=small).scratch > 0
     monkeypatch.setattr(scores_plan, "_PARTIAL_BYTES", 0)  # so that a large sample is taken in parts
     sample = np.arange(270)
     compare(found_by(X, found, sample, HostMachine(gpu=small)), expected_of(X, found, sample), 130)
