@@ -22,7 +22,7 @@ __all__ = [
 
 #: Threads of a block (kScoreThreads).
 THREADS = 256
-#: The C++ class `Clusterings` of scores/sums_by_cluster.cuh, as a NumPy structure.
+#: The C++ class `Clusterings` of scores/clusterings.cuh, as a NumPy structure.
 CLUSTERINGS = np.dtype([("labels", "u8"), ("starts", "u8"), ("count", "i4"), ("padding", "i4")])
 # kBlockPoints, kTileRows and kColumnsTogether.
 _POINTS, _ROWS, _COLUMNS_TOGETHER = 128, 32, 32

@@ -1,29 +1,31 @@
 // Simplified silhouettes of all rows in all clusterings of them, from distances to centers, in one pass over X.
 //
-//   X (n × d), centers (columns × d, float32), labels   →   sums (blocks × clusterings, float64): Σ (b − a) / max(a, b), a
-//                                                           row's distances being a from its own center, b from the nearest
-//                                                           other center of the clustering
+//   X (n × d), centers (columns × d, float32), labels   →   sums (blocks × clusterings, float64) of (b − a) / max(a, b)
 //
-// a tile    kScoreThreads rows, one per thread, which keeps kFeatures of its features in registers. With more features, their
-//           chunks are loaded again for every kColumnsTogether centers, and sums over the chunks wait in shared memory.
-// centers   of all clusterings side by side, kColumnsTogether at a time in shared memory. A thread goes through them in order,
-//           and through the clusterings with them: it has the least distance so far of the present clustering only.
+// where a is a row's distance from its own center, and b that from the nearest other center of the clustering.
 //
-// Distances are from direct differences in float32. A warp adds up its rows' values in float32, 32 at a time, and a block those
-// in float64, in a fixed order: results have the same bits on every run.
+// a tile    kScoreThreads rows, one per thread, which keeps kFeatures of its features in registers. If d is larger,
+//           rows are loaded again, kFeatures features at a time, for every kColumnsTogether centers, and sums of
+//           squares wait in shared memory meanwhile.
+// centers   of all clusterings, side by side, kColumnsTogether at a time in shared memory. A thread goes through them
+//           in order, and thereby through the clusterings: it keeps the smallest distance of the present one only.
 //
-// Why it is fast: a subtraction and a fused multiply-add per feature, row and center limit it. All threads read the same
-// numbers of a center, so a load brings four of these to 32 rows, for 8 instructions. Four sums per distance shorten the chain
-// of dependent additions. What a distance costs besides is six instructions; square roots are of two numbers per clustering.
+// Distances are from direct differences in float32. A warp adds up the values of its 32 rows in float32, and a block
+// adds up these sums in float64, in a fixed order, so results have the same bits on every run.
+//
+// Why it is fast: a subtraction and a fused multiply-add per feature, row and center limit it. All threads read the
+// same center, so one load brings four of its features to 32 rows, for 8 instructions. Four sums per distance shorten
+// the chain of dependent additions. Square roots are taken of two numbers per row and clustering, not of all distances.
 #pragma once
-#include "apps/kmeans/scores/sums_by_cluster.cuh"
+#include "apps/kmeans/scores/clusterings.cuh"
 
 namespace kmeans {
 
 constexpr int kColumnsTogether = 32;
 
-// Shared memory: kColumnsTogether · kFeatures floats of centers, staged rows (kScoreThreads × (columns staged + 1)), with more
-// than one chunk kColumnsTogether · kScoreThreads sums, and the sums of clusterings of each warp, float64.
+// Shared memory has the sums of each warp, kColumnsTogether · kFeatures floats of centers, rows on their way to
+// registers (kScoreThreads × (kStaged + 1)), and, if d exceeds kFeatures, kColumnsTogether · kScoreThreads sums of
+// squares.
 template <typename T, int kFeatures>
 __global__ void __launch_bounds__(kScoreThreads, kFeatures <= 16 ? 4 : 2)
     row_scores(const T* X, long long n, int d, const float* centers, Clusterings clusterings, double* sums) {

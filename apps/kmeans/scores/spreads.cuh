@@ -1,27 +1,27 @@
 // Distances of all rows from the means of their own clusters, in all clusterings of them, in one pass over X.
 //
-//   X (n × d), means (columns × pitch, float32), labels   →   sums (blocks × (columns + clusterings), float64): Σ ‖x − m‖ over
-//                                                             the rows x of each cluster with mean m, and Σ ‖x − m‖² over all
-//                                                             rows in each clustering
+//   X (n × d), means (columns × pitch, float32), labels   →   sums (blocks × (columns + clusterings), float64)
 //
-// a warp    four rows, 8 lanes each: lane l of these has features 4·l … 4·l + 3, and those 32, 64, … further on. The first 64
-//           features of a row stay in registers; others are read again for each clustering, from L1. Distances of eight
-//           clusterings are computed one after the other; then lane l has that of clustering l, and adds it to the warp's sums.
-// sums      of each warp in float64, in shared memory if they fit, else in global memory. The four rows are added one after
-//           the other, since two of them may be of one cluster. Nothing depends on the order in which warps run, so results
-//           have the same bits on every run.
+// of ‖x − m‖ over the rows x of each cluster with mean m, and of ‖x − m‖² over all rows in each clustering.
+//
+// a warp    four rows of 8 lanes each. Lane l has features 4·l … 4·l + 3, and those 32, 64, … further on. The first 64
+//           features of a row stay in registers; others are read again for each clustering, from L1. The lanes compute
+//           their parts of the distances of eight clusterings; adding up these leaves distance l in lane l.
+// sums      of each warp in float64, in shared memory if they fit, else in global memory. The four rows are added one
+//           after the other, since two of them may be of one cluster. Nothing depends on the order in which warps run,
+//           so results have the same bits on every run.
 //
 // `pitch` is d rounded up to a multiple of 32; means are zero from feature d on.
 //
-// Why it is fast: a row is read once for all clusterings. Lanes of a row read consecutive vectors of its mean, and there are
-// few means, which stay in L1. Rows of a warp differ in their labels, but a load of four means touches four lines only.
+// Why it is fast: a row is read once for all clusterings. The lanes of a row read consecutive vectors of its mean, and
+// means are few, so that they stay in L1. Eight sums over eight lanes take 7 shuffles together, and 24 one by one.
 #pragma once
-#include "apps/kmeans/scores/sums_by_cluster.cuh"
+#include "apps/kmeans/scores/clusterings.cuh"
 
 namespace kmeans {
 
-// kParts is pitch / 32, or 0 for any pitch. `scratch` has (blocks × warps × (columns + clusterings)) numbers, or is null:
-// then shared memory has those of a block, after the clusterings.
+// kParts is pitch / 32, or 0 for any pitch. `scratch` has (blocks × warps × (columns + clusterings)) numbers, or is
+// null: then shared memory has those of a block, after the clusterings.
 template <typename T, int kParts>
 __global__ void __launch_bounds__(kScoreThreads, kParts > 0 ? 4 : 3)
     spreads(const T* X, long long n, int d, const float* means, int any_pitch, Clusterings clusterings, double* scratch,

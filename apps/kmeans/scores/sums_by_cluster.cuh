@@ -1,7 +1,7 @@
 // Sums by cluster, over all rows, of values that each row has: for all clusterings of the same rows in one pass.
 //
 //   values (points × n)  ·  labels, one-hot (n × columns)   →   partial sums (points × columns), float64, of each range
-//                                                               of rows
+//                                                               of rows (partial_sums.cuh)
 //
 // kDistances   a point is a row s of a sample, and its value for a row x is the distance ‖x − s‖
 // otherwise    a point is a feature f, and its value is x[f] − origin[f]; feature d has the value 1, so it counts rows
@@ -11,77 +11,33 @@
 //
 //   shared memory   points    kBlockPoints × pitch       features of the sample, float32; only if kDistances
 //                   rows      2 × (kTileRows × pitch)    a tile and the next, float32
-//                   one-hot   3 × (kTileRows × columns)  fragments of mma (kernels/ptx/mma.cuh), bfloat16, of a tile and
-//                                                        the next; the third is cleared for the tile after that
+//                   one-hot   3 × (kTileRows × columns)  fragments of mma (kernels/ptx/mma.cuh), bfloat16, of a tile
+//                                                        and the next; the third is cleared for the tile after that
 //   a warp          16 points. Lane 4·g + t has points g and g + 8, and rows t, t + 4, …, t + 28: the values that it
-//                   computes are its part of fragment A, since the order of rows within the sum is free
+//                   computes are its part of fragment A, since rows may be in any order
 //
-// Distances are from direct differences in float32, so a row's distance from itself is 0. Tensor cores multiply by 0 and
-// 1 without error. A value is a sum of bfloat16 numbers, kPlanes: of two, which round a distance by at most 2⁻¹⁷, or of
-// three, which have all digits of a float32 feature. Tensor cores add up kFlushTiles tiles in float32, where an addition
-// loses at most 2⁻²³ of the sum, the same for all clusters; sums of these are in float64. No sum depends on the order in
-// which warps run, so results have the same bits on every run.
+// Distances are from direct differences in float32, so a row's distance from itself is 0. Tensor cores multiply by 0
+// and 1 without error. A value is a sum of kPlanes bfloat16 numbers: of two, which round a distance by at most 2⁻¹⁷, or
+// of three, which have all digits of a float32 feature. Tensor cores add up kFlushTiles tiles in float32, where an
+// addition loses at most 2⁻²³ of the sum; sums of these are in float64. No sum depends on the order in which warps run,
+// so results have the same bits on every run.
 //
 // Why it is fast: a subtraction and a fused multiply-add per feature, row and point limit it. For four features of 16
 // distances, a lane loads ten vectors, without bank conflicts, for 128 of these instructions. To add each distance to a
 // sum of each of 19 clusterings would take 19 instructions and as many accesses to shared memory; tensor cores take one
-// instruction for 16 points, 8 columns and 16 rows, and run beside the float32 units. Fragments of labels are built once
-// for all warps of a block. There is one barrier per tile, and the loads of the next tile are in flight meanwhile. Blocks
-// that run together have different points of the same rows, which L2 then holds.
+// instruction for 16 points, 8 columns and 16 rows, and run beside the float32 units. Fragments of labels are built
+// once for all warps of a block. There is one barrier per tile, and the loads of the next tile are in flight meanwhile.
+// Blocks that run together have different points of the same rows, which L2 then holds.
 #pragma once
-#include "kernels/device/element.cuh"
-#include "kernels/ptx/arithmetic.cuh"
+#include "apps/kmeans/scores/clusterings.cuh"
+#include "apps/kmeans/scores/partial_sums.cuh"
 #include "kernels/ptx/mma.cuh"
 
 namespace kmeans {
 
-constexpr int kScoreThreads = 256, kBlockPoints = 128, kTileRows = 32, kFlushTiles = 64;
+constexpr int kTileRows = 32, kFlushTiles = 64;
 // Columns of X and clusterings whose elements a thread loads ahead.
 constexpr int kColumnsAhead = 64, kLabelsAhead = 4;
-
-// The clusterings: the labels and the first column of each; the last element of `starts` is the number of columns.
-struct Clusterings {
-  const int* const* labels;
-  const int* starts;
-  int count;
-};
-
-// One of them, in shared memory. `start` is its first column, counted from the first of the block.
-struct OneClustering {
-  const int* labels;
-  int start, k;
-};
-
-// Copies the clusterings to shared memory.
-__device__ __forceinline__ void place_clusterings(const Clusterings& from, int first_column, OneClustering* to) {
-  for (int i = threadIdx.x; i < from.count; i += kScoreThreads) {
-    const int start = from.starts[i];
-    to[i] = {from.labels[i], start - first_column, from.starts[i + 1] - start};
-  }
-}
-
-// Returns where a warp's partial sums begin: 4 · kTiles of each lane, 32 numbers apart.
-template <int kTiles>
-__device__ __forceinline__ long long place_of(int range, int group, int groups, int of_columns, int all_columns,
-                                              int warp) {
-  const long long block = ((long long)range * all_columns + of_columns) * groups + group;
-  return (block * (kBlockPoints / 16) + warp) * (4 * kTiles * 32);
-}
-
-// Adds up the partial sums of a point and a column over all ranges of rows, in their order.
-template <int kTiles>
-__device__ __forceinline__ double total_of(const double* partial, int ranges, int groups, int all_columns, int point,
-                                           int column) {
-  const int m = point % 16, n = column % 8, lane = 4 * (m % 8) + n / 2, quarter = 2 * (m / 8) + n % 2;
-  const int of_columns = column / (8 * kTiles), tile = column / 8 % kTiles;
-  const double* at = partial + (tile * 4 + quarter) * 32 + lane;
-  const long long apart = place_of<kTiles>(1, 0, groups, 0, all_columns, 0);
-  at += place_of<kTiles>(0, point / kBlockPoints, groups, of_columns, all_columns, point % kBlockPoints / 16);
-  double sum = 0;
-#pragma unroll 8
-  for (int range = 0; range < ranges; ++range) sum += at[range * apart];
-  return sum;
-}
 
 // Elements of X: of `width` columns from `first` on, and zeros after the last column and the last row.
 template <typename T, bool kDistances>

@@ -1,17 +1,18 @@
 // From partial sums to results, in float64: partial sums are added up in the order of their ranges of rows.
 //
-// cluster_means   sums of features and counts (sums_by_cluster.cuh)   →   sums (columns × (d + 1)), means (columns × pitch)
-// silhouettes     sums of distances by cluster, counts                →   silhouettes (clusterings × sample)
-// add_blocks      rows of partial sums, one per block                 →   their sum
+// cluster_means   sums of features, and counts (sums_by_cluster.cuh)   →   sums (columns × (d + 1)), and means
+// silhouettes     sums of distances by cluster, and counts             →   silhouettes (clusterings × sample)
+// add_blocks      partial sums of each block                           →   their sums
 //
-// Why it is fast: each result is a thread's, which has eight loads in flight. All results together are far smaller than X.
+// Why it is fast: a thread computes a result, with eight loads in flight. All partial sums are far smaller than X.
 #pragma once
-#include "apps/kmeans/scores/sums_by_cluster.cuh"
+#include "apps/kmeans/scores/clusterings.cuh"
+#include "apps/kmeans/scores/partial_sums.cuh"
 
 namespace kmeans {
 
-// The last of the d + 1 sums of a cluster is its number of rows. Means are in float32, zero where a cluster is empty and
-// where `pitch` exceeds d.
+// The last of the d + 1 sums of a cluster is its number of rows. Means are rows of `pitch` numbers in float32; they are
+// zero from feature d on, and for empty clusters.
 template <int kTiles>
 __global__ void __launch_bounds__(256)
     cluster_means(const double* partial, int ranges, int groups, int all_columns, int columns, int d, int pitch,
@@ -26,9 +27,10 @@ __global__ void __launch_bounds__(256)
   means[(long long)column * pitch + feature] = count > 0 ? (float)((double)origin[feature] + sum / count) : 0.0f;
 }
 
-// The silhouette of row i of the sample in a clustering: (b − a) / max(a, b), where a is the mean distance from the other
-// rows of its own cluster and b that from the rows of the nearest other. 0 for a row that is alone in its cluster. Results of a
-// clustering are `stride` numbers from those of the next. An infinite distance makes the silhouette NaN.
+// The silhouette of row i of the sample in a clustering is (b − a) / max(a, b), where a is its mean distance from the
+// other rows of its own cluster and b that from the rows of the nearest other; 0 for a row that is alone in its
+// cluster. Results of a clustering are `stride` numbers from those of the next. An infinite distance makes a silhouette
+// NaN.
 template <int kTiles>
 __global__ void __launch_bounds__(64)
     silhouettes(const double* partial, int ranges, int groups, int all_columns, const double* sums, int d,
