@@ -109,7 +109,7 @@ class _Launches:
     def _plan(self) -> None:
         """Plan all launches and request their kernels, which are compiled at the same time if they have to be."""
         (n, d), columns, clusterings = self._X.shape, self._columns, self._clusterings
-        self._together = min(len(self._sample), points_together(columns))
+        self._together = min(len(self._sample), points_together(columns, device=self._machine.gpu))
         self._features, self._distances = (
             sums_plan(n, d, points, columns, clusterings, distances=distances, device=self._machine.gpu)
             for points, distances in ((d + 1, False), (self._together, True))

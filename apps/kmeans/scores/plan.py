@@ -15,6 +15,7 @@ __all__ = [
     "SpreadsPlan",
     "SumsPlan",
     "points_together",
+    "possible_tiles",
     "row_scores_plan",
     "spreads_plan",
     "sums_plan",
@@ -27,8 +28,8 @@ CLUSTERINGS = np.dtype([("labels", "u8"), ("starts", "u8"), ("count", "i4"), ("p
 # kBlockPoints, kTileRows and kColumnsTogether.
 _POINTS, _ROWS, _COLUMNS_TOGETHER = 128, 32, 32
 _WARPS = THREADS // 32
-# Possible values of kTiles. The last takes nearly all registers of a thread.
-_TILES = (8, 16, 28)
+# Possible values of kTiles, by whether the compute capability is at least 12. The last takes all registers of a thread.
+_TILES = {False: (8, 16, 28), True: (8, 16, 24)}
 #: Pitches that a kernel has as a template argument, which saves it a few percent of its instructions: that of 64
 #: features, and that of kBlockPoints, which features have if they are the points.
 TEMPLATE_PITCHES = (68, 132)
@@ -91,15 +92,21 @@ def _pitch_of(columns: int) -> int:
     return 4 * (-(-columns // 4) | 1)
 
 
-def _tiles_of(columns: int) -> tuple[int, int]:
+def possible_tiles(device: GpuSpec) -> tuple[int, ...]:
+    """Return the values of kTiles for a GPU, ascending."""
+    return _TILES[float(device.compute_capability) >= 12]
+
+
+def _tiles_of(columns: int, device: GpuSpec) -> tuple[int, int]:
     """Return kTiles and the number of groups of columns: the fewest groups, as each computes all values."""
-    groups = -(-columns // (8 * _TILES[-1]))
-    return next(tiles for tiles in _TILES if 8 * tiles * groups >= columns), groups
+    possible = possible_tiles(device)
+    groups = -(-columns // (8 * possible[-1]))
+    return next(tiles for tiles in possible if 8 * tiles * groups >= columns), groups
 
 
-def points_together(columns: int) -> int:
+def points_together(columns: int, *, device: GpuSpec) -> int:
     """Return the number of points whose partial sums of one range of rows fit the memory that these may take."""
-    tiles, groups = _tiles_of(columns)
+    tiles, groups = _tiles_of(columns, device)
     return _POINTS * max(1, _PARTIAL_BYTES // (8 * groups * _sums_of_block(tiles)))
 
 
@@ -121,7 +128,7 @@ def sums_plan(
         Whether the values are distances from a sample, or features.
     device : GpuSpec
     """
-    tiles, groups = _tiles_of(columns)
+    tiles, groups = _tiles_of(columns, device)
     one_hot = 3 * _ROWS // 16 * tiles * 32 * 8 + 16 * clusterings
     rows = (_POINTS if distances else 0) + 2 * _ROWS
     most = (device.shared_memory_per_block - one_hot) // (4 * rows) // 4 * 4

@@ -36,6 +36,13 @@
 namespace kmeans {
 
 constexpr int kTileRows = 32, kFlushTiles = 64;
+// Vectors of features that a lane processes between two branches. From compute capability 10 on, instructions have pairs
+// of float32 numbers as operands, for whose registers there would be no room.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kVectorsTogether = 1;
+#else
+constexpr int kVectorsTogether = 2;
+#endif
 // Columns of X and clusterings whose elements a thread loads ahead.
 constexpr int kColumnsAhead = 64, kLabelsAhead = 4;
 
@@ -197,7 +204,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
       if constexpr (kDistances) {
         using Four = simt::Vector<float, 4>;
         const float *const of_points = points + (16 * warp + g) * pitch, *const of_rows = now + t * pitch;
-#pragma unroll 2
+#pragma unroll kVectorsTogether
         for (int f = 0; f < columns.width; f += 4) {
           Four point[2];
 #pragma unroll
