@@ -14,11 +14,13 @@ from tsapps.apps.kmeans.scores.plan import (
     THREADS,
     SumsPlan,
     points_together,
+    possible_tiles,
     row_scores_plan,
     spreads_plan,
     sums_plan,
 )
 from tsapps.kernels.arrays import address, to_host
+from tsapps.kernels.gpu_specs import GpuSpec
 from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
@@ -32,8 +34,8 @@ _DTYPES = ("float32", "float16", "bfloat16")
 _FILES = {name: f"{name}.cuh" for name in ("sums_by_cluster", "row_scores", "spreads")}
 # Threads of a block of silhouettes and add_blocks.
 _TOTAL_THREADS = 64
-# Distances that are below this multiple of the coordinates they are between are rounding errors of the means.
-_ROUNDING = 2.0**-21
+# Distances from means that are below this multiple of the means are rounding errors of these.
+_ROUNDING = 2.0**-20
 
 
 def is_supported(machine: Machine, X: Any) -> bool:
@@ -42,11 +44,13 @@ def is_supported(machine: Machine, X: Any) -> bool:
     return bool(has_bfloat16 and X.ndim == 2 and X.flags.c_contiguous and X.dtype.name in _DTYPES)
 
 
-def kernels_of(element: str, features: int, tiles: Sequence[int]) -> list[tuple[Path, list[str]]]:
-    """Return the sources and the names of all kernels for X of a C++ type, kFeatures, and several kTiles."""
-    pitches = *(("true", pitch) for pitch in (0, *TEMPLATE_PITCHES)), ("false", 132)
-    sums = [f"sums_by_cluster<{element}, {flag}, {each}, {pitch}>" for flag, pitch in pitches for each in tiles]
-    totals = [f"{name}<{each}>" for name in ("cluster_means", "silhouettes") for each in tiles]
+def kernels_of(element: str, features: int, device: GpuSpec) -> list[tuple[Path, list[str]]]:
+    """Return the sources and the names of all kernels for X of a C++ type and kFeatures on a GPU."""
+    of_features, of_distances = (possible_tiles(device, distances=distances) for distances in (False, True))
+    arguments = [f"true, {tiles}, {pitch}" for tiles in of_distances for pitch in (0, *TEMPLATE_PITCHES)]
+    arguments += [f"false, {tiles}, 132" for tiles in of_features]
+    sums = [f"sums_by_cluster<{element}, {each}>" for each in arguments]
+    totals = [f"cluster_means<{tiles}>" for tiles in of_features] + [f"silhouettes<{tiles}>" for tiles in of_distances]
     return [
         (_FOLDER / file, [f"kmeans::{name}" for name in names])
         for file, names in (
@@ -95,7 +99,9 @@ class _Launches:
         self._plan()
         # Of the rows: differences from here lose fewer digits.
         self._origin = found[0].centers.mean(axis=0).astype(np.float32)
-        self._centers = machine.on_gpu(np.concatenate([one.centers for one in found]).astype(np.float32))
+        self._centers = machine.on_gpu(
+            (np.concatenate([one.centers for one in found]) - self._origin).astype(np.float32)
+        )
         self._origin_there = machine.on_gpu(self._origin)
         labels = [self._there(one.labels) for one in found]
         table = machine.on_gpu(np.array([address(each) for each in labels], np.uint64))
@@ -148,7 +154,7 @@ class _Launches:
         mean = features[self._slices[0]].sum(axis=0) / n
         apart = features / np.maximum(counts, 1)[:, None] - mean
         # What float32 does not tell apart counts as equal.
-        smallest = _ROUNDING * (np.linalg.norm(self._origin + mean) + np.linalg.norm(apart, axis=1))
+        smallest = _ROUNDING * (np.linalg.norm(mean) + np.linalg.norm(apart, axis=1))
         apart[np.linalg.norm(apart, axis=1) < smallest] = 0
         spreads = np.where(totals[:columns] > smallest * counts, totals[:columns], 0)
         withins = (
@@ -179,21 +185,26 @@ class _Launches:
         sizes = (np.int32(number) for number in (ranges, groups, of_columns, columns, d, pitch))
         grid = (-(-columns * max(d + 1, pitch) // THREADS),)
         kernel = self._kernel("cluster_means", plan.tiles)
-        self._launch(kernel, grid, (partial, *sizes, self._origin_there, self._part(0), means))
+        self._launch(kernel, grid, (partial, *sizes, self._part(0), means))
         return means
 
     def _launch_spreads(self, means: Any) -> None:
         machine, (n, d), plan = self._machine, self._X.shape, self._spreads
         sums = machine.xp.empty(plan.blocks * (self._columns + self._clusterings))
         scratch = machine.xp.empty(plan.scratch) if plan.scratch else None
-        given = self._X, np.int64(n), np.int32(d), means, np.int32(plan.pitch), self._argument, pointer(scratch), sums
-        self._launch(self._kernel("spreads", self._element, plan.parts), (plan.blocks,), given, plan.shared_bytes)
+        given = self._X, np.int64(n), np.int32(d), self._origin_there, means, np.int32(plan.pitch), self._argument
+        self._launch(
+            self._kernel("spreads", self._element, plan.parts),
+            (plan.blocks,),
+            (*given, pointer(scratch), sums),
+            plan.shared_bytes,
+        )
         self._add_blocks(sums, plan.blocks, self._part(1))
 
     def _launch_row_scores(self) -> None:
         (n, d), plan = self._X.shape, self._row_scores
         sums = self._machine.xp.empty(plan.blocks * self._clusterings)
-        given = self._X, np.int64(n), np.int32(d), self._centers, self._argument, sums
+        given = self._X, np.int64(n), np.int32(d), self._origin_there, self._centers, self._argument, sums
         self._launch(self._kernel("row_scores", self._element, plan.features), (plan.blocks,), given, plan.shared_bytes)
         self._add_blocks(sums, plan.blocks, self._part(2))
 

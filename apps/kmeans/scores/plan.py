@@ -28,8 +28,9 @@ CLUSTERINGS = np.dtype([("labels", "u8"), ("starts", "u8"), ("count", "i4"), ("p
 # kBlockPoints, kTileRows and kColumnsTogether.
 _POINTS, _ROWS, _COLUMNS_TOGETHER = 128, 32, 32
 _WARPS = THREADS // 32
-# Possible values of kTiles, by whether the compute capability is at least 12. The last takes all registers of a thread.
-_TILES = {False: (8, 16, 28), True: (8, 16, 24)}
+# Possible values of kTiles. The last takes all registers of a thread, so that it is less from compute capability 12 on,
+# and for features, whose products have sums of their own besides.
+_TILES = (8, 16, 28)
 #: Pitches that a kernel has as a template argument, which saves it a few percent of its instructions: that of 64
 #: features, and that of kBlockPoints, which features have if they are the points.
 TEMPLATE_PITCHES = (68, 132)
@@ -92,21 +93,22 @@ def _pitch_of(columns: int) -> int:
     return 4 * (-(-columns // 4) | 1)
 
 
-def possible_tiles(device: GpuSpec) -> tuple[int, ...]:
+def possible_tiles(device: GpuSpec, *, distances: bool) -> tuple[int, ...]:
     """Return the values of kTiles for a GPU, ascending."""
-    return _TILES[float(device.compute_capability) >= 12]
+    if not distances:
+        return _TILES[:-1]
+    return _TILES if float(device.compute_capability) < 12 else (*_TILES[:-1], 24)
 
 
-def _tiles_of(columns: int, device: GpuSpec) -> tuple[int, int]:
+def _tiles_of(columns: int, possible: tuple[int, ...]) -> tuple[int, int]:
     """Return kTiles and the number of groups of columns: the fewest groups, as each computes all values."""
-    possible = possible_tiles(device)
     groups = -(-columns // (8 * possible[-1]))
     return next(tiles for tiles in possible if 8 * tiles * groups >= columns), groups
 
 
 def points_together(columns: int, *, device: GpuSpec) -> int:
     """Return the number of points whose partial sums of one range of rows fit the memory that these may take."""
-    tiles, groups = _tiles_of(columns, device)
+    tiles, groups = _tiles_of(columns, possible_tiles(device, distances=True))
     return _POINTS * max(1, _PARTIAL_BYTES // (8 * groups * _sums_of_block(tiles)))
 
 
@@ -128,7 +130,7 @@ def sums_plan(
         Whether the values are distances from a sample, or features.
     device : GpuSpec
     """
-    tiles, groups = _tiles_of(columns, device)
+    tiles, groups = _tiles_of(columns, possible_tiles(device, distances=distances))
     one_hot = 3 * _ROWS // 16 * tiles * 32 * 8 + 16 * clusterings
     rows = (_POINTS if distances else 0) + 2 * _ROWS
     most = (device.shared_memory_per_block - one_hot) // (4 * rows) // 4 * 4

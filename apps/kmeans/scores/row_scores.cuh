@@ -2,7 +2,8 @@
 //
 //   X (n × d), centers (columns × d, float32), labels   →   sums (blocks × clusterings, float64) of (b − a) / max(a, b)
 //
-// where a is a row's distance from its own center, and b that from the nearest other center of the clustering.
+// where a is a row's distance from its own center, and b that from the nearest other center of the clustering. An
+// origin is subtracted from rows, and was from centers, which float32 then holds with more digits if X is far from zero.
 //
 // a tile    kScoreThreads rows, one per thread, which keeps kFeatures of its features in registers. If d is larger,
 //           rows are loaded again, kFeatures features at a time, for every kColumnsTogether centers, and sums of
@@ -28,7 +29,8 @@ constexpr int kColumnsTogether = 32;
 // squares.
 template <typename T, int kFeatures>
 __global__ void __launch_bounds__(kScoreThreads, kFeatures <= 16 ? 4 : 2)
-    row_scores(const T* X, long long n, int d, const float* centers, Clusterings clusterings, double* sums) {
+    row_scores(const T* X, long long n, int d, const float* origin, const float* centers, Clusterings clusterings,
+               double* sums) {
   constexpr int kStaged = kFeatures < 32 ? kFeatures : 32, kPitch = kStaged + 1, kWarps = kScoreThreads / 32;
   const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
   const int chunks = (d + kFeatures - 1) / kFeatures, columns = clusterings.starts[clusterings.count];
@@ -44,11 +46,12 @@ __global__ void __launch_bounds__(kScoreThreads, kFeatures <= 16 ? 4 : 2)
     for (int part = 0; part < kFeatures / kStaged; ++part) {
       __syncthreads();
       const int column = thread % kStaged, feature = chunk * kFeatures + part * kStaged + column;
+      const float middle = feature < d ? origin[feature] : 0.0f;
 #pragma unroll 8
       for (int row = thread / kStaged; row < kScoreThreads; row += kScoreThreads / kStaged) {
         const bool present = feature < d && first_row + row < n;
         staged[row * kPitch + column] =
-            present ? (float)tsm2::Element<T>::value(X[(first_row + row) * d + feature]) : 0.0f;
+            present ? (float)tsm2::Element<T>::value(X[(first_row + row) * d + feature]) - middle : 0.0f;
       }
       __syncthreads();
 #pragma unroll

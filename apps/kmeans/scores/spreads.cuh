@@ -2,7 +2,8 @@
 //
 //   X (n × d), means (columns × pitch, float32), labels   →   sums (blocks × (columns + clusterings), float64)
 //
-// of ‖x − m‖ over the rows x of each cluster with mean m, and of ‖x − m‖² over all rows in each clustering.
+// of ‖x − m‖ over the rows x of each cluster with mean m, and of ‖x − m‖² over all rows in each clustering. An origin is
+// subtracted from rows, and was from means, which float32 then holds with more digits if X is far from zero.
 //
 // a warp    four rows of 8 lanes each. Lane l has features 4·l … 4·l + 3, and those 32, 64, … further on. The first 64
 //           features of a row stay in registers; others are read again for each clustering, from L1. The lanes compute
@@ -24,8 +25,8 @@ namespace kmeans {
 // null: then shared memory has those of a block, after the clusterings.
 template <typename T, int kParts>
 __global__ void __launch_bounds__(kScoreThreads, kParts > 0 ? 4 : 3)
-    spreads(const T* X, long long n, int d, const float* means, int any_pitch, Clusterings clusterings, double* scratch,
-            double* sums) {
+    spreads(const T* X, long long n, int d, const float* origin, const float* means, int any_pitch,
+            Clusterings clusterings, double* scratch, double* sums) {
   constexpr int kWarps = kScoreThreads / 32, kLanes = 8, kRows = 32 / kLanes, kHeld = kParts > 0 ? kParts : 2;
   using Four = simt::Vector<float, 4>;
   const int pitch = kParts > 0 ? 4 * kLanes * kParts : any_pitch;
@@ -47,7 +48,8 @@ __global__ void __launch_bounds__(kScoreThreads, kParts > 0 ? 4 : 3)
     const auto load = [&](int column) {
       Four value;
 #pragma unroll
-      for (int i = 0; i < 4; ++i) value[i] = column + i < d ? (float)tsm2::Element<T>::value(from[column + i]) : 0.0f;
+      for (int i = 0; i < 4; ++i)
+        value[i] = column + i < d ? (float)tsm2::Element<T>::value(from[column + i]) - origin[column + i] : 0.0f;
       return value;
     };
     Four held[kHeld];

@@ -36,8 +36,8 @@
 namespace kmeans {
 
 constexpr int kTileRows = 32, kFlushTiles = 64;
-// Vectors of features that a lane processes between two branches. From compute capability 10 on, instructions have pairs
-// of float32 numbers as operands, for whose registers there would be no room.
+// Vectors of features that a lane processes between two branches. From compute capability 10 on, instructions take
+// pairs of float32 numbers, which leaves no registers for two vectors.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
 constexpr int kVectorsTogether = 1;
 #else
@@ -63,14 +63,14 @@ struct Columns {
   }
 };
 
-// Splits pairs of values into kPlanes words of bfloat16 numbers whose sums they are.
+// Splits two values into kPlanes bfloat16 numbers each, whose sums they are, for word `place` of each fragment.
 template <int kPlanes>
-__device__ __forceinline__ void split_pair(float lower, float upper, unsigned (&plane)[kPlanes]) {
+__device__ __forceinline__ void split_pair(float lower, float upper, unsigned (&planes)[kPlanes][4], int place) {
 #pragma unroll
   for (int p = 0; p < kPlanes; ++p) {
-    plane[p] = ptx::to_bfloat16s(lower, upper);
-    lower -= __uint_as_float(plane[p] << 16);
-    upper -= __uint_as_float(plane[p] & 0xffff0000u);
+    const unsigned pair = planes[p][place] = ptx::to_bfloat16s(lower, upper);
+    lower -= __uint_as_float(pair << 16);
+    upper -= __uint_as_float(pair & 0xffff0000u);
   }
 }
 
@@ -148,12 +148,11 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
     reinterpret_cast<unsigned short*>(to)[place_of_row + 16 * column] = 0x3f80;
   };
   const auto place_ahead = [&](long long tile, float* to, uint2* marks) {
-    const auto columns = columns_of(0);
-    if (own_column < (columns.width + 3) / 4 * 4) {
+    if (own_column < (first_columns.width + 3) / 4 * 4) {
 #pragma unroll
       for (int i = 0; i < kTileRows / 4; ++i) to[(own_row + 4 * i) * pitch + own_column] = ahead[i];
     }
-    place_rows(columns, tile, to, kColumnsAhead);
+    place_rows(first_columns, tile, to, kColumnsAhead);
 #pragma unroll
     for (int i = 0; i < kLabelsAhead; ++i) {
       if (warp + 8 * i < clusterings.count) mark(marks, warp + 8 * i, labels_ahead[i]);
@@ -222,38 +221,31 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
             }
           }
         }
-      } else {
-#pragma unroll
-        for (int i = 0; i < kTileRows / 4; ++i) {
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const int feature = 16 * warp + g + 8 * h;
-            values[h][i] = feature < columns.width ? now[(4 * i + t) * pitch + feature] : 0.0f;
-          }
-        }
       }
     }
     if (active) {
+#pragma unroll
+      for (int i = 0; i < kTileRows / 4; ++i) {
+#pragma unroll
+        for (int h = 0; h < 2; ++h) {
+          const int feature = 16 * warp + g + 8 * h;
+          if (kDistances) values[h][i] = ptx::square_root(values[h][i]);
+          if (!kDistances && feature < first_columns.width) values[h][i] = now[(4 * i + t) * pitch + feature];
+        }
+      }
       const uint2* const marks = one_hot + present * kFragments + lane;
 #pragma unroll
       for (int step = 0; step < kTileRows / 16; ++step) {
         unsigned planes[kPlanes][4];
 #pragma unroll
         for (int r = 0; r < 4; ++r) {
-          float pair[2];
-#pragma unroll
-          for (int h = 0; h < 2; ++h) {
-            const float value = values[r % 2][4 * step + 2 * (r / 2) + h];
-            pair[h] = kDistances ? ptx::square_root(value) : value;
-          }
-          unsigned words[kPlanes];
-          split_pair<kPlanes>(pair[0], pair[1], words);
-#pragma unroll
-          for (int p = 0; p < kPlanes; ++p) planes[p][r] = words[p];
+          const float* const pair = values[r % 2] + 4 * step + 2 * (r / 2);
+          split_pair(pair[0], pair[1], planes, r);
         }
-        // Four tiles at a time, so that no product waits for the one before it.
+        // Four fragments of columns at a time, so that no product waits for the one before it.
 #pragma unroll
         for (int i = 0; i < kTiles; i += 4) {
+          float of_rows[4][4] = {};
           unsigned of_labels[4][2];
 #pragma unroll
           for (int j = 0; j < 4; ++j) {
@@ -264,8 +256,12 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
 #pragma unroll
           for (int p = 0; p < kPlanes; ++p) {
 #pragma unroll
-            for (int j = 0; j < 4; ++j) ptx::mma_m16n8k16_bf16(sums[i + j], planes[p], of_labels[j]);
+            for (int j = 0; j < 4; ++j)
+              ptx::mma_m16n8k16_bf16(kDistances ? sums[i + j] : of_rows[j], planes[p], of_labels[j]);
           }
+          if (kDistances) continue;
+#pragma unroll
+          for (int j = 0; j < 16; ++j) sums[i + j / 4][j % 4] += of_rows[j / 4][j % 4];
         }
       }
       if ((tile + 1) % kFlushTiles == 0 || tile + 1 == count) {

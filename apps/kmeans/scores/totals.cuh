@@ -11,12 +11,11 @@
 
 namespace kmeans {
 
-// The last of the d + 1 sums of a cluster is its number of rows. Means are rows of `pitch` numbers in float32; they are
-// zero from feature d on, and for empty clusters.
+// The last of the d + 1 sums of a cluster is its number of rows. Means, about the origin of the features, are rows of
+// `pitch` numbers in float32; they are zero from feature d on, and for empty clusters.
 template <int kTiles>
-__global__ void __launch_bounds__(256)
-    cluster_means(const double* partial, int ranges, int groups, int all_columns, int columns, int d, int pitch,
-                  const float* origin, double* sums, float* means) {
+__global__ void __launch_bounds__(256) cluster_means(const double* partial, int ranges, int groups, int all_columns,
+                                                     int columns, int d, int pitch, double* sums, float* means) {
   const int thread = blockIdx.x * 256 + threadIdx.x, column = thread % columns, feature = thread / columns;
   if (feature > d && feature >= pitch) return;
   const auto total = [&](int point) { return total_of<kTiles>(partial, ranges, groups, all_columns, point, column); };
@@ -24,7 +23,7 @@ __global__ void __launch_bounds__(256)
   if (feature <= d) sums[(long long)column * (d + 1) + feature] = sum;
   if (feature >= pitch) return;
   const double count = feature < d ? total(d) : 0.0;
-  means[(long long)column * pitch + feature] = count > 0 ? (float)((double)origin[feature] + sum / count) : 0.0f;
+  means[(long long)column * pitch + feature] = count > 0 ? (float)(sum / count) : 0.0f;
 }
 
 // The silhouette of row i of the sample in a clustering is (b − a) / max(a, b), where a is its mean distance from the
