@@ -136,7 +136,8 @@ class _Launches:
     def _there(self, labels: Any) -> Any:
         if isinstance(labels, np.ndarray):
             return self._machine.on_gpu(labels.astype(np.int32, copy=False))
-        return self._machine.xp.ascontiguousarray(labels, np.int32)
+        is_ready = labels.dtype == np.int32 and labels.flags.c_contiguous
+        return labels if is_ready else self._machine.xp.ascontiguousarray(labels, np.int32)
 
     def _part(self, place: int) -> Any:
         return self._results[self._ends[place - 1] if place else 0 : self._ends[place]]

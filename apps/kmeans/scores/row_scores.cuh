@@ -3,7 +3,7 @@
 //   X (n × d), centers (columns × d, float32), labels   →   sums (blocks × clusterings, float64) of (b − a) / max(a, b)
 //
 // where a is a row's distance from its own center, and b that from the nearest other center of the clustering. An
-// origin is subtracted from rows, and was from centers, which float32 then holds with more digits if X is far from zero.
+// origin is subtracted from rows, and was from centers, of which float32 then holds more digits if X is far from zero.
 //
 // a tile    kScoreThreads rows, one per thread, which keeps kFeatures of its features in registers. If d is larger,
 //           rows are loaded again, kFeatures features at a time, for every kColumnsTogether centers, and sums of

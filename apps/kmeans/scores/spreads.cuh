@@ -2,8 +2,8 @@
 //
 //   X (n × d), means (columns × pitch, float32), labels   →   sums (blocks × (columns + clusterings), float64)
 //
-// of ‖x − m‖ over the rows x of each cluster with mean m, and of ‖x − m‖² over all rows in each clustering. An origin is
-// subtracted from rows, and was from means, which float32 then holds with more digits if X is far from zero.
+// of ‖x − m‖ over the rows x of each cluster with mean m, and of ‖x − m‖² over all rows in each clustering. An origin
+// is subtracted from rows, and was from means, of which float32 then holds more digits if X is far from zero.
 //
 // a warp    four rows of 8 lanes each. Lane l has features 4·l … 4·l + 3, and those 32, 64, … further on. The first 64
 //           features of a row stay in registers; others are read again for each clustering, from L1. The lanes compute

@@ -3,6 +3,7 @@
 import itertools
 import re
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import oracle
@@ -11,6 +12,8 @@ from exhaustive import every
 from host_cuda import harness
 from host_cuda.machine import HostMachine, build_together, placed
 
+from tsapps.apps.kmeans import number_of_clusters
+from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.scores import plan as scores_plan
 from tsapps.apps.kmeans.scores.by_blocks import scores_of
 from tsapps.apps.kmeans.scores.indices import Labeled
@@ -189,6 +192,23 @@ def test_arrays_that_are_supported():
     assert not is_supported(HostMachine(gpu=KNOWN["V100"]), np.zeros((3, 2), np.float32))
 
 
+def test_choices_among_rows_on_a_gpu_take_kernels(rng, monkeypatch):
+    X, machine = drawn(300, 3, "float32", rng), HostMachine()
+    monkeypatch.setattr(number_of_clusters, "cuda_machine", lambda index: machine)
+    monkeypatch.setattr(number_of_clusters, "blocks_of", None)
+    rows = ArrayRows(placed(X))
+    rows.device = 0
+    labeled = {k: clustering(X, k, rng) for k in (2, 4)}
+    fits = {
+        k: SimpleNamespace(centers=one.centers, labels=one.labels, inertia=1.0, n_iter=2, converged=True)
+        for k, one in labeled.items()
+    }
+    choice = number_of_clusters.scored(rows, fits, metric="euclidean", sample=100, seed=1)
+    sample = np.sort(np.random.RandomState(1).choice(300, 100, replace=False))
+    expected = expected_of(X, list(labeled.values()), sample)
+    assert [one.silhouette for one in choice.scores] == pytest.approx([one.silhouette for one in expected], abs=1e-4)
+
+
 def test_plans():
     plan = scores_plan.sums_plan(10**6, 64, 1000, 209, 19, distances=True, device=H200)
     assert (plan.tiles, plan.chunk, plan.pitch, plan.grid) == (28, 64, 68, (8, 1, 33))
@@ -213,6 +233,7 @@ def test_plans():
 
 
 @pytest.mark.compile
+@pytest.mark.each_choice
 @pytest.mark.parametrize("gpu", ["A100", "L4", "H200", "B200", "RTX 5090"])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kernels_spill_nothing(gpu, dtype):
