@@ -59,9 +59,9 @@ ARROWS = {
         "kernels/runtime",
         "kernels/system",
         *_stages("balanced", "batched", "data", "distributed", "engines", "init"),
-        *_stages("minibatch", "protect", "report", "sweep", "update"),
+        *_stages("minibatch", "protect", "report", "scores", "sweep", "update"),
     },
-    "apps/kmeans/report": {*_CORE, "kernels/system", "apps/kmeans", "apps/kmeans/data"},
+    "apps/kmeans/report": {*_CORE, "kernels/system", "apps/kmeans", *_stages("data", "scores")},
     # Stages, each of which may use those before it; assign has the plans of data, and inertia a pass over it.
     "apps/kmeans/data": _CORE | _stages("assign", "inertia"),
     "apps/kmeans/assign": _CORE | _stages("data"),
@@ -81,6 +81,7 @@ ARROWS = {
         "apps/kmeans",
         *_stages("data", "engines", "inertia", "init", "protect", "update"),
     },
+    "apps/kmeans/scores": _CORE | _stages("data"),
     "apps/kmeans/balanced": {"kernels", "kernels/blas", "apps/kmeans", *_stages("data", "distributed")},
     "apps/kmeans/batched": {*_CORE, "apps/kmeans", *_stages("data", "assign", "update")},
     "apps/kmeans/sweep": {

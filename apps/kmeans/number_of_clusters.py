@@ -9,16 +9,19 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans import lloyd
-from tsapps.apps.kmeans.cluster_scores import Labeled, Scores, scores_of
-from tsapps.apps.kmeans.data.rows import Rows, as_rows
+from tsapps.apps.kmeans.data.rows import ArrayRows, Rows, as_rows
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.frame_columns import columns_named
 from tsapps.apps.kmeans.gap_statistic import Box, gaps_of
 from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
+from tsapps.apps.kmeans.scores.by_blocks import scores_of
+from tsapps.apps.kmeans.scores.indices import Labeled, Scores
+from tsapps.apps.kmeans.scores.launch import is_supported, scores_on_gpu
 from tsapps.apps.kmeans.shared_copy import SharedCopy, fit_each
 from tsapps.apps.kmeans.sweep.fit import fit_together
 from tsapps.kernels.arrays import to_host
+from tsapps.kernels.runtime.machine import cuda_machine
 from tsapps.kernels.system.logs import logger_of, timed
 
 __all__ = [
@@ -30,6 +33,7 @@ __all__ = [
     "choose_k",
     "chosen",
     "scored",
+    "scores_of_rows",
     "with_gaps",
 ]
 
@@ -44,7 +48,7 @@ _MOST_CLUSTERS = 1 << 12
 
 @dataclass(frozen=True)
 class KScores:
-    """A number of clusters and how good its clustering is; see cluster_scores.py.
+    """A number of clusters and how good its clustering is; see scores/indices.py.
 
     Attributes
     ----------
@@ -219,11 +223,25 @@ def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: 
     drawn = np.random.RandomState(seed).choice(n, sample, replace=False) if sample < n else np.arange(n)
     drawn, scores = np.sort(drawn), dict[int, Scores]()
     for numbers in _together(sorted(found)):
-        given = [Labeled(np.asarray(found[k].centers, np.float64), to_host(found[k].labels)) for k in numbers]
+        given = [Labeled(to_host(found[k].centers).astype(np.float64), found[k].labels) for k in numbers]
         with timed(_log, "scored k = %s", ", ".join(map(str, numbers))):
-            scores |= zip(numbers, scores_of(blocks_of(rows, metric, sum(numbers)), drawn, given), strict=True)
+            scores |= zip(numbers, scores_of_rows(rows, metric, drawn, given), strict=True)
     k, reason = chosen(scores)
     return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], _OnHost(found))
+
+
+def scores_of_rows(rows: Rows, metric: str, sample: np.ndarray, found: Sequence[Labeled]) -> list[Scores]:
+    """Return the scores of clusterings of the same rows: by kernels if these can read the rows, else by blocks.
+
+    `sample` has different indices of rows, ascending. Labels on a GPU stay there if the rows are there.
+    """
+    if metric == "euclidean" and isinstance(rows, ArrayRows) and rows.device is not None:
+        machine = cuda_machine(rows.device)
+        if is_supported(machine, rows.array):
+            with machine.current():
+                return scores_on_gpu(machine, rows.array, sample, found)
+    widest = max(sum(len(one.centers) for one in found), len(sample))
+    return scores_of(blocks_of(rows, metric, widest), sample, found)
 
 
 def _together(numbers: Sequence[int]) -> Iterator[list[int]]:

@@ -9,9 +9,10 @@ from sklearn.datasets import make_blobs
 from sklearn.metrics import calinski_harabasz_score, davies_bouldin_score, silhouette_samples, silhouette_score
 
 from tsapps import choose_k, open_matrix
-from tsapps.apps.kmeans import cluster_scores
 from tsapps.apps.kmeans import number_of_clusters as choosing
-from tsapps.apps.kmeans.cluster_scores import Labeled, Scores, scores_of
+from tsapps.apps.kmeans.scores import by_blocks
+from tsapps.apps.kmeans.scores.by_blocks import scores_of
+from tsapps.apps.kmeans.scores.indices import Labeled, Scores
 
 
 @pytest.fixture
@@ -79,13 +80,13 @@ def test_the_stated_error_holds_for_95_of_100_samples(blobs):
 
 def test_numbers_of_clusters_are_scored_together(blobs, monkeypatch):
     """The distances from the sample are computed once for all; by parts where clusters are many."""
-    shapes, distances = [], cluster_scores._distances
+    shapes, distances = [], by_blocks._distances
 
     def counted(xp, rows, points):
         shapes.append((len(rows), len(points)))
         return distances(xp, rows, points)
 
-    monkeypatch.setattr(cluster_scores, "_distances", counted)
+    monkeypatch.setattr(by_blocks, "_distances", counted)
     together = choose_k(blobs, range(2, 8), device="cpu", sample=60).scores
     assert sum(points for rows, points in shapes if rows == 60) == 400
     monkeypatch.setattr(choosing, "_MOST_CLUSTERS", 7)  # 2 + 3, 4, 5, 6, 7

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.cluster_scores import Labeled, Scores, scores_of
 from tsapps.apps.kmeans.data.rows import Rows
-from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, blocks_of
+from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, blocks_of, scores_of_rows
+from tsapps.apps.kmeans.scores.indices import Labeled, Scores
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.matmul import gram
 
@@ -67,7 +67,7 @@ def facts_of(rows: Rows, centers: np.ndarray, labels: np.ndarray, *, metric: str
     n, k, wide = rows.shape[0], len(centers), np.asarray(centers, np.float64)
     blocks, draw = blocks_of(rows, metric, max(k, DEFAULT_SAMPLE)), np.random.RandomState(seed)
     sample = np.sort(draw.choice(n, min(n, DEFAULT_SAMPLE), replace=False))
-    (scores,) = scores_of(blocks, sample, [Labeled(wide, labels)])
+    (scores,) = scores_of_rows(rows, metric, sample, [Labeled(wide, labels)])
     drawn = np.sort(draw.choice(n, min(n, _POINTS), replace=False))
     means, variances, chosen = _moments_and_rows(blocks, drawn)
     sizes = np.bincount(labels, minlength=k)

@@ -1,20 +1,6 @@
-"""Scores by which numbers of clusters are compared: of several clusterings of the same rows, in two passes over these.
+"""Scores of several clusterings of the same rows (indices.py), in two passes over blocks of rows, all in float64.
 
-    silhouette               of a sample of rows, each exactly: its mean distances from all rows of its own cluster (a)
-                             and of the nearest other (b) give (b − a) / max(a, b)
-    simplified silhouette    of all rows, with distances from centers in place of mean distances
-    Calinski–Harabasz        (between / (k − 1)) / (within / (n − k)), sums of squares about centers and the mean
-    Davies–Bouldin           mean over clusters of the largest (s_i + s_j) / ‖c_i − c_j‖, where s_i is the mean distance
-                             of the rows of cluster i from its center
-
-As in scikit-learn, the silhouette of a row that is alone in its cluster is 0, and the two indices take the means of
-clusters for their centers. Everything is computed in float64.
-
-References
-----------
-Rousseeuw, "Silhouettes", J. Comput. Appl. Math. 20 (1987). Caliński and Harabasz, Commun. Statist. 3 (1974). Davies and
-Bouldin, IEEE Trans. Pattern Anal. Mach. Intell. 1 (1979). Hruschka et al., "Evolutionary algorithms for clustering
-gene-expression data", ICDM (2004), for the simplified silhouette.
+For rows that no GPU holds as one array: in host memory, streamed, sparse, or scaled on every read.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -24,43 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from tsapps.apps.kmeans.scores.indices import ClusterSums, Labeled, Scores, scores_from, scores_of_each
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Labeled", "Scores", "scores_of"]
-
-# Half the width of an interval that has 95 % of a normal distribution, in standard deviations.
-_DEVIATIONS = 1.96
-
-
-@dataclass(frozen=True)
-class Labeled:
-    """A clustering: centers (k, d) in the units of the rows, and labels (n,), of NumPy."""
-
-    centers: np.ndarray
-    labels: np.ndarray
-
-
-@dataclass(frozen=True)
-class Scores:
-    """Scores of a clustering; all are NaN for a single cluster, and for n clusters of n rows.
-
-    Attributes
-    ----------
-    silhouette : float
-        The mean of the sample.
-    silhouette_error : float
-        Half the width of a 95 % interval for the mean of all rows; 0 if the sample has all rows.
-    simplified_silhouette, calinski_harabasz, davies_bouldin : float
-    of_sample : numpy.ndarray of shape (sample,)
-        The silhouette of each row of the sample.
-    """
-
-    silhouette: float
-    silhouette_error: float
-    simplified_silhouette: float
-    calinski_harabasz: float
-    davies_bouldin: float
-    of_sample: np.ndarray
+__all__ = ["scores_of"]
 
 
 def scores_of(
@@ -81,32 +34,23 @@ def scores_of(
     -------
     list of Scores
     """
-    n = len(found[0].labels)
-    several = [one for one in found if 1 < len(one.centers) < n]
-    if not several:
-        return [_nothing(sample)] * len(found)
-    clusters = _Clusters(several)
+    return scores_of_each(found, sample, lambda several: _scores_of(blocks, sample, several))
+
+
+def _scores_of(
+    blocks: Callable[[], Iterator[tuple[int, Any]]], sample: np.ndarray, found: Sequence[Labeled]
+) -> list[Scores]:
+    clusters = _Clusters(found)
     first = _first_pass(blocks, sample, clusters)
     sums, spreads = _second_pass(blocks, first, sample, clusters)
-    scores = {}
-    for place, (one, own) in enumerate(zip(several, clusters.columns, strict=True)):
-        of_sample = _silhouettes_of(sums[:, own], one.labels, sample)
-        error = _DEVIATIONS * of_sample.std(ddof=1) / len(sample) ** 0.5 if len(sample) > 1 else np.inf
-        error *= max(0, 1 - len(sample) / n) ** 0.5
-        counts, means = first.counts[own], first.means[own]
-        present = counts > 0
-        between = float((counts[:, None] * (means - first.mean) ** 2).sum())
-        within, k = max(first.total - between, 0.0), int(present.sum())
-        ratio = between / (k - 1) / (within / (n - k)) if within > 0 and 1 < k < n else np.inf
-        bouldin = _davies_bouldin(means[present], (spreads[own] / np.maximum(counts, 1))[present])
-        simplified = float(first.simplified[place]) / n
-        scores[id(one)] = Scores(float(of_sample.mean()), float(error), simplified, float(ratio), bouldin, of_sample)
-    return [scores.get(id(one), _nothing(sample)) for one in found]
-
-
-def _nothing(sample: np.ndarray) -> Scores:
-    nan = float("nan")
-    return Scores(nan, nan, nan, nan, nan, np.full(len(sample), nan))
+    of_rows, silhouettes = list[ClusterSums](), np.empty((len(found), len(sample)))
+    for place, (one, own) in enumerate(zip(found, clusters.columns, strict=True)):
+        counts, apart = first.counts[own], first.means[own] - first.mean
+        within = max(first.total - float((counts[:, None] * apart**2).sum()), 0.0)
+        simplified = float(first.simplified[place])
+        of_rows.append(ClusterSums(len(one.labels), counts, apart, spreads[own], within, simplified))
+        silhouettes[place] = _silhouettes_of(sums[:, own], to_host(one.labels), sample)
+    return scores_from(of_rows, silhouettes)
 
 
 class _Clusters:
@@ -130,7 +74,8 @@ class _Clusters:
 
     def columns_of(self, xp: Any, rows: slice) -> Any:
         """Return the column of each of some rows in each clustering, (rows, clusterings)."""
-        labels = [xp.asarray(one.labels[rows]).astype(np.int64) for one in self.found]
+        there = (one.labels[rows] if xp is not np else to_host(one.labels[rows]) for one in self.found)
+        labels = [xp.asarray(labels).astype(np.int64) for labels in there]
         return xp.stack([of_one + own.start for of_one, own in zip(labels, self.columns, strict=True)], axis=1)
 
     def indicators(self, xp: Any, columns: Any) -> Any:
@@ -306,13 +251,3 @@ def _silhouettes_of(sums: np.ndarray, labels: np.ndarray, sample: np.ndarray) ->
     larger = np.maximum(a, b)
     found = np.divide(b - a, larger, out=np.zeros(len(sample)), where=(larger > 0) & (larger < np.inf))
     return np.where(sizes[own] > 1, found, 0.0)
-
-
-def _davies_bouldin(centers: np.ndarray, spreads: np.ndarray) -> float:
-    """Return the index from centers and the mean distances from them."""
-    apart = _distances(np, centers - centers.mean(axis=0), centers - centers.mean(axis=0))
-    if not spreads.any() or not apart.any():
-        return 0.0
-    apart[apart == 0] = np.inf
-    np.fill_diagonal(apart, np.inf)
-    return float(((spreads[:, None] + spreads) / apart).max(axis=1).mean())

@@ -1,0 +1,131 @@
+"""Scores by which numbers of clusters are compared: what they are, and what follows from sums over the rows.
+
+    silhouette               of a sample of rows, each exactly: its mean distances from all rows of its own cluster (a)
+                             and of the nearest other (b) give (b − a) / max(a, b)
+    simplified silhouette    of all rows, with distances from centers in place of mean distances
+    Calinski–Harabasz        (between / (k − 1)) / (within / (n − k)), sums of squares about centers and the mean
+    Davies–Bouldin           mean over clusters of the largest (s_i + s_j) / ‖c_i − c_j‖, where s_i is the mean distance
+                             of the rows of cluster i from its center
+
+As in scikit-learn, the silhouette of a row that is alone in its cluster is 0, and the two indices take the means of
+clusters for their centers.
+
+References
+----------
+Rousseeuw, "Silhouettes", J. Comput. Appl. Math. 20 (1987). Caliński and Harabasz, Commun. Statist. 3 (1974). Davies and
+Bouldin, IEEE Trans. Pattern Anal. Mach. Intell. 1 (1979). Hruschka et al., "Evolutionary algorithms for clustering
+gene-expression data", ICDM (2004), for the simplified silhouette.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+__all__ = ["ClusterSums", "Labeled", "Scores", "scores_from", "scores_of_each"]
+
+# Half the width of an interval that has 95 % of a normal distribution, in standard deviations.
+_DEVIATIONS = 1.96
+
+
+@dataclass(frozen=True)
+class Labeled:
+    """A clustering: centers (k, d) in the units of the rows, of NumPy, and labels (n,), int32 of NumPy or CuPy."""
+
+    centers: np.ndarray
+    labels: Any
+
+
+@dataclass(frozen=True)
+class Scores:
+    """Scores of a clustering; all are NaN for a single cluster, and for n clusters of n rows.
+
+    Attributes
+    ----------
+    silhouette : float
+        The mean of the sample.
+    silhouette_error : float
+        Half the width of a 95 % interval for the mean of all rows; 0 if the sample has all rows.
+    simplified_silhouette, calinski_harabasz, davies_bouldin : float
+    of_sample : numpy.ndarray of shape (sample,)
+        The silhouette of each row of the sample.
+    """
+
+    silhouette: float
+    silhouette_error: float
+    simplified_silhouette: float
+    calinski_harabasz: float
+    davies_bouldin: float
+    of_sample: np.ndarray
+
+
+@dataclass(frozen=True)
+class ClusterSums:
+    """Sums over the n rows of a clustering, in float64.
+
+    Attributes
+    ----------
+    n : int
+    counts : numpy.ndarray of shape (k,)
+    apart : numpy.ndarray of shape (k, d)
+        The mean of each cluster minus that of all rows; anything for an empty cluster.
+    spreads : numpy.ndarray of shape (k,)
+        Of each cluster, the sum of its rows' distances from its mean.
+    within : float
+        The sum of squared distances of all rows from the means of their clusters.
+    simplified : float
+        The sum of all simplified silhouettes.
+    """
+
+    n: int
+    counts: np.ndarray
+    apart: np.ndarray
+    spreads: np.ndarray
+    within: float
+    simplified: float
+
+
+def scores_of_each(
+    found: Sequence[Labeled], sample: np.ndarray, computed: Callable[[Sequence[Labeled]], Iterable[Scores]]
+) -> list[Scores]:
+    """Return the scores of clusterings, by a function for those of which they are defined."""
+    n = len(found[0].labels)
+    several = [one for one in found if 1 < len(one.centers) < n]
+    scores = iter(computed(several) if several else ())
+    nan = float("nan")
+    undefined = Scores(nan, nan, nan, nan, nan, np.full(len(sample), nan))
+    return [next(scores) if 1 < len(one.centers) < n else undefined for one in found]
+
+
+def scores_from(sums: Sequence[ClusterSums], silhouettes: np.ndarray) -> list[Scores]:
+    """Return the scores of clusterings from sums over the rows and the silhouettes of a sample of them.
+
+    `silhouettes` has a row for each clustering.
+    """
+    sampled, found = silhouettes.shape[1], list[Scores]()
+    means = silhouettes.mean(axis=1)
+    deviations = silhouettes.std(axis=1, ddof=1) if sampled > 1 else np.full(len(sums), np.inf)
+    for one, of_sample, mean, deviation in zip(sums, silhouettes, means, deviations, strict=True):
+        error = _DEVIATIONS * deviation / sampled**0.5 * max(0, 1 - sampled / one.n) ** 0.5
+        present = one.counts > 0
+        counts, apart, spreads = one.counts, one.apart, one.spreads
+        if not present.all():
+            counts, apart, spreads = counts[present], apart[present], spreads[present]
+        products = apart @ apart.T
+        between, k = float(counts @ products.diagonal()), len(counts)
+        ratio = between / (k - 1) / (one.within / (one.n - k)) if one.within > 0 and 1 < k < one.n else np.inf
+        bouldin = _davies_bouldin(products, spreads / counts)
+        found.append(Scores(float(mean), float(error), one.simplified / one.n, float(ratio), bouldin, of_sample))
+    return found
+
+
+def _davies_bouldin(products: np.ndarray, spreads: np.ndarray) -> float:
+    """Return the index from the products of all pairs of centers, and the mean distances from them."""
+    norms = products.diagonal()
+    apart = np.sqrt(np.maximum(norms[:, None] + norms - 2 * products, 0))
+    np.fill_diagonal(apart, 0)
+    if not spreads.any() or not apart.any():
+        return 0.0
+    apart[apart == 0] = np.inf
+    return float(((spreads[:, None] + spreads) / apart).max(axis=1).mean())
