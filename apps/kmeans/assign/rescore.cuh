@@ -33,13 +33,46 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
   return center;
 }
 
-// Rescores the ambiguous rows of part number `part` of a list, by all threads of a block. In each entry, it replaces
-// the candidates by one candidate, the new label.
+// Returns the nearest of the candidates of this lane's entry, `mine`, if it is `waiting` and float32 distances certify
+// the result; −1 otherwise. Groups of kFew lanes compare a row each, so that a warp has many rows at a time.
+template <int kFew, typename T>
+__device__ __forceinline__ int surely_nearest(const CenteredRows<T, float>& rows, const float* centers, int k,
+                                              const AmbiguousRow& mine, unsigned waiting) {
+  constexpr int kMany = 32 / kFew;
+  const int lane = threadIdx.x % 32, number = __popc(waiting);
+  const int own = waiting >> lane & 1 ? __popc(waiting & ((1u << lane) - 1)) : -32;
+  int label = -1;
+#pragma unroll 1
+  for (int first = 0; first < number; first += kMany) {
+    const bool present = first + lane / kFew < number;
+    const int one = simt::bit_number(waiting, first + lane / kFew) % 32;
+    const unsigned row = simt::shuffle(mine.row, one);
+    unsigned low = simt::shuffle(mine.low, one), high = simt::shuffle(mine.high, one);
+    if (!present) low = high = 0;
+    Surely nearest;
+#pragma unroll 1
+    while (__any_sync(simt::every_lane, (low | high) != 0)) {
+      const int center = next_candidate(low, high, k), other = next_candidate(low, high, k);
+      float squares[2];
+      square_distances<kFew>(rows, centers, row, {center < k ? center : 0, other < k ? other : 0}, squares);
+      if (center < k) nearest.take(squares[0], center);
+      if (other < k) nearest.take(squares[1], other);
+    }
+    // A lane adds d / kFew terms.
+    const int sure = nearest.is_so(32 / kFew * rows.d) ? nearest.center : -1;
+    const int found = simt::shuffle(sure, (own - first) * kFew & 31);
+    if (first <= own && own < first + kMany) label = found;
+  }
+  return label;
+}
+
+// Rescores the ambiguous rows among `count` entries, by all threads of a block. In each entry, it replaces the
+// candidates by one candidate, the new label.
 template <typename T, typename Work, int kLanes>
 __device__ __forceinline__ void rescore_list(const CenteredRows<T, Work>& rows, const Work* centers, int k,
-                                             AmbiguousRow* list, unsigned count, unsigned part, unsigned parts) {
+                                             AmbiguousRow* list, unsigned count) {
   constexpr int kGroups = 32 / kLanes;
-  const unsigned warps = blockDim.x / 32 * parts, lane = threadIdx.x % 32;
+  const unsigned warps = blockDim.x / 32, lane = threadIdx.x % 32;
   const unsigned even = (count + warps - 1) / warps, each = even < kMostEntries ? even : kMostEntries;
   const int group = lane / kLanes;
   // Returns this lane's entry of the batch that starts at `begin`. Past the end of the list, returns an entry with one
@@ -62,7 +95,7 @@ __device__ __forceinline__ void rescore_list(const CenteredRows<T, Work>& rows, 
       ptx::prefetch(x + byte);
     if (kGroups > 1 && is_mine) ptx::prefetch(x + bytes - 1);
   };
-  const unsigned start = (part * (blockDim.x / 32) + threadIdx.x / 32) * each;
+  const unsigned start = threadIdx.x / 32 * each;
   AmbiguousRow soon = entry_of(start), later = entry_of(start + warps * each);
   if (kGroups > 1) ask_for(soon, ambiguous(soon));
   for (unsigned begin = start; begin < count; begin += warps * each) {
@@ -81,6 +114,11 @@ __device__ __forceinline__ void rescore_list(const CenteredRows<T, Work>& rows, 
         if (found >= 0) waiting &= ~(1u << one);
         if ((int)lane == one) label = found;
       }
+    }
+    if constexpr (kGroups > 1 && kLanes >= 4 && sizeof(Work) == sizeof(float)) {
+      const int found = surely_nearest<kLanes / 4>(rows, centers, k, mine, waiting);
+      if (found >= 0) label = found;
+      waiting &= ~__ballot_sync(simt::every_lane, found >= 0);
     }
     // Waiting entries are numbered. This lane's entry is number `own`; entry number `lane` is that of lane `source`.
     const int number = __popc(waiting), source = simt::bit_number(waiting, lane);
@@ -119,8 +157,10 @@ __global__ void __launch_bounds__(256, 3)
             long long capacity, const int* stopped) {
   ptx::griddepcontrol_wait();
   if (*stopped) return;
-  AmbiguousRow* const list = entries + blockIdx.x * capacity;
-  rescore_list<T, Work, kLanes>(rows, centers, k, list, counts[blockIdx.x], blockIdx.y, gridDim.y);
+  const unsigned length = counts[blockIdx.x], size = (length + gridDim.y - 1) / gridDim.y, begin = blockIdx.y * size;
+  if (begin >= length) return;
+  AmbiguousRow* const list = entries + blockIdx.x * capacity + begin;
+  rescore_list<T, Work, kLanes>(rows, centers, k, list, begin + size <= length ? size : length - begin);
 }
 
 }  // namespace kmeans

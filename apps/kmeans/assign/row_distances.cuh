@@ -50,7 +50,7 @@ __device__ __forceinline__ void add_square_differences(const CenteredRows<T, Wor
   int begin = 0;
   if (is_whole_vectors(rows)) {
     begin = rows.d;
-#pragma unroll(4 / kCenters)
+#pragma unroll(kThreads < 8 ? 1 : 4 / kCenters)
     for (int j = kWide * (threadIdx.x % kThreads); j < rows.d; j += kThreads * kWide) {
       const auto value = *reinterpret_cast<const simt::Vector<T, kWide>*>(x + j);
       const auto mean = *reinterpret_cast<const simt::Vector<Work, kWide>*>(rows.mean + j);

@@ -30,12 +30,26 @@ __global__ void __launch_bounds__(256, 3)
   ptx::griddepcontrol_wait();
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;
-  const Share share(going);
-  const FitToRescore<Work>& fit = fits.at[share.fit];
-  for (unsigned i = 0; i < share.parts(fits.lists); ++i) {
-    const Share::Part part = share.part(i, fits.lists, fit.counts);
-    AmbiguousRow* const entries = fit.entries + part.list * fits.capacity + part.begin;
-    rescore_list<T, Work, kLanes>(rows, fit.centers, fit.k, entries, part.count, 0, 1);
+  // What a thread need not hold while it rescores is in shared memory: registers are few.
+  struct Here {
+    AmbiguousRow* entries;
+    const Work* centers;
+    unsigned count, parts;
+    int k;
+  };
+  __shared__ Here here;
+  for (unsigned i = 0;; ++i) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+      const Share share(going);
+      const FitToRescore<Work>& fit = fits.at[share.fit];
+      const Share::Part part = share.part(i, fits.lists, fit.counts);
+      here = {fit.entries + part.list * fits.capacity + part.begin, fit.centers, part.count, share.parts(fits.lists),
+              fit.k};
+    }
+    __syncthreads();
+    if (i >= here.parts) return;
+    rescore_list<T, Work, kLanes>(rows, here.centers, here.k, here.entries, here.count);
   }
 }
 
