@@ -32,6 +32,7 @@ __all__ = [
     "box_of",
     "choose_k",
     "chosen",
+    "drawn_rows",
     "scored",
     "scores_of_rows",
     "with_gaps",
@@ -219,15 +220,19 @@ def with_gaps(
 
 def scored(rows: Rows, found: Mapping[int, Clustering], *, metric: str, sample: int, seed: int) -> KChoice:
     """Return the choice among clusterings of the same rows; parameters as for `choose_k`."""
-    n = rows.shape[0]
-    drawn = np.random.RandomState(seed).choice(n, sample, replace=False) if sample < n else np.arange(n)
-    drawn, scores = np.sort(drawn), dict[int, Scores]()
+    drawn, scores = drawn_rows(rows.shape[0], sample, seed), dict[int, Scores]()
     for numbers in _together(sorted(found)):
         given = [Labeled(to_host(found[k].centers).astype(np.float64), found[k].labels) for k in numbers]
         with timed(_log, "scored k = %s", ", ".join(map(str, numbers))):
             scores |= zip(numbers, scores_of_rows(rows, metric, drawn, given), strict=True)
     k, reason = chosen(scores)
     return KChoice(k, reason, [_record(one, found[one], scores[one]) for one in sorted(found)], _OnHost(found))
+
+
+def drawn_rows(n: int, sample: int, seed: int) -> np.ndarray:
+    """Return different indices of n rows, ascending, drawn at random: `sample` of them, or all if there are no more."""
+    # RandomState would permute all n rows.
+    return np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
 
 
 def scores_of_rows(rows: Rows, metric: str, sample: np.ndarray, found: Sequence[Labeled]) -> list[Scores]:

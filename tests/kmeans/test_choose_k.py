@@ -59,7 +59,7 @@ def test_a_sample_has_exact_silhouettes_and_a_stated_error(blobs):
     part = choose_k(blobs, range(2, 8), device="cpu", sample=150)
     for one, other in zip(part.scores, whole.scores, strict=True):
         labels = part.clusterings[one.k].labels
-        drawn = np.sort(np.random.RandomState(0).choice(400, 150, replace=False))
+        drawn = np.sort(np.random.default_rng(0).choice(400, 150, replace=False))
         exact = silhouette_samples(blobs, labels)[drawn]
         assert one.silhouette == pytest.approx(exact.mean(), rel=1e-9)
         assert one.silhouette_error == pytest.approx(1.96 * exact.std(ddof=1) / 150**0.5 * (1 - 150 / 400) ** 0.5)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from tsapps.apps.kmeans.data.rows import Rows
-from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, blocks_of, scores_of_rows
+from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, blocks_of, drawn_rows, scores_of_rows
 from tsapps.apps.kmeans.scores.indices import Labeled, Scores
 from tsapps.kernels.arrays import to_host
 from tsapps.kernels.matmul import gram
@@ -65,10 +65,9 @@ def facts_of(rows: Rows, centers: np.ndarray, labels: np.ndarray, *, metric: str
         Seed of the samples.
     """
     n, k, wide = rows.shape[0], len(centers), np.asarray(centers, np.float64)
-    blocks, draw = blocks_of(rows, metric, max(k, DEFAULT_SAMPLE)), np.random.RandomState(seed)
-    sample = np.sort(draw.choice(n, min(n, DEFAULT_SAMPLE), replace=False))
+    blocks, sample = blocks_of(rows, metric, max(k, DEFAULT_SAMPLE)), drawn_rows(n, DEFAULT_SAMPLE, seed)
     (scores,) = scores_of_rows(rows, metric, sample, [Labeled(wide, labels)])
-    drawn = np.sort(draw.choice(n, min(n, _POINTS), replace=False))
+    drawn = drawn_rows(n, _POINTS, seed + 1)
     means, variances, chosen = _moments_and_rows(blocks, drawn)
     sizes = np.bincount(labels, minlength=k)
     between = (sizes[:, None] * (wide - means) ** 2).sum(axis=0) / n
