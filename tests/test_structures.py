@@ -44,6 +44,8 @@ from tsapps.apps.kmeans.protect.launch import FAULTS
 from tsapps.apps.kmeans.protect.plan import CHECKED, HASHES
 from tsapps.apps.kmeans.small_d import plan as small_d
 from tsapps.apps.kmeans.small_d.plan import CONSTANT_CENTERS_BYTES, PRODUCTS
+from tsapps.apps.kmeans.sweep import iterations
+from tsapps.apps.kmeans.sweep import plan as sweep
 from tsapps.apps.kmeans.update import fixed_point, launch, relocation
 from tsapps.apps.kmeans.update.plan import COLUMN_ORDER, LISTS, MOST_RELOCATED, OUTCOME, SEGMENTS, UPDATE_CENTERS
 from tsapps.kernels import square_gemm
@@ -102,6 +104,9 @@ STRUCTURES = {
     "kmeans::ColumnOrder": ("apps/kmeans/update/column_order.cuh", COLUMN_ORDER),
     "kmeans::TileBound": ("apps/kmeans/assign/error_bound.cuh", TILE_BOUND),
     "kmeans::UpdateCenters<float>": ("apps/kmeans/update/centers.cuh", UPDATE_CENTERS),
+    "kmeans::FitsToLabel": ("apps/kmeans/sweep/fits_to_label.cuh", sweep.FITS_TO_LABEL),
+    "kmeans::FitsToRescore<float>": ("apps/kmeans/sweep/rescore.cuh", sweep.FITS_TO_RESCORE),
+    "kmeans::FitsToAdd": ("apps/kmeans/sweep/update.cuh", sweep.FITS_TO_ADD),
     "batched::Batch<float>": ("apps/kmeans/batched/problem.cuh", BATCH),
     "batched::PlusPlusArgs": ("apps/kmeans/batched/init.cuh", PLUSPLUS_ARGS),
     "tsm2::SquareOperands": ("kernels/square/square_pipeline.cuh", square_gemm.SQUARE_OPERANDS),
@@ -182,6 +187,9 @@ CONSTANTS = {
     "kmeans::kMostCenters": ("apps/kmeans/assign/large_k.cuh", MOST_LARGE_K),
     "kmeans::kMostElements": (_SMALL_D, small_d._MOST_ELEMENTS[0][1]),
     "kmeans::kMostRelocated": ("apps/kmeans/data/stopped.cuh", MOST_RELOCATED),
+    "kmeans::kMostFits": ("apps/kmeans/sweep/share.cuh", sweep.MOST_FITS),
+    "32 * kmeans::kScatterWarps": ("apps/kmeans/update/scatter_add.cuh", launch._SCATTER_THREADS),
+    "kmeans::kScatterWarps * 32": ("apps/kmeans/update/scatter_add.cuh", iterations._ADD_THREADS),
     "kmeans::kMostFeatures": (_SMALL_D, small_d._MOST_ELEMENTS[-1][0]),
     "kmeans::kPlane<1>": ("apps/kmeans/update/scatter_add.cuh", fixed_point._PLANES // 4),
     "kmeans::kQuantizeThreads": ("apps/kmeans/init/quantized_copy.cuh", quantized_copy._THREADS),

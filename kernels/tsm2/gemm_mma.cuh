@@ -67,9 +67,8 @@ class GemmMma : MmaBlock<Plan, Epilogue> {
       ptx::cp_async_commit();
       if (!kArrivesBeside) share_kept_b<0>();
     }
-    // With kKeepB, each tile is one work unit, and tiles are assigned to teams round-robin. At every moment, all blocks
-    // then access neighboring addresses, which is faster. The first teams of all blocks get tiles before the second
-    // teams, so that even a few tiles occupy all blocks.
+    // With kKeepB, each tile is one work unit, and tiles go to teams round-robin. All blocks then access neighboring
+    // addresses. The first teams of all blocks get tiles first, so that even a few tiles occupy all blocks.
     const long long teams = (long long)gridDim.x * Plan::kTeams;
     const long long begin = Plan::kKeepB ? team_ * (long long)gridDim.x + blockIdx.x : partition_.begin(blockIdx.x);
     const long long end =

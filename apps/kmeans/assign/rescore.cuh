@@ -34,18 +34,18 @@ __device__ __forceinline__ int next_candidate(unsigned& low, unsigned& high, int
 }
 
 // Returns the nearest of the candidates of this lane's entry, `mine`, if it is `waiting` and float32 distances certify
-// the result; −1 otherwise. Groups of kFew lanes compare a row each, so that a warp has many rows at a time.
-template <int kFew, typename T>
+// the result; −1 otherwise. Groups of kRowLanes lanes compare a row each, so that a warp has many rows at a time.
+template <int kRowLanes, typename T>
 __device__ __forceinline__ int surely_nearest(const CenteredRows<T, float>& rows, const float* centers, int k,
                                               const AmbiguousRow& mine, unsigned waiting) {
-  constexpr int kMany = 32 / kFew;
+  constexpr int kRowsAtOnce = 32 / kRowLanes;
   const int lane = threadIdx.x % 32, number = __popc(waiting);
   const int own = waiting >> lane & 1 ? __popc(waiting & ((1u << lane) - 1)) : -32;
   int label = -1;
 #pragma unroll 1
-  for (int first = 0; first < number; first += kMany) {
-    const bool present = first + lane / kFew < number;
-    const int one = simt::bit_number(waiting, first + lane / kFew) % 32;
+  for (int first = 0; first < number; first += kRowsAtOnce) {
+    const bool present = first + lane / kRowLanes < number;
+    const int one = simt::bit_number(waiting, first + lane / kRowLanes) % 32;
     const unsigned row = simt::shuffle(mine.row, one);
     unsigned low = simt::shuffle(mine.low, one), high = simt::shuffle(mine.high, one);
     if (!present) low = high = 0;
@@ -54,14 +54,14 @@ __device__ __forceinline__ int surely_nearest(const CenteredRows<T, float>& rows
     while (__any_sync(simt::every_lane, (low | high) != 0)) {
       const int center = next_candidate(low, high, k), other = next_candidate(low, high, k);
       float squares[2];
-      square_distances<kFew>(rows, centers, row, {center < k ? center : 0, other < k ? other : 0}, squares);
+      square_distances<kRowLanes>(rows, centers, row, {center < k ? center : 0, other < k ? other : 0}, squares);
       if (center < k) nearest.take(squares[0], center);
       if (other < k) nearest.take(squares[1], other);
     }
-    // A lane adds d / kFew terms.
-    const int sure = nearest.is_so(32 / kFew * rows.d) ? nearest.center : -1;
-    const int found = simt::shuffle(sure, (own - first) * kFew & 31);
-    if (first <= own && own < first + kMany) label = found;
+    // A lane adds d / kRowLanes terms.
+    const int sure = nearest.is_so(32 / kRowLanes * rows.d) ? nearest.center : -1;
+    const int found = simt::shuffle(sure, (own - first) * kRowLanes & 31);
+    if (first <= own && own < first + kRowsAtOnce) label = found;
   }
   return label;
 }

@@ -12,17 +12,17 @@
 // The half-precision copy of X is read once for all fits. Of each fit, the kernel reads the labels, and writes the list
 // of rows that are ambiguous or have a new label (AmbiguousRow). Fits that have ended take no time.
 //
-// The sums of a fit with at most 32 clusters begin with −‖c‖²/2, so that they are scores. The tensor cores add this term
-// with the relative error γ with which they add products: E of small_k.cuh grows by γ H.
+// The sums of a fit with at most 32 clusters begin with −‖c‖²/2, so that they are scores. The tensor cores add this
+// term with the relative error γ with which they add products: E of small_k.cuh grows by γ H.
 //
 // Why it is fast: for few clusters, a product by itself takes as long as reading the copy does, whatever their number.
 // Here, each further fit takes only its multiplications and its epilogue, of which instructions limit the rate:
 //
-// - A score costs a maximum and two fused multiply-adds, as in candidates_near of small_k.cuh. Offsets cost nothing.
+// - A score costs a maximum and two fused multiply-adds (candidate_bits.cuh). Offsets cost nothing.
 // - The bound of a row's scores is linear in its norm, unless a center lies beyond the limit R of a row of the tile.
-// - Two shuffles transpose the candidate bits, a byte for each of four rows and four lanes.
 // - Labels are loaded one fit ahead, and prefetched one tile ahead.
 #pragma once
+#include "apps/kmeans/sweep/candidate_bits.cuh"
 #include "apps/kmeans/sweep/fits_to_label.cuh"
 #include "kernels/tsm2/gemm_mma.cuh"
 
@@ -53,8 +53,6 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     const int lane = threadIdx.x % 32;
     parts_ = simt::kept_shared(this->parts(0) + lane);
     biases_ = simt::kept_shared(here.biases[0] + lane % 4);
-    first_selector_ = lane % 2 ? 0x3715 : 0x6240;
-    second_selector_ = lane % 4 / 2 ? 0x3276 : 0x5410;
   }
 
   // Fills the shared memory for the fits `going`. A barrier must follow.
@@ -235,7 +233,9 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   template <int kFitBlocks>
   __device__ __forceinline__ void list_by_bytes(int fit, const Tile& tile,
                                                 const float (&scores)[kBlocks][kFitBlocks][4]) const {
-    unsigned bits = candidates_of_own(fit, tile, scores);
+    float errors[4];
+    twice_errors(fit, tile, errors);
+    unsigned bits = transpose_(candidate_bits(scores, errors));
     if (!(tile.own.norm <= here_.norm_limits[fit])) bits = 0;
     const int label = tile.own.label;
     const unsigned place = (label & 6) << 2 | (label >> 2 & 6) | (label & 1);
@@ -244,56 +244,24 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     fits_.at[fit].epilogue.append(here_.listed + fit, wanted, {tile.own.row, label, low, high});
   }
 
-  // Returns the candidates of this lane's own row: byte s has those among the columns of lane s of the four that hold
-  // the row's scores, bit 2·j + i for column 8·j + 2·s + i.
-  template <int kFitBlocks>
-  __device__ __forceinline__ unsigned candidates_of_own(int fit, const Tile& tile,
-                                                        const float (&scores)[kBlocks][kFitBlocks][4]) const {
-    float best[4], threshold[4];
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      best[q] = fmaxf(scores[q / 2][0][q % 2 * 2], scores[q / 2][0][q % 2 * 2 + 1]);
-#pragma unroll
-      for (int j = 1; j < kFitBlocks; ++j)
-        best[q] = fmaxf(best[q], fmaxf(scores[q / 2][j][q % 2 * 2], scores[q / 2][j][q % 2 * 2 + 1]));
-    }
-#pragma unroll
-    for (int bits = 1; bits < 4; bits *= 2)
-#pragma unroll
-      for (int q = 0; q < 4; ++q) best[q] = fmaxf(best[q], simt::shuffle_xor(best[q], bits));
+  // Returns twice the error bound of each row of which this lane holds scores, times kLarge.
+  __device__ __forceinline__ void twice_errors(int fit, const Tile& tile, float (&errors)[4]) const {
     const FitBound bound = here_.bounds[fit];
     if (bound.norm <= fmaf(2.2f, tile.least_norm, bound.near)) {
 #pragma unroll
-      for (int q = 0; q < 4; ++q) threshold[q] = fmaf(bound.of_norm, tile.norms[q], bound.always);
+      for (int q = 0; q < 4; ++q) errors[q] = fmaf(bound.of_norm, tile.norms[q], bound.always);
     } else {
       const float own = kTwice * bound_of_rows(fits_.at[fit].epilogue, true)(tile.own.norm);
 #pragma unroll
-      for (int q = 0; q < 4; ++q) threshold[q] = simt::shuffle(own, threadIdx.x % 32 / 4 * 4 + q);
+      for (int q = 0; q < 4; ++q) errors[q] = simt::shuffle(own, threadIdx.x % 32 / 4 * 4 + q);
     }
-    // Byte q has this lane's candidates of row 8·q + g.
-    float sum[2] = {};
-#pragma unroll
-    for (int q = 0; q < 4; ++q) {
-      threshold[q] = fmaf(-kLarge, best[q], threshold[q]);
-#pragma unroll
-      for (int j = 0; j < kFitBlocks; ++j)
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-          const float above = __saturatef(fmaf(scores[q / 2][j][q % 2 * 2 + i], kLarge, threshold[q]));
-          sum[q / 2] = fmaf(above, (float)(1 << (8 * (q % 2) + 2 * j + i)), sum[q / 2]);
-        }
-    }
-    // Transposes 4 × 4 bytes among the four lanes.
-    unsigned bits = __byte_perm((unsigned)sum[0], (unsigned)sum[1], 0x5410);
-    bits = __byte_perm(bits, simt::shuffle_xor(bits, 1), first_selector_);
-    return __byte_perm(bits, simt::shuffle_xor(bits, 2), second_selector_);
   }
 
   const FitsToLabel& fits_;
   Shared& here_;
   const PartsOfTwo* parts_;  // this lane's
   const float4* biases_;
-  unsigned first_selector_, second_selector_;
+  const ByteTranspose transpose_;
 };
 
 // Lists, for every fit that goes on, the rows of the half-precision copy `a` that are ambiguous or have a new label.

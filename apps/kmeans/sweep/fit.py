@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tsapps.apps.kmeans.data.frame import Frame, ldexp
+from tsapps.apps.kmeans.data.frame import Frame
 from tsapps.apps.kmeans.engines.engine import Engine
 from tsapps.apps.kmeans.initial_centers import Init, initial_centers
 from tsapps.apps.kmeans.lloyd import Clock, Clustering, Progress, clustering_of, number_of_runs
@@ -68,19 +68,18 @@ def fit_together(
     found = dict[int, Clustering]()
     with engine:
         clock = Clock()
-        scaled, moments, exponent = scaled_into_range(engine)
+        scaled, moments, _ = scaled_into_range(engine)
         if scaled is not engine:
             return {}
         engine.center(moments.mean, numbers[0])
         if not engine.data.on_read:
             return {}
-        frame = Frame(engine.data.host_mean(), exponent)
+        frame = Frame(engine.data.host_mean())
         square_norm = engine.data.square_norm() if progress is not None else 0.0
 
         def tell(k: int, iteration: int, n_reassigned: int, potential: float) -> None:
             assert progress is not None
-            inertia = float(ldexp(square_norm + potential, 2 * exponent))
-            progress(k, Progress(0, iteration, inertia, n_reassigned))
+            progress(k, Progress(0, iteration, square_norm + potential, n_reassigned))
 
         random_state = np.random.RandomState(seed)
 
@@ -102,11 +101,9 @@ def fit_together(
             seconds = {phase: total / len(plan.numbers) for phase, total in clock.seconds.items()}
             clock.seconds = {}
             for k, one in zip(plan.numbers, ended, strict=True):
-                if one is None:
-                    _log.info("k = %d: a cluster became empty; it is fitted alone", k)
-                else:
-                    run, cluster_sizes = one
-                    found[k] = clustering_of(run, frame, cluster_sizes, dict(seconds), (steps[k].step, steps[k].reason))
+                if one is not None:
+                    run, sizes = one
+                    found[k] = clustering_of(run, frame, sizes, dict(seconds), (steps[k].step, steps[k].reason))
     return found
 
 

@@ -20,8 +20,8 @@ struct FitsToLabel {
   int count, padding;
 };
 
-// What the rows of a tile need of a fit: E · 2 kLarge = of_norm · norm + always, if `norm`, the largest norm of a center,
-// is not beyond the limit R = 2.2 · (norm of a row) + `near`.
+// The bound of the rows of a tile in a fit: 2 E · kLarge = of_norm · (norm of the row) + always, if `norm`, the largest
+// norm of a center, is not beyond the limit R = 2.2 · (norm of the row) + near (small_k.cuh).
 struct alignas(16) FitBound {
   float of_norm, always, norm, near;
 };

@@ -59,7 +59,7 @@ _MOST_HELD = 64
 # Rows of a tile.
 _ROWS = 32
 # Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0.
-_OTHER_REGISTERS = 56
+_OTHER_REGISTERS = 65
 # Static shared memory of a block (`Shared` in assign.cuh): bytes per fit, and per 8 columns.
 _STATIC_OF_FIT, _STATIC_OF_COLUMNS = 24, 64
 # Bytes of a label.

@@ -30,26 +30,26 @@ __global__ void __launch_bounds__(256, 3)
   ptx::griddepcontrol_wait();
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;
-  // What a thread need not hold while it rescores is in shared memory: registers are few.
+  // What threads need not hold while they rescore is in shared memory: registers are few.
   struct Here {
-    AmbiguousRow* entries;
-    const Work* centers;
-    unsigned count, parts;
-    int k;
+    Share share;
+    unsigned index;
+    Share::Part part;
+    bool ended;
   };
   __shared__ Here here;
-  for (unsigned i = 0;; ++i) {
+  if (threadIdx.x == 0) here.share = Share::of_block(going), here.index = 0;
+  for (;;) {
     __syncthreads();
     if (threadIdx.x == 0) {
-      const Share share(going);
-      const FitToRescore<Work>& fit = fits.at[share.fit];
-      const Share::Part part = share.part(i, fits.lists, fit.counts);
-      here = {fit.entries + part.list * fits.capacity + part.begin, fit.centers, part.count, share.parts(fits.lists),
-              fit.k};
+      here.ended = here.index >= here.share.parts(fits.lists);
+      if (!here.ended) here.part = here.share.part(here.index++, fits.lists, fits.at[here.share.fit].counts);
     }
     __syncthreads();
-    if (i >= here.parts) return;
-    rescore_list<T, Work, kLanes>(rows, here.centers, here.k, here.entries, here.count);
+    if (here.ended) return;
+    const FitToRescore<Work>& fit = fits.at[here.share.fit];
+    AmbiguousRow* const list = fit.entries + here.part.list * fits.capacity + here.part.begin;
+    rescore_list<T, Work, kLanes>(rows, fit.centers, fit.k, list, here.part.count);
   }
 }
 

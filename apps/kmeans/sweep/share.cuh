@@ -22,14 +22,14 @@ __device__ __forceinline__ unsigned fits_that_go_on(const int* stopped, int coun
 }
 
 // What a block does: a fit, and its place among the `places` blocks of this fit.
-class Share {
- public:
+struct Share {
+  int fit;
+  unsigned place, places;
+
   // `going` has at least one bit.
-  __device__ explicit Share(unsigned going) {
+  static __device__ __forceinline__ Share of_block(unsigned going) {
     const unsigned fits = __popc(going), index = blockIdx.x % fits;
-    fit = simt::bit_number(going, (int)index);
-    place_ = blockIdx.x / fits;
-    places_ = (gridDim.x - index + fits - 1) / fits;
+    return {simt::bit_number(going, (int)index), blockIdx.x / fits, (gridDim.x - index + fits - 1) / fits};
   }
 
   // A part of a list: entries `begin` to `begin` + `count` − 1.
@@ -41,24 +41,19 @@ class Share {
   // lists, a list has several parts.
   __device__ __forceinline__ unsigned parts(unsigned lists) const {
     const unsigned all = lists * parts_of_list(lists);
-    return place_ < all ? (all - place_ + places_ - 1) / places_ : 0;
+    return place < all ? (all - place + places - 1) / places : 0;
   }
 
   // Returns this block's part number `index`; `lengths` are those of the lists.
   __device__ __forceinline__ Part part(unsigned index, unsigned lists, const unsigned* lengths) const {
-    const unsigned item = place_ + index * places_, list = item % lists, each = parts_of_list(lists);
+    const unsigned item = place + index * places, list = item % lists, each = parts_of_list(lists);
     const unsigned length = lengths[list], size = (length + each - 1) / each, begin = item / lists * size;
     return {list, begin, begin >= length ? 0 : begin + size <= length ? size : length - begin};
   }
 
-  int fit;
-
- private:
   __device__ __forceinline__ unsigned parts_of_list(unsigned lists) const {
-    return places_ > lists ? places_ / lists : 1;
+    return places > lists ? places / lists : 1;
   }
-
-  unsigned place_, places_;
 };
 
 }  // namespace kmeans

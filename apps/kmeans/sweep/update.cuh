@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(32 * kScatterWarps, 2)
   ptx::griddepcontrol_wait();
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;
-  const Share share(going);
+  const Share share = Share::of_block(going);
   const FitToAdd& fit = fits.at[share.fit];
   const int first = blockIdx.y * fits.columns;
   const int end = first + fits.columns <= rows.d + 1 ? first + fits.columns : rows.d + 1;
