@@ -37,7 +37,11 @@ from tsapps.kernels.gemm import Gemm, blocks_of
 from tsapps.kernels.plan.mma import MmaPlan
 from tsapps.kernels.runtime.launch import structure
 
-__all__ = ["SmallKStep"]
+__all__ = ["RESIDENT_BLOCKS", "SmallKStep"]
+
+#: Blocks of rescore.cuh per multiprocessor: as many as are resident. Lists are short, so that a second wave of blocks
+#: would take about as long as the first.
+RESIDENT_BLOCKS = 3
 
 
 class SmallKStep(DeviceStep):
@@ -76,11 +80,11 @@ class SmallKStep(DeviceStep):
         if sorts_rows(n, d) and n <= MOST_PLACED:
             places = data.xp.empty(lists * self._capacity * PLACE_BYTES, np.uint8)
             self._segments = SegmentedSum(data, k, self.integers.digits, "AmbiguousRow", lists, places)
-        self._rescore_grid = grid_of_lists(data.gpu.multiprocessors, lists, RESCORE_BLOCKS)
-        types = types_of(data.rows_on_gpu, data.dtype)
+        types, blocks = types_of(data.rows_on_gpu, data.dtype), RESIDENT_BLOCKS
         file, name = "assign/rescore.cuh", f"rescore<{types}, {lanes_of_row(d, data.dtype)}>"
         if is_long(d, data.dtype):
-            file, name = "assign/rescore_by_block.cuh", f"rescore_by_block<{types}>"
+            file, name, blocks = "assign/rescore_by_block.cuh", f"rescore_by_block<{types}>", RESCORE_BLOCKS
+        self._rescore_grid = grid_of_lists(data.gpu.multiprocessors, lists, blocks)
         (self._rescore,) = load_kernels(machine, file, name)
 
     def _new_bounds(self) -> ProductBounds:

@@ -16,6 +16,8 @@ from tsapps.apps.kmeans.assign.plan import ARGMIN, tensor_error
 from tsapps.apps.kmeans.data.device_data import DeviceData
 from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.data.plan import CENTER_THREADS, lanes_of_row, log2_lanes
+from tsapps.apps.kmeans.engines.device_step import RESCORE_THREADS
+from tsapps.apps.kmeans.engines.small_k_step import RESIDENT_BLOCKS
 from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.results import Run
@@ -30,8 +32,8 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["Iterations"]
 
-# Threads per block of the kernels that rescore rows and that add them up, and their blocks per multiprocessor.
-_RESCORE_THREADS, _RESCORE_BLOCKS, _ADD_THREADS, _ADD_BLOCKS = 256, 3, 512, 2
+# Threads per block of the kernel that adds rows up, and its blocks per multiprocessor.
+_ADD_THREADS, _ADD_BLOCKS = 512, 2
 # Maximum number of iterations in flight.
 _AHEAD = 2
 
@@ -195,8 +197,8 @@ class Iterations:
         one["centers"], one["k"] = of.centers_at(buffer), plan.numbers
         for name, addresses in of.each("entries", "counts").items():
             one[name] = addresses
-        grid = (self._data.gpu.multiprocessors * _RESCORE_BLOCKS,)
-        return self._data.machine.bind(self._rescore, grid, (_RESCORE_THREADS,), (of.rows, given[()]))
+        grid = (self._data.gpu.multiprocessors * RESIDENT_BLOCKS,)
+        return self._data.machine.bind(self._rescore, grid, (RESCORE_THREADS,), (of.rows, given[()]))
 
     def _bind_add(self) -> Launch:
         of, plan, data = self._buffers, self._plan, self._data
