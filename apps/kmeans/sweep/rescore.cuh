@@ -27,6 +27,7 @@ struct FitsToRescore {
 template <typename T, typename Work, int kLanes>
 __global__ void __launch_bounds__(256, 3)
     rescore_fits(const CenteredRows<T, Work> rows, const FitsToRescore<Work> fits) {
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;

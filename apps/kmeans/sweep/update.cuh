@@ -35,6 +35,7 @@ template <typename T, typename Work, int kDigits, bool kWeighted>
 __global__ void __launch_bounds__(32 * kScatterWarps, 2)
     scatter_add_fits(const CenteredRows<T, Work> rows, const typename Integer<kDigits>::Scale* scales,
                      const FitsToAdd fits) {
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;
@@ -92,6 +93,7 @@ __global__ void __launch_bounds__(kCenterThreads, 3) prepare_fits(const UpdateCe
 // Computes the new centers of all fits that go on.
 template <typename Work>
 __global__ void __launch_bounds__(kCenterThreads, 3) update_fits(const UpdateCenters<Work>* fits, const int* stopped) {
+  ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
   if (stopped[blockIdx.y] != 0) return;
   const UpdateCenters<Work>& of = arguments_of(fits, blockIdx.y);
