@@ -204,7 +204,7 @@ def test_choices_among_rows_on_a_gpu_take_kernels(rng, monkeypatch):
         for k, one in labeled.items()
     }
     choice = number_of_clusters.scored(rows, fits, metric="euclidean", sample=100, seed=1)
-    sample = np.sort(np.random.RandomState(1).choice(300, 100, replace=False))
+    sample = number_of_clusters.drawn_rows(300, 100, 1)
     expected = expected_of(X, list(labeled.values()), sample)
     assert [one.silhouette for one in choice.scores] == pytest.approx([one.silhouette for one in expected], abs=1e-4)
 
