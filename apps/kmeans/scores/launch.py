@@ -10,6 +10,8 @@ from tsapps.apps.kmeans.data.load import pointer
 from tsapps.apps.kmeans.scores.indices import ClusterSums, Labeled, Scores, scores_from, scores_of_each
 from tsapps.apps.kmeans.scores.plan import (
     CLUSTERINGS,
+    DISTANCE_ERROR,
+    STEPS,
     TEMPLATE_PITCHES,
     THREADS,
     SumsPlan,
@@ -31,7 +33,7 @@ _FOLDER = Path(__file__).parent
 # float64 is not among them: sums of distances have the digits of float32.
 _DTYPES = ("float32", "float16", "bfloat16")
 # Files of kernels that are not in totals.cuh.
-_FILES = {name: f"{name}.cuh" for name in ("sums_by_cluster", "row_scores", "spreads")}
+_FILES = {name: f"{name}.cuh" for name in ("sums_by_cluster", "distances_by_cluster", "row_scores", "spreads")}
 # Threads of a block of silhouettes and add_blocks.
 _TOTAL_THREADS = 64
 # Distances from means that are below this multiple of the means are rounding errors of these.
@@ -50,11 +52,13 @@ def kernels_of(element: str, features: int, device: GpuSpec) -> list[tuple[Path,
     arguments = [f"true, {tiles}, {pitch}" for tiles in of_distances for pitch in (0, *TEMPLATE_PITCHES)]
     arguments += [f"false, {tiles}, 132" for tiles in of_features]
     sums = [f"sums_by_cluster<{element}, {each}>" for each in arguments]
+    products = [f"distances_by_cluster<{element}, {tiles}, {steps}>" for tiles in of_distances for steps in STEPS]
     totals = [f"cluster_means<{tiles}>" for tiles in of_features] + [f"silhouettes<{tiles}>" for tiles in of_distances]
     return [
         (_FOLDER / file, [f"kmeans::{name}" for name in names])
         for file, names in (
             ("sums_by_cluster.cuh", sums),
+            ("distances_by_cluster.cuh", products),
             ("row_scores.cuh", [f"row_scores<{element}, {features}>"]),
             ("spreads.cuh", [f"spreads<{element}, {parts}>" for parts in range(3)]),
             ("totals.cuh", [*totals, "add_blocks"]),
@@ -65,9 +69,9 @@ def kernels_of(element: str, features: int, device: GpuSpec) -> list[tuple[Path,
 def scores_on_gpu(machine: Machine, X: Any, sample: np.ndarray, found: Sequence[Labeled]) -> list[Scores]:
     """Return the scores of clusterings of the same rows, as `scores_of` in by_blocks.py defines them.
 
-    Distances are computed from differences in float32; those from rows of the sample are then rounded by at most 2⁻¹⁷.
-    A difference beyond 10¹⁹ has an infinite square, so that scores are not finite. Results have the same bits on every
-    run on the same kind of GPU.
+    Distances are computed from differences in float32, or from products whose error is at most `DISTANCE_ERROR`; those
+    from rows of the sample are then rounded by at most 2⁻¹⁷. A difference beyond 10¹⁹ has an infinite square, so that
+    scores are not finite. Results have the same bits on every run on the same kind of GPU.
 
     Parameters
     ----------
@@ -123,8 +127,8 @@ class _Launches:
         self._spreads = spreads_plan(n, d, columns, clusterings, device=self._machine.gpu)
         self._row_scores = row_scores_plan(n, d, clusterings, device=self._machine.gpu)
         for name, *arguments in (
-            ("sums_by_cluster", self._element, self._features.arguments),
-            ("sums_by_cluster", self._element, self._distances.arguments),
+            (self._features.kernel, self._element, self._features.arguments),
+            (self._distances.kernel, self._element, self._distances.arguments),
             ("cluster_means", self._features.tiles),
             ("spreads", self._element, self._spreads.parts),
             ("row_scores", self._element, self._row_scores.features),
@@ -169,11 +173,12 @@ class _Launches:
         return scores_from(of_rows, silhouettes)
 
     def _sums_by_cluster(self, plan: SumsPlan, sample: Any | None, points: int) -> Any:
-        """Launch sums_by_cluster for some rows of the sample, or for features, and return the partial sums."""
+        """Launch the kernel of a plan for some rows of the sample, or for features, and return the partial sums."""
         (n, d), partial = self._X.shape, self._machine.xp.empty(plan.partial_sums)
         given = self._X, np.int64(n), np.int32(d), pointer(sample), np.int32(points), self._origin_there, self._argument
-        numbers = (np.int32(number) for number in (plan.chunk, plan.pitch, plan.range_tiles))
-        kernel = self._kernel("sums_by_cluster", self._element, plan.arguments)
+        sizes = (np.float32(0.5 / DISTANCE_ERROR),) if plan.steps else (np.int32(plan.chunk), np.int32(plan.pitch))
+        numbers = *sizes, np.int32(plan.range_tiles)
+        kernel = self._kernel(plan.kernel, self._element, plan.arguments)
         self._launch(kernel, plan.grid, (*given, *numbers, partial), plan.shared_bytes)
         return partial
 

@@ -1,4 +1,7 @@
-"""Plans of the kernels of scores (sums_by_cluster.cuh, row_scores.cuh, spreads.cuh) from sizes alone."""
+"""Plans of the kernels of scores (sums_by_cluster.cuh, distances_by_cluster.cuh, row_scores.cuh, spreads.cuh).
+
+From sizes alone.
+"""
 
 from dataclasses import dataclass
 from functools import cache
@@ -9,6 +12,8 @@ from tsapps.kernels.gpu_specs import GpuSpec
 
 __all__ = [
     "CLUSTERINGS",
+    "DISTANCE_ERROR",
+    "STEPS",
     "TEMPLATE_PITCHES",
     "THREADS",
     "RowScoresPlan",
@@ -36,6 +41,12 @@ _TILES = (8, 16, 28)
 TEMPLATE_PITCHES = (68, 132)
 # Blocks of spreads.cuh on a multiprocessor, by kParts.
 _PARTS = {0: 3, 1: 4, 2: 4}
+#: Possible values of kSteps: distances_by_cluster.cuh takes up to 16 · kSteps features, more than whose fragments would
+#: not fit the registers of a thread. For up to _DIRECT features, direct differences take fewer instructions.
+STEPS = (2, 4)
+_DIRECT = 8
+#: Largest relative error of a distance from products on tensor cores; others are computed from direct differences.
+DISTANCE_ERROR = 2.0**-15
 # Possible values of kFeatures; and the blocks of a multiprocessor, by launch bounds.
 _FEATURES = {4: 4, 16: 4, 64: 2}
 # A number of ranges of rows is good enough if multiprocessors are idle for 1 − _EVEN of the time at most, and is the
@@ -47,12 +58,14 @@ _PARTIAL_BYTES = 1 << 28
 
 @dataclass(frozen=True)
 class SumsPlan:
-    """Template arguments and launch of sums_by_cluster.cuh.
+    """Template arguments and launch of sums_by_cluster.cuh, or of distances_by_cluster.cuh.
 
     Attributes
     ----------
     distances : bool
         kDistances.
+    steps : int
+        kSteps of distances_by_cluster.cuh; 0 for sums_by_cluster.cuh, which computes direct differences.
     tiles : int
         kTiles: a block has 8 · kTiles columns.
     chunk, pitch : int
@@ -65,6 +78,7 @@ class SumsPlan:
     """
 
     distances: bool
+    steps: int
     tiles: int
     chunk: int
     pitch: int
@@ -73,8 +87,15 @@ class SumsPlan:
     shared_bytes: int
 
     @property
+    def kernel(self) -> str:
+        """The name of the kernel."""
+        return "distances_by_cluster" if self.steps else "sums_by_cluster"
+
+    @property
     def arguments(self) -> str:
         """The template arguments after the type of X."""
+        if self.steps:
+            return f"{self.tiles}, {self.steps}"
         pitch = self.pitch if self.pitch in TEMPLATE_PITCHES else 0
         return f"{str(self.distances).lower()}, {self.tiles}, {pitch}"
 
@@ -118,6 +139,8 @@ def sums_plan(
 ) -> SumsPlan:
     """Plan sums by cluster of the values of points.
 
+    Distances of 9 to 64 features come from products on tensor cores, if shared memory suffices; others do not.
+
     Parameters
     ----------
     n, d : int
@@ -130,18 +153,45 @@ def sums_plan(
         Whether the values are distances from a sample, or features.
     device : GpuSpec
     """
-    tiles, groups = _tiles_of(columns, possible_tiles(device, distances=distances))
-    one_hot = 3 * _ROWS // 16 * tiles * 32 * 8 + 16 * clusterings
+    possible = possible_tiles(device, distances=distances)
+    steps = next((one for one in STEPS if 16 * one >= d), 0) if distances and d > _DIRECT else 0
+    fitting = tuple(
+        one for one in possible if steps and _product_bytes(steps, one, clusterings) <= device.shared_memory_per_block
+    )
+    if fitting:
+        tiles, groups = _tiles_of(columns, fitting)
+        grid, range_tiles = _grid_of(n, points, groups, device)
+        shared = _product_bytes(steps, tiles, clusterings)
+        return SumsPlan(True, steps, tiles, 16 * steps, 16 * steps + 4, grid, range_tiles, shared)
+    tiles, groups = _tiles_of(columns, possible)
+    one_hot = _one_hot_bytes(tiles, clusterings)
     rows = (_POINTS if distances else 0) + 2 * _ROWS
     most = (device.shared_memory_per_block - one_hot) // (4 * rows) // 4 * 4
     wanted = -(-d // 4) * 4 if distances else _POINTS
     chunk = wanted if _pitch_of(wanted) <= most else (most // 4 - 1) // 2 * 8 + 4  # 4 · odd, which is its own pitch
     pitch = _pitch_of(chunk)
+    grid, range_tiles = _grid_of(n, points, groups, device)
+    return SumsPlan(distances, 0, tiles, chunk, pitch, grid, range_tiles, 4 * rows * pitch + one_hot)
+
+
+def _one_hot_bytes(tiles: int, clusterings: int) -> int:
+    """Return the size of three tiles of fragments of labels, and of the clusterings."""
+    return 3 * _ROWS // 16 * tiles * 32 * 8 + 16 * clusterings
+
+
+def _product_bytes(steps: int, tiles: int, clusterings: int) -> int:
+    """Return the size of the shared memory of distances_by_cluster.cuh."""
+    depth = 16 * steps
+    split = _ROWS * (2 * 2 * (depth + 8) + 3 * 4)  # two parts of float16, and three numbers
+    return 4 * (_POINTS + 2 * _ROWS) * (depth + 4) + 4 * depth + 2 * split + _one_hot_bytes(tiles, clusterings)
+
+
+def _grid_of(n: int, points: int, groups: int, device: GpuSpec) -> tuple[tuple[int, int, int], int]:
+    """Return the grid for some groups of columns, and the tiles of a range."""
     point_groups, all_tiles = -(-points // _POINTS), -(-n // _ROWS)
     ranges = min(_ranges(point_groups * groups, device.multiprocessors), all_tiles)
     range_tiles = -(-all_tiles // ranges)
-    grid = point_groups, groups, -(-all_tiles // range_tiles)
-    return SumsPlan(distances, tiles, chunk, pitch, grid, range_tiles, 4 * rows * pitch + one_hot)
+    return (point_groups, groups, -(-all_tiles // range_tiles)), range_tiles
 
 
 def _ranges(blocks: int, multiprocessors: int) -> int:

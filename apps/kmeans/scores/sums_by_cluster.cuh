@@ -16,11 +16,12 @@
 //   a warp          16 points. Lane 4·g + t has points g and g + 8, and rows t, t + 4, …, t + 28: the values that it
 //                   computes are its part of fragment A, since rows may be in any order
 //
-// Distances are from direct differences in float32, so a row's distance from itself is 0. Tensor cores multiply by 0
-// and 1 without error. A value is a sum of kPlanes bfloat16 numbers: of two, which round a distance by at most 2⁻¹⁷, or
-// of three, which have all digits of a float32 feature. Tensor cores add up kFlushTiles tiles in float32, where an
-// addition loses at most 2⁻²³ of the sum; sums of these are in float64. No sum depends on the order in which warps run,
-// so results have the same bits on every run.
+// Distances are from direct differences in float32, so a row's distance from itself is 0; for 9 to 64 features,
+// distances_by_cluster.cuh has most of them from products. Tensor cores multiply by 0 and 1 without error. A value is a
+// sum of kPlanes bfloat16 numbers: of two, which round a distance by at most 2⁻¹⁷, or of three, which have all digits of
+// a float32 feature. Tensor cores add up kFlushTiles tiles in float32, where an addition loses at most 2⁻²³ of the sum;
+// sums of these are in float64. No sum depends on the order in which warps run, so results have the same bits on every
+// run.
 //
 // Why it is fast: a subtraction and a fused multiply-add per feature, row and point limit it. For four features of 16
 // distances, a lane loads ten vectors, without bank conflicts, for 128 of these instructions. To add each distance to a
@@ -29,13 +30,10 @@
 // once for all warps of a block. There is one barrier per tile, and the loads of the next tile are in flight meanwhile.
 // Blocks that run together have different points of the same rows, which L2 then holds.
 #pragma once
-#include "apps/kmeans/scores/clusterings.cuh"
-#include "apps/kmeans/scores/partial_sums.cuh"
-#include "kernels/ptx/mma.cuh"
+#include "apps/kmeans/scores/one_hot.cuh"
 
 namespace kmeans {
 
-constexpr int kTileRows = 32, kFlushTiles = 64;
 // Vectors of features that a lane processes between two branches. From compute capability 10 on, instructions take
 // pairs of float32 numbers, which leaves no registers for two vectors.
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
@@ -43,8 +41,8 @@ constexpr int kVectorsTogether = 1;
 #else
 constexpr int kVectorsTogether = 2;
 #endif
-// Columns of X and clusterings whose elements a thread loads ahead.
-constexpr int kColumnsAhead = 64, kLabelsAhead = 4;
+// Columns of X whose elements a thread loads ahead.
+constexpr int kColumnsAhead = 64;
 
 // Elements of X: of `width` columns from `first` on, and zeros after the last column and the last row.
 template <typename T, bool kDistances>
@@ -63,17 +61,6 @@ struct Columns {
   }
 };
 
-// Splits two values into kPlanes bfloat16 numbers each, whose sums they are, for word `place` of each fragment.
-template <int kPlanes>
-__device__ __forceinline__ void split_pair(float lower, float upper, unsigned (&planes)[kPlanes][4], int place) {
-#pragma unroll
-  for (int p = 0; p < kPlanes; ++p) {
-    const unsigned pair = planes[p][place] = ptx::to_bfloat16s(lower, upper);
-    lower -= __uint_as_float(pair << 16);
-    upper -= __uint_as_float(pair & 0xffff0000u);
-  }
-}
-
 // `sample` has the row of each of n_points points; for features it is null, and n_points is d + 1. A range has `tiles`
 // tiles. `chunk` features are in shared memory at a time, a multiple of 4; with more, points are loaded again for every
 // tile. The pitch, kPitch or if that is 0 `any_pitch`, is 4 times an odd number, which keeps rows in different banks.
@@ -81,7 +68,8 @@ template <typename T, bool kDistances, int kTiles, int kPitch>
 __global__ void __launch_bounds__(kScoreThreads, 1)
     sums_by_cluster(const T* X, long long n, int d, const long long* sample, int n_points, const float* origin,
                     Clusterings clusterings, int chunk, int any_pitch, int tiles, double* partial) {
-  constexpr int kPlanes = kDistances ? 2 : 3, kFragments = kTileRows / 16 * kTiles * 32;
+  using OfTile = Labels<kTiles, true>;
+  constexpr int kPlanes = kDistances ? 2 : 3, kFragments = OfTile::kFragments;
   const int pitch = kPitch > 0 ? kPitch : any_pitch;
   float* const points = simt::dynamic_shared<float>();
   float* const rows = points + (kDistances ? kBlockPoints * pitch : 0);
@@ -107,7 +95,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
   const bool exists = own_column < first_columns.width && first_columns.first + own_column < d;
   const float middle = !kDistances && exists ? origin[first_columns.first + own_column] : 0.0f;
   float ahead[kTileRows / 4];
-  int labels_ahead[kLabelsAhead];
+  OfTile labels{of_clusterings, clusterings.count, {}};
   const auto fetch = [&](long long tile) {
     const long long first_row = tile * kTileRows;
     const int present = n - first_row < kTileRows ? (int)(n - first_row) : kTileRows;
@@ -124,12 +112,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
 #pragma unroll
       for (int i = 0; i < kTileRows / 4; ++i) ahead[i] = first_columns.at(first_row + own_row + 4 * i, own_column);
     }
-#pragma unroll
-    for (int i = 0; i < kLabelsAhead; ++i) {
-      labels_ahead[i] = -1;
-      if (warp + 8 * i < clusterings.count && lane < present)
-        labels_ahead[i] = of_clusterings[warp + 8 * i].labels[first_row + lane];
-    }
+    labels.fetch(first_row, present);
   };
   const auto place_rows = [&](const Columns<T, kDistances>& columns, long long tile, float* to, int from) {
     const int width = (columns.width + 3) / 4 * 4;
@@ -139,28 +122,14 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
         to[(own_row + 4 * i) * pitch + column] = columns.at(tile * kTileRows + own_row + 4 * i, column);
     }
   };
-  // Sets the element of a row, which is this lane, and the column of its label. A fragment has 8 columns of 16 rows, in
-  // which consecutive columns are 4 lanes of 8 bytes apart.
-  const int place_of_row = (lane / 16 * kTiles * 32 + lane % 4) * 4 + lane / 4 % 4;
-  const auto mark = [&](uint2* to, int clustering, int label) {
-    const int column = of_clusterings[clustering].start + label;
-    if ((unsigned)label >= (unsigned)of_clusterings[clustering].k || (unsigned)column >= 8u * kTiles) return;
-    reinterpret_cast<unsigned short*>(to)[place_of_row + 16 * column] = 0x3f80;
-  };
   const auto place_ahead = [&](long long tile, float* to, uint2* marks) {
     if (own_column < (first_columns.width + 3) / 4 * 4) {
 #pragma unroll
       for (int i = 0; i < kTileRows / 4; ++i) to[(own_row + 4 * i) * pitch + own_column] = ahead[i];
     }
     place_rows(first_columns, tile, to, kColumnsAhead);
-#pragma unroll
-    for (int i = 0; i < kLabelsAhead; ++i) {
-      if (warp + 8 * i < clusterings.count) mark(marks, warp + 8 * i, labels_ahead[i]);
-    }
-    for (int clustering = warp + 8 * kLabelsAhead; clustering < clusterings.count; clustering += 8) {
-      const long long row = tile * kTileRows + lane;
-      mark(marks, clustering, row < n ? of_clusterings[clustering].labels[row] : -1);
-    }
+    const long long left = n - tile * kTileRows;
+    labels.place(tile * kTileRows, left < kTileRows ? (int)left : kTileRows, marks);
   };
   const auto place_points = [&](int part) {
     const auto columns = columns_of(part);
@@ -242,45 +211,10 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
           const float* const pair = values[r % 2] + 4 * step + 2 * (r / 2);
           split_pair(pair[0], pair[1], planes, r);
         }
-        // Four fragments of columns at a time, so that no product waits for the one before it.
-#pragma unroll
-        for (int i = 0; i < kTiles; i += 4) {
-          float of_rows[4][4] = {};
-          unsigned of_labels[4][2];
-#pragma unroll
-          for (int j = 0; j < 4; ++j) {
-            const uint2 word = marks[(step * kTiles + i + j) * 32];
-            of_labels[j][0] = word.x;
-            of_labels[j][1] = word.y;
-          }
-#pragma unroll
-          for (int p = 0; p < kPlanes; ++p) {
-#pragma unroll
-            for (int j = 0; j < 4; ++j)
-              ptx::mma_m16n8k16_bf16(kDistances ? sums[i + j] : of_rows[j], planes[p], of_labels[j]);
-          }
-          if (kDistances) continue;
-#pragma unroll
-          for (int j = 0; j < 16; ++j) sums[i + j / 4][j % 4] += of_rows[j / 4][j % 4];
-        }
+        add_by_label<!kDistances>(sums, planes, marks + step * kTiles * 32);
       }
       if ((tile + 1) % kFlushTiles == 0 || tile + 1 == count) {
-        // Eight loads are in flight together, as many as there are registers for.
-#pragma unroll
-        for (int i = 0; i < kTiles; i += 2) {
-          double before[8] = {};
-          if (!is_first) {
-#pragma unroll
-            for (int j = 0; j < 8; ++j) before[j] = mine[(4 * i + j) * 32];
-          }
-#pragma unroll
-          for (int j = 0; j < 8; ++j) {
-            float& sum = sums[i + j / 4][j % 4];
-            mine[(4 * i + j) * 32] = before[j] + (double)sum;
-            sum = 0;
-          }
-          __syncwarp();  // across which the compiler moves no loads
-        }
+        flush(sums, mine, is_first);
         is_first = false;
       }
     }

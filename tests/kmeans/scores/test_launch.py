@@ -57,8 +57,13 @@ def drawn(n, d, dtype, rng):
 
 
 def distance_error(d):
-    """Bound the relative error of a sum of distances: of each, of its two parts, and of sums of kFlushTiles tiles."""
+    """Bound the relative error of a sum of distances: of each, of its two parts, and of sums of kFlushTiles tiles.
+
+    Distances from products are off by the largest error that they may have, and by that of rows about an origin.
+    """
     each = oracle.gamma(d + 4, np.float32) + 2.0**-23 + 2.0**-17
+    if 8 < d <= 64:
+        each += scores_plan.DISTANCE_ERROR * (1 + 1 / 16)
     return float(each) + 64 * 2 * 2 * 2.0**-23
 
 
@@ -107,6 +112,8 @@ def test_edges():
         (260, 16, (3, 20), 129),
         (700, 13, (2, 40, 60), 50),
         (700, 13, (2, 40, 60, 110), 50),
+        (350, 32, (2, 5), 100),
+        (301, 40, (2, 3, 9), 33),
         (290, 64, (2, 3), 30),
         (270, 65, (4, 2), 140),
         (257, 200, (3, 40), 20),

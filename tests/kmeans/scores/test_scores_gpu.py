@@ -45,8 +45,8 @@ def test_scores(n, d, ks, sampled, dtype):
     for one, again, other in zip(*results, expected, strict=True):
         np.testing.assert_array_equal(one.of_sample, again.of_sample)
         assert [getattr(one, name) for name in NAMES] == [getattr(again, name) for name in NAMES]
-        # Twice 2⁻¹⁷ and the roundings of sums of d squares and of 64 tiles, as in test_launch.py.
-        error = 2.1 * (2.0**-17 + 2.0**-15 + 2.0**-24 * (d + 6))
+        # Twice 2⁻¹⁷, the roundings of sums of d squares and of 64 tiles, and DISTANCE_ERROR, as in test_launch.py.
+        error = 2.1 * (2.0**-17 + 2 * 2.0**-15 + 2.0**-24 * (d + 6))
         np.testing.assert_allclose(one.of_sample, other.of_sample, rtol=0, atol=error)
         for name in NAMES:
             assert getattr(one, name) == pytest.approx(getattr(other, name), rel=1e-4, abs=error), name
