@@ -8,6 +8,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.frame import Frame
 from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.init.plusplus import order_of_sums, random_numbers
 from tsapps.apps.kmeans.initial_centers import Init, initial_centers
 from tsapps.apps.kmeans.lloyd import Clock, Clustering, Progress, clustering_of, number_of_runs
 from tsapps.apps.kmeans.prepare import scaled_into_range
@@ -93,6 +94,8 @@ def fit_together(
         for plan in _groups(engine, served):
             iterations = Iterations(engine.data, plan)  # its kernels compile while centers are drawn
             clock.lap("prepare")
+            if init == "k-means++" and choosing is None:
+                _begin_draws(engine, plan.numbers, random_state, seed)
             starts = [draw(k) for k in plan.numbers]
             clock.lap("seed")
             ended = iterations.run(starts, max_iter, moments.variance * tol, None if progress is None else tell)
@@ -105,6 +108,19 @@ def fit_together(
                     run, sizes = one
                     found[k] = clustering_of(run, frame, sizes, dict(seconds), (steps[k].step, steps[k].reason))
     return found
+
+
+def _begin_draws(
+    engine: "DeviceEngine", numbers: Sequence[int], random_state: np.random.RandomState, seed: int
+) -> None:
+    """Launch the draws of k-means++ from which all fits have their samples: those of most clusters of each order."""
+    most = {order_of_sums(k): k for k in sorted(numbers)}
+    begun = list[tuple[int, np.ndarray]]()
+    for k in sorted(most.values(), reverse=True):
+        random_state.seed(seed)
+        if not engine.data.rounds_draws(k):
+            begun.append(random_numbers(engine.data, k, random_state))
+    engine.begin_plus_plus(begun)
 
 
 def _groups(engine: "DeviceEngine", numbers: Sequence[int]) -> "Iterator[FitsPlan]":
