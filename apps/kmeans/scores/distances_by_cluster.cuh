@@ -51,11 +51,11 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
   for (int i = thread; i < 16 * kSteps; i += kScoreThreads) middle[i] = i < d ? origin[i] : 0.0f;
   for (int i = thread; i < 3 * kFragments; i += kScoreThreads) one_hot[i] = uint2{0, 0};
   __syncthreads();
-  const auto place_row = [&](const RowPart<kVectors>& part, float* to, Split* of_tile) {
+  const auto place_row = [&](const RowPart<T, kVectors>& part, float* to, Split* of_tile) {
 #pragma unroll
     for (int i = 0; i < kVectors; ++i)
-      *reinterpret_cast<simt::Vector<float, 4>*>(to + own_row * kPitch + 32 * i + 4 * in_row) = part.at[i];
-    split_row<kSteps>(part, middle, own_row, in_row, per_error, of_tile);
+      *reinterpret_cast<simt::Vector<float, 4>*>(to + own_row * kPitch + 32 * i + 4 * in_row) = part.values(i);
+    split_row<T, kSteps>(part, middle, own_row, in_row, per_error, of_tile);
   };
 
   // Points come in four tiles, of which two warps each keep their fragments, norms, and limits.
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
   }
 
   OfTile labels{of_clusterings, clusterings.count, {}};
-  RowPart<kVectors> ahead;
+  RowPart<T, kVectors> ahead;
   const auto present_in = [&](int tile) {
     const long long left = n - (begin + tile) * kTileRows;
     return left < kTileRows ? (int)left : kTileRows;

@@ -40,36 +40,45 @@ struct alignas(16) PartsOfRows {
   float norms[kTileRows], factors[kTileRows], limits[kTileRows];
 };
 
-// A row of which eight lanes have 4·kVectors columns each: lane l those from 4·l + 32·i on.
-template <int kVectors>
+// A row of which eight lanes have 4·kVectors columns each: lane l those from 4·l + 32·i on. Elements are converted when
+// they are used: earlier, a thread would wait for them.
+template <typename T, int kVectors>
 struct RowPart {
-  simt::Vector<float, 4> at[kVectors];
+  simt::Vector<T, 4> at[kVectors];
+
+  __device__ __forceinline__ simt::Vector<float, 4> values(int i) const {
+    simt::Vector<float, 4> four;
+#pragma unroll
+    for (int j = 0; j < 4; ++j) four[j] = (float)tsm2::Element<T>::value(at[i][j]);
+    return four;
+  }
 };
 
 // Loads a row of zeros for a negative number. `is_aligned` says that vectors of four elements may be loaded.
 template <typename T, int kVectors>
-__device__ __forceinline__ RowPart<kVectors> load_part(const T* X, long long row, int d, int in_row, bool is_aligned) {
-  RowPart<kVectors> part = {};
+__device__ __forceinline__ RowPart<T, kVectors> load_part(const T* X, long long row, int d, int in_row,
+                                                          bool is_aligned) {
+  RowPart<T, kVectors> part = {};
   if (row < 0) return part;
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int column = 32 * i + 4 * in_row;
     const T* const from = X + row * d + column;
     if (is_aligned && column < d) {
-      const auto four = *reinterpret_cast<const simt::Vector<T, 4>*>(from);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) part.at[i][j] = (float)tsm2::Element<T>::value(four[j]);
+      part.at[i] = *reinterpret_cast<const simt::Vector<T, 4>*>(from);
     } else {
 #pragma unroll
-      for (int j = 0; j < 4; ++j) part.at[i][j] = column + j < d ? (float)tsm2::Element<T>::value(from[j]) : 0.0f;
+      for (int j = 0; j < 4; ++j) {
+        if (column + j < d) part.at[i][j] = from[j];
+      }
     }
   }
   return part;
 }
 
 // Splits row `row` of a tile, of which eight adjacent lanes have a part each; four lanes have a step of 16 features.
-template <int kSteps>
-__device__ __forceinline__ void split_row(const RowPart<kSteps / 2>& part, const float* origin, int row, int in_row,
+template <typename T, int kSteps>
+__device__ __forceinline__ void split_row(const RowPart<T, kSteps / 2>& part, const float* origin, int row, int in_row,
                                           float per_error, PartsOfRows<kSteps>* to) {
   constexpr int kVectors = kSteps / 2;
   constexpr float kRounding = 1.0f / (1 << 24);
@@ -77,10 +86,11 @@ __device__ __forceinline__ void split_row(const RowPart<kSteps / 2>& part, const
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const auto middle = *reinterpret_cast<const simt::Vector<float, 4>*>(origin + 32 * i + 4 * in_row);
+    const auto four = part.values(i);
     of_steps[i] = 0;
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      v[i][j] = part.at[i][j] - middle[j];
+      v[i][j] = four[j] - middle[j];
       of_steps[i] = fmaxf(of_steps[i], fabsf(v[i][j]));
     }
     of_steps[i] = fmaxf(of_steps[i], simt::shuffle_xor(of_steps[i], 1));

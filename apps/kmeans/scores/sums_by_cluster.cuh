@@ -18,10 +18,10 @@
 //
 // Distances are from direct differences in float32, so a row's distance from itself is 0; for 9 to 64 features,
 // distances_by_cluster.cuh has most of them from products. Tensor cores multiply by 0 and 1 without error. A value is a
-// sum of kPlanes bfloat16 numbers: of two, which round a distance by at most 2⁻¹⁷, or of three, which have all digits of
-// a float32 feature. Tensor cores add up kFlushTiles tiles in float32, where an addition loses at most 2⁻²³ of the sum;
-// sums of these are in float64. No sum depends on the order in which warps run, so results have the same bits on every
-// run.
+// sum of kPlanes bfloat16 numbers: of two, which round a distance by at most 2⁻¹⁷, or of three, which have all digits
+// of a float32 feature. Tensor cores add up kFlushTiles tiles in float32, where an addition loses at most 2⁻²³ of the
+// sum; sums of these are in float64. No sum depends on the order in which warps run, so results have the same bits on
+// every run.
 //
 // Why it is fast: a subtraction and a fused multiply-add per feature, row and point limit it. For four features of 16
 // distances, a lane loads ten vectors, without bank conflicts, for 128 of these instructions. To add each distance to a
@@ -41,23 +41,16 @@ constexpr int kVectorsTogether = 1;
 #else
 constexpr int kVectorsTogether = 2;
 #endif
-// Columns of X whose elements a thread loads ahead.
-constexpr int kColumnsAhead = 64;
 
 // Elements of X: of `width` columns from `first` on, and zeros after the last column and the last row.
-template <typename T, bool kDistances>
+template <typename T>
 struct Columns {
   const T* X;
-  const float* origin;
   long long n;
   int d, first, width;
 
   __device__ __forceinline__ float at(long long row, int column) const {
-    const int here = first + column;
-    if (row >= n || column >= width) return 0.0f;
-    if (!kDistances && here == d) return 1.0f;
-    const float value = (float)tsm2::Element<T>::value(X[row * d + here]);
-    return kDistances ? value : value - origin[here];
+    return row < n && column < width ? (float)tsm2::Element<T>::value(X[row * d + first + column]) : 0.0f;
   }
 };
 
@@ -70,6 +63,9 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
                     Clusterings clusterings, int chunk, int any_pitch, int tiles, double* partial) {
   using OfTile = Labels<kTiles, true>;
   constexpr int kPlanes = kDistances ? 2 : 3, kFragments = OfTile::kFragments;
+  // Columns of X of which threads load elements ahead, the rows that they load together, and the loads of each.
+  constexpr int kColumnsAhead = kDistances ? 64 : kBlockPoints, kTogether = kScoreThreads / kColumnsAhead;
+  constexpr int kAhead = kTileRows / kTogether;
   const int pitch = kPitch > 0 ? kPitch : any_pitch;
   float* const points = simt::dynamic_shared<float>();
   float* const rows = points + (kDistances ? kBlockPoints * pitch : 0);
@@ -84,52 +80,59 @@ __global__ void __launch_bounds__(kScoreThreads, 1)
 
   const auto columns_of = [&](int part) {
     const int first = kDistances ? part * chunk : first_point, left = (kDistances ? d : n_points) - first;
-    return Columns<T, kDistances>{X, origin, n, d, first, left < chunk ? left : chunk};
+    return Columns<T>{X, n, d, first, left < chunk ? left : chunk};
   };
   place_clusterings(clusterings, first_column, of_clusterings);
   __syncthreads();
 
-  // Elements of a tile: this thread has column thread % 64 of every fourth row, and columns 64, 128, … after it.
+  // Elements of a tile: this thread has a column of every kTogether-th row. They are converted when they are placed:
+  // when they are loaded, it would wait for them. Of distances, it has the columns 64, 128, … after it besides.
   const int own_row = thread / kColumnsAhead, own_column = thread % kColumnsAhead;
   const auto first_columns = columns_of(0);
   const bool exists = own_column < first_columns.width && first_columns.first + own_column < d;
-  const float middle = !kDistances && exists ? origin[first_columns.first + own_column] : 0.0f;
-  float ahead[kTileRows / 4];
+  // Feature d is 0 − (−1).
+  const float none = first_columns.first + own_column == d ? -1.0f : 0.0f;
+  const float middle = kDistances ? 0.0f : exists ? origin[first_columns.first + own_column] : none;
+  T ahead[kAhead] = {};
   OfTile labels{of_clusterings, clusterings.count, {}};
   const auto fetch = [&](long long tile) {
     const long long first_row = tile * kTileRows;
     const int present = n - first_row < kTileRows ? (int)(n - first_row) : kTileRows;
+    const T* from = X + (first_row + own_row) * d + (first_columns.first + own_column);
     // One branch for all elements: a predicate for each would take most of the instructions.
     if (exists && present == kTileRows) {
-      const T* from = X + (first_row + own_row) * d + (first_columns.first + own_column);
 #pragma unroll
-      for (int i = 0; i < kTileRows / 4; ++i) {
-        const float value = (float)tsm2::Element<T>::value(*from);
-        ahead[i] = kDistances ? value : value - middle;
-        from += 4 * d;
+      for (int i = 0; i < kAhead; ++i) {
+        ahead[i] = *from;
+        from += kTogether * d;
       }
     } else {
 #pragma unroll
-      for (int i = 0; i < kTileRows / 4; ++i) ahead[i] = first_columns.at(first_row + own_row + 4 * i, own_column);
+      for (int i = 0; i < kAhead; ++i) {
+        if (exists && own_row + kTogether * i < present) ahead[i] = from[kTogether * i * d];
+      }
     }
     labels.fetch(first_row, present);
   };
-  const auto place_rows = [&](const Columns<T, kDistances>& columns, long long tile, float* to, int from) {
+  const auto place_rows = [&](const Columns<T>& columns, long long tile, float* to, int from) {
     const int width = (columns.width + 3) / 4 * 4;
     for (int column = own_column + from; column < width; column += kColumnsAhead) {
 #pragma unroll
-      for (int i = 0; i < kTileRows / 4; ++i)
-        to[(own_row + 4 * i) * pitch + column] = columns.at(tile * kTileRows + own_row + 4 * i, column);
+      for (int i = 0; i < kAhead; ++i)
+        to[(own_row + kTogether * i) * pitch + column] = columns.at(tile * kTileRows + own_row + kTogether * i, column);
     }
   };
   const auto place_ahead = [&](long long tile, float* to, uint2* marks) {
+    const int present = n - tile * kTileRows < kTileRows ? (int)(n - tile * kTileRows) : kTileRows;
     if (own_column < (first_columns.width + 3) / 4 * 4) {
 #pragma unroll
-      for (int i = 0; i < kTileRows / 4; ++i) to[(own_row + 4 * i) * pitch + own_column] = ahead[i];
+      for (int i = 0; i < kAhead; ++i) {
+        const float value = (float)tsm2::Element<T>::value(ahead[i]) - middle;
+        to[(own_row + kTogether * i) * pitch + own_column] = own_row + kTogether * i < present ? value : 0.0f;
+      }
     }
-    place_rows(first_columns, tile, to, kColumnsAhead);
-    const long long left = n - tile * kTileRows;
-    labels.place(tile * kTileRows, left < kTileRows ? (int)left : kTileRows, marks);
+    if (kDistances) place_rows(first_columns, tile, to, kColumnsAhead);
+    labels.place(tile * kTileRows, present, marks);
   };
   const auto place_points = [&](int part) {
     const auto columns = columns_of(part);

@@ -171,9 +171,10 @@ def test_many_rows_of_a_range(far, rng):
     compare(found_by(X, found, range(0, 5000, 600)), expected_of(X, found, range(0, 5000, 600)), 2)
 
 
+@pytest.mark.parametrize("d", [7, 20])
 @pytest.mark.parametrize("seed", every(1, [1, 2, 3]))
-def test_scores_have_the_same_bits_on_every_run(seed, rng):
-    X = drawn(500, 7, "float32", rng)
+def test_scores_have_the_same_bits_on_every_run(seed, d, rng):
+    X = drawn(500, d, "float32", rng)
     found, sample = [clustering(X, k, rng) for k in (2, 9)], np.arange(0, 500, 7)
     expected = found_by(X, found, sample)
     with harness.schedule(seed=seed, threads=1 + seed % 2):
@@ -219,15 +220,18 @@ def test_choices_among_rows_on_a_gpu_take_kernels(rng, monkeypatch):
 def test_plans():
     plan = scores_plan.sums_plan(10**6, 64, 1000, 209, 19, distances=True, device=H200)
     assert (plan.tiles, plan.chunk, plan.pitch, plan.grid) == (28, 64, 68, (8, 1, 33))
+    assert (plan.kernel, plan.arguments) == ("distances_by_cluster", "28, 4")
     for gpu in KNOWN.values():
         if float(gpu.compute_capability) < 8:
             continue
-        for d in (1, 3, 64, 70, 72, 76, 300, 10_000):
+        for d in (1, 3, 9, 32, 64, 70, 72, 76, 300, 10_000):
             for columns in (2, 65, 130, 225, 4000):
                 for distances in (True, False):
                     points = 1000 if distances else d + 1
                     plan = scores_plan.sums_plan(10**5, d, points, columns, 90, distances=distances, device=gpu)
                     assert plan.shared_bytes <= gpu.shared_memory_per_block
+                    assert (plan.steps > 0) == (distances and 8 < d <= 64)
+                    assert plan.steps == 0 or 16 * plan.steps >= d
                     assert plan.pitch % 8 == 4
                     assert plan.pitch >= plan.chunk > 0
                     assert plan.chunk % 4 == 0
