@@ -35,7 +35,7 @@ def fit_together(
     tol: float = 1e-4,
     seed: int,
     progress: Callable[[int, Progress], None] | None = None,
-    choosing: Callable[[int, int, int], None] | None = None,
+    choosing: Callable[[int, int, int, int], None] | None = None,
 ) -> dict[int, Clustering]:
     """Fit X for several numbers of clusters, as far as the fits can share launches.
 
@@ -82,21 +82,12 @@ def fit_together(
             assert progress is not None
             progress(k, Progress(0, iteration, square_norm + potential, n_reassigned))
 
-        random_state = np.random.RandomState(seed)
-
-        def draw(k: int) -> np.ndarray:
-            random_state.seed(seed)  # a new object takes 0.1 ms
-            told = None if choosing is None else partial(choosing, k, 0)
-            return initial_centers(engine, k, init, random_state, frame, told)
-
         steps = engine.selections(numbers)
         served = [k for k, plan in steps.items() if plan.step in _STEPS and not plan.streamed]
         for plan in _groups(engine, served):
             iterations = Iterations(engine.data, plan)  # its kernels compile while centers are drawn
             clock.lap("prepare")
-            if init == "k-means++" and choosing is None:
-                _begin_draws(engine, plan.numbers, random_state, seed)
-            starts = [draw(k) for k in plan.numbers]
+            starts = _starts(engine, plan.numbers, init, seed, frame, choosing)
             clock.lap("seed")
             ended = iterations.run(starts, max_iter, moments.variance * tol, None if progress is None else tell)
             del iterations  # its memory is free for the next group
@@ -110,17 +101,29 @@ def fit_together(
     return found
 
 
-def _begin_draws(
-    engine: "DeviceEngine", numbers: Sequence[int], random_state: np.random.RandomState, seed: int
-) -> None:
-    """Launch the draws of k-means++ from which all fits have their samples: those of most clusters of each order."""
-    most = {order_of_sums(k): k for k in sorted(numbers)}
-    begun = list[tuple[int, np.ndarray]]()
-    for k in sorted(most.values(), reverse=True):
-        random_state.seed(seed)
-        if not engine.data.rounds_draws(k):
-            begun.append(random_numbers(engine.data, k, random_state))
-    engine.begin_plus_plus(begun)
+def _starts(
+    engine: "DeviceEngine",
+    numbers: Sequence[int],
+    init: Init,
+    seed: int,
+    frame: Frame,
+    choosing: Callable[[int, int, int, int], None] | None,
+) -> list[np.ndarray]:
+    """Return the initial centers of each fit."""
+    random_state, starts = np.random.RandomState(seed), list[np.ndarray]()
+    if isinstance(init, str) and init == "k-means++" and choosing is None:
+        # All fits have their samples from the draws of most clusters, one for each order of sums.
+        most, begun = {order_of_sums(k): k for k in sorted(numbers)}, list[tuple[int, np.ndarray]]()
+        for k in sorted(most.values(), reverse=True):
+            random_state.seed(seed)
+            if not engine.data.rounds_draws(k):
+                begun.append(random_numbers(engine.data, k, random_state))
+        engine.begin_plus_plus(begun)
+    for k in numbers:
+        random_state.seed(seed)  # a new object takes 0.1 ms
+        told = None if choosing is None else partial(choosing, k, 0)
+        starts.append(initial_centers(engine, k, init, random_state, frame, told))
+    return starts
 
 
 def _groups(engine: "DeviceEngine", numbers: Sequence[int]) -> "Iterator[FitsPlan]":
