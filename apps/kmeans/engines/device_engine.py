@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling, OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
 from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, ChunkedDraws, draw_samples
-from tsapps.apps.kmeans.init.plusplus_launch import GreedyDraw, begin_plus_plus, draw_plus_plus
+from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
 from tsapps.apps.kmeans.init.plusplus_part import DeviceDraw
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
 from tsapps.apps.kmeans.update.fixed_point import integers_of
@@ -40,14 +40,6 @@ from tsapps.kernels.system.logs import logger_of
 __all__ = ["DeviceEngine"]
 
 _log = logger_of(__name__)
-
-
-class _Begun(NamedTuple):
-    """A draw of k-means++ in flight, and what it draws from."""
-
-    first: int
-    draws: np.ndarray
-    draw: GreedyDraw
 
 
 class DeviceEngine(Engine):
@@ -83,7 +75,6 @@ class DeviceEngine(Engine):
         self.options = options
         self._selected: tuple[int, StepPlan] | None = None
         self._step: Step | None = None
-        self._begun: list[_Begun] = []
 
     @property
     def certifies(self) -> bool:  # type: ignore[override]
@@ -247,25 +238,10 @@ class DeviceEngine(Engine):
         """
         if not self.options.kernels:
             return None
-        for begun in self._begun:
-            if begun.first == first and np.array_equal(begun.draws, draws):
-                self._begun.remove(begun)
-                return to_host(begun.draw.chosen)
         found = draw_plus_plus(self.data, first, draws, chosen)
         if found is not None or self.data.source.device is not None:
             return found
         return draw_samples(self.chunked_draw(draws.shape[1]), first, draws, chosen)
-
-    def begin_plus_plus(self, numbers: Sequence[tuple[int, np.ndarray]]) -> None:
-        """Launch draws, whose samples `draw_plus_plus` will be asked for, with these first samples and random numbers.
-
-        The host prepares each while the GPU runs those before it.
-        """
-        self._begun = []
-        for first, draws in numbers:
-            draw = begin_plus_plus(self.data, first, draws) if self.options.kernels and len(draws) > 0 else None
-            if draw is not None:
-                self._begun.append(_Begun(first, draws, draw))
 
     def chunked_draw(self, trials: int) -> ChunkedDraws:
         """Return the samples from which k-means++ draws chunk by chunk; on the CPU, if kernels cannot read X."""

@@ -22,7 +22,7 @@ from tsapps.apps.kmeans.init.pruned_launch import PrunedSteps, plan_pruning
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
 
-__all__ = ["GreedyDraw", "begin_plus_plus", "draw_plus_plus", "greedy_draw", "plan_draw", "rows_to_draw"]
+__all__ = ["GreedyDraw", "draw_plus_plus", "greedy_draw", "plan_draw", "rows_to_draw"]
 
 # Number of blocks of evaluate_candidates per multiprocessor.
 _TRY_BLOCKS = 2
@@ -173,12 +173,6 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray, chosen: Chos
     """
     if len(draws) == 0:
         return np.array([first])
-    draw = begin_plus_plus(data, first, draws, chosen)
-    return None if draw is None else to_host(draw.chosen)
-
-
-def begin_plus_plus(data: DeviceData, first: int, draws: np.ndarray, chosen: Chosen | None = None) -> GreedyDraw | None:
-    """Launch all steps of `draw_plus_plus`, or return None if it returns None; there is at least one row of `draws`."""
     draw = greedy_draw(data, first, draws)
     if draw is None:
         return None
@@ -188,7 +182,7 @@ def begin_plus_plus(data: DeviceData, first: int, draws: np.ndarray, chosen: Cho
         draw.sample(step)
         if finished is not None:
             finished.launched()
-    return draw
+    return to_host(draw.chosen)
 
 
 def greedy_draw(data: DeviceData, first: int, draws: np.ndarray) -> GreedyDraw | None:
