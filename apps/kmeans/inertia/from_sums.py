@@ -54,6 +54,6 @@ def inertia_from_terms(squares: float, terms: np.ndarray) -> tuple[float, float]
         element.
     """
     counts, dots, norms, roundings = terms.T
-    of_centers = float(block_sum(counts * norms))
-    inertia = squares - 2 * float(block_sum(dots)) + of_centers
-    return inertia, float(np.finfo(np.float32).eps) / 2 * (squares + of_centers) + float(block_sum(counts * roundings))
+    of_centers, of_dots, of_roundings = block_sum(np.stack((counts * norms, dots, counts * roundings))).tolist()
+    inertia = squares - 2 * of_dots + of_centers
+    return inertia, float(np.finfo(np.float32).eps) / 2 * (squares + of_centers) + of_roundings

@@ -80,24 +80,25 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
 
   // Labels this block's tiles in the fits `going`, a bit for each. All of the block's threads take part.
   __device__ __forceinline__ void run(unsigned going) {
-    const long long teams = (long long)gridDim.x * Plan::kTeams;
-    const long long units = (this->work_.m + Plan::kTileM - 1) / Plan::kTileM;
-    const long long begin = this->team_ * (long long)gridDim.x + blockIdx.x;
-    const long long end = begin + (units - begin + teams - 1) / teams;
-    tsm2::TileLoader<Plan, 32, kThreads, false> reader(this->a_, this->b_, this->work_, begin, threadIdx.x % 32,
-                                                       threadIdx.x);
-    long long fetched = begin;
+    // Tiles go to warps in turn, to the first warps of all blocks first.
+    const unsigned tiles = (unsigned)((this->work_.m + Plan::kTileM - 1) / Plan::kTileM);
+    const unsigned warps = gridDim.x * Plan::kTeams, first = this->team_ * gridDim.x + blockIdx.x;
+    typename A::template Reader<32> a(this->a_, threadIdx.x % 32);
+    unsigned next = first;
     int free = 0, slot = 0;  // the next stage to fill, and to multiply
     const auto fetch = [&] {
-      if (fetched++ < end) reader.copy(this->pipeline_ + free * kStage);
+      if (next < tiles) {
+        a.move_to((long long)next * Plan::kTileM, 0);
+        a.copy(this->pipeline_ + free * kStage);
+      }
+      next += warps;
       free = free + 1 == Plan::kStages ? 0 : free + 1;
       ptx::cp_async_commit();
     };
     for (int i = 0; i < kAhead; ++i) fetch();
     open(going);
     __syncthreads();
-    tsm2::WorkIterator<Plan> now(this->work_, begin);
-    for (long long unit = begin; unit < end; ++unit) {
+    for (unsigned number = first; number < tiles; number += warps) {
       ptx::cp_async_wait<kAhead - 1>();
       simt::sync_warp();
       Tile tile;
@@ -108,9 +109,8 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
         if (kAhead == Plan::kStages) simt::sync_warp();  // the tile has left its stage
       }
       fetch();
-      label_tile(tile, (unsigned)(*now).row, going);
+      label_tile(tile, number * Plan::kTileM, going);
       slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
-      now.next();
     }
   }
 

@@ -59,7 +59,7 @@ _MOST_HELD = 64
 # Rows of a tile.
 _ROWS = 32
 # Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0.
-_OTHER_REGISTERS = 65
+_OTHER_REGISTERS = 43
 # Static shared memory of a block (`Shared` in assign.cuh): bytes per fit, and per 8 columns.
 _STATIC_OF_FIT, _STATIC_OF_COLUMNS = 24, 64
 # Bytes of a label.
@@ -134,7 +134,7 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
     fragments = 8 * -(-width // 16)  # registers of a tile, if a warp holds it
     holds = fragments <= _MOST_HELD
     registers = _OTHER_REGISTERS + (fragments if holds else 8) + widest
-    for teams in (16, 12, 8) if holds else (8, 4):
+    for teams in (20, 16, 12, 8) if holds else (8, 4):
         stages = 1 if holds else 2
         plan = MmaPlan("float16", _ROWS, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
         made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
