@@ -17,11 +17,11 @@ from tsapps.apps.kmeans.lloyd import Clustering
 from tsapps.apps.kmeans.open_engine import open_engine
 from tsapps.apps.kmeans.scores.by_blocks import scores_of
 from tsapps.apps.kmeans.scores.indices import Labeled, Scores
-from tsapps.apps.kmeans.scores.launch import is_supported, scores_on_gpu
+from tsapps.apps.kmeans.scores.launch import is_supported, request_kernels, scores_on_gpu
 from tsapps.apps.kmeans.shared_copy import SharedCopy, fit_each
 from tsapps.apps.kmeans.sweep.fit import fit_together
 from tsapps.kernels.arrays import to_host
-from tsapps.kernels.runtime.machine import cuda_machine
+from tsapps.kernels.runtime.machine import Machine, cuda_machine
 from tsapps.kernels.system.logs import logger_of, timed
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "choose_k",
     "chosen",
     "drawn_rows",
+    "request_scores",
     "scored",
     "scores_of_rows",
     "with_gaps",
@@ -192,6 +193,7 @@ def choose_k(
 
     def choice_and_box() -> tuple[KChoice, Box | None]:
         shared = engines_of(rows)
+        request_scores(shared, numbers, metric, sample)
         found = fit_each(shared, numbers, fit, together)
         with shared.rows() as held:
             choice = scored(held, found, metric=metric, sample=sample, seed=random_state)
@@ -235,16 +237,33 @@ def drawn_rows(n: int, sample: int, seed: int) -> np.ndarray:
     return np.sort(np.random.default_rng(seed).choice(n, sample, replace=False)) if sample < n else np.arange(n)
 
 
+def request_scores(shared: SharedCopy, numbers: Sequence[int], metric: str, sample: int) -> None:
+    """Begin to compile the kernels that `scored` will need, so that they compile while fits run; open X for these."""
+    shared.engine()
+    with shared.rows() as rows:
+        machine = _machine_of(rows, metric)
+        for several in _together(sorted(numbers)):
+            if machine is not None and isinstance(rows, ArrayRows):
+                request_kernels(machine, rows.array, several, min(sample, rows.shape[0]))
+
+
+def _machine_of(rows: Rows, metric: str) -> Machine | None:
+    """Return the GPU whose kernels score these rows; None if blocks of rows have to do."""
+    if metric != "euclidean" or not isinstance(rows, ArrayRows) or rows.device is None:
+        return None
+    machine = cuda_machine(rows.device)
+    return machine if is_supported(machine, rows.array) else None
+
+
 def scores_of_rows(rows: Rows, metric: str, sample: np.ndarray, found: Sequence[Labeled]) -> list[Scores]:
     """Return the scores of clusterings of the same rows: by kernels if these can read the rows, else by blocks.
 
     `sample` has different indices of rows, ascending. Labels on a GPU stay there if the rows are there.
     """
-    if metric == "euclidean" and isinstance(rows, ArrayRows) and rows.device is not None:
-        machine = cuda_machine(rows.device)
-        if is_supported(machine, rows.array):
-            with machine.current():
-                return scores_on_gpu(machine, rows.array, sample, found)
+    machine = _machine_of(rows, metric)
+    if machine is not None and isinstance(rows, ArrayRows):
+        with machine.current():
+            return scores_on_gpu(machine, rows.array, sample, found)
     widest = max(sum(len(one.centers) for one in found), len(sample))
     return scores_of(blocks_of(rows, metric, widest), sample, found)
 

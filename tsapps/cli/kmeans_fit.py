@@ -101,10 +101,11 @@ def _best_of_several(fits: "_Fits") -> Fit:
 
 def _choice_and_box(fits: "_Fits") -> "tuple[KChoice, Box | None]":
     """Return the choice, and what the gap statistic needs of the data, whose copy on a GPU is then free."""
-    from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, box_of, scored
+    from tsapps.apps.kmeans.number_of_clusters import DEFAULT_SAMPLE, box_of, request_scores, scored
     from tsapps.apps.kmeans.shared_copy import fit_each
 
     request, shared = fits.request, fits.shared(fits.inputs.matrix)
+    request_scores(shared, request.ks, str(request.metric), DEFAULT_SAMPLE)
     found = fit_each(shared, request.ks, fits.fit, fits.together)
     fits.show("scores")
     with shared.rows() as rows:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -14,6 +14,8 @@ from tsapps.apps.kmeans.scores.plan import (
     STEPS,
     TEMPLATE_PITCHES,
     THREADS,
+    RowScoresPlan,
+    SpreadsPlan,
     SumsPlan,
     points_together,
     possible_tiles,
@@ -27,7 +29,7 @@ from tsapps.kernels.plan.mma import ELEMENT
 from tsapps.kernels.runtime.launch import structure
 from tsapps.kernels.runtime.machine import Machine
 
-__all__ = ["is_supported", "kernels_of", "scores_on_gpu"]
+__all__ = ["is_supported", "kernels_of", "request_kernels", "scores_on_gpu"]
 
 _FOLDER = Path(__file__).parent
 # float64 is not among them: sums of distances have the digits of float32.
@@ -86,6 +88,53 @@ def scores_on_gpu(machine: Machine, X: Any, sample: np.ndarray, found: Sequence[
     return scores_of_each(found, sample, lambda several: _Launches(machine, X, sample, several).scores())
 
 
+def request_kernels(machine: Machine, X: Any, numbers: Sequence[int], sampled: int) -> None:
+    """Begin to compile the kernels that will score clusterings of X with these numbers of clusters, if need be."""
+    several = [k for k in numbers if 1 < k < len(X)]
+    if several and is_supported(machine, X):
+        _Plans.of(machine, X, sum(several), len(several), sampled)
+
+
+def _kernel(machine: Machine, name: str, *arguments: Any) -> Any:
+    """Return a kernel by its name and template arguments."""
+    named = f"kmeans::{name}<{', '.join(map(str, arguments))}>" if arguments else f"kmeans::{name}"
+    (kernel,) = machine.kernels(_FOLDER / _FILES.get(name, "totals.cuh"), named)
+    return kernel
+
+
+class _Plans(NamedTuple):
+    """The plans of all launches; `together` rows of the sample are processed at a time."""
+
+    together: int
+    features: SumsPlan
+    distances: SumsPlan
+    spreads: SpreadsPlan
+    row_scores: RowScoresPlan
+
+    @classmethod
+    def of(cls, machine: Machine, X: Any, columns: int, clusterings: int, sampled: int) -> "_Plans":
+        """Plan all launches and request their kernels, which are compiled at the same time if they have to be."""
+        (n, d), element, gpu = X.shape, ELEMENT[X.dtype.name], machine.gpu
+        together = min(sampled, points_together(columns, device=gpu))
+        features, distances = (
+            sums_plan(n, d, points, columns, clusterings, distances=distances, device=gpu)
+            for points, distances in ((d + 1, False), (together, True))
+        )
+        spreads = spreads_plan(n, d, columns, clusterings, device=gpu)
+        row_scores = row_scores_plan(n, d, clusterings, device=gpu)
+        for name, *arguments in (
+            (features.kernel, element, features.arguments),
+            (distances.kernel, element, distances.arguments),
+            ("cluster_means", features.tiles),
+            ("spreads", element, spreads.parts),
+            ("row_scores", element, row_scores.features),
+            ("silhouettes", distances.tiles),
+            ("add_blocks",),
+        ):
+            _kernel(machine, name, *arguments)
+        return cls(together, features, distances, spreads, row_scores)
+
+
 class _Launches:
     """The launches for clusterings with more than one cluster, and fewer than there are rows.
 
@@ -100,7 +149,7 @@ class _Launches:
         ends = np.cumsum([len(one.centers) for one in found])
         self._columns = int(ends[-1])
         self._slices = [slice(int(end) - len(one.centers), int(end)) for one, end in zip(found, ends, strict=True)]
-        self._plan()
+        self._plans = _Plans.of(machine, X, self._columns, self._clusterings, len(sample))
         # Of the rows: differences from here lose fewer digits.
         self._origin = found[0].centers.mean(axis=0).astype(np.float32)
         self._centers = machine.on_gpu(
@@ -115,27 +164,6 @@ class _Launches:
         sizes = self._columns * (d + 1), self._columns + len(found), len(found), len(found) * len(sample)
         self._results = machine.xp.empty(sum(sizes))
         self._ends = np.cumsum(sizes).tolist()
-
-    def _plan(self) -> None:
-        """Plan all launches and request their kernels, which are compiled at the same time if they have to be."""
-        (n, d), columns, clusterings = self._X.shape, self._columns, self._clusterings
-        self._together = min(len(self._sample), points_together(columns, device=self._machine.gpu))
-        self._features, self._distances = (
-            sums_plan(n, d, points, columns, clusterings, distances=distances, device=self._machine.gpu)
-            for points, distances in ((d + 1, False), (self._together, True))
-        )
-        self._spreads = spreads_plan(n, d, columns, clusterings, device=self._machine.gpu)
-        self._row_scores = row_scores_plan(n, d, clusterings, device=self._machine.gpu)
-        for name, *arguments in (
-            (self._features.kernel, self._element, self._features.arguments),
-            (self._distances.kernel, self._element, self._distances.arguments),
-            ("cluster_means", self._features.tiles),
-            ("spreads", self._element, self._spreads.parts),
-            ("row_scores", self._element, self._row_scores.features),
-            ("silhouettes", self._distances.tiles),
-            ("add_blocks",),
-        ):
-            self._kernel(name, *arguments)
 
     def _there(self, labels: Any) -> Any:
         if isinstance(labels, np.ndarray):
@@ -184,7 +212,7 @@ class _Launches:
 
     def _launch_means(self) -> Any:
         """Launch what computes sums of features and means, and return the means (columns, pitch)."""
-        d, columns, plan, pitch = self._X.shape[1], self._columns, self._features, self._spreads.pitch
+        d, columns, plan, pitch = self._X.shape[1], self._columns, self._plans.features, self._plans.spreads.pitch
         partial = self._sums_by_cluster(plan, None, d + 1)
         means = self._machine.xp.empty((columns, pitch), np.float32)
         groups, of_columns, ranges = plan.grid
@@ -195,7 +223,7 @@ class _Launches:
         return means
 
     def _launch_spreads(self, means: Any) -> None:
-        machine, (n, d), plan = self._machine, self._X.shape, self._spreads
+        machine, (n, d), plan = self._machine, self._X.shape, self._plans.spreads
         sums = machine.xp.empty(plan.blocks * (self._columns + self._clusterings))
         scratch = machine.xp.empty(plan.scratch) if plan.scratch else None
         given = self._X, np.int64(n), np.int32(d), self._origin_there, means, np.int32(plan.pitch), self._argument
@@ -208,22 +236,22 @@ class _Launches:
         self._add_blocks(sums, plan.blocks, self._part(1))
 
     def _launch_row_scores(self) -> None:
-        (n, d), plan = self._X.shape, self._row_scores
+        (n, d), plan = self._X.shape, self._plans.row_scores
         sums = self._machine.xp.empty(plan.blocks * self._clusterings)
         given = self._X, np.int64(n), np.int32(d), self._origin_there, self._centers, self._argument, sums
         self._launch(self._kernel("row_scores", self._element, plan.features), (plan.blocks,), given, plan.shared_bytes)
         self._add_blocks(sums, plan.blocks, self._part(2))
 
     def _launch_silhouettes(self) -> None:
-        d, sampled, together = self._X.shape[1], len(self._sample), self._together
-        groups, of_columns, ranges = (np.int32(number) for number in self._distances.grid)
+        d, sampled, together = self._X.shape[1], len(self._sample), self._plans.together
+        groups, of_columns, ranges = (np.int32(number) for number in self._plans.distances.grid)
         for first in range(0, sampled, together):
             some = self._sample[first : first + together]
-            partial = self._sums_by_cluster(self._distances, some, len(some))
+            partial = self._sums_by_cluster(self._plans.distances, some, len(some))
             of_sample = self._part(0), np.int32(d), some, np.int32(len(some)), self._argument, np.int32(sampled)
             grid = -(-len(some) // _TOTAL_THREADS), self._clusterings
             given = partial, ranges, groups, of_columns, *of_sample, self._part(3)[first:]
-            self._launch(self._kernel("silhouettes", self._distances.tiles), grid, given, threads=_TOTAL_THREADS)
+            self._launch(self._kernel("silhouettes", self._plans.distances.tiles), grid, given, threads=_TOTAL_THREADS)
 
     def _add_blocks(self, partial: Any, blocks: int, to: Any) -> None:
         given = partial, np.int32(blocks), np.int32(len(to)), to
@@ -234,10 +262,7 @@ class _Launches:
         return ELEMENT[self._X.dtype.name]
 
     def _kernel(self, name: str, *arguments: Any) -> Any:
-        """Return a kernel by its name and template arguments."""
-        named = f"kmeans::{name}<{', '.join(map(str, arguments))}>" if arguments else f"kmeans::{name}"
-        (kernel,) = self._machine.kernels(_FOLDER / _FILES.get(name, "totals.cuh"), named)
-        return kernel
+        return _kernel(self._machine, name, *arguments)
 
     def _launch(self, kernel: Any, grid: tuple, given: tuple, shared_bytes: int = 0, threads: int = THREADS) -> None:
         kernel.max_dynamic_shared_size_bytes = shared_bytes

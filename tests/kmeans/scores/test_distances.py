@@ -25,7 +25,7 @@ def distances(X, sample, origin=0.0):
     n, d = X.shape
     found = [Labeled(np.full((n, d), origin), np.arange(n, dtype=np.int32))]
     launches = launch._Launches(HostMachine(), placed(X), np.asarray(sample), found)
-    plan = launches._distances
+    plan = launches._plans.distances
     partial = launches._sums_by_cluster(plan, launches._sample, len(sample))
     groups, of_columns, ranges = plan.grid
     # Fragments of partial_sums.cuh: warp, tile of columns, half of the points, lower bit of the column, lane / 4, % 4.

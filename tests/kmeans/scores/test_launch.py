@@ -17,7 +17,7 @@ from tsapps.apps.kmeans.data.rows import ArrayRows
 from tsapps.apps.kmeans.scores import plan as scores_plan
 from tsapps.apps.kmeans.scores.by_blocks import scores_of
 from tsapps.apps.kmeans.scores.indices import Labeled
-from tsapps.apps.kmeans.scores.launch import is_supported, kernels_of, scores_on_gpu
+from tsapps.apps.kmeans.scores.launch import is_supported, kernels_of, request_kernels, scores_on_gpu
 from tsapps.kernels.gpu_specs import KNOWN
 from tsapps.kernels.jit.compiler import architecture_of, build
 from tsapps.kernels.plan.mma import ELEMENT
@@ -254,3 +254,15 @@ def test_kernels_spill_nothing(gpu, dtype):
             text = source.read_text(encoding="utf-8")
             for name, used in build(text, names, architecture_of(spec.compute_capability)).resources.items():
                 assert max(used.stack, used.spill_stores, used.spill_loads) == 0, (name, used)
+
+
+def test_kernels_are_requested_before_they_are_needed(rng, monkeypatch):
+    """All that scores launch: `choose_k` requests them before the fits, so that they compile meanwhile."""
+    X, machine, requested = drawn(300, 3, "float32", rng), HostMachine(), []
+    kernels = machine.kernels
+    monkeypatch.setattr(machine, "kernels", lambda *given: requested.append(given) or kernels(*given))
+    request_kernels(machine, placed(X), (1, 2, 4, 300), 100)
+    before = set(requested)
+    assert len(before) == 7
+    found_by(X, [clustering(X, k, rng) for k in (2, 4)], range(100), machine)
+    assert set(requested) == before
