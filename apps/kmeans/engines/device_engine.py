@@ -129,9 +129,9 @@ class DeviceEngine(Engine):
             facts = replace(facts, norms=Norms(*norms_of(self.data, subtracted), digits))
         return facts
 
-    def selections(self, ks: Sequence[int]) -> dict[int, StepPlan]:
-        """Return the step that a fit alone would select for each of several numbers of clusters."""
-        facts = self._facts_with_norms(None)
+    def selections(self, mean: np.ndarray, ks: Sequence[int]) -> dict[int, StepPlan]:
+        """Return the steps that fits alone would select for several numbers of clusters; `mean` as of `center`."""
+        facts = self._facts_with_norms(self.data.subtracted(mean))
         return {k: select_step(facts, k, self.data.gpu, self.options) for k in ks}
 
     def center(self, mean: np.ndarray, k: int) -> None:

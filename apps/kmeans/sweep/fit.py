@@ -69,11 +69,11 @@ def fit_together(
     with engine:
         clock = Clock()
         scaled, moments, _ = scaled_into_range(engine)
-        if scaled is not engine:
-            return {}
-        engine.center(moments.mean, numbers[0])
-        if not engine.data.on_read:
-            return {}
+        steps = engine.selections(moments.mean, numbers)
+        served = [k for k, plan in steps.items() if plan.step in _STEPS and not plan.streamed]
+        if scaled is not engine or len(served) < 2:
+            return {}  # before X is centered, after which another fit might need another copy
+        engine.center(moments.mean, served[0])
         frame = Frame(engine.data.host_mean())
         square_norm = engine.data.square_norm() if progress is not None else 0.0
 
@@ -81,8 +81,6 @@ def fit_together(
             assert progress is not None
             progress(k, Progress(0, iteration, square_norm + potential, n_reassigned))
 
-        steps = engine.selections(numbers)
-        served = [k for k, plan in steps.items() if plan.step in _STEPS and not plan.streamed]
         for plan in _groups(engine, served):
             iterations = Iterations(engine.data, plan)  # its kernels compile while centers are drawn
             clock.lap("prepare")

@@ -163,3 +163,13 @@ def test_numbers_that_are_not_finite(rng):
     X[7, 3] = np.nan
     with pytest.raises(ValueError, match="row 7"):
         fit_together(opened(X), (5, 2), seed=3)
+
+
+def test_where_no_fits_share_launches_the_copy_stays_as_it_is(rng):
+    """cuBLAS centers the copy, so that the next engine would have to make another."""
+    X = overlapping(300, 20, 5, rng)
+    engine = DeviceEngine(RowsOnMachine(X), X.dtype, None, HostMachine(), Options(kernels=False))
+    before = X.copy()
+    assert fit_together(engine, (5, 2), seed=3) == {}
+    assert engine.is_reusable
+    np.testing.assert_array_equal(X, before)
