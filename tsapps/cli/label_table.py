@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Distances", "LabelFile", "check_label_file", "save_label_table", "save_named_centers"]
 
 _FORMATS = (".csv", ".parquet", ".npy")
-# Rows that are written at a time, and elements of distances that are computed at a time.
-_ROWS, _ELEMENTS = 1 << 16, 1 << 22
+# Rows that are written at a time.
+_ROWS = 1 << 16
 
 LabelFile = Annotated[
     Path | None,
@@ -74,26 +74,6 @@ def check_label_file(path: Path | None, *, force: bool, identifier: str | None, 
     check_output_file(path, force=force)
 
 
-def _distances(data: PreparedData, centers: "np.ndarray", labels: "np.ndarray", *, cosine: bool) -> "np.ndarray":
-    """Return the distance of each row that is kept from its center, in float64 and in the units of `data.matrix`.
-
-    With `cosine`, 1 minus the cosine of the angle between them.
-    """
-    import numpy as np
-
-    matrix, wide = data.matrix, centers.astype(np.float64)
-    found = np.empty(matrix.shape[0])
-    for start, block in matrix.blocks(max(1, _ELEMENTS // matrix.shape[1])):
-        rows, own = block.astype(np.float64), wide[labels[start : start + len(block)]]
-        if cosine:
-            lengths = np.linalg.norm(rows, axis=1) * np.linalg.norm(own, axis=1)
-            products = np.einsum("ij,ij->i", rows, own)
-            found[start : start + len(block)] = 1 - np.divide(products, lengths, out=products * 0, where=lengths > 0)
-        else:
-            found[start : start + len(block)] = np.linalg.norm(rows - own, axis=1)
-    return found
-
-
 def save_label_table(
     path: Path,
     data: PreparedData,
@@ -131,7 +111,12 @@ def save_label_table(
     from tsapps.matrix import replacing, save_npy
 
     mode = mode_of_result(path, [*(file for file, _ in data.matrix.files), *sources])
-    far = data.spread(_distances(data, centers, labels, cosine=metric == "cosine"), np.nan) if distances else None
+    far = None
+    if distances:
+        from tsapps.apps.kmeans.data.distances import distances_of_labels
+
+        found = distances_of_labels(data.matrix, centers, labels, cosine=metric == "cosine")
+        far = data.spread(found, np.nan)
     suffix, labels = path.suffix.lower(), data.spread(labels)
     if suffix == ".npy":
         save_npy(path, labels, commit=signals.placing, mode=mode)

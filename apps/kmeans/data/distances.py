@@ -9,8 +9,9 @@ from math import sqrt
 import numpy as np
 
 from tsapps.apps.kmeans.data.frame import ldexp, overflow_exponent
+from tsapps.apps.kmeans.data.rows import Rows
 
-__all__ = ["distances_of", "square_distances", "square_norms"]
+__all__ = ["distances_of", "distances_of_labels", "square_distances", "square_norms"]
 
 # Minimum size, in float64 elements, of the pieces in which float32 data is converted to float64. The bits of a matrix
 # product depend on its shape, so pieces have scikit-learn's size: a tenth of the total number of elements of points,
@@ -19,6 +20,8 @@ _LEAST_PIECE = 10 << 17
 # Squared distances below _CANCELLED · (‖x‖² + ‖c‖²) suffer from cancellation. They are recomputed from differences
 # x − c, about _TOGETHER elements of x − c at a time.
 _CANCELLED, _TOGETHER = 2.0**-20, 1 << 17
+# Elements of a block of rows that `distances_of_labels` reads.
+_ELEMENTS = 1 << 22
 
 
 def square_norms(rows: np.ndarray) -> np.ndarray:
@@ -84,3 +87,27 @@ def distances_of(rows: np.ndarray, centers: np.ndarray) -> np.ndarray:
         some, at = i[start : start + each], j[start : start + each]
         squares[some, at] = ((rows[some] - centers[at]) ** 2).sum(axis=1)
     return np.ldexp(np.sqrt(squares), exponent)
+
+
+def distances_of_labels(rows: Rows, centers: np.ndarray, labels: np.ndarray, *, cosine: bool) -> np.ndarray:
+    """Return the distance of every row from the center of its label, (n,), in float64.
+
+    Parameters
+    ----------
+    rows : Rows
+        In host memory, n rows of d columns.
+    centers : numpy.ndarray of shape (k, d)
+    labels : numpy.ndarray of shape (n,), int32
+    cosine : bool
+        Whether distances are 1 minus the cosine of the angle between row and center; 1 if either is zero.
+    """
+    wide, found = centers.astype(np.float64), np.empty(rows.shape[0])
+    for start, block in rows.blocks(max(1, _ELEMENTS // rows.shape[1])):
+        some, own = block.astype(np.float64), wide[labels[start : start + len(block)]]
+        if cosine:
+            lengths = np.linalg.norm(some, axis=1) * np.linalg.norm(own, axis=1)
+            products = np.einsum("ij,ij->i", some, own)
+            found[start : start + len(block)] = 1 - np.divide(products, lengths, out=products * 0, where=lengths > 0)
+        else:
+            found[start : start + len(block)] = np.linalg.norm(some - own, axis=1)
+    return found

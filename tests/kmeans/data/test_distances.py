@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 from sklearn.metrics import euclidean_distances
 from sklearn.utils.extmath import row_norms
 
+from tsapps.apps.kmeans.data import distances
 from tsapps.apps.kmeans.data.distances import _piece_rows, square_distances, square_norms
+from tsapps.apps.kmeans.data.rows import ArrayRows
 
 
 def test_square_distances_by_hand():
@@ -54,3 +56,13 @@ def test_square_distances_of_several_pieces(rng, m, n, d):
     points, rows = (rng.standard_normal((count, d), np.float32) for count in (m, n))
     assert _piece_rows(m, n, d) < n
     assert square_distances(points, rows).tobytes() == euclidean_distances(points, rows, squared=True).tobytes()
+
+
+@pytest.mark.parametrize("cosine", [False, True])
+def test_distances_of_labels_by_hand(cosine, monkeypatch):
+    monkeypatch.setattr(distances, "_ELEMENTS", 4)  # blocks of two rows
+    rows = ArrayRows(np.array([[3, 4], [0, 2], [1, 0], [0, 0]], np.float32))
+    centers = np.array([[0.0, 2], [3, 0]])
+    found = distances.distances_of_labels(rows, centers, np.array([1, 0, 1, 0], np.int32), cosine=cosine)
+    assert found.dtype == np.float64
+    assert found == pytest.approx([0.4, 0, 0, 1] if cosine else [4, 0, 2, 2])
