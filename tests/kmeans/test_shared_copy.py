@@ -83,7 +83,8 @@ def test_other_data_on_the_cpu(kind, rng, monkeypatch):
 @pytest.mark.parametrize(
     ("n", "d", "dtype", "numbers"),
     [
-        (400, 20, "float32", (6, 33, 70)),  # steps for small d, small k and large k
+        # Steps for small d, small k and large k.
+        pytest.param(400, 20, "float32", (6, 33, 70), marks=pytest.mark.exhaustive),
         (300, 70, "bfloat16", (4, 6)),
     ],
 )
