@@ -241,18 +241,18 @@ def request_scores(shared: SharedCopy, numbers: Sequence[int], metric: str, samp
     """Begin to compile the kernels that `scored` will need, so that they compile while fits run; open X for these."""
     shared.engine()
     with shared.rows() as rows:
-        machine = _machine_of(rows, metric)
-        for several in _together(sorted(numbers)):
-            if machine is not None and isinstance(rows, ArrayRows):
-                request_kernels(machine, rows.array, several, min(sample, rows.shape[0]))
+        there = _on_gpu(rows, metric)
+        if there is not None:
+            for several in _together(sorted(numbers)):
+                request_kernels(*there, several, min(sample, rows.shape[0]))
 
 
-def _machine_of(rows: Rows, metric: str) -> Machine | None:
-    """Return the GPU whose kernels score these rows; None if blocks of rows have to do."""
+def _on_gpu(rows: Rows, metric: str) -> tuple[Machine, Any] | None:
+    """Return the GPU whose kernels score these rows, and their array there; None if blocks of rows have to do."""
     if metric != "euclidean" or not isinstance(rows, ArrayRows) or rows.device is None:
         return None
     machine = cuda_machine(rows.device)
-    return machine if is_supported(machine, rows.array) else None
+    return (machine, rows.array) if is_supported(machine, rows.array) else None
 
 
 def scores_of_rows(rows: Rows, metric: str, sample: np.ndarray, found: Sequence[Labeled]) -> list[Scores]:
@@ -260,10 +260,11 @@ def scores_of_rows(rows: Rows, metric: str, sample: np.ndarray, found: Sequence[
 
     `sample` has different indices of rows, ascending. Labels on a GPU stay there if the rows are there.
     """
-    machine = _machine_of(rows, metric)
-    if machine is not None and isinstance(rows, ArrayRows):
+    there = _on_gpu(rows, metric)
+    if there is not None:
+        machine, array = there
         with machine.current():
-            return scores_on_gpu(machine, rows.array, sample, found)
+            return scores_on_gpu(machine, array, sample, found)
     widest = max(sum(len(one.centers) for one in found), len(sample))
     return scores_of(blocks_of(rows, metric, widest), sample, found)
 

@@ -10,7 +10,14 @@ from typing import Any
 
 import numpy as np
 
-from tsapps.apps.kmeans.scores.indices import ClusterSums, Labeled, Scores, scores_from, scores_of_each
+from tsapps.apps.kmeans.scores.indices import (
+    ClusterSums,
+    Labeled,
+    Scores,
+    columns_of_each,
+    scores_from,
+    scores_of_each,
+)
 from tsapps.kernels.arrays import to_host
 
 __all__ = ["scores_of"]
@@ -67,10 +74,9 @@ class _Clusters:
     """
 
     def __init__(self, found: Sequence[Labeled]) -> None:
-        ends = np.cumsum([len(one.centers) for one in found]).tolist()
-        self.found, self.count = found, ends[-1]
-        self.columns = [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
+        self.found, self.columns = found, columns_of_each(found)
         self.centers = np.concatenate([one.centers for one in found])
+        self.count = len(self.centers)
 
     def columns_of(self, xp: Any, rows: slice) -> Any:
         """Return the column of each of some rows in each clustering, (rows, clusterings)."""

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["ClusterSums", "Labeled", "Scores", "scores_from", "scores_of_each"]
+__all__ = ["ClusterSums", "Labeled", "Scores", "columns_of_each", "scores_from", "scores_of_each"]
 
 # Half the width of an interval that has 95 % of a normal distribution, in standard deviations.
 _DEVIATIONS = 1.96
@@ -84,6 +84,12 @@ class ClusterSums:
     spreads: np.ndarray
     within: float
     simplified: float
+
+
+def columns_of_each(found: Sequence[Labeled]) -> list[slice]:
+    """Return the columns of each clustering, if the clusters of all are side by side."""
+    ends = np.cumsum([len(one.centers) for one in found]).tolist()
+    return [slice(start, stop) for start, stop in zip([0, *ends], ends, strict=False)]
 
 
 def scores_of_each(

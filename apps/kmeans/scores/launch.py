@@ -7,7 +7,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tsapps.apps.kmeans.data.load import pointer
-from tsapps.apps.kmeans.scores.indices import ClusterSums, Labeled, Scores, scores_from, scores_of_each
+from tsapps.apps.kmeans.scores.indices import (
+    ClusterSums,
+    Labeled,
+    Scores,
+    columns_of_each,
+    scores_from,
+    scores_of_each,
+)
 from tsapps.apps.kmeans.scores.plan import (
     CLUSTERINGS,
     DISTANCE_ERROR,
@@ -89,9 +96,12 @@ def scores_on_gpu(machine: Machine, X: Any, sample: np.ndarray, found: Sequence[
 
 
 def request_kernels(machine: Machine, X: Any, numbers: Sequence[int], sampled: int) -> None:
-    """Begin to compile the kernels that will score clusterings of X with these numbers of clusters, if need be."""
+    """Begin to compile the kernels that will score clusterings of X with these numbers of clusters.
+
+    For X, see `is_supported`.
+    """
     several = [k for k in numbers if 1 < k < len(X)]
-    if several and is_supported(machine, X):
+    if several:
         _Plans.of(machine, X, sum(several), len(several), sampled)
 
 
@@ -146,9 +156,8 @@ class _Launches:
     def __init__(self, machine: Machine, X: Any, sample: np.ndarray, found: Sequence[Labeled]) -> None:
         self._machine, self._X, self._sample = machine, X, machine.on_gpu(sample.astype(np.int64))
         d, self._clusterings = X.shape[1], len(found)
-        ends = np.cumsum([len(one.centers) for one in found])
-        self._columns = int(ends[-1])
-        self._slices = [slice(int(end) - len(one.centers), int(end)) for one, end in zip(found, ends, strict=True)]
+        self._slices = columns_of_each(found)
+        self._columns = self._slices[-1].stop
         self._plans = _Plans.of(machine, X, self._columns, self._clusterings, len(sample))
         # Of the rows: differences from here lose fewer digits.
         self._origin = found[0].centers.mean(axis=0).astype(np.float32)
@@ -158,7 +167,7 @@ class _Launches:
         self._origin_there = machine.on_gpu(self._origin)
         labels = [self._there(one.labels) for one in found]
         table = machine.on_gpu(np.array([address(each) for each in labels], np.uint64))
-        starts = machine.on_gpu(np.array([0, *ends], np.int32))
+        starts = machine.on_gpu(np.array([0, *(own.stop for own in self._slices)], np.int32))
         self._kept = labels, table, starts  # of which the argument has the addresses
         self._argument = structure(CLUSTERINGS, labels=table, starts=starts, count=len(found))
         sizes = self._columns * (d + 1), self._columns + len(found), len(found), len(found) * len(sample)

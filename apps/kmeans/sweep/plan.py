@@ -5,8 +5,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tsapps.apps.kmeans.assign.plan import AMBIGUOUS_BYTES, ARGMIN, MOST_CLUSTERS, capacity, columns_of
-from tsapps.apps.kmeans.assign.plan import half_copy_problem as half_copy_problem_of
+from tsapps.apps.kmeans.assign.plan import (
+    AMBIGUOUS_BYTES,
+    ARGMIN,
+    MOST_CLUSTERS,
+    capacity,
+    columns_of,
+    half_copy_problem,
+)
 from tsapps.apps.kmeans.data.plan import padded
 from tsapps.kernels.gemm import blocks_of
 from tsapps.kernels.gpu_specs import GpuSpec
@@ -129,7 +135,7 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
     if d > _MOST_FEATURES or len(numbers) > MOST_FITS or max(numbers) > MOST_CLUSTERS:
         return None
     width, columns = padded(d), sum(columns_of(k) for k in numbers)
-    problem = half_copy_problem_of(n, d, columns)
+    problem = half_copy_problem(n, d, columns)
     tile_n, widest = -(-columns // _COLUMNS) * _COLUMNS, max(columns_of(k) for k in numbers)
     fragments = 8 * -(-width // 16)  # registers of a tile, if a warp holds it
     holds = fragments <= _MOST_HELD
@@ -160,8 +166,8 @@ def groups_of(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec, free_bytes: 
     left = list(numbers)
     while len(left) > 1:
         # Most often, all fit into one group.
-        size = next((size for size in range(len(left), 1, -1) if together(left[:size]) is not None), 1)
-        plan = together(left[:size])
-        if plan is not None and size > 1:
+        plans = (together(left[:size]) for size in range(len(left), 1, -1))
+        plan = next((one for one in plans if one is not None), None)
+        if plan is not None:
             yield plan
-        left = left[size:]
+        left = left[1 if plan is None else len(plan.numbers) :]
