@@ -1,16 +1,17 @@
 // Labels of the rows in several fits: a tall-and-skinny product with the centers of all fits side by side, and for each
 // fit the arg-min of small_k.cuh over its columns.
 //
-//              depth        columns of fit 0, fit 1, …, whole blocks of 8
-//            ┌───────┐    ┌─────┬─────┬────────┬─────────────┐
-//            ├───────┤    │     │     │        │             │     The centers stay in shared memory, as fragments.
-//   32 rows  │ tile  │ ×  │     │     │        │             │     A warp multiplies a tile by the columns of one fit
-//            ├───────┤    │     │     │        │             │     after the other. It holds the tile's fragments and
-//            │       │    └─────┴─────┴────────┴─────────────┘     the sums of one fit in registers.
+//              depth        columns of the fits, two at a time
+//            ┌───────┐    ┌────────┬────────┬─────┬─────┐
+//            ├───────┤    │        │        │     │     │     The centers stay in shared memory, as fragments. A warp
+//   32 rows  │ tile  │ ×  │        │        │     │     │     multiplies a tile by the columns of two fits after those
+//            ├───────┤    │        │        │     │     │     of the two before. It holds the tile's fragments and the
+//            │       │    └────────┴────────┴─────┴─────┘     sums of two fits in registers.
 //            └───────┘
 //
 // The half-precision copy of X is read once for all fits. Of each fit, the kernel reads the labels, and writes the list
-// of rows that are ambiguous or have a new label (AmbiguousRow). Fits that have ended take no time.
+// of rows that are ambiguous or have a new label (AmbiguousRow). Fits that have ended take no time: each launch pairs
+// those that go on (fits_to_label.cuh).
 //
 // The sums of a fit with at most 32 clusters begin with −‖c‖²/2, so that they are scores. The tensor cores add this
 // term with the relative error γ with which they add products: E of small_k.cuh grows by γ H.
@@ -19,17 +20,20 @@
 // Here, each further fit takes only its multiplications and its epilogue, of which instructions limit the rate:
 //
 // - A score costs a maximum and two fused multiply-adds (candidate_bits.cuh). Offsets cost nothing.
+// - Two fits share blocks of columns, four columns each: two lanes have all scores of a row and a fit, not four, so that
+//   there is half of the shuffles, and of the waiting for them. Columns are rounded up to 4, not to 8.
 // - The bound of a row's scores is linear in its norm, unless a center lies beyond the limit R of a row of the tile.
-// - Labels are loaded one fit ahead, and prefetched one tile ahead.
+// - Norms of rows and labels of the first two fits are loaded one tile ahead, together with the tile, other labels two
+//   fits ahead. Where they were loaded with the next tile on its way, a warp waited until the memory had that, too.
 #pragma once
-#include "apps/kmeans/sweep/candidate_bits.cuh"
 #include "apps/kmeans/sweep/fits_to_label.cuh"
 #include "kernels/tsm2/gemm_mma.cuh"
 
 namespace kmeans {
 
-// A block of the kernel. No fit has more than kMostBlocks blocks of columns.
-template <typename Plan, int kMostBlocks>
+// A block of the kernel. No fit has more than kMostBlocks blocks of columns by itself, and no two paired fits more than
+// kMostOfTwo.
+template <typename Plan, int kMostBlocks, int kMostOfTwo>
 class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
  public:
   using Product = tsm2::GemmMma<Plan, ArgminEpilogue>;
@@ -38,44 +42,26 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   using typename Product::A, typename Product::B, typename Product::Unit, typename Product::Depths;
   using typename Product::Parts, typename Product::PartsOfTwo;
   static_assert(Plan::kKeepB && kTeam == 1 && Plan::kInterval == 0 && kBlocks == 2, "a warp labels 32 rows at a time");
+  static_assert(sizeof(Parts) == sizeof(typename B::Word), "words are copied as they are");
 
-  // Static shared memory of a block. biases[j][t] has the offsets of columns 8·j + 2·t and the next, twice.
+  // Static shared memory of a block. biases[b][t] has the offsets of the columns of lane t of block b, twice.
+  // only_bits[p][label] has the bits of a row whose only candidate is its label (candidate_bits.cuh), and no bits of a
+  // row for a label that no row has.
   struct Shared {
     FitBound bounds[kMostFits];
     float4 biases[kTileColumnBlocks][4];
+    FitPair pairs[kMostFits];
     float norm_limits[kMostFits];
-    unsigned listed[kMostFits];
+    unsigned listed[kMostFits], only_bits[2][32];
+    int pair_count;
   };
 
   __device__ LabelFits(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
                        const tsm2::Work& work, const FitsToLabel& fits, Shared& here)
-      : Product(shared, a, b, work, nullptr, nullptr, fits.at[0].epilogue), fits_(fits), here_(here) {
+      : Product(shared, a, b, work, nullptr, nullptr, fits.first), fits_(fits), here_(here) {
     const int lane = threadIdx.x % 32;
     parts_ = simt::kept_shared(this->parts(0) + lane);
     biases_ = simt::kept_shared(here.biases[0] + lane % 4);
-  }
-
-  // Fills the shared memory for the fits `going`. A barrier must follow.
-  __device__ __forceinline__ void open(unsigned going) const {
-    const int thread = threadIdx.x;
-    for (unsigned left = going; left != 0; left &= left - 1) {
-      const FitColumns& of = fits_.at[__ffs(left) - 1];
-      for (int i = thread; i < kPairs * of.blocks * 32; i += kThreads) {
-        const int pair = i / 32 / of.blocks, block = of.first + i / 32 % of.blocks;
-        PartsOfTwo* const to = this->parts(0) + (pair * kTileColumnBlocks + block) * 32 + i % 32;
-        *to = {{fragment(block, 2 * pair), fragment(block, 2 * pair + 1)}};
-      }
-      for (int i = 4 * of.first + thread; i < 4 * (of.first + of.blocks); i += kThreads) {
-        const float* const from = any().offsets + 2 * i;
-        here_.biases[i / 4][i % 4] = {from[0], from[1], from[0], from[1]};
-      }
-    }
-    if (thread >= fits_.count) return;
-    const CenterStats& most = *fits_.at[thread].epilogue.center_stats;
-    const Bound bound = bound_of_rows(fits_.at[thread].epilogue, true).up_to(most.norm);
-    here_.bounds[thread] = {kTwice * bound.of_norm, kTwice * bound.always, most.norm, most.near};
-    here_.norm_limits[thread] = most.norm_limit;
-    here_.listed[thread] = 0;
   }
 
   // Labels this block's tiles in the fits `going`, a bit for each. All of the block's threads take part.
@@ -97,7 +83,7 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     };
     for (int i = 0; i < kAhead; ++i) fetch();
     open(going);
-    __syncthreads();
+    RowsAhead ahead = rows_from(first * Plan::kTileM);
     for (unsigned number = first; number < tiles; number += warps) {
       ptx::cp_async_wait<kAhead - 1>();
       simt::sync_warp();
@@ -108,8 +94,11 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
         for (int pair = 0; pair < kHeld; ++pair) load(tile.parts[pair], tile.stage, pair);
         if (kAhead == Plan::kStages) simt::sync_warp();  // the tile has left its stage
       }
+      tile.row = number * Plan::kTileM;
+      const RowsAhead now = ahead;
+      if (number + warps < tiles) ahead = rows_from((number + warps) * Plan::kTileM);
       fetch();
-      label_tile(tile, number * Plan::kTileM, going);
+      label_tile(tile, now, going);
       slot = slot + 1 == Plan::kStages ? 0 : slot + 1;
     }
   }
@@ -123,29 +112,79 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   // Number of tiles of which copies are in flight. A tile in registers needs its stage no more.
   static constexpr int kAhead = kHolds && Plan::kStages == 1 ? 1 : Plan::kStages - 1;
   static_assert(kAhead > 0, "one stage is enough only for tiles in registers");
+  // Labels of the rows of this lane in a pair: of its fit, rows 16·p + g and 16·p + 8 + g, where p = lane % 2. In one
+  // fit alone, of row 8·t + g. Negative past the last row.
+  struct Labels {
+    int at[2];
+  };
+  // What is loaded one tile ahead: the norm of row 8·t + g, and labels in the first pair.
+  struct RowsAhead {
+    float norm;
+    Labels labels;
+  };
   // A tile. Lane (g, t) = (lane / 4, lane % 4) holds sums of rows g, g + 8, g + 16 and g + 24, of which `norms` are the
-  // norms. It labels row 8·t + g, which is `own`. `least_norm` is that of all rows.
+  // norms. `own_norm` is that of row 8·t + g, and `least_norm` the smallest of all.
   struct Tile {
     const unsigned char* stage;
     Parts parts[kHeld][kBlocks][4];
-    float norms[4], least_norm;
-    ArgminEpilogue::OwnRow own;
+    float norms[4], own_norm, least_norm;
+    unsigned row;
   };
 
-  __device__ __forceinline__ const ArgminEpilogue& any() const { return fits_.at[0].epilogue; }
-
-  // `with_offsets` says whether the tensor cores add the offsets.
-  static __device__ __forceinline__ RowBound bound_of_rows(const ArgminEpilogue& fit, bool with_offsets) {
-    const float of_half_square = 1.0f / (1 << 22) + (with_offsets ? fit.tensor_error : 0.0f);
-    return RowBound(*fit.center_stats, fit.tensor_error, fit.rounding, of_half_square);
+  // Fills the shared memory for the fits `going`.
+  __device__ __forceinline__ void open(unsigned going) const {
+    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
+    if (warp == 0) {
+      const int count = pair_fits(fits_, going, here_.pairs);
+      if (lane == 0) here_.pair_count = count;
+    }
+    if (thread < 64) here_.only_bits[thread % 2][thread / 2] = thread / 2 < 24 ? 1u << place_of_twelves(thread / 2) : ~0u;
+    if (thread < fits_.count) open_fit(thread);
+    __syncthreads();
+    for (int i = 0; i < here_.pair_count; ++i) {
+      const FitPair pair = here_.pairs[i];
+      const int fit = pair.fit_of(lane / 4), columns = (fits_.k[fit] + 7) / 8 * 8;
+      for (int part = warp; part < kPairs * pair.blocks; part += kThreads / 32) {
+        const int words = part % kPairs, block = part / kPairs, center = pair.center_of(block, lane / 4);
+        const auto* const from = this->b_.data + (8 * fits_.first_block[fit] + center) * this->b_.leading;
+        PartsOfTwo* const to = this->parts(0) + (words * kTileColumnBlocks + pair.first + block) * 32 + lane;
+#pragma unroll
+        for (int word = 0; word < 2; ++word) copy_word(&to->at[word], from, 2 * words + word, center < columns);
+      }
+      if (thread < 4 * pair.blocks) {
+        const int block = thread / 4, of = pair.fit_of(2 * (thread % 4)), c = pair.center_of(block, 2 * (thread % 4));
+        const float* const from = fits_.first.offsets + 8 * fits_.first_block[of] + c;
+        const bool exists = c < (fits_.k[of] + 7) / 8 * 8;
+        const float one = exists ? from[0] : -kInfinity, two = exists ? from[1] : -kInfinity;
+        here_.biases[pair.first + block][thread % 4] = {one, two, one, two};
+      }
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
   }
 
-  // Returns word `word` of this thread's lane of a block of columns (fragments.cuh); zeros past the last word.
-  __device__ __forceinline__ Parts fragment(int block, int word) const {
-    const int lane = threadIdx.x % 32, depth = Depths::first(word) + lane % 4 * Depths::step(word);
-    if (word >= Depths::kWords || depth >= Plan::kDepth) return Parts{};
-    const auto* from = this->b_.data + (8 * block + lane / 4) * this->b_.leading + depth;
-    return Unit::parts(*reinterpret_cast<const typename B::Word*>(from));
+  __device__ __forceinline__ void open_fit(int fit) const {
+    const CenterStats& most = fits_.first.center_stats[fit];
+    const Bound bound = bound_of_rows(most, true).up_to(most.norm);
+    here_.bounds[fit] = {kTwice * bound.of_norm, kTwice * bound.always, most.norm, most.near};
+    here_.norm_limits[fit] = most.norm_limit;
+    here_.listed[fit] = 0;
+  }
+
+  // Copies word `word` of this thread's lane of a column, whose elements begin at `from` (fragments.cuh); zeros past the
+  // last word, and for columns that no center has.
+  template <typename Element>
+  __device__ __forceinline__ void copy_word(Parts* to, const Element* from, int word, bool exists) const {
+    const int depth = Depths::first(word) + threadIdx.x % 4 * Depths::step(word);
+    const bool present = exists && word < Depths::kWords && depth < Plan::kDepth;
+    ptx::cp_async<4>(to, present ? from + depth : this->b_.data, present ? 4 : 0);
+  }
+
+  // `with_offsets` says whether the tensor cores add the offsets.
+  __device__ __forceinline__ RowBound bound_of_rows(const CenterStats& most, bool with_offsets) const {
+    const float of_half_square = 1.0f / (1 << 22) + (with_offsets ? fits_.first.tensor_error : 0.0f);
+    return RowBound(most, fits_.first.tensor_error, fits_.first.rounding, of_half_square);
   }
 
   __device__ __forceinline__ void load(Parts (&to)[kBlocks][4], const unsigned char* stage, int pair) const {
@@ -158,49 +197,76 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     }
   }
 
-  __device__ __forceinline__ void label_tile(Tile& tile, unsigned row, unsigned going) const {
+  // The first row of this lane in a tile, and the second 8 rows after it if there are two (Labels).
+  static __device__ __forceinline__ unsigned row_of_lane(bool is_pair) {
+    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+    return is_pair ? t % 2 * 16 + g : 8 * t + g;
+  }
+
+  __device__ __forceinline__ Labels labels_of(const FitPair& pair, unsigned row) const {
+    const unsigned n = fits_.first.n, one = row + row_of_lane(pair.is_pair());
+    const int* const from = fits_.labels(pair.fit_of(2 * (threadIdx.x % 4))) + one;
+    return {{one < n ? from[0] : -1, pair.is_pair() && one + 8 < n ? from[8] : -1}};
+  }
+
+  __device__ __forceinline__ RowsAhead rows_from(unsigned row) const {
+    const unsigned own = row + row_of_lane(false);
+    return {own < fits_.first.n ? fits_.first.norms[own] : 0.0f, labels_of(here_.pairs[0], row)};
+  }
+
+  __device__ __forceinline__ void label_tile(Tile& tile, const RowsAhead& rows, unsigned going) const {
     const int lane = threadIdx.x % 32;
-    const unsigned mine = row + lane % 4 * 8 + lane / 4, n = any().n, soon = row + any().ahead;
-    const bool present = mine < n;
-    int fit = __ffs(going) - 1, label = present ? fits_.at[fit].epilogue.labels[mine] : 0;
-    if (going >> lane & 1 && soon < n) ptx::prefetch(fits_.labels + lane * fits_.stride + soon);
-    tile.own = {mine, 0, present ? any().norms[mine] : 0.0f, present};
+    const unsigned soon = tile.row + fits_.first.ahead;
+    if (going >> lane & 1 && soon < fits_.first.n) ptx::prefetch(fits_.labels(lane) + soon);
+    tile.own_norm = tile.least_norm = rows.norm;
 #pragma unroll
-    for (int q = 0; q < 4; ++q) tile.norms[q] = simt::shuffle(tile.own.norm, lane / 4 * 4 + q);
-    tile.least_norm = tile.own.norm;
+    for (int q = 0; q < 4; ++q) tile.norms[q] = simt::shuffle(rows.norm, lane / 4 * 4 + q);
 #pragma unroll
     for (int bits = 1; bits < 32; bits *= 2)
       tile.least_norm = fminf(tile.least_norm, simt::shuffle_xor(tile.least_norm, bits));
-    for (unsigned left = going;;) {
-      left &= left - 1;
-      const int next = __ffs(left) - 1;
-      tile.own.label = label;
-      if (left != 0 && present) label = fits_.at[next].epilogue.labels[mine];
-      dispatch<1>(fit, tile);
-      if (left == 0) break;
-      fit = next;
+    FitPair pair = here_.pairs[0];
+    Labels labels = rows.labels;
+    const int count = here_.pair_count;
+    for (int i = 1;; ++i) {
+      const FitPair next = here_.pairs[i < count ? i : 0];
+      const Labels now = labels;
+      if (i < count) labels = labels_of(next, tile.row);
+      if (pair.is_pair()) {
+        dispatch_two<1>(pair, tile, now);
+      } else {
+        dispatch<1>(pair, tile, now.at[0]);
+      }
+      if (i >= count) break;
+      pair = next;
     }
   }
 
-  // Calls label<blocks of the fit>.
+  // Calls label_two<blocks of the pair>.
+  template <int kPairBlocks>
+  __device__ __forceinline__ void dispatch_two(const FitPair& pair, const Tile& tile, const Labels& labels) const {
+    if constexpr (kPairBlocks < kMostOfTwo) {
+      if (pair.blocks != kPairBlocks) return dispatch_two<kPairBlocks + 1>(pair, tile, labels);
+    }
+    label_two<kPairBlocks>(pair, tile, labels);
+  }
+
+  // Calls label_one<blocks of the fit>.
   template <int kFitBlocks>
-  __device__ __forceinline__ void dispatch(int fit, const Tile& tile) const {
+  __device__ __forceinline__ void dispatch(const FitPair& pair, const Tile& tile, int label) const {
     if constexpr (kFitBlocks < kMostBlocks) {
-      if (fits_.at[fit].blocks != kFitBlocks) return dispatch<kFitBlocks + 1>(fit, tile);
+      if (pair.blocks != kFitBlocks) return dispatch<kFitBlocks + 1>(pair, tile, label);
     }
-    label<kFitBlocks>(fit, tile);
+    label_one<kFitBlocks>(pair, tile, label);
   }
 
-  // Labels the rows of a tile in a fit that has kFitBlocks blocks of columns.
-  template <int kFitBlocks>
-  __device__ __forceinline__ void label(int fit, const Tile& tile) const {
-    constexpr bool kBytes = kFitBlocks <= 4;  // a lane has at most 8 candidates of a row
-    const FitColumns& of = fits_.at[fit];
-    float sums[kBlocks][kFitBlocks][4];
+  // Multiplies a tile by kColumnBlocks blocks of columns from block `first` on.
+  template <int kColumnBlocks>
+  __device__ __forceinline__ void multiply(int first, bool with_offsets, const Tile& tile,
+                                           float (&sums)[kBlocks][kColumnBlocks][4]) const {
 #pragma unroll
-    for (int j = 0; j < kFitBlocks; ++j) {
+    for (int j = 0; j < kColumnBlocks; ++j) {
       float4 bias = {};
-      if (kBytes) bias = biases_[4 * (of.first + j)];
+      if (with_offsets) bias = biases_[4 * (first + j)];
 #pragma unroll
       for (int i = 0; i < kBlocks; ++i) memcpy(sums[i][j], &bias, sizeof bias);
     }
@@ -210,38 +276,80 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       if (!kHolds) load(again, tile.stage, pair);
       const Parts(*a)[4] = kHolds ? tile.parts[kHolds ? pair : 0] : again;
 #pragma unroll
-      for (int j = 0; j < kFitBlocks; ++j) {
-        const PartsOfTwo two = parts_[(pair * kTileColumnBlocks + of.first + j) * 32];
+      for (int j = 0; j < kColumnBlocks; ++j) {
+        const PartsOfTwo two = parts_[(pair * kTileColumnBlocks + first + j) * 32];
 #pragma unroll
         for (int i = 0; i < kBlocks; ++i) Unit::multiply(0, sums[i][j], a[i], two.at);
       }
     }
-    if constexpr (kBytes) {
-      list_by_bytes<kFitBlocks>(fit, tile, sums);
-    } else {
-      const ArgminEpilogue& to = of.epilogue;
-      float offset[kFitBlocks][2];
-      ArgminEpilogue::load_columns(to.offsets, offset);
-      const auto find = [&](const float (&of_rows)[kFitBlocks][4], int half, const float (&of_columns)[kFitBlocks][2],
-                            float error) { return to.candidates(of_rows, half, of_columns, error); };
-      const float error = 1.0001f * bound_of_rows(to, false)(tile.own.norm);
-      to.label_32_rows(here_.listed + fit, tile.own, error, here_.norm_limits[fit], sums, offset, find);
-    }
   }
 
-  // Lists those rows of a tile that are ambiguous or have a new label, from their scores.
-  template <int kFitBlocks>
-  __device__ __forceinline__ void list_by_bytes(int fit, const Tile& tile,
-                                                const float (&scores)[kBlocks][kFitBlocks][4]) const {
-    float errors[4];
+  // Labels the rows of a tile in two fits, which have kPairBlocks blocks of columns together.
+  template <int kPairBlocks>
+  __device__ __forceinline__ void label_two(const FitPair& pair, const Tile& tile, const Labels& labels) const {
+    const int lane = threadIdx.x % 32, fit = lane % 4 / 2 ? pair.fits[1] : pair.fits[0];
+    float scores[kBlocks][kPairBlocks][4], errors[4];
+    multiply(pair.first, true, tile, scores);
     twice_errors(fit, tile, errors);
-    unsigned bits = transpose_(candidate_bits(scores, errors));
-    if (!(tile.own.norm <= here_.norm_limits[fit])) bits = 0;
-    const int label = tile.own.label;
-    const unsigned place = (label & 6) << 2 | (label >> 2 & 6) | (label & 1);
-    const bool wanted = tile.own.present && (label < 0 || bits != 1u << place);
-    const unsigned low = __byte_perm(bits, 0, 0x4140), high = __byte_perm(bits, 0, 0x4342);
-    fits_.at[fit].epilogue.append(here_.listed + fit, wanted, {tile.own.row, label, low, high});
+    unsigned of_halves[2];
+    candidate_bits<2>(scores, errors, of_halves);
+    TwoRows bits = exchange_twelves(of_halves);
+    bool wanted[2];
+    const unsigned row = tile.row + row_of_lane(true);
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      const float norm = lane % 2 ? tile.norms[2 + i] : tile.norms[i];
+      if (!(norm <= here_.norm_limits[fit])) bits.at[i] = 0;
+      // A row without a label is wanted: only_bits[p][31] are bits that no row has.
+      wanted[i] = row + 8 * i < fits_.first.n && bits.at[i] != here_.only_bits[lane % 2][labels.at[i] & 31];
+    }
+    const unsigned members = 0x33333333u << (lane & 2), before = (1u << lane) - 1;  // lanes of the same fit
+    const unsigned first = __ballot_sync(simt::every_lane, wanted[0]), second = __ballot_sync(simt::every_lane, wanted[1]);
+    if ((first | second) == 0) return;
+    unsigned place = 0;
+    if ((lane & ~2) == 0)
+      place = atomicAdd(here_.listed + fit, (unsigned)(__popc(first & members) + __popc(second & members)));
+    place = simt::shuffle(place, lane & 2) + __popc(first & members & before);
+    AmbiguousRow* const list = fits_.list(fit);
+    const auto append = [&](int i, unsigned at) {
+      const Candidates found = candidates_of_twelves(bits.at[i]);
+      if (wanted[i]) list[at] = {row + 8 * i, labels.at[i], found.low, found.high};
+    };
+    append(0, place);
+    append(1, place - __popc(first & members & before) + __popc(first & members) + __popc(second & members & before));
+  }
+
+  // Labels the rows of a tile in a fit that has kFitBlocks blocks of columns by itself.
+  template <int kFitBlocks>
+  __device__ __forceinline__ void label_one(const FitPair& pair, const Tile& tile, int label) const {
+    constexpr bool kBytes = kFitBlocks <= kMostByteBlocks;
+    const int fit = pair.fits[0];
+    const unsigned row = tile.row + row_of_lane(false);
+    const bool present = row < fits_.first.n;
+    ArgminEpilogue of = fits_.first;
+    of.entries += fit * fits_.entries_apart;
+    float scores[kBlocks][kFitBlocks][4];
+    multiply(pair.first, kBytes, tile, scores);
+    if constexpr (kBytes) {
+      float errors[4];
+      twice_errors(fit, tile, errors);
+      unsigned of_halves[2];
+      candidate_bits<1>(scores, errors, of_halves);
+      unsigned bits = transpose_(__byte_perm(of_halves[0], of_halves[1], 0x5410));
+      if (!(tile.own_norm <= here_.norm_limits[fit])) bits = 0;
+      const unsigned place = (label & 6) << 2 | (label >> 2 & 6) | (label & 1);
+      const bool wanted = present && (label < 0 || bits != 1u << place);
+      const unsigned low = __byte_perm(bits, 0, 0x4140), high = __byte_perm(bits, 0, 0x4342);
+      of.append(here_.listed + fit, wanted, {row, label, low, high});
+    } else {
+      float offset[kFitBlocks][2];
+      ArgminEpilogue::load_columns(of.offsets + 8 * fits_.first_block[fit], offset);
+      const auto find = [&](const float (&of_rows)[kFitBlocks][4], int half, const float (&of_columns)[kFitBlocks][2],
+                            float error) { return of.candidates(of_rows, half, of_columns, error); };
+      const float error = 1.0001f * bound_of_rows(of.center_stats[fit], false)(tile.own_norm);
+      const ArgminEpilogue::OwnRow own = {row, label, tile.own_norm, present};
+      of.label_32_rows(here_.listed + fit, own, error, here_.norm_limits[fit], scores, offset, find);
+    }
   }
 
   // Returns twice the error bound of each row of which this lane holds scores, times kLarge.
@@ -251,9 +359,9 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
 #pragma unroll
       for (int q = 0; q < 4; ++q) errors[q] = fmaf(bound.of_norm, tile.norms[q], bound.always);
     } else {
-      const float own = kTwice * bound_of_rows(fits_.at[fit].epilogue, true)(tile.own.norm);
+      const RowBound of_rows = bound_of_rows(fits_.first.center_stats[fit], true);
 #pragma unroll
-      for (int q = 0; q < 4; ++q) errors[q] = simt::shuffle(own, threadIdx.x % 32 / 4 * 4 + q);
+      for (int q = 0; q < 4; ++q) errors[q] = kTwice * of_rows(tile.norms[q]);
     }
   }
 
@@ -266,22 +374,22 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
 
 // Lists, for every fit that goes on, the rows of the half-precision copy `a` that are ambiguous or have a new label.
 // `b` has the centers of all fits.
-template <typename Plan, int kMostBlocks>
-__global__ void __launch_bounds__(LabelFits<Plan, kMostBlocks>::kThreads, Plan::kBlocksAMultiprocessor)
+template <typename Plan, int kMostBlocks, int kMostOfTwo>
+__global__ void __launch_bounds__(LabelFits<Plan, kMostBlocks, kMostOfTwo>::kThreads, Plan::kBlocksAMultiprocessor)
     label_fits(const typename Plan::A::Source a, const typename Plan::B::Source b, const tsm2::Work work,
                const FitsToLabel fits) {
   ptx::griddepcontrol_launch_dependents();
   ptx::griddepcontrol_wait();
-  using Block = LabelFits<Plan, kMostBlocks>;
+  using Block = LabelFits<Plan, kMostBlocks, kMostOfTwo>;
   __shared__ typename Block::Shared here;
-  const unsigned going = fits_that_go_on(fits.stopped, fits.count);
+  const unsigned going = fits_that_go_on(fits.first.stopped, fits.count);
   if (going == 0) return;
   Block block(simt::dynamic_shared<unsigned char>(), a, b, work, fits, here);
   block.run(going);
   __syncthreads();
-  if ((int)threadIdx.x < fits.count && here.listed[threadIdx.x] != 0) {
-    fits.at[threadIdx.x].epilogue.counts[blockIdx.x] = here.listed[threadIdx.x];
-  }
+  const int fit = threadIdx.x;
+  if (fit < fits.count && here.listed[fit] != 0)
+    fits.first.counts[fit * gridDim.x + blockIdx.x] = here.listed[fit];
 }
 
 }  // namespace kmeans

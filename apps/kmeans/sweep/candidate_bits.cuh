@@ -1,16 +1,22 @@
-// Candidate bits of the rows of a tile in one fit of at most 32 clusters, from scores in registers.
+// Candidate bits of the rows of a tile in one fit of at most 32 clusters, or in each of two fits of at most 24, from
+// scores in registers. Lane (g, t) = (lane / 4, lane % 4) has scores of rows 8·q + g, q = 0 … 3; p = t % 2.
 //
-//   lane (g, t)     scores of rows 8·q + g, q = 0 … 3, and columns 8·j + 2·t + i  →  a byte for each of these rows
-//   ByteTranspose   lane (g, t)  →  the bytes of all four lanes for row 8·t + g
+//   one fit    columns 8·b + 2·t + i of block b       →  a byte for each row, with bit 2·b + i
+//              ByteTranspose                          →  the bytes of all four lanes for row 8·t + g
+//   two fits   columns 4·b + 2·p + i of fit t / 2     →  12 bits for each row, with bit 6·(b % 2) + b / 2 · 2 + i
+//              exchange_twelves                       →  those of lanes t and t ^ 1 for rows 16·p + g and 16·p + 8 + g
 //
-// Here g = lane / 4 and t = lane % 4. Bit 2·j + i of byte t stands for column 8·j + 2·t + i.
+// Byte t of a row in one fit, and six bits of a row in two fits, have the order of AmbiguousRow (ambiguous_row.cuh).
 //
 // Why it is fast: a score costs a maximum and two fused multiply-adds, as in candidates_near of small_k.cuh. Two
-// shuffles transpose the bits of four rows.
+// shuffles transpose the bits of four rows in one fit; one shuffle exchanges those of four rows in two fits.
 #pragma once
 #include "apps/kmeans/assign/small_k.cuh"
 
 namespace kmeans {
+
+// Most blocks of columns of one fit, and of two: the bits of two rows are exact in a float.
+constexpr int kMostByteBlocks = 4, kMostPairBlocks = 6;
 
 // Transposes 4 × 4 bytes among the four lanes of the same g.
 class ByteTranspose {
@@ -26,35 +32,66 @@ class ByteTranspose {
   const unsigned first_, second_;
 };
 
-// Returns this lane's bytes. `errors[q]` is twice the error bound of row 8·q + g, times kLarge.
-template <int kBlocks>
-__device__ __forceinline__ unsigned candidate_bits(const float (&scores)[2][kBlocks][4], const float (&errors)[4]) {
-  static_assert(kBlocks <= 4, "a byte has the candidates of four blocks");
-  float best[4];
+// The candidate bits of two rows: of this lane in the lower 12 bits, of lane t ^ 1 in the next 12.
+struct TwoRows {
+  unsigned at[2];
+};
+
+// Returns the bits of rows 16·p + g and 16·p + 8 + g. `of_halves` has those of this lane: of rows g and g + 8, and of
+// rows g + 16 and g + 24, 12 bits each.
+__device__ __forceinline__ TwoRows exchange_twelves(const unsigned (&of_halves)[2]) {
+  const bool upper = threadIdx.x % 2;
+  const unsigned mine = upper ? of_halves[1] : of_halves[0], sent = upper ? of_halves[0] : of_halves[1];
+  const unsigned other = simt::shuffle_xor(sent, 1);
+  return {{(mine & 0xfff) | other << 12, mine >> 12 | (other & 0xfff000)}};
+}
+
+// The place of the bit of center `label` among the 24 bits of a row.
+__device__ __forceinline__ unsigned place_of_twelves(unsigned label) {
+  return 6 * (label / 4 % 2) + label / 8 * 2 + label % 2 + (label / 2 % 2 != threadIdx.x % 2 ? 12 : 0);
+}
+
+// Returns the 24 bits of a row as in AmbiguousRow.
+__device__ __forceinline__ Candidates candidates_of_twelves(unsigned bits) {
+  const bool upper = threadIdx.x % 2;
+  const unsigned first = upper ? bits >> 12 : bits, second = upper ? bits : bits >> 12;
+  return {(first & 63) | (second & 63) << 16, (first >> 6 & 63) | (second >> 6 & 63) << 16};
+}
+
+// Sets of_halves[h] to this lane's bits of rows 16·h + g and 16·h + 8 + g. `errors[q]` is twice the error bound of row
+// 8·q + g, times kLarge.
+template <int kFits, int kBlocks>
+__device__ __forceinline__ void candidate_bits(const float (&scores)[2][kBlocks][4], const float (&errors)[4],
+                                               unsigned (&of_halves)[2]) {
+  static_assert(kBlocks <= (kFits == 1 ? kMostByteBlocks : kMostPairBlocks), "bits of a row overlap those of the next");
+  constexpr int kApart = kFits == 1 ? 8 : 12;
+  const auto place = [](int b, int i) { return kFits == 1 ? 2 * b + i : 6 * (b % 2) + b / 2 * 2 + i; };
+  float best[4], sums[4];
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
     best[q] = fmaxf(scores[q / 2][0][q % 2 * 2], scores[q / 2][0][q % 2 * 2 + 1]);
 #pragma unroll
-    for (int j = 1; j < kBlocks; ++j)
-      best[q] = fmaxf(best[q], fmaxf(scores[q / 2][j][q % 2 * 2], scores[q / 2][j][q % 2 * 2 + 1]));
+    for (int b = 1; b < kBlocks; ++b)
+      best[q] = fmaxf(best[q], fmaxf(scores[q / 2][b][q % 2 * 2], scores[q / 2][b][q % 2 * 2 + 1]));
   }
 #pragma unroll
-  for (int bits = 1; bits < 4; bits *= 2)
+  for (int bits = 1; bits < 4 / kFits; bits *= 2)
 #pragma unroll
     for (int q = 0; q < 4; ++q) best[q] = fmaxf(best[q], simt::shuffle_xor(best[q], bits));
-  float sum[2] = {};
 #pragma unroll
   for (int q = 0; q < 4; ++q) {
     const float threshold = fmaf(-kLarge, best[q], errors[q]);
+    sums[q] = 0;
 #pragma unroll
-    for (int j = 0; j < kBlocks; ++j)
+    for (int b = 0; b < kBlocks; ++b)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        const float above = __saturatef(fmaf(scores[q / 2][j][q % 2 * 2 + i], kLarge, threshold));
-        sum[q / 2] = fmaf(above, (float)(1 << (8 * (q % 2) + 2 * j + i)), sum[q / 2]);
+        const float above = __saturatef(fmaf(scores[q / 2][b][q % 2 * 2 + i], kLarge, threshold));
+        sums[q] = fmaf(above, (float)(1 << (kApart * (q % 2) + place(b, i))), sums[q]);
       }
   }
-  return __byte_perm((unsigned)sum[0], (unsigned)sum[1], 0x5410);
+#pragma unroll
+  for (int h = 0; h < 2; ++h) of_halves[h] = (unsigned)(sums[2 * h] + sums[2 * h + 1]);
 }
 
 }  // namespace kmeans

@@ -163,17 +163,14 @@ class Iterations:
     def _bind_label(self) -> Launch:
         of, plan, half_copy = self._buffers, self._plan, self._half_copy
         n, d = self._data.source.shape
-        given = _structure(FITS_TO_LABEL, stopped=of.stopped, labels=of.labels, stride=plan.stride, count=of.fits)
-        columns = given["at"][: of.fits]
-        columns["first"], columns["blocks"] = of.columns // 8, np.array(plan.columns) // 8
-        columns["epilogue"] = structure(
+        first = structure(
             ARGMIN,
-            offsets=0,
-            center_stats=0,
+            offsets=of.offsets,
+            center_stats=of.center_stats,
             norms=half_copy.norms,
-            labels=0,
-            entries=0,
-            counts=0,
+            labels=of.labels,
+            entries=of.entries,
+            counts=of.counts,
             stopped=of.stopped,
             capacity=plan.capacity,
             n=n,
@@ -181,9 +178,10 @@ class Iterations:
             tensor_error=tensor_error(d),
             rounding=half_copy.rounding,
         )
-        of_each = of.each("labels", "entries", "counts", "center_stats") | {"offsets": of.at_columns("offsets")}
-        for name, addresses in of_each.items():
-            columns["epilogue"][name] = addresses
+        given = np.zeros((), FITS_TO_LABEL)
+        given["first"], given["count"] = first, of.fits
+        given["labels_apart"], given["entries_apart"] = plan.stride, plan.lists * plan.capacity
+        given["k"][: of.fits], given["first_block"][: of.fits] = plan.numbers, of.columns // 8
         a, b, work = sizes_of(plan.product, plan.problem)
         a["data"], b["data"] = address(half_copy.rows), address(of.centers_half)
         arguments, sizes = (a[()], b[()], work, given[()]), ((plan.lists,), (plan.product.threads,))

@@ -32,7 +32,6 @@ __all__ = [
 
 #: Maximum number of fits in a launch (kMostFits).
 MOST_FITS = 32
-_FIT_COLUMNS = np.dtype([("epilogue", ARGMIN), ("first", "i4"), ("blocks", "i4")])
 _FIT_TO_RESCORE = np.dtype(
     [(name, "u8") for name in ("centers", "entries", "counts")] + [("k", "i4"), ("padding", "i4")]
 )
@@ -43,9 +42,9 @@ _FIT_TO_ADD = np.dtype(
 #: The C++ classes `FitsToLabel`, `FitsToRescore` and `FitsToAdd`, as NumPy structures.
 FITS_TO_LABEL = np.dtype(
     [
-        ("at", _FIT_COLUMNS, MOST_FITS),
-        *((name, "u8") for name in ("stopped", "labels")),
-        ("stride", "i8"),
+        ("first", ARGMIN),
+        *((name, "i8") for name in ("labels_apart", "entries_apart")),
+        *((name, "i4", MOST_FITS) for name in ("k", "first_block")),
         *((name, "i4") for name in ("count", "padding")),
     ]
 )
@@ -65,9 +64,11 @@ _MOST_HELD = 64
 # Rows of a tile.
 _ROWS = 32
 # Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0.
-_OTHER_REGISTERS = 43
-# Static shared memory of a block (`Shared` in assign.cuh): bytes per fit, and per 8 columns.
-_STATIC_OF_FIT, _STATIC_OF_COLUMNS = 24, 64
+_OTHER_REGISTERS = 56
+# The largest number of clusters of a fit that is paired with another (kMostPairBlocks in candidate_bits.cuh).
+_MOST_PAIRED = 24
+# Static shared memory of a block (`Shared` in assign.cuh): bytes, bytes per fit, and per 8 columns.
+_STATIC, _STATIC_OF_FIT, _STATIC_OF_COLUMNS = 384, 40, 64
 # Bytes of a label.
 _LABEL_BYTES = 4
 
@@ -114,7 +115,7 @@ class FitsPlan:
     @property
     def kernel(self) -> str:
         """The name of the kernel, with template arguments."""
-        return f"kmeans::label_fits<Plan, {max(self.columns) // 8}>"
+        return f"kmeans::label_fits<Plan, {max(self.columns) // 8}, {_blocks_of_two(self.numbers)}>"
 
     @property
     def source(self) -> str:
@@ -136,7 +137,7 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
         return None
     width, columns = padded(d), sum(columns_of(k) for k in numbers)
     problem = half_copy_problem(n, d, columns)
-    tile_n, widest = -(-columns // _COLUMNS) * _COLUMNS, max(columns_of(k) for k in numbers)
+    tile_n, widest = -(-columns // _COLUMNS) * _COLUMNS, max(columns_of(max(numbers)), 8 * _blocks_of_two(numbers))
     fragments = 8 * -(-width // 16)  # registers of a tile, if a warp holds it
     holds = fragments <= _MOST_HELD
     registers = _OTHER_REGISTERS + (fragments if holds else 8) + widest
@@ -144,12 +145,17 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
         stages = 1 if holds else 2
         plan = MmaPlan("float16", _ROWS, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
         made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
-        shared = made.shared_bytes + MOST_FITS * _STATIC_OF_FIT + tile_n // 8 * _STATIC_OF_COLUMNS
+        shared = made.shared_bytes + _STATIC + MOST_FITS * _STATIC_OF_FIT + tile_n // 8 * _STATIC_OF_COLUMNS
         memory = shared <= gpu.shared_memory_per_block and shared + RESERVED <= gpu.shared_memory
         if memory and registers <= 65_536 // made.threads and made.threads <= gpu.max_threads:
             lists = blocks_of(made, problem, gpu.multiprocessors)
             return FitsPlan(tuple(numbers), made, problem, lists, capacity(made, n, lists))
     return None
+
+
+def _blocks_of_two(numbers: Sequence[int]) -> int:
+    """Return the largest number of blocks of columns of two paired fits (kMostOfTwo in assign.cuh)."""
+    return -(-min(_MOST_PAIRED, max(numbers)) // 4)
 
 
 def groups_of(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec, free_bytes: int) -> Iterator[FitsPlan]:
