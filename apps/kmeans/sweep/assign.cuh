@@ -373,7 +373,7 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
 };
 
 // Lists, for every fit that goes on, the rows of the half-precision copy `a` that are ambiguous or have a new label.
-// `b` has the centers of all fits.
+// `b` has the centers of all fits. The lengths of the lists, and their sum (share.cuh), are zero before.
 template <typename Plan, int kMostBlocks, int kMostOfTwo>
 __global__ void __launch_bounds__(LabelFits<Plan, kMostBlocks, kMostOfTwo>::kThreads, Plan::kBlocksAMultiprocessor)
     label_fits(const typename Plan::A::Source a, const typename Plan::B::Source b, const tsm2::Work work,
@@ -388,8 +388,10 @@ __global__ void __launch_bounds__(LabelFits<Plan, kMostBlocks, kMostOfTwo>::kThr
   block.run(going);
   __syncthreads();
   const int fit = threadIdx.x;
-  if (fit < fits.count && here.listed[fit] != 0)
-    fits.first.counts[fit * gridDim.x + blockIdx.x] = here.listed[fit];
+  if (fit >= fits.count || here.listed[fit] == 0) return;
+  unsigned* const counts = fits.first.counts + fit * (gridDim.x + 1);
+  counts[blockIdx.x] = here.listed[fit];
+  atomicAdd(counts + gridDim.x, here.listed[fit]);
 }
 
 }  // namespace kmeans

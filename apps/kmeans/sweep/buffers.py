@@ -27,8 +27,8 @@ class FitBuffers:
     given, outcomes, flags : numpy.ndarray
         In pinned memory: initial centers, (clusters of all fits, d); outcomes of even and odd iterations, (2, fits);
         and values for `stopped`, (fits,), int32.
-    columns : numpy.ndarray of shape (fits,)
-        The first column of each fit among those of all.
+    columns, first_clusters : numpy.ndarray of shape (fits,)
+        The first column, and the first cluster, of each fit among those of all.
 
     For the others, see `IterationBuffers`. `counts`, `center_stats`, `n_reassigned`, `arrived`, `stopped` and `empty`
     have a row for each fit, `centers` (2, clusters of all fits, d), `sums` and `found` one for each cluster, and
@@ -40,11 +40,11 @@ class FitBuffers:
         numbers, fits = np.array(plan.numbers), len(plan.numbers)
         self._data, self._plan, self._placement, self.fits = data, plan, placement, fits
         ends = np.cumsum(numbers)
-        self._first, self.columns = ends - numbers, np.cumsum(plan.columns) - plan.columns
+        self.first_clusters, self.columns = ends - numbers, np.cumsum(plan.columns) - plan.columns
         clusters, columns = int(ends[-1]), sum(plan.columns)
         self.labels = xp.empty((fits, plan.stride), np.int32)
         self.entries = xp.empty((fits, plan.lists * plan.capacity * AMBIGUOUS_BYTES), np.uint8)
-        self.counts = xp.empty((fits, plan.lists), np.uint32)
+        self.counts = xp.empty((fits, plan.lists + 1), np.uint32)
         self.center_stats, self.empty = xp.empty((fits, 6), np.float32), xp.empty((fits, MOST_RELOCATED), np.int32)
         self.stopped = xp.zeros((fits, 1), np.int32)
         self.arrived, self.n_reassigned = xp.zeros((2, fits, 1), np.uint32)
@@ -59,7 +59,7 @@ class FitBuffers:
 
     def clusters_of(self, fit: int) -> slice:
         """Return the places of a fit's clusters among those of all."""
-        first = int(self._first[fit])
+        first = int(self.first_clusters[fit])
         return slice(first, first + self._plan.numbers[fit])
 
     def each(self, *names: str) -> dict[str, np.ndarray]:
@@ -71,7 +71,7 @@ class FitBuffers:
     def at_clusters(self, name: str) -> np.ndarray:
         """Return the addresses, (fits,), of each fit's part of an array with a row for each cluster."""
         array = getattr(self, name)
-        return address(array) + self._first.astype(np.uint64) * np.uint64(array.strides[0])
+        return address(array) + self.first_clusters.astype(np.uint64) * np.uint64(array.strides[0])
 
     def at_columns(self, name: str) -> np.ndarray:
         """Return the addresses, (fits,), of each fit's part of an array with a row for each column."""
@@ -81,7 +81,7 @@ class FitBuffers:
     def centers_at(self, buffer: int | np.ndarray) -> np.ndarray:
         """Return the addresses, (fits,), of each fit's centers in one of the two buffers."""
         of_buffer, of_cluster, _ = self.centers.strides
-        return address(self.centers) + (self._first * of_cluster + buffer * of_buffer).astype(np.uint64)
+        return address(self.centers) + (self.first_clusters * of_cluster + buffer * of_buffer).astype(np.uint64)
 
     def update_args(self, tol: float) -> np.ndarray:
         """Return `UPDATE_CENTERS` arguments, (3, fits): first of `prepare_fits`, then of `update_fits`.
@@ -96,7 +96,7 @@ class FitBuffers:
         given["offsets"], given["centers_half"]["to"] = self.at_columns("offsets"), self.at_columns("centers_half")
         given["centers_half"]["padded"], given["centers_half"]["height"] = placement.padded, 8
         given["units"], given["certifies"], given["tolerance"] = address(self.units), 1, tol
-        given["k"], given["d"], given["lists"] = plan.numbers, self._data.n_features, plan.lists
+        given["k"], given["d"], given["lists"] = plan.numbers, self._data.n_features, self.counts.shape[1]
         given["scale"], given["norm_limit"] = placement.scale, placement.norm_limit
         given["centers"] = self.at_clusters("given"), self.centers_at(0), self.centers_at(1)
         given["next"] = self.centers_at(0), self.centers_at(1), self.centers_at(0)

@@ -2,6 +2,8 @@
 
     sweep/assign.cuh → sweep/rescore.cuh → scatter_add_fits → update_fits (sweep/update.cuh)
 
+In the first iteration every row gets a label, and sweep/first_sums.cuh adds up all rows.
+
 Each fit has the bits that it has alone. Labels are certified, so they do not depend on the product that found the
 candidates; cluster sums are integers, which may be added in any order; and new centers are computed by the same code.
 """
@@ -22,7 +24,14 @@ from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.results import Run
 from tsapps.apps.kmeans.sweep.buffers import FitBuffers
-from tsapps.apps.kmeans.sweep.plan import FITS_TO_ADD, FITS_TO_LABEL, FITS_TO_RESCORE, FitsPlan
+from tsapps.apps.kmeans.sweep.plan import (
+    ALL_FITS,
+    FITS_TO_ADD,
+    FITS_TO_LABEL,
+    FITS_TO_RESCORE,
+    FitsPlan,
+    all_rows_plan,
+)
 from tsapps.apps.kmeans.update.fixed_point import columns_of_block, integers_of
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.gemm import sizes_of
@@ -32,8 +41,9 @@ from tsapps.kernels.runtime.machine import Launch
 
 __all__ = ["Iterations"]
 
-# Threads per block of the kernel that adds rows up, and its blocks per multiprocessor.
-_ADD_THREADS, _ADD_BLOCKS = 512, 2
+# Threads per block of the kernels that add rows up, blocks per multiprocessor of the one that adds lists, and threads
+# per block of the one that writes the first labels.
+_ADD_THREADS, _ADD_BLOCKS, _PLACE_THREADS = 512, 2, 256
 # Maximum number of iterations in flight.
 _AHEAD = 2
 
@@ -89,7 +99,15 @@ class Iterations:
             f"prepare_fits<{scalar}>",
             f"update_fits<{scalar}>",
         )
+        self._all_rows = all_rows_plan(d, sum(plan.numbers), self._integers.digits, data.gpu)
+        self._place, self._add_all = load_kernels(
+            machine,
+            "sweep/first_sums.cuh",
+            "place_labels",
+            f"add_all_rows<{types}, {self._integers.digits}, {weighted}, {self._all_rows.sums}>",
+        )
         self._label.max_dynamic_shared_size_bytes = plan.product.shared_bytes
+        self._add_all.max_dynamic_shared_size_bytes = self._all_rows.shared_bytes
         self._add.max_dynamic_shared_size_bytes = self._integers.shared_bytes
         self._buffers = FitBuffers(data, plan, self._half_copy.placement)
 
@@ -123,7 +141,7 @@ class Iterations:
         going, ended, launched = np.ones(len(numbers), bool), dict[int, _Ended](), 0
         for known in range(max_iter):
             for count in range(launched, min(known + _AHEAD, max_iter)):
-                for launch in self._launches[count % 2]:
+                for launch in self._launches[count % 2] if count > 0 else self._first_launches:
                     launch()
                 self._events[count % 2].record()
             launched = min(known + _AHEAD, max_iter)
@@ -158,6 +176,8 @@ class Iterations:
             ]
             for now in (0, 1)
         ]
+        label, rescore, _, update = self._launches[0]
+        self._first_launches = [label, rescore, *self._bind_add_all(), update]
         self._events = [machine.event() for _ in range(_AHEAD)]
 
     def _bind_label(self) -> Launch:
@@ -187,37 +207,64 @@ class Iterations:
         arguments, sizes = (a[()], b[()], work, given[()]), ((plan.lists,), (plan.product.threads,))
         return self._data.machine.bind(self._label, *sizes, arguments, plan.product.shared_bytes)
 
+    def _of_all_lists(self) -> dict[str, Any]:
+        """Return the fields of FITS_TO_RESCORE and FITS_TO_ADD that are the same for all fits."""
+        of, plan = self._buffers, self._plan
+        return {
+            "stopped": of.stopped,
+            "counts": of.counts,
+            "capacity": plan.capacity,
+            "count": of.fits,
+            "lists": plan.lists,
+        }
+
     def _bind_rescore(self, buffer: int | np.ndarray) -> Launch:
         """Return the launch that rescores the rows of each fit, with its centers in one of the two buffers."""
         of, plan = self._buffers, self._plan
-        given = _structure(FITS_TO_RESCORE, stopped=of.stopped, capacity=plan.capacity, count=of.fits, lists=plan.lists)
+        given = _structure(FITS_TO_RESCORE, **self._of_all_lists())
         one = given["at"][: of.fits]
         one["centers"], one["k"] = of.centers_at(buffer), plan.numbers
-        for name, addresses in of.each("entries", "counts").items():
+        for name, addresses in of.each("entries").items():
             one[name] = addresses
-        grid = (self._data.gpu.multiprocessors * RESIDENT_BLOCKS,)
+        grid = (max(of.fits, self._data.gpu.multiprocessors * RESIDENT_BLOCKS),)
         return self._data.machine.bind(self._rescore, grid, (RESCORE_THREADS,), (of.rows, given[()]))
 
     def _bind_add(self) -> Launch:
+        data, (fits, chunks) = self._data, self._fits_to_add()
+        grid = max(self._buffers.fits, data.gpu.multiprocessors * _ADD_BLOCKS // chunks), chunks
+        arguments = self._buffers.rows, self._buffers.scales, fits
+        return data.machine.bind(self._add, grid, (_ADD_THREADS,), arguments, self._integers.shared_bytes)
+
+    def _bind_add_all(self) -> list[Launch]:
+        """Return the launches of the first iteration in place of those of `_bind_add`."""
+        of, plan, data, all_rows = self._buffers, self._plan, self._data, self._all_rows
+        given = _structure(ALL_FITS, labels=of.labels, sums=of.sums, labels_apart=plan.stride, count=of.fits)
+        given["first_cluster"][: of.fits] = of.first_clusters
+        given["clusters"], given["columns"] = sum(plan.numbers), all_rows.columns
+        given["log2_lanes"] = log2_lanes(min(data.n_features, all_rows.columns))
+        arguments = of.rows, of.scales, np.uint32(data.n_samples), given[()]
+        bind, threads = data.machine.bind, (_ADD_THREADS,)
+        return [
+            bind(self._place, (plan.lists, of.fits), (_PLACE_THREADS,), self._fits_to_add()[:1]),
+            bind(self._add_all, all_rows.grid, threads, arguments, all_rows.shared_bytes),
+        ]
+
+    def _fits_to_add(self) -> tuple[Any, int]:
+        """Return the argument of kernels that add up lists, and the number of blocks for all columns of the sums."""
         of, plan, data = self._buffers, self._plan, self._data
         columns, chunks = columns_of_block(data.n_features, max(plan.numbers), self._integers.digits)
         given = _structure(
             FITS_TO_ADD,
-            stopped=of.stopped,
-            capacity=plan.capacity,
-            count=of.fits,
-            lists=plan.lists,
+            **self._of_all_lists(),
             columns=columns,
             log2_lanes=log2_lanes(min(data.n_features, columns)),
         )
         one = given["at"][: of.fits]
         one["k"] = plan.numbers
-        for name, addresses in of.each("entries", "counts", "labels", "n_reassigned").items():
+        for name, addresses in of.each("entries", "labels", "n_reassigned").items():
             one[name] = addresses
         one["sums"] = of.at_clusters("sums")
-        grid = max(1, data.gpu.multiprocessors * _ADD_BLOCKS // chunks), chunks
-        arguments = of.rows, of.scales, given[()]
-        return data.machine.bind(self._add, grid, (_ADD_THREADS,), arguments, self._integers.shared_bytes)
+        return given[()], chunks
 
     def _label_finally(self, ended: Sequence[_Ended]) -> None:
         """Label the rows of each fit whose last iteration changed labels by the centers that follow."""

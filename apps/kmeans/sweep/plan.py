@@ -21,25 +21,25 @@ from tsapps.kernels.plan.mma import OWN_EPILOGUE, MmaPlan, instantiate
 from tsapps.kernels.problem import Problem
 
 __all__ = [
+    "ALL_FITS",
     "FITS_TO_ADD",
     "FITS_TO_LABEL",
     "FITS_TO_RESCORE",
     "MOST_FITS",
+    "AllRowsPlan",
     "FitsPlan",
+    "all_rows_plan",
     "fits_plan",
     "groups_of",
 ]
 
 #: Maximum number of fits in a launch (kMostFits).
 MOST_FITS = 32
-_FIT_TO_RESCORE = np.dtype(
-    [(name, "u8") for name in ("centers", "entries", "counts")] + [("k", "i4"), ("padding", "i4")]
-)
+_FIT_TO_RESCORE = np.dtype([("centers", "u8"), ("entries", "u8"), ("k", "i4"), ("padding", "i4")])
 _FIT_TO_ADD = np.dtype(
-    [(name, "u8") for name in ("entries", "counts", "labels", "sums", "n_reassigned")]
-    + [("k", "i4"), ("padding", "i4")]
+    [(name, "u8") for name in ("entries", "labels", "sums", "n_reassigned")] + [("k", "i4"), ("padding", "i4")]
 )
-#: The C++ classes `FitsToLabel`, `FitsToRescore` and `FitsToAdd`, as NumPy structures.
+#: The C++ classes `FitsToLabel`, `FitsToRescore`, `FitsToAdd` and `AllFits`, as NumPy structures.
 FITS_TO_LABEL = np.dtype(
     [
         ("first", ARGMIN),
@@ -49,11 +49,16 @@ FITS_TO_LABEL = np.dtype(
     ]
 )
 FITS_TO_RESCORE = np.dtype(
-    [("at", _FIT_TO_RESCORE, MOST_FITS), ("stopped", "u8"), ("capacity", "i8"), ("count", "i4"), ("lists", "i4")]
+    [("at", _FIT_TO_RESCORE, MOST_FITS), ("stopped", "u8"), ("counts", "u8"), ("capacity", "i8")]
+    + [("count", "i4"), ("lists", "i4")]
 )
 FITS_TO_ADD = np.dtype(
-    [("at", _FIT_TO_ADD, MOST_FITS), ("stopped", "u8"), ("capacity", "i8")]
+    [("at", _FIT_TO_ADD, MOST_FITS), ("stopped", "u8"), ("counts", "u8"), ("capacity", "i8")]
     + [(name, "i4") for name in ("count", "lists", "columns", "log2_lanes")]
+)
+ALL_FITS = np.dtype(
+    [*((name, "u8") for name in ("labels", "sums")), ("labels_apart", "i8"), ("first_cluster", "i4", MOST_FITS)]
+    + [(name, "i4") for name in ("count", "clusters", "columns", "log2_lanes")]
 )
 # The largest number of features for which a pipeline stage holds whole rows.
 _MOST_FEATURES = 256
@@ -69,6 +74,8 @@ _OTHER_REGISTERS = 56
 _MOST_PAIRED = 24
 # Static shared memory of a block (`Shared` in assign.cuh): bytes, bytes per fit, and per 8 columns.
 _STATIC, _STATIC_OF_FIT, _STATIC_OF_COLUMNS = 384, 40, 64
+# Shared memory of a block of add_all_rows (first_sums.cuh) in bytes: possible sizes of its sums, and its places of rows.
+_BYTES_OF_SUMS, _BYTES_OF_PLACES = (120 * 1024, 56 * 1024), 16 * 32 * 2 * (MOST_FITS + 4)
 # Bytes of a label.
 _LABEL_BYTES = 4
 
@@ -121,6 +128,38 @@ class FitsPlan:
     def source(self) -> str:
         """The source of the kernel."""
         return f'#include "apps/kmeans/sweep/assign.cuh"\n{self.product.struct()}\n'
+
+
+@dataclass(frozen=True)
+class AllRowsPlan:
+    """Plan of the launch that adds all rows to the sums of several fits (first_sums.cuh).
+
+    Attributes
+    ----------
+    sums : int
+        Number of sums per limb that fit in a block's shared memory (kSums).
+    columns : int
+        Number of columns of the sums of all clusters that a block adds up.
+    grid : tuple of int
+        (blocks with different rows, blocks with different columns).
+    shared_bytes : int
+        Dynamic shared memory of a block in bytes.
+    """
+
+    sums: int
+    columns: int
+    grid: tuple[int, int]
+    shared_bytes: int
+
+
+def all_rows_plan(d: int, clusters: int, digits: int, gpu: GpuSpec) -> AllRowsPlan:
+    """Plan the sums of rows of d features, by clusters of all fits, with `digits` limbs."""
+    *larger, least = _BYTES_OF_SUMS
+    size = next((one for one in larger if one + _BYTES_OF_PLACES <= gpu.shared_memory_per_block), least)
+    sums = size // (4 * digits)
+    parts = -(-(d + 1) // (sums // clusters))
+    rows = max(1, gpu.multiprocessors // parts)
+    return AllRowsPlan(sums, -(-(d + 1) // parts), (rows, parts), 4 * digits * sums + _BYTES_OF_PLACES)
 
 
 def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan | None:

@@ -7,12 +7,11 @@
 
 namespace kmeans {
 
-// The lists of a fit, as label_fits (assign.cuh) writes them.
+// The centers of a fit, and its lists, as label_fits (assign.cuh) writes them.
 template <typename Work>
 struct FitToRescore {
   const Work* centers;
   AmbiguousRow* entries;
-  const unsigned* counts;
   int k, padding;
 };
 
@@ -20,6 +19,7 @@ template <typename Work>
 struct FitsToRescore {
   FitToRescore<Work> at[kMostFits];
   const int* stopped;
+  const unsigned* counts;  // share.cuh
   long long capacity;
   int count, lists;
 };
@@ -39,12 +39,15 @@ __global__ void __launch_bounds__(256, 3)
     bool ended;
   };
   __shared__ Here here;
-  if (threadIdx.x == 0) here.share = Share::of_block(going), here.index = 0;
+  if (threadIdx.x < 32) {
+    const Share mine = Share::of_block(going, fits.counts, fits.lists);
+    if (threadIdx.x == 0) here.share = mine, here.index = 0;
+  }
   for (;;) {
     __syncthreads();
     if (threadIdx.x == 0) {
-      here.ended = here.index >= here.share.parts(fits.lists);
-      if (!here.ended) here.part = here.share.part(here.index++, fits.lists, fits.at[here.share.fit].counts);
+      here.ended = here.index >= here.share.parts();
+      if (!here.ended) here.part = here.share.part(here.index++);
     }
     __syncthreads();
     if (here.ended) return;

@@ -1,12 +1,14 @@
-// How the blocks of a launch are shared among the fits that go on.
+// How the blocks of a launch are shared among the fits that go on, by the entries of their lists.
 //
 //   stopped  one number per fit; 0 if the fit goes on (data/stopped.cuh)
+//   counts   (fits × (lists + 1)): for each fit the lengths of its lists, and their sum
 //
-//      block   0      1      2      3      4      …      of 3 fits that go on, of which these are the first two
-//      fit     a      b      c      a      b
-//      place   0      0      0      1      1             among the blocks of its fit
+//      block   0      1      2      3      4      …      of 3 fits that go on, of which the second has most entries
+//      fit     a      b      b      b      c
+//      place   0      0      1      2      0             among the blocks of its fit
 //
-// Fits end one by one, so the blocks of those that have ended go to the others.
+// Fits end one by one, and those of more clusters have more rows to relabel. With as many blocks for each, the launch
+// would wait for the fit that has most.
 #pragma once
 #include "kernels/device/simt.cuh"
 
@@ -21,15 +23,22 @@ __device__ __forceinline__ unsigned fits_that_go_on(const int* stopped, int coun
   return __ballot_sync(simt::every_lane, lane < count && stopped[lane] == 0);
 }
 
-// What a block does: a fit, and its place among the `places` blocks of this fit.
+// What a block does: a fit, and its place among the `places` blocks of this fit. `lengths` are those of the fit's lists.
 struct Share {
   int fit;
-  unsigned place, places;
+  unsigned place, places, lists;
+  const unsigned* lengths;
 
-  // `going` has at least one bit.
-  static __device__ __forceinline__ Share of_block(unsigned going) {
-    const unsigned fits = __popc(going), index = blockIdx.x % fits;
-    return {simt::bit_number(going, (int)index), blockIdx.x / fits, (gridDim.x - index + fits - 1) / fits};
+  // `going` has at least one bit, and the grid at least as many blocks as there are bits. All lanes of a warp take part.
+  static __device__ __forceinline__ Share of_block(unsigned going, const unsigned* counts, unsigned lists) {
+    const unsigned lane = threadIdx.x % 32, goes_on = going >> lane & 1, spare = gridDim.x - __popc(going);
+    const double mine = goes_on ? counts[lane * (lists + 1) + lists] + 1.0 : 0.0;
+    const double through = simt::warp_running_sum(mine), all = simt::shuffle(through, 31);
+    // The first block after those of fits up to this one: each fit has one, and of the others a part by its entries.
+    const unsigned end = __popc(going & ((2u << lane) - 1)) + (unsigned)(through / all * spare);
+    const unsigned fit = __popc(__ballot_sync(simt::every_lane, end <= blockIdx.x)) % 32;
+    const unsigned begin = fit > 0 ? simt::shuffle(end, (fit + 31) % 32) : 0, after = simt::shuffle(end, fit);
+    return {(int)fit, blockIdx.x - begin, after - begin, lists, counts + fit * (lists + 1)};
   }
 
   // A part of a list: entries `begin` to `begin` + `count` − 1.
@@ -37,22 +46,24 @@ struct Share {
     unsigned list, begin, count;
   };
 
-  // Returns the number of parts of the lists of this block's fit that the block gets. If there are more blocks than
-  // lists, a list has several parts.
-  __device__ __forceinline__ unsigned parts(unsigned lists) const {
-    const unsigned all = lists * parts_of_list(lists);
+  // Returns the number of parts of the lists that this block gets.
+  __device__ __forceinline__ unsigned parts() const {
+    const unsigned all = lists * parts_of_list();
     return place < all ? (all - place + places - 1) / places : 0;
   }
 
-  // Returns this block's part number `index`; `lengths` are those of the lists.
-  __device__ __forceinline__ Part part(unsigned index, unsigned lists, const unsigned* lengths) const {
-    const unsigned item = place + index * places, list = item % lists, each = parts_of_list(lists);
+  // Returns this block's part number `index`.
+  __device__ __forceinline__ Part part(unsigned index) const {
+    const unsigned item = place + index * places, list = item % lists, each = parts_of_list();
     const unsigned length = lengths[list], size = (length + each - 1) / each, begin = item / lists * size;
     return {list, begin, begin >= length ? 0 : begin + size <= length ? size : length - begin};
   }
 
-  __device__ __forceinline__ unsigned parts_of_list(unsigned lists) const {
-    return places > lists ? places / lists : 1;
+ private:
+  // A list is one part, or is split so that each block gets one, or three to four.
+  __device__ __forceinline__ unsigned parts_of_list() const {
+    if (places % lists == 0) return places / lists;
+    return lists % places == 0 ? 1 : (3 * places + lists - 1) / lists;
   }
 };
 

@@ -16,7 +16,6 @@ namespace kmeans {
 // The lists of a fit, and what they change.
 struct FitToAdd {
   const AmbiguousRow* entries;
-  const unsigned* counts;
   int* labels;
   unsigned long long* sums;
   unsigned* n_reassigned;
@@ -26,6 +25,7 @@ struct FitToAdd {
 struct FitsToAdd {
   FitToAdd at[kMostFits];
   const int* stopped;
+  const unsigned* counts;  // share.cuh
   long long capacity;
   int count, lists;
   int columns, log2_lanes;  // as of scatter_add
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(32 * kScatterWarps, 2)
   ptx::griddepcontrol_wait();
   const unsigned going = fits_that_go_on(fits.stopped, fits.count);
   if (going == 0) return;
-  const Share share = Share::of_block(going);
+  const Share share = Share::of_block(going, fits.counts, fits.lists);
   const FitToAdd& fit = fits.at[share.fit];
   const int first = blockIdx.y * fits.columns;
   const int end = first + fits.columns <= rows.d + 1 ? first + fits.columns : rows.d + 1;
@@ -47,10 +47,10 @@ __global__ void __launch_bounds__(32 * kScatterWarps, 2)
   here.clear();
   unsigned changed = 0;
   // Warps take chunks of 32 entries, in turn, of up to 32 parts of lists at a time. Lane i knows part i.
-  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = share.parts(fits.lists);
+  const unsigned warp = threadIdx.x / 32, lane = threadIdx.x % 32, parts = share.parts();
   for (unsigned begin = 0; begin < parts; begin += 32) {
     Share::Part mine = {};
-    if (begin + lane < parts) mine = share.part(begin + lane, fits.lists, fit.counts);
+    if (begin + lane < parts) mine = share.part(begin + lane);
     const unsigned chunks = (mine.count + 31) / 32, through = simt::warp_running_sum(chunks);
     const unsigned all = simt::shuffle(through, 31);
     for (unsigned chunk = warp, since = 0; chunk - warp < all; chunk += kScatterWarps, since += 32 * kScatterWarps) {

@@ -25,8 +25,9 @@ constexpr int kScatterWarps = 16;  // of a block
 template <int kDigits>
 constexpr int kPlane = 66 * 256 / kDigits;
 
-// A block's sums of `columns` columns from `first` on, for all k clusters, in shared memory.
-template <int kDigits>
+// A block's sums of `columns` columns from `first` on, for all k clusters, in shared memory, which has room for kSums
+// sums.
+template <int kDigits, int kSums = kPlane<kDigits>>
 class SharedSums {
  public:
   __device__ SharedSums(unsigned long long* sums, unsigned* digits, int k, int width, int first, int columns)
@@ -40,14 +41,14 @@ class SharedSums {
 #pragma unroll
     for (int digit = 0; digit + 1 < kDigits; ++digit) {
       atomicAdd(to, (unsigned)(number & 0xffff));
-      to += kPlane<kDigits>;
+      to += kSums;
       number >>= 16;
     }
     atomicAdd(to, (unsigned)number);
   }
 
   __device__ __forceinline__ void clear() const {
-    for (int i = threadIdx.x; i < kDigits * kPlane<kDigits>; i += blockDim.x) digits_[i] = 0;
+    for (int i = threadIdx.x; i < kDigits * kSums; i += blockDim.x) digits_[i] = 0;
     __syncthreads();
   }
 
@@ -59,8 +60,8 @@ class SharedSums {
       long long sum = 0;
 #pragma unroll
       for (int digit = kDigits - 1; digit >= 0; --digit) {
-        sum = sum * 65536 + (int)digits_[digit * kPlane<kDigits> + i];
-        digits_[digit * kPlane<kDigits> + i] = 0;
+        sum = sum * 65536 + (int)digits_[digit * kSums + i];
+        digits_[digit * kSums + i] = 0;
       }
       if (sum != 0)
         atomicAdd(&sums_[(long long)(i / columns_) * width_ + first_ + i % columns_], (unsigned long long)sum);
