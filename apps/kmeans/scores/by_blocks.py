@@ -12,9 +12,11 @@ import numpy as np
 
 from tsapps.apps.kmeans.scores.indices import (
     ClusterSums,
+    Indices,
     Labeled,
     Scores,
     columns_of_each,
+    indices_of,
     scores_from,
     scores_of_each,
 )
@@ -50,14 +52,14 @@ def _scores_of(
     clusters = _Clusters(found)
     first = _first_pass(blocks, sample, clusters)
     sums, spreads = _second_pass(blocks, first, sample, clusters)
-    of_rows, silhouettes = list[ClusterSums](), np.empty((len(found), len(sample)))
+    indices, silhouettes = list[Indices](), np.empty((len(found), len(sample)))
     for place, (one, own) in enumerate(zip(found, clusters.columns, strict=True)):
         counts, apart = first.counts[own], first.means[own] - first.mean
         within = max(first.total - float((counts[:, None] * apart**2).sum()), 0.0)
         simplified = float(first.simplified[place])
-        of_rows.append(ClusterSums(len(one.labels), counts, apart, spreads[own], within, simplified))
+        indices.append(indices_of(ClusterSums(len(one.labels), counts, apart, spreads[own], within, simplified)))
         silhouettes[place] = _silhouettes_of(sums[:, own], to_host(one.labels), sample)
-    return scores_from(of_rows, silhouettes)
+    return scores_from(len(found[0].labels), indices, silhouettes)
 
 
 class _Clusters:

@@ -19,11 +19,20 @@ gene-expression data", ICDM (2004), for the simplified silhouette.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-__all__ = ["ClusterSums", "Labeled", "Scores", "columns_of_each", "scores_from", "scores_of_each"]
+__all__ = [
+    "ClusterSums",
+    "Indices",
+    "Labeled",
+    "Scores",
+    "columns_of_each",
+    "indices_of",
+    "scores_from",
+    "scores_of_each",
+]
 
 # Half the width of an interval that has 95 % of a normal distribution, in standard deviations.
 _DEVIATIONS = 1.96
@@ -104,26 +113,36 @@ def scores_of_each(
     return [next(scores) if 1 < len(one.centers) < n else undefined for one in found]
 
 
-def scores_from(sums: Sequence[ClusterSums], silhouettes: np.ndarray) -> list[Scores]:
-    """Return the scores of clusterings from sums over the rows and the silhouettes of a sample of them.
+class Indices(NamedTuple):
+    """The scores of a clustering that need no sample; see `Scores`."""
 
-    `silhouettes` has a row for each clustering.
-    """
-    sampled, found = silhouettes.shape[1], list[Scores]()
-    means = silhouettes.mean(axis=1)
-    deviations = silhouettes.std(axis=1, ddof=1) if sampled > 1 else np.full(len(sums), np.inf)
-    for one, of_sample, mean, deviation in zip(sums, silhouettes, means, deviations, strict=True):
-        error = _DEVIATIONS * deviation / sampled**0.5 * max(0, 1 - sampled / one.n) ** 0.5
-        present = one.counts > 0
-        counts, apart, spreads = one.counts, one.apart, one.spreads
-        if not present.all():
-            counts, apart, spreads = counts[present], apart[present], spreads[present]
-        products = apart @ apart.T
-        between, k = float(counts @ products.diagonal()), len(counts)
-        ratio = between / (k - 1) / (one.within / (one.n - k)) if one.within > 0 and 1 < k < one.n else np.inf
-        bouldin = _davies_bouldin(products, spreads / counts)
-        found.append(Scores(float(mean), float(error), one.simplified / one.n, float(ratio), bouldin, of_sample))
-    return found
+    simplified_silhouette: float
+    calinski_harabasz: float
+    davies_bouldin: float
+
+
+def indices_of(sums: ClusterSums) -> Indices:
+    """Return the scores that follow from sums over the rows."""
+    present = sums.counts > 0
+    counts, apart, spreads = sums.counts, sums.apart, sums.spreads
+    if not present.all():
+        counts, apart, spreads = counts[present], apart[present], spreads[present]
+    products = apart @ apart.T
+    between, k = float(counts @ products.diagonal()), len(counts)
+    ratio = between / (k - 1) / (sums.within / (sums.n - k)) if sums.within > 0 and 1 < k < sums.n else np.inf
+    return Indices(sums.simplified / sums.n, float(ratio), _davies_bouldin(products, spreads / counts))
+
+
+def scores_from(n: int, indices: Sequence[Indices], silhouettes: np.ndarray) -> list[Scores]:
+    """Return the scores of clusterings of n rows; `silhouettes` of a sample has a row for each clustering."""
+    sampled = silhouettes.shape[1]
+    means = silhouettes.mean(axis=1).tolist()
+    deviations = silhouettes.std(axis=1, ddof=1) if sampled > 1 else np.full(len(means), np.inf)
+    errors = (_DEVIATIONS * deviations / sampled**0.5 * max(0, 1 - sampled / n) ** 0.5).tolist()
+    return [
+        Scores(mean, error, *one, of_sample)
+        for mean, error, one, of_sample in zip(means, errors, indices, silhouettes, strict=True)
+    ]
 
 
 def _davies_bouldin(products: np.ndarray, spreads: np.ndarray) -> float:

@@ -1,6 +1,6 @@
 """Scores of several clusterings of an array on a GPU: launches of the kernels of this folder."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from tsapps.apps.kmeans.scores.indices import (
     Labeled,
     Scores,
     columns_of_each,
+    indices_of,
     scores_from,
     scores_of_each,
 )
@@ -148,9 +149,9 @@ class _Plans(NamedTuple):
 class _Launches:
     """The launches for clusterings with more than one cluster, and fewer than there are rows.
 
-    Results are parts of one array, so that the host waits and copies once: the sums of features of each cluster and the
-    number of its rows, its sum of distances from the mean, the sum of squared distances of each clustering, its sum of
-    simplified silhouettes, and the silhouettes of its sample.
+    Results but silhouettes are parts of one array, so that the host waits and copies once: the sums of features of each
+    cluster and the number of its rows, its sum of distances from the mean, the sum of squared distances of each
+    clustering, and its sum of simplified silhouettes.
     """
 
     def __init__(self, machine: Machine, X: Any, sample: np.ndarray, found: Sequence[Labeled]) -> None:
@@ -170,8 +171,8 @@ class _Launches:
         starts = machine.on_gpu(np.array([0, *(own.stop for own in self._slices)], np.int32))
         self._kept = labels, table, starts  # of which the argument has the addresses
         self._argument = structure(CLUSTERINGS, labels=table, starts=starts, count=len(found))
-        sizes = self._columns * (d + 1), self._columns + len(found), len(found), len(found) * len(sample)
-        self._results = machine.xp.empty(sum(sizes))
+        sizes = self._columns * (d + 1), self._columns + len(found), len(found)
+        self._results, self._silhouettes = machine.xp.empty(sum(sizes)), machine.xp.empty((len(found), len(sample)))
         self._ends = np.cumsum(sizes).tolist()
 
     def _there(self, labels: Any) -> Any:
@@ -185,29 +186,35 @@ class _Launches:
 
     def scores(self) -> list[Scores]:
         """Launch all kernels, wait, and return the scores."""
+        machine, n = self._machine, len(self._X)
         self._launch_spreads(self._launch_means())
         self._launch_row_scores()
-        self._launch_silhouettes()
-        host = to_host(self._results)
-        sums, totals, simplified, silhouettes = np.split(host, self._ends[:-1])
+        of_rows, copied = machine.pinned(self._results.shape, np.float64), machine.event()
+        machine.copy(of_rows, self._results)
+        copied.record()
+        try:
+            self._launch_silhouettes()
+        finally:
+            copied.synchronize()
+        indices = [indices_of(one) for one in self._sums_of_rows(of_rows)]  # while the GPU computes distances
+        return scores_from(n, indices, to_host(self._silhouettes))
+
+    def _sums_of_rows(self, results: np.ndarray) -> Iterator[ClusterSums]:
+        """Yield the sums over the rows of each clustering from the results on the host."""
+        sums, totals, simplified = np.split(results, self._ends[:-1])
         (n, d), columns = self._X.shape, self._columns
-        sums, silhouettes = sums.reshape(columns, d + 1), silhouettes.reshape(self._clusterings, -1)
+        sums = sums.reshape(columns, d + 1)
         counts, features = sums[:, d], sums[:, :d]
         mean = features[self._slices[0]].sum(axis=0) / n
         apart = features / np.maximum(counts, 1)[:, None] - mean
         # What float32 does not tell apart counts as equal.
-        smallest = _ROUNDING * (np.linalg.norm(mean) + np.linalg.norm(apart, axis=1))
-        apart[np.linalg.norm(apart, axis=1) < smallest] = 0
+        norms = np.linalg.norm(apart, axis=1)
+        smallest = _ROUNDING * (np.linalg.norm(mean) + norms)
+        apart[norms < smallest] = 0
         spreads = np.where(totals[:columns] > smallest * counts, totals[:columns], 0)
-        withins = (
-            float(total) if spreads[own].any() else 0.0
-            for own, total in zip(self._slices, totals[columns:], strict=True)
-        )
-        of_rows = [
-            ClusterSums(n, counts[own], apart[own], spreads[own], within, float(of_centers))
-            for own, within, of_centers in zip(self._slices, withins, simplified, strict=True)
-        ]
-        return scores_from(of_rows, silhouettes)
+        for own, total, of_centers in zip(self._slices, totals[columns:], simplified, strict=True):
+            within = float(total) if spreads[own].any() else 0.0
+            yield ClusterSums(n, counts[own], apart[own], spreads[own], within, float(of_centers))
 
     def _sums_by_cluster(self, plan: SumsPlan, sample: Any | None, points: int) -> Any:
         """Launch the kernel of a plan for some rows of the sample, or for features, and return the partial sums."""
@@ -259,7 +266,7 @@ class _Launches:
             partial = self._sums_by_cluster(self._plans.distances, some, len(some))
             of_sample = self._part(0), np.int32(d), some, np.int32(len(some)), self._argument, np.int32(sampled)
             grid = -(-len(some) // _TOTAL_THREADS), self._clusterings
-            given = partial, ranges, groups, of_columns, *of_sample, self._part(3)[first:]
+            given = partial, ranges, groups, of_columns, *of_sample, self._silhouettes.ravel()[first:]
             self._launch(self._kernel("silhouettes", self._plans.distances.tiles), grid, given, threads=_TOTAL_THREADS)
 
     def _add_blocks(self, partial: Any, blocks: int, to: Any) -> None:

@@ -138,7 +138,8 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       const int count = pair_fits(fits_, going, here_.pairs);
       if (lane == 0) here_.pair_count = count;
     }
-    if (thread < 64) here_.only_bits[thread % 2][thread / 2] = thread / 2 < 24 ? 1u << place_of_twelves(thread / 2) : ~0u;
+    if (thread < 64)
+      here_.only_bits[thread % 2][thread / 2] = thread / 2 < 24 ? 1u << place_of_twelves(thread / 2) : ~0u;
     if (thread < fits_.count) open_fit(thread);
     __syncthreads();
     for (int i = 0; i < here_.pair_count; ++i) {
@@ -304,7 +305,8 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       wanted[i] = row + 8 * i < fits_.first.n && bits.at[i] != here_.only_bits[lane % 2][labels.at[i] & 31];
     }
     const unsigned members = 0x33333333u << (lane & 2), before = (1u << lane) - 1;  // lanes of the same fit
-    const unsigned first = __ballot_sync(simt::every_lane, wanted[0]), second = __ballot_sync(simt::every_lane, wanted[1]);
+    const unsigned first = __ballot_sync(simt::every_lane, wanted[0]),
+                   second = __ballot_sync(simt::every_lane, wanted[1]);
     if ((first | second) == 0) return;
     unsigned place = 0;
     if ((lane & ~2) == 0)

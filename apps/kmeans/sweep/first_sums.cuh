@@ -63,8 +63,7 @@ __global__ void __launch_bounds__(32 * kAllWarps, 1)
   const SharedSums<kDigits, kSums> here(fits.sums, digits, fits.clusters, rows.d + 1, first, fits.columns);
   const auto add_rows = [&](unsigned begin, int count) {
     const long long own = begin + lane;
-    const auto weight =
-        as_integer<Work>(kWeighted && lane < count ? rows.weights[own] : Work(1), scales[rows.d]);
+    const auto weight = as_integer<Work>(kWeighted && lane < count ? rows.weights[own] : Work(1), scales[rows.d]);
     __syncwarp();  // the places of the rows before have been read
 #pragma unroll 4
     for (int fit = 0; fit < fits.count; ++fit) {
@@ -82,7 +81,8 @@ __global__ void __launch_bounds__(32 * kAllWarps, 1)
         for (int j = 0; j < kTogether; ++j)
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            const int row = i + j * groups < count ? i + j * groups : 0, at = c == 0 || both ? column + c * lanes : column;
+            const int row = i + j * groups < count ? i + j * groups : 0,
+                      at = c == 0 || both ? column + c * lanes : column;
             const Work value = centered<T, Work>(rows.X[(begin + row) * rows.leading + at], rows.mean[at]);
             numbers[j][c] = as_integer<Work>(kWeighted ? rows.weights[begin + row] * value : value, scales[at]);
           }

@@ -20,7 +20,7 @@ from tsapps.apps.kmeans.data.load import load_kernels, types_of
 from tsapps.apps.kmeans.data.plan import CENTER_THREADS, lanes_of_row, log2_lanes
 from tsapps.apps.kmeans.engines.device_step import RESCORE_THREADS
 from tsapps.apps.kmeans.engines.small_k_step import RESIDENT_BLOCKS
-from tsapps.apps.kmeans.inertia.from_sums import inertia_of_sums, may_use_sums
+from tsapps.apps.kmeans.inertia.from_sums import inertias_of_sums, may_use_sums
 from tsapps.apps.kmeans.inertia.launch import sum_terms
 from tsapps.apps.kmeans.results import Run
 from tsapps.apps.kmeans.sweep.buffers import FitBuffers
@@ -285,18 +285,19 @@ class Iterations:
             [of.centers[one.following, own] for one, own in zip(ended, clusters, strict=True)]
         )
         all_terms = to_host(sum_terms(data.machine, of.sums, of.units, centers))
-        all_centers, found = to_host(centers), list[tuple[Run, np.ndarray] | None]()
-        for fit, (k, one, own) in enumerate(zip(numbers, ended, clusters, strict=True)):
+        all_centers, terms = to_host(centers), [all_terms[own] for own in clusters]
+        inertias = inertias_of_sums(data, terms) if may_use_sums(data, min(numbers)) else [None] * len(numbers)
+        found = list[tuple[Run, np.ndarray] | None]()
+        for fit, (k, one, own, inertia) in enumerate(zip(numbers, ended, clusters, inertias, strict=True)):
             if one.outcome["empty"]:
                 found.append(None)
                 continue
-            labels, here, terms = of.labels[fit, : data.n_samples], all_centers[own].copy(), all_terms[own]
-            inertia = inertia_of_sums(data, terms) if may_use_sums(data, k) else None
-            if inertia is None:
+            labels, here = of.labels[fit, : data.n_samples], all_centers[own].copy()
+            if inertia is None or not may_use_sums(data, k):
                 inertia = data.inertia(here, labels)
             converged = one.is_strict or float(one.outcome["shift"]) <= tol
             weighted = data.sample_weight is not None
-            sizes = data.count_labels(labels, k) if weighted else terms[:, 0].astype(np.int64)
+            sizes = data.count_labels(labels, k) if weighted else terms[fit][:, 0].astype(np.int64)
             found.append((Run(labels, here, inertia, one.iteration + 1, converged), sizes))
         return found
 

@@ -49,11 +49,13 @@ FITS_TO_LABEL = np.dtype(
     ]
 )
 FITS_TO_RESCORE = np.dtype(
-    [("at", _FIT_TO_RESCORE, MOST_FITS), ("stopped", "u8"), ("counts", "u8"), ("capacity", "i8")]
-    + [("count", "i4"), ("lists", "i4")]
+    [("at", _FIT_TO_RESCORE, MOST_FITS)]
+    + [(name, "u8") for name in ("stopped", "counts", "capacity")]
+    + [(name, "i4") for name in ("count", "lists")]
 )
 FITS_TO_ADD = np.dtype(
-    [("at", _FIT_TO_ADD, MOST_FITS), ("stopped", "u8"), ("counts", "u8"), ("capacity", "i8")]
+    [("at", _FIT_TO_ADD, MOST_FITS)]
+    + [(name, "u8") for name in ("stopped", "counts", "capacity")]
     + [(name, "i4") for name in ("count", "lists", "columns", "log2_lanes")]
 )
 ALL_FITS = np.dtype(
@@ -74,7 +76,7 @@ _OTHER_REGISTERS = 56
 _MOST_PAIRED = 24
 # Static shared memory of a block (`Shared` in assign.cuh): bytes, bytes per fit, and per 8 columns.
 _STATIC, _STATIC_OF_FIT, _STATIC_OF_COLUMNS = 384, 40, 64
-# Shared memory of a block of add_all_rows (first_sums.cuh) in bytes: possible sizes of its sums, and its places of rows.
+# Shared memory of a block of add_all_rows (first_sums.cuh) in bytes: possible sizes of its sums; its places of rows.
 _BYTES_OF_SUMS, _BYTES_OF_PLACES = (120 * 1024, 56 * 1024), 16 * 32 * 2 * (MOST_FITS + 4)
 # Bytes of a label.
 _LABEL_BYTES = 4
