@@ -329,7 +329,7 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     const unsigned row = tile.row + row_of_lane(false);
     const bool present = row < fits_.first.n;
     ArgminEpilogue of = fits_.first;
-    of.entries += fit * fits_.entries_apart;
+    of.entries = fits_.list(fit) - blockIdx.x * of.capacity;
     float scores[kBlocks][kFitBlocks][4];
     multiply(pair.first, kBytes, tile, scores);
     if constexpr (kBytes) {

@@ -43,7 +43,7 @@ __device__ __forceinline__ TwoRows exchange_twelves(const unsigned (&of_halves)[
   const bool upper = threadIdx.x % 2;
   const unsigned mine = upper ? of_halves[1] : of_halves[0], sent = upper ? of_halves[0] : of_halves[1];
   const unsigned other = simt::shuffle_xor(sent, 1);
-  return {{(mine & 0xfff) | other << 12, mine >> 12 | (other & 0xfff000)}};
+  return {{(mine & 0xfff) | (other << 12 & 0xfff000), mine >> 12 | (other & 0xfff000)}};
 }
 
 // The place of the bit of center `label` among the 24 bits of a row.

@@ -5,18 +5,20 @@
 
 namespace kmeans {
 
-// `first` is the epilogue of fit 0. Each fit's arrays follow those of the fit before it: labels after `labels_apart`
-// elements, a multiple of 32, lists after `entries_apart`, and the other arrays without gaps. The offsets are those of
-// the columns of all fits, of which fit i has whole blocks of 8 from block first_block[i] on.
+// `first` is the epilogue of fit 0. Each fit's arrays follow those of the fit before it: labels after `tiles_apart` tiles
+// of 32 rows, the other arrays without gaps. The offsets are those of the columns of all fits, of which fit i has whole
+// blocks of 8 from block first_block[i] on.
 struct FitsToLabel {
   ArgminEpilogue first;
-  long long labels_apart, entries_apart;
   int k[kMostFits], first_block[kMostFits];
-  int count, padding;
+  int count, tiles_apart;
 
-  __device__ __forceinline__ const int* labels(int fit) const { return first.labels + fit * labels_apart; }
+  __device__ __forceinline__ const int* labels(int fit) const {
+    return first.labels + 32ull * (unsigned)(fit * tiles_apart);
+  }
+  // The list of this block; the grid has as many blocks as a fit has lists.
   __device__ __forceinline__ AmbiguousRow* list(int fit) const {
-    return first.entries + (fit * entries_apart + blockIdx.x * first.capacity);
+    return first.entries + (unsigned long long)(fit * gridDim.x + blockIdx.x) * (unsigned)first.capacity;
   }
 };
 

@@ -200,7 +200,7 @@ class Iterations:
         )
         given = np.zeros((), FITS_TO_LABEL)
         given["first"], given["count"] = first, of.fits
-        given["labels_apart"], given["entries_apart"] = plan.stride, plan.lists * plan.capacity
+        given["tiles_apart"] = plan.stride // plan.product.tile_m
         given["k"][: of.fits], given["first_block"][: of.fits] = plan.numbers, of.columns // 8
         a, b, work = sizes_of(plan.product, plan.problem)
         a["data"], b["data"] = address(half_copy.rows), address(of.centers_half)

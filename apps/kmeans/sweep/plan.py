@@ -43,9 +43,8 @@ _FIT_TO_ADD = np.dtype(
 FITS_TO_LABEL = np.dtype(
     [
         ("first", ARGMIN),
-        *((name, "i8") for name in ("labels_apart", "entries_apart")),
         *((name, "i4", MOST_FITS) for name in ("k", "first_block")),
-        *((name, "i4") for name in ("count", "padding")),
+        *((name, "i4") for name in ("count", "tiles_apart")),
     ]
 )
 FITS_TO_RESCORE = np.dtype(

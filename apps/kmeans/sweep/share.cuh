@@ -32,7 +32,7 @@ struct Share {
   // `going` has at least one bit, and the grid at least as many blocks as there are bits. All lanes of a warp take part.
   static __device__ __forceinline__ Share of_block(unsigned going, const unsigned* counts, unsigned lists) {
     const unsigned lane = threadIdx.x % 32, goes_on = going >> lane & 1, spare = gridDim.x - __popc(going);
-    const double mine = goes_on ? counts[lane * (lists + 1) + lists] + 1.0 : 0.0;
+    const double mine = goes_on ? (double)counts[lane * (lists + 1) + lists] + kLeastOfList * lists : 0.0;
     const double through = simt::warp_running_sum(mine), all = simt::shuffle(through, 31);
     // The first block after those of fits up to this one: each fit has one, and of the others a part by its entries.
     const unsigned end = __popc(going & ((2u << lane) - 1)) + (unsigned)(through / all * spare);
@@ -60,10 +60,14 @@ struct Share {
   }
 
  private:
-  // A list is one part, or is split so that each block gets one, or three to four.
+  // A list takes at least as long as this number of entries: those of a warp.
+  static constexpr unsigned kLeastOfList = 32, kLongPart = 256;
+
+  // A list is split if there are more blocks than lists, and so that a block gets four parts if these are long.
   __device__ __forceinline__ unsigned parts_of_list() const {
-    if (places % lists == 0) return places / lists;
-    return lists % places == 0 ? 1 : (3 * places + lists - 1) / lists;
+    const unsigned least = places / lists, wanted = 4 * places / lists + 1, most = lengths[lists] / (kLongPart * lists);
+    const unsigned each = wanted < most ? wanted : most;
+    return each > least ? each : least > 0 ? least : 1;
   }
 };
 
