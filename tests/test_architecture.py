@@ -87,7 +87,7 @@ ARROWS = {
     "apps/kmeans/sweep": {
         *_CORE,
         "apps/kmeans",
-        *_stages("data", "assign", "update", "inertia", "engines"),
+        *_stages("data", "assign", "update", "init", "inertia", "engines"),
     },
     "apps/kmeans/minibatch": {*_CORE, "apps/kmeans", *_stages("data", "distributed", "engines")},
     "tsapps/matrix": {"kernels", "kernels/system", "tsapps"},

@@ -29,7 +29,7 @@ from tsapps.apps.kmeans.init.oversampling import Oversampling
 from tsapps.apps.kmeans.init.oversampling_chunks import ChunkedOversampling, OversamplingByChunks
 from tsapps.apps.kmeans.init.oversampling_step import StepOversampling
 from tsapps.apps.kmeans.init.plusplus_host import ChunkedDraw, ChunkedDraws, draw_samples
-from tsapps.apps.kmeans.init.plusplus_launch import draw_plus_plus
+from tsapps.apps.kmeans.init.plusplus_launch import BegunDraw, draw_plus_plus
 from tsapps.apps.kmeans.init.plusplus_part import DeviceDraw
 from tsapps.apps.kmeans.small_d.plan import FmaPlan
 from tsapps.apps.kmeans.update.fixed_point import integers_of
@@ -75,6 +75,7 @@ class DeviceEngine(Engine):
         self.options = options
         self._selected: tuple[int, StepPlan] | None = None
         self._step: Step | None = None
+        self._begun: list[BegunDraw] = []
 
     @property
     def certifies(self) -> bool:  # type: ignore[override]
@@ -238,10 +239,18 @@ class DeviceEngine(Engine):
         """
         if not self.options.kernels:
             return None
+        for begun in self._begun:
+            if begun.first == first and np.array_equal(begun.draws, draws):
+                self._begun.remove(begun)
+                return begun.samples()
         found = draw_plus_plus(self.data, first, draws, chosen)
         if found is not None or self.data.source.device is not None:
             return found
         return draw_samples(self.chunked_draw(draws.shape[1]), first, draws, chosen)
+
+    def begin_plus_plus(self, numbers: Sequence[tuple[int, np.ndarray]]) -> None:
+        """Launch draws of which `draw_plus_plus` will be asked: first samples and random numbers."""
+        self._begun = BegunDraw.begin(self.data, numbers) if self.options.kernels else []
 
     def chunked_draw(self, trials: int) -> ChunkedDraws:
         """Return the samples from which k-means++ draws chunk by chunk; on the CPU, if kernels cannot read X."""

@@ -19,7 +19,17 @@ from tsapps.apps.kmeans.init.chosen import Chosen
 from tsapps.apps.kmeans.init.plan import prunes
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["Draw", "Drawn", "equally_likely_samples", "first_sample", "kmeans_plusplus", "n_trials", "random_samples"]
+__all__ = [
+    "Draw",
+    "Drawn",
+    "equally_likely_samples",
+    "first_sample",
+    "kmeans_plusplus",
+    "n_trials",
+    "order_of_sums",
+    "random_numbers",
+    "random_samples",
+]
 
 #: Draws samples by greedy k-means++. Parameters: the index of the first sample; uniform random numbers in [0, 1),
 #: (k − 1, trials); and a `Chosen`. Candidate j of step i is the sample at which the running sum of w·D² reaches
@@ -92,6 +102,23 @@ def n_trials(n_clusters: int) -> int:
     return 2 + int(np.log(n_clusters))
 
 
+def order_of_sums(n_clusters: int) -> tuple[int, bool]:
+    """Return the number of candidates, and whether steps may be pruned: together they fix the order of additions.
+
+    Pruned steps of a GPU add up in another order, which may change a draw.
+    """
+    trials = n_trials(n_clusters)
+    return trials, prunes(n_clusters - 1, trials)
+
+
+def random_numbers(data: Data, n_clusters: int, random_state: np.random.RandomState) -> tuple[int, np.ndarray]:
+    """Return the first sample, and the random numbers of all steps, (n_clusters − 1, candidates).
+
+    The numbers do not depend on the data, and scikit-learn draws the same sequence.
+    """
+    return first_sample(data, random_state), random_state.uniform(size=(n_clusters - 1, n_trials(n_clusters)))
+
+
 def kmeans_plusplus(
     data: Data,
     n_clusters: int,
@@ -125,13 +152,9 @@ def kmeans_plusplus(
     No step depends on those that follow. So fewer centers from the same random numbers are the first of more: fits of
     several k with one seed, from the largest k down, draw once for all k of the same number of candidates.
     """
-    trials = n_trials(n_clusters)
     # Only float32 needs scikit-learn's rounding: in float64, about one draw in 10¹⁰ depends on the rounding of sums.
-    small, first = data.rounds_draws(n_clusters), first_sample(data, random_state)
-    # The random numbers of all steps: they do not depend on the data, and scikit-learn draws the same sequence.
-    draws = random_state.uniform(size=(n_clusters - 1, trials))
-    # Pruned steps of a GPU add up in another order, which may change a draw.
-    method = data.host_mean().tobytes(), small, trials, prunes(len(draws), trials)
+    small, (first, draws) = data.rounds_draws(n_clusters), random_numbers(data, n_clusters, random_state)
+    method = data.host_mean().tobytes(), small, *order_of_sums(n_clusters)
     known = data.drawn if data.drawn is not None and data.drawn.method == method else None
     if known is not None and known.first == first and np.array_equal(draws, known.draws[: len(draws)]):
         return known.centers[:n_clusters].copy()

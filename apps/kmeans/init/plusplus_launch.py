@@ -1,5 +1,6 @@
 """Greedy k-means++ on a GPU: launches, without host synchronization until all centers are drawn (plusplus.cuh)."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -17,12 +18,14 @@ from tsapps.apps.kmeans.init.plan import (
     plusplus_plan,
     point_pitch,
     point_words,
+    prunes,
 )
 from tsapps.apps.kmeans.init.pruned_launch import PrunedSteps, plan_pruning
 from tsapps.kernels.arrays import address, to_host
 from tsapps.kernels.plan.mma import ELEMENT
+from tsapps.kernels.runtime.machine import Launch
 
-__all__ = ["GreedyDraw", "draw_plus_plus", "greedy_draw", "plan_draw", "rows_to_draw"]
+__all__ = ["BegunDraw", "GreedyDraw", "draw_plus_plus", "greedy_draw", "plan_draw", "rows_to_draw"]
 
 # Number of blocks of evaluate_candidates per multiprocessor.
 _TRY_BLOCKS = 2
@@ -47,6 +50,8 @@ class GreedyDraw:
         None if no step is pruned.
     sampled : array, optional
         See `QuantizedCopy`.
+    stream : int, optional
+        The address of the stream of all steps, of which none is pruned; by default the current stream.
 
     Attributes
     ----------
@@ -70,8 +75,10 @@ class GreedyDraw:
         draws: np.ndarray,
         pruned: PrunedPlan | None = None,
         sampled: Any | None = None,
+        stream: int | None = None,
     ) -> None:
         (n, d), (steps, trials), weights = X.shape, draws.shape, data.sample_weight
+        self._stream = stream
         machine, xp, scalar = data.machine, data.xp, ELEMENT[data.dtype.name]
         self._X, self._trials, self._first = X, trials, data.shard.first
         names = ("evaluate_candidates", "sample_candidates")
@@ -91,7 +98,7 @@ class GreedyDraw:
         tried = *samples, self.points[0], *sizes, self.closest, own_sums
         blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, own_chunks)
         self._evaluate = machine.bind(by_rows, (blocks,), (TRY_THREADS,), tried, plan.shared_bytes)
-        added = self.all_sums, chunks, group_sums
+        added, self._bind = (self.all_sums, chunks, group_sums), machine.bind
         self._add_up = machine.bind(add_up, (groups,), (32 * trials,), added)
         self._read = *samples, self.closest, np.int64(self._first), chunk, chunks, self.all_sums, group_sums
         sampling = *self._read, self.points[0], self.draws, self.chosen, self.drawn[1]
@@ -129,20 +136,69 @@ class GreedyDraw:
             self.pruned.evaluate(points)
             return
         self._evaluate.change(self._tried, points)
-        self._evaluate()
+        self._launch(self._evaluate)
 
     def sample(self, step: int) -> None:
         """Choose the best of a step's candidates, and draw the candidates of the next step, if there is one."""
-        self._add_up()
+        self._launch(self._add_up)
         points, drawn = self.points[step % 2], self.drawn[(step + 1) % 2]
         if step == len(self.draws):
             last = points, pointer(None), self.chosen[step:], pointer(None)
-            self._sample((1,), (DRAW_THREADS,), (*self._read, *last))
+            self._launch(self._bind(self._sample, (1,), (DRAW_THREADS,), (*self._read, *last)))
             return
         changed = address(points), _row(self.draws, step), _row(self.chosen, step), address(drawn)
         for place, argument in enumerate(changed, self._drawn):
             self._sample_candidates.change(place, argument)
-        self._sample_candidates()
+        self._launch(self._sample_candidates)
+
+    def _launch(self, launch: Launch) -> None:
+        if self._stream is None:
+            launch()
+        else:
+            launch.on(self._stream)
+
+
+class BegunDraw:
+    """A draw of `draw_plus_plus` whose steps run on a stream of their own; see `begin`.
+
+    Attributes
+    ----------
+    first : int
+    draws : numpy.ndarray of shape (k − 1, trials)
+        What it draws from.
+    """
+
+    def __init__(self, draw: GreedyDraw, first: int, draws: np.ndarray) -> None:
+        self.first, self.draws, self._draw = first, draws, draw
+
+    @classmethod
+    def begin(cls, data: DeviceData, numbers: Sequence[tuple[int, np.ndarray]]) -> "list[BegunDraw]":
+        """Launch draws with these first samples and random numbers, which run side by side.
+
+        Draws that the kernels do not support, or of which steps are pruned, are left out. The current stream waits for
+        all of them, so that memory is not used again before.
+        """
+        begun, ends, machine = list[BegunDraw](), list[Any](), data.machine
+        for first, draws in numbers:
+            stream, ready, end = machine.stream(), machine.event(), machine.event()
+            draw = None if prunes(*draws.shape) or not len(draws) else greedy_draw(data, first, draws, stream.ptr)
+            if draw is None:
+                continue
+            ready.record()
+            stream.wait_event(ready)
+            for step in range(len(draws) + 1):
+                draw.evaluate(step)
+                draw.sample(step)
+            end.record(stream)
+            begun.append(cls(draw, first, draws))
+            ends.append(end)
+        for end in ends:
+            machine.current_stream().wait_event(end)
+        return begun
+
+    def samples(self) -> np.ndarray:
+        """Return the sample indices of the centers, (k,)."""
+        return to_host(self._draw.chosen)
 
 
 def _row(array: Any, step: int) -> int:
@@ -185,13 +241,13 @@ def draw_plus_plus(data: DeviceData, first: int, draws: np.ndarray, chosen: Chos
     return to_host(draw.chosen)
 
 
-def greedy_draw(data: DeviceData, first: int, draws: np.ndarray) -> GreedyDraw | None:
+def greedy_draw(data: DeviceData, first: int, draws: np.ndarray, stream: int | None = None) -> GreedyDraw | None:
     """Return the launches of `draw_plus_plus`, or None if it returns None; there is at least one row of `draws`."""
     X = rows_to_draw(data)
     plan = None if X is None else plan_draw(data, draws.shape[1], aligned=is_vectorizable(X, 16 // X.itemsize))
     if plan is None:
         return None
-    draw = GreedyDraw(data, X, plan, draws, plan_pruning(data, plan, len(draws)))
+    draw = GreedyDraw(data, X, plan, draws, plan_pruning(data, plan, len(draws)), None, stream)
     draw.begin(first)
     return draw
 

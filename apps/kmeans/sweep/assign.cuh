@@ -233,20 +233,20 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       const Labels now = labels;
       if (i < count) labels = labels_of(next, tile.row);
       if (pair.is_pair()) {
-        dispatch_two<1>(pair, tile, now);
+        dispatch_two<kMostOfTwo>(pair, tile, now);
       } else {
-        dispatch<1>(pair, tile, now.at[0]);
+        dispatch<kMostBlocks>(pair, tile, now.at[0]);
       }
       if (i >= count) break;
       pair = next;
     }
   }
 
-  // Calls label_two<blocks of the pair>.
+  // Calls label_two<blocks of the pair>. Fits of most clusters go on longest, so their blocks come first.
   template <int kPairBlocks>
   __device__ __forceinline__ void dispatch_two(const FitPair& pair, const Tile& tile, const Labels& labels) const {
-    if constexpr (kPairBlocks < kMostOfTwo) {
-      if (pair.blocks != kPairBlocks) return dispatch_two<kPairBlocks + 1>(pair, tile, labels);
+    if constexpr (kPairBlocks > 1) {
+      if (pair.blocks != kPairBlocks) return dispatch_two<kPairBlocks - 1>(pair, tile, labels);
     }
     label_two<kPairBlocks>(pair, tile, labels);
   }
@@ -254,8 +254,8 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   // Calls label_one<blocks of the fit>.
   template <int kFitBlocks>
   __device__ __forceinline__ void dispatch(const FitPair& pair, const Tile& tile, int label) const {
-    if constexpr (kFitBlocks < kMostBlocks) {
-      if (pair.blocks != kFitBlocks) return dispatch<kFitBlocks + 1>(pair, tile, label);
+    if constexpr (kFitBlocks > 1) {
+      if (pair.blocks != kFitBlocks) return dispatch<kFitBlocks - 1>(pair, tile, label);
     }
     label_one<kFitBlocks>(pair, tile, label);
   }

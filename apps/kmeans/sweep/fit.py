@@ -8,6 +8,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.frame import Frame
 from tsapps.apps.kmeans.engines.engine import Engine
+from tsapps.apps.kmeans.init.plusplus import order_of_sums, random_numbers
 from tsapps.apps.kmeans.initial_centers import Init, initial_centers
 from tsapps.apps.kmeans.lloyd import Clock, Clustering, Progress, clustering_of, number_of_runs
 from tsapps.apps.kmeans.prepare import scaled_into_range
@@ -108,6 +109,14 @@ def _starts(
 ) -> list[np.ndarray]:
     """Return the initial centers of each fit."""
     random_state, starts = np.random.RandomState(seed), list[np.ndarray]()
+    if isinstance(init, str) and init == "k-means++" and choosing is None:
+        # All fits have their samples from the draws of most clusters, one for each order of sums.
+        most, begun = {order_of_sums(k): k for k in sorted(numbers)}, list[tuple[int, np.ndarray]]()
+        for k in sorted(most.values(), reverse=True):
+            random_state.seed(seed)
+            if not engine.data.rounds_draws(k):
+                begun.append(random_numbers(engine.data, k, random_state))
+        engine.begin_plus_plus(begun)
     for k in numbers:
         random_state.seed(seed)  # a new object takes 0.1 ms
         told = None if choosing is None else partial(choosing, k, 0)
