@@ -20,49 +20,24 @@
 // Here, each further fit takes only its multiplications and its epilogue, of which instructions limit the rate:
 //
 // - A score costs a maximum and two fused multiply-adds (candidate_bits.cuh). Offsets cost nothing.
-// - Two fits share blocks of columns, four columns each: two lanes have all scores of a row and a fit, not four, so that
-//   there is half of the shuffles, and of the waiting for them. Columns are rounded up to 4, not to 8.
+// - Two fits share blocks of columns, four columns each: two lanes, not four, have all scores of a row and a fit, so
+//   that there are fewer shuffles, and less waiting for them. Columns are rounded up to 4, not to 8.
 // - The bound of a row's scores is linear in its norm, unless a center lies beyond the limit R of a row of the tile.
 // - Norms of rows and labels of the first two fits are loaded one tile ahead, together with the tile, other labels two
 //   fits ahead. Where they were loaded with the next tile on its way, a warp waited until the memory had that, too.
 #pragma once
-#include "apps/kmeans/sweep/fits_to_label.cuh"
-#include "kernels/tsm2/gemm_mma.cuh"
+#include "apps/kmeans/sweep/product_of_fits.cuh"
 
 namespace kmeans {
 
 // A block of the kernel. No fit has more than kMostBlocks blocks of columns by itself, and no two paired fits more than
 // kMostOfTwo.
 template <typename Plan, int kMostBlocks, int kMostOfTwo>
-class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
+class LabelFits : ProductOfFits<Plan> {
  public:
-  using Product = tsm2::GemmMma<Plan, ArgminEpilogue>;
-  using Product::kBlocks, Product::kEights, Product::kStage, Product::kThreads, Product::kTeam, Product::kPairs;
-  using Product::kTileColumnBlocks;
-  using typename Product::A, typename Product::B, typename Product::Unit, typename Product::Depths;
-  using typename Product::Parts, typename Product::PartsOfTwo;
-  static_assert(Plan::kKeepB && kTeam == 1 && Plan::kInterval == 0 && kBlocks == 2, "a warp labels 32 rows at a time");
-  static_assert(sizeof(Parts) == sizeof(typename B::Word), "words are copied as they are");
-
-  // Static shared memory of a block. biases[b][t] has the offsets of the columns of lane t of block b, twice.
-  // only_bits[p][label] has the bits of a row whose only candidate is its label (candidate_bits.cuh), and no bits of a
-  // row for a label that no row has.
-  struct Shared {
-    FitBound bounds[kMostFits];
-    float4 biases[kTileColumnBlocks][4];
-    FitPair pairs[kMostFits];
-    float norm_limits[kMostFits];
-    unsigned listed[kMostFits], only_bits[2][32];
-    int pair_count;
-  };
-
-  __device__ LabelFits(unsigned char* shared, const typename A::Source& a, const typename B::Source& b,
-                       const tsm2::Work& work, const FitsToLabel& fits, Shared& here)
-      : Product(shared, a, b, work, nullptr, nullptr, fits.first), fits_(fits), here_(here) {
-    const int lane = threadIdx.x % 32;
-    parts_ = simt::kept_shared(this->parts(0) + lane);
-    biases_ = simt::kept_shared(here.biases[0] + lane % 4);
-  }
+  using Product = ProductOfFits<Plan>;
+  using Product::Product, Product::kThreads;
+  using typename Product::Shared;
 
   // Labels this block's tiles in the fits `going`, a bit for each. All of the block's threads take part.
   __device__ __forceinline__ void run(unsigned going) {
@@ -82,7 +57,7 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       ptx::cp_async_commit();
     };
     for (int i = 0; i < kAhead; ++i) fetch();
-    open(going);
+    this->open(going);
     RowsAhead ahead = rows_from(first * Plan::kTileM);
     for (unsigned number = first; number < tiles; number += warps) {
       ptx::cp_async_wait<kAhead - 1>();
@@ -91,7 +66,7 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       tile.stage = this->pipeline_ + slot * kStage;
       if (kHolds) {
 #pragma unroll
-        for (int pair = 0; pair < kHeld; ++pair) load(tile.parts[pair], tile.stage, pair);
+        for (int pair = 0; pair < kHeld; ++pair) this->load(tile.parts[pair], tile.stage, pair);
         if (kAhead == Plan::kStages) simt::sync_warp();  // the tile has left its stage
       }
       tile.row = number * Plan::kTileM;
@@ -104,14 +79,10 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
   }
 
  private:
-  // Twice kLarge, and more than all roundings of E.
-  static constexpr float kTwice = 2 * kLarge * 1.0001f;
-  // Fragments of a tile that stay in registers, if they are few enough; of longer rows, each fit reads them again.
-  static constexpr bool kHolds = kPairs * kBlocks <= 16;
-  static constexpr int kHeld = kHolds ? kPairs : 1;
-  // Number of tiles of which copies are in flight. A tile in registers needs its stage no more.
-  static constexpr int kAhead = kHolds && Plan::kStages == 1 ? 1 : Plan::kStages - 1;
-  static_assert(kAhead > 0, "one stage is enough only for tiles in registers");
+  using Product::fits_, Product::here_, Product::multiply, Product::twice_errors;
+  using Product::kBlocks, Product::kStage, Product::kHolds, Product::kHeld, Product::kAhead;
+  using typename Product::A, typename Product::Tile;
+
   // Labels of the rows of this lane in a pair: of its fit, rows 16·p + g and 16·p + 8 + g, where p = lane % 2. In one
   // fit alone, of row 8·t + g. Negative past the last row.
   struct Labels {
@@ -122,82 +93,6 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     float norm;
     Labels labels;
   };
-  // A tile. Lane (g, t) = (lane / 4, lane % 4) holds sums of rows g, g + 8, g + 16 and g + 24, of which `norms` are the
-  // norms. `own_norm` is that of row 8·t + g, and `least_norm` the smallest of all.
-  struct Tile {
-    const unsigned char* stage;
-    Parts parts[kHeld][kBlocks][4];
-    float norms[4], own_norm, least_norm;
-    unsigned row;
-  };
-
-  // Fills the shared memory for the fits `going`.
-  __device__ __forceinline__ void open(unsigned going) const {
-    const int thread = threadIdx.x, warp = thread / 32, lane = thread % 32;
-    if (warp == 0) {
-      const int count = pair_fits(fits_, going, here_.pairs);
-      if (lane == 0) here_.pair_count = count;
-    }
-    if (thread < 64)
-      here_.only_bits[thread % 2][thread / 2] = thread / 2 < 24 ? 1u << place_of_twelves(thread / 2) : ~0u;
-    if (thread < fits_.count) open_fit(thread);
-    __syncthreads();
-    for (int i = 0; i < here_.pair_count; ++i) {
-      const FitPair pair = here_.pairs[i];
-      const int fit = pair.fit_of(lane / 4), columns = (fits_.k[fit] + 7) / 8 * 8;
-      for (int part = warp; part < kPairs * pair.blocks; part += kThreads / 32) {
-        const int words = part % kPairs, block = part / kPairs, center = pair.center_of(block, lane / 4);
-        const auto* const from = this->b_.data + (8 * fits_.first_block[fit] + center) * this->b_.leading;
-        PartsOfTwo* const to = this->parts(0) + (words * kTileColumnBlocks + pair.first + block) * 32 + lane;
-#pragma unroll
-        for (int word = 0; word < 2; ++word) copy_word(&to->at[word], from, 2 * words + word, center < columns);
-      }
-      if (thread < 4 * pair.blocks) {
-        const int block = thread / 4, of = pair.fit_of(2 * (thread % 4)), c = pair.center_of(block, 2 * (thread % 4));
-        const float* const from = fits_.first.offsets + 8 * fits_.first_block[of] + c;
-        const bool exists = c < (fits_.k[of] + 7) / 8 * 8;
-        const float one = exists ? from[0] : -kInfinity, two = exists ? from[1] : -kInfinity;
-        here_.biases[pair.first + block][thread % 4] = {one, two, one, two};
-      }
-    }
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    __syncthreads();
-  }
-
-  __device__ __forceinline__ void open_fit(int fit) const {
-    const CenterStats& most = fits_.first.center_stats[fit];
-    const Bound bound = bound_of_rows(most, true).up_to(most.norm);
-    here_.bounds[fit] = {kTwice * bound.of_norm, kTwice * bound.always, most.norm, most.near};
-    here_.norm_limits[fit] = most.norm_limit;
-    here_.listed[fit] = 0;
-  }
-
-  // Copies word `word` of this thread's lane of a column, whose elements begin at `from` (fragments.cuh); zeros past the
-  // last word, and for columns that no center has.
-  template <typename Element>
-  __device__ __forceinline__ void copy_word(Parts* to, const Element* from, int word, bool exists) const {
-    const int depth = Depths::first(word) + threadIdx.x % 4 * Depths::step(word);
-    const bool present = exists && word < Depths::kWords && depth < Plan::kDepth;
-    ptx::cp_async<4>(to, present ? from + depth : this->b_.data, present ? 4 : 0);
-  }
-
-  // `with_offsets` says whether the tensor cores add the offsets.
-  __device__ __forceinline__ RowBound bound_of_rows(const CenterStats& most, bool with_offsets) const {
-    const float of_half_square = 1.0f / (1 << 22) + (with_offsets ? fits_.first.tensor_error : 0.0f);
-    return RowBound(most, fits_.first.tensor_error, fits_.first.rounding, of_half_square);
-  }
-
-  __device__ __forceinline__ void load(Parts (&to)[kBlocks][4], const unsigned char* stage, int pair) const {
-#pragma unroll
-    for (int i = 0; i < kBlocks; ++i) {
-      typename A::Word words[4];
-      A::template words<Depths, kEights>(words, stage, 0, 2 * i, 0, 2 * pair);
-#pragma unroll
-      for (int j = 0; j < 4; ++j) to[i][j] = Unit::parts(words[j]);
-    }
-  }
-
   // The first row of this lane in a tile, and the second 8 rows after it if there are two (Labels).
   static __device__ __forceinline__ unsigned row_of_lane(bool is_pair) {
     const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
@@ -260,31 +155,6 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     label_one<kFitBlocks>(pair, tile, label);
   }
 
-  // Multiplies a tile by kColumnBlocks blocks of columns from block `first` on.
-  template <int kColumnBlocks>
-  __device__ __forceinline__ void multiply(int first, bool with_offsets, const Tile& tile,
-                                           float (&sums)[kBlocks][kColumnBlocks][4]) const {
-#pragma unroll
-    for (int j = 0; j < kColumnBlocks; ++j) {
-      float4 bias = {};
-      if (with_offsets) bias = biases_[4 * (first + j)];
-#pragma unroll
-      for (int i = 0; i < kBlocks; ++i) memcpy(sums[i][j], &bias, sizeof bias);
-    }
-#pragma unroll
-    for (int pair = 0; pair < kPairs; ++pair) {
-      Parts again[kBlocks][4];
-      if (!kHolds) load(again, tile.stage, pair);
-      const Parts(*a)[4] = kHolds ? tile.parts[kHolds ? pair : 0] : again;
-#pragma unroll
-      for (int j = 0; j < kColumnBlocks; ++j) {
-        const PartsOfTwo two = parts_[(pair * kTileColumnBlocks + first + j) * 32];
-#pragma unroll
-        for (int i = 0; i < kBlocks; ++i) Unit::multiply(0, sums[i][j], a[i], two.at);
-      }
-    }
-  }
-
   // Labels the rows of a tile in two fits, which have kPairBlocks blocks of columns together.
   template <int kPairBlocks>
   __device__ __forceinline__ void label_two(const FitPair& pair, const Tile& tile, const Labels& labels) const {
@@ -292,9 +162,9 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     float scores[kBlocks][kPairBlocks][4], errors[4];
     multiply(pair.first, true, tile, scores);
     twice_errors(fit, tile, errors);
-    unsigned of_halves[2];
-    candidate_bits<2>(scores, errors, of_halves);
-    TwoRows bits = exchange_twelves(of_halves);
+    unsigned words[2];
+    candidate_bits<2>(scores, errors, words);
+    TwoRows bits = exchange_twelves(words);
     bool wanted[2];
     const unsigned row = tile.row + row_of_lane(true);
 #pragma unroll
@@ -335,9 +205,9 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
     if constexpr (kBytes) {
       float errors[4];
       twice_errors(fit, tile, errors);
-      unsigned of_halves[2];
-      candidate_bits<1>(scores, errors, of_halves);
-      unsigned bits = transpose_(__byte_perm(of_halves[0], of_halves[1], 0x5410));
+      unsigned words[2];
+      candidate_bits<1>(scores, errors, words);
+      unsigned bits = transpose_(__byte_perm(words[0], words[1], 0x5410));
       if (!(tile.own_norm <= here_.norm_limits[fit])) bits = 0;
       const unsigned place = (label & 6) << 2 | (label >> 2 & 6) | (label & 1);
       const bool wanted = present && (label < 0 || bits != 1u << place);
@@ -348,29 +218,12 @@ class LabelFits : tsm2::GemmMma<Plan, ArgminEpilogue> {
       ArgminEpilogue::load_columns(of.offsets + 8 * fits_.first_block[fit], offset);
       const auto find = [&](const float (&of_rows)[kFitBlocks][4], int half, const float (&of_columns)[kFitBlocks][2],
                             float error) { return of.candidates(of_rows, half, of_columns, error); };
-      const float error = 1.0001f * bound_of_rows(of.center_stats[fit], false)(tile.own_norm);
+      const float error = 1.0001f * this->bound_of_rows(of.center_stats[fit], false)(tile.own_norm);
       const ArgminEpilogue::OwnRow own = {row, label, tile.own_norm, present};
       of.label_32_rows(here_.listed + fit, own, error, here_.norm_limits[fit], scores, offset, find);
     }
   }
 
-  // Returns twice the error bound of each row of which this lane holds scores, times kLarge.
-  __device__ __forceinline__ void twice_errors(int fit, const Tile& tile, float (&errors)[4]) const {
-    const FitBound bound = here_.bounds[fit];
-    if (bound.norm <= fmaf(2.2f, tile.least_norm, bound.near)) {
-#pragma unroll
-      for (int q = 0; q < 4; ++q) errors[q] = fmaf(bound.of_norm, tile.norms[q], bound.always);
-    } else {
-      const RowBound of_rows = bound_of_rows(fits_.first.center_stats[fit], true);
-#pragma unroll
-      for (int q = 0; q < 4; ++q) errors[q] = kTwice * of_rows(tile.norms[q]);
-    }
-  }
-
-  const FitsToLabel& fits_;
-  Shared& here_;
-  const PartsOfTwo* parts_;  // this lane's
-  const float4* biases_;
   const ByteTranspose transpose_;
 };
 

@@ -37,11 +37,11 @@ struct TwoRows {
   unsigned at[2];
 };
 
-// Returns the bits of rows 16·p + g and 16·p + 8 + g. `of_halves` has those of this lane: of rows g and g + 8, and of
-// rows g + 16 and g + 24, 12 bits each.
-__device__ __forceinline__ TwoRows exchange_twelves(const unsigned (&of_halves)[2]) {
+// Returns the bits of rows 16·p + g and 16·p + 8 + g. `words` has those of this lane: of rows g and g + 8, and of rows
+// g + 16 and g + 24, 12 bits each.
+__device__ __forceinline__ TwoRows exchange_twelves(const unsigned (&words)[2]) {
   const bool upper = threadIdx.x % 2;
-  const unsigned mine = upper ? of_halves[1] : of_halves[0], sent = upper ? of_halves[0] : of_halves[1];
+  const unsigned mine = upper ? words[1] : words[0], sent = upper ? words[0] : words[1];
   const unsigned other = simt::shuffle_xor(sent, 1);
   return {{(mine & 0xfff) | (other << 12 & 0xfff000), mine >> 12 | (other & 0xfff000)}};
 }
@@ -58,11 +58,11 @@ __device__ __forceinline__ Candidates candidates_of_twelves(unsigned bits) {
   return {(first & 63) | (second & 63) << 16, (first >> 6 & 63) | (second >> 6 & 63) << 16};
 }
 
-// Sets of_halves[h] to this lane's bits of rows 16·h + g and 16·h + 8 + g. `errors[q]` is twice the error bound of row
+// Sets words[h] to this lane's bits of rows 16·h + g and 16·h + 8 + g. errors[q] is twice the error bound of row
 // 8·q + g, times kLarge.
 template <int kFits, int kBlocks>
 __device__ __forceinline__ void candidate_bits(const float (&scores)[2][kBlocks][4], const float (&errors)[4],
-                                               unsigned (&of_halves)[2]) {
+                                               unsigned (&words)[2]) {
   static_assert(kBlocks <= (kFits == 1 ? kMostByteBlocks : kMostPairBlocks), "bits of a row overlap those of the next");
   constexpr int kApart = kFits == 1 ? 8 : 12;
   const auto place = [](int b, int i) { return kFits == 1 ? 2 * b + i : 6 * (b % 2) + b / 2 * 2 + i; };
@@ -91,7 +91,7 @@ __device__ __forceinline__ void candidate_bits(const float (&scores)[2][kBlocks]
       }
   }
 #pragma unroll
-  for (int h = 0; h < 2; ++h) of_halves[h] = (unsigned)(sums[2 * h] + sums[2 * h + 1]);
+  for (int h = 0; h < 2; ++h) words[h] = (unsigned)(sums[2 * h] + sums[2 * h + 1]);
 }
 
 }  // namespace kmeans

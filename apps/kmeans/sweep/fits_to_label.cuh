@@ -5,9 +5,9 @@
 
 namespace kmeans {
 
-// `first` is the epilogue of fit 0. Each fit's arrays follow those of the fit before it: labels after `tiles_apart` tiles
-// of 32 rows, the other arrays without gaps. The offsets are those of the columns of all fits, of which fit i has whole
-// blocks of 8 from block first_block[i] on.
+// `first` is the epilogue of fit 0. Each fit's arrays follow those of the fit before it: labels after `tiles_apart`
+// tiles of 32 rows, the other arrays without gaps. The offsets are those of the columns of all fits, of which fit i has
+// whole blocks of 8 from block first_block[i] on.
 struct FitsToLabel {
   ArgminEpilogue first;
   int k[kMostFits], first_block[kMostFits];

@@ -23,13 +23,13 @@ __device__ __forceinline__ unsigned fits_that_go_on(const int* stopped, int coun
   return __ballot_sync(simt::every_lane, lane < count && stopped[lane] == 0);
 }
 
-// What a block does: a fit, and its place among the `places` blocks of this fit. `lengths` are those of the fit's lists.
+// What a block does: a fit, and its place among the `places` blocks of this fit. `lengths` are those of its lists.
 struct Share {
   int fit;
   unsigned place, places, lists;
   const unsigned* lengths;
 
-  // `going` has at least one bit, and the grid at least as many blocks as there are bits. All lanes of a warp take part.
+  // `going` has at least one bit, and the grid has a block for each bit or more. All lanes of a warp take part.
   static __device__ __forceinline__ Share of_block(unsigned going, const unsigned* counts, unsigned lists) {
     const unsigned lane = threadIdx.x % 32, goes_on = going >> lane & 1, spare = gridDim.x - __popc(going);
     const double mine = goes_on ? (double)counts[lane * (lists + 1) + lists] + kLeastOfList * lists : 0.0;
