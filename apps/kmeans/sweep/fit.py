@@ -85,9 +85,12 @@ def fit_together(
         for plan in _groups(engine, served):
             iterations = Iterations(engine.data, plan)  # its kernels compile while centers are drawn
             clock.lap("prepare")
+            if choosing is None and isinstance(init, str) and init == "k-means++":
+                _begin_draws(engine, plan.numbers, seed)
+            iterations.bind(moments.variance * tol)  # while the GPU draws
             starts = _starts(engine, plan.numbers, init, seed, frame, choosing)
             clock.lap("seed")
-            ended = iterations.run(starts, max_iter, moments.variance * tol, None if progress is None else tell)
+            ended = iterations.run(starts, max_iter, None if progress is None else tell)
             del iterations  # its memory is free for the next group
             clock.lap("iterate")
             seconds = {phase: total / len(plan.numbers) for phase, total in clock.seconds.items()}
@@ -97,6 +100,17 @@ def fit_together(
                     run, sizes = one
                     found[k] = clustering_of(run, frame, sizes, dict(seconds), (steps[k].step, steps[k].reason))
     return found
+
+
+def _begin_draws(engine: "DeviceEngine", numbers: Sequence[int], seed: int) -> None:
+    """Begin to draw the initial centers of all fits: those of most clusters for each order of sums have all others."""
+    random_state, most = np.random.RandomState(seed), {order_of_sums(k): k for k in sorted(numbers)}
+    begun = list[tuple[int, np.ndarray]]()
+    for k in sorted(most.values(), reverse=True):
+        random_state.seed(seed)
+        if not engine.data.rounds_draws(k):
+            begun.append(random_numbers(engine.data, k, random_state))
+    engine.begin_plus_plus(begun)
 
 
 def _starts(
@@ -109,14 +123,6 @@ def _starts(
 ) -> list[np.ndarray]:
     """Return the initial centers of each fit."""
     random_state, starts = np.random.RandomState(seed), list[np.ndarray]()
-    if isinstance(init, str) and init == "k-means++" and choosing is None:
-        # All fits have their samples from the draws of most clusters, one for each order of sums.
-        most, begun = {order_of_sums(k): k for k in sorted(numbers)}, list[tuple[int, np.ndarray]]()
-        for k in sorted(most.values(), reverse=True):
-            random_state.seed(seed)
-            if not engine.data.rounds_draws(k):
-                begun.append(random_numbers(engine.data, k, random_state))
-        engine.begin_plus_plus(begun)
     for k in numbers:
         random_state.seed(seed)  # a new object takes 0.1 ms
         told = None if choosing is None else partial(choosing, k, 0)

@@ -111,10 +111,20 @@ class Iterations:
         self._add.max_dynamic_shared_size_bytes = self._integers.shared_bytes
         self._buffers = FitBuffers(data, plan, self._half_copy.placement)
 
+    def bind(self, tol: float) -> None:
+        """Bind all launches, which the current stream may still wait for; `tol` as for `single_run`."""
+        of, machine = self._buffers, self._data.machine
+        self._tol = tol
+        for array, byte in ((of.labels, 0xFF), (of.sums, 0)):
+            machine.fill(array, byte)
+        self._bind_iterations(tol)
+
     def run(
-        self, starts: Sequence[np.ndarray], max_iter: int, tol: float, report: Report | None = None
+        self, starts: Sequence[np.ndarray], max_iter: int, report: Report | None = None
     ) -> list[tuple[Run, np.ndarray] | None]:
         """Iterate from initial centers, (k, d) of each fit, until all fits converge or `max_iter`; see `single_run`.
+
+        It is called once, after `bind`.
 
         Returns
         -------
@@ -122,17 +132,13 @@ class Iterations:
             The result of each fit, and the sizes of its clusters, (k,), int64. Labels are parts of one array on the
             GPU. None for a fit that left a cluster empty: it ended there.
         """
-        of, machine = self._buffers, self._data.machine
-        of.given[...] = np.concatenate(starts)
-        for array, byte in ((of.labels, 0xFF), (of.sums, 0)):
-            machine.fill(array, byte)
-        self._bind_iterations(tol)
+        self._buffers.given[...] = np.concatenate(starts)
         try:
             ended = self._iterate(max_iter, report)
         finally:
-            machine.current_stream().synchronize()  # iterations in flight still write to the buffers
+            self._data.machine.current_stream().synchronize()  # iterations in flight still write to the buffers
         self._label_finally(ended)
-        return self._runs(ended, tol)
+        return self._runs(ended)
 
     def _iterate(self, max_iter: int, report: Report | None) -> list[_Ended]:
         """Return the last iteration of each fit."""
@@ -278,7 +284,7 @@ class Iterations:
         for launch in (self._label_rows, rescore, self._add_rows):
             launch()
 
-    def _runs(self, ended: Sequence[_Ended], tol: float) -> list[tuple[Run, np.ndarray] | None]:
+    def _runs(self, ended: Sequence[_Ended]) -> list[tuple[Run, np.ndarray] | None]:
         of, data, numbers = self._buffers, self._data, self._plan.numbers
         clusters = [of.clusters_of(fit) for fit in range(of.fits)]
         centers = data.xp.concatenate(
@@ -295,7 +301,7 @@ class Iterations:
             labels, here = of.labels[fit, : data.n_samples], all_centers[own].copy()
             if inertia is None or not may_use_sums(data, k):
                 inertia = data.inertia(here, labels)
-            converged = one.is_strict or float(one.outcome["shift"]) <= tol
+            converged = one.is_strict or float(one.outcome["shift"]) <= self._tol
             weighted = data.sample_weight is not None
             sizes = data.count_labels(labels, k) if weighted else terms[fit][:, 0].astype(np.int64)
             found.append((Run(labels, here, inertia, one.iteration + 1, converged), sizes))

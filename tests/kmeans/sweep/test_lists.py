@@ -25,7 +25,8 @@ def iterated(X, numbers, max_iter):
         found = Iterations(data, plan)
         rng = np.random.default_rng(5)
         starts = [data.rows(np.sort(rng.choice(len(X), k, replace=False))) for k in numbers]
-        runs = found.run(starts, max_iter, 0.0)
+        found.bind(0.0)
+        runs = found.run(starts, max_iter)
     return engine, found, [(run.labels[: len(X)], run.centers) for run, _ in runs]
 
 
