@@ -112,12 +112,28 @@ class Iterations:
         self._buffers = FitBuffers(data, plan, self._half_copy.placement)
 
     def bind(self, tol: float) -> None:
-        """Bind all launches, which the current stream may still wait for; `tol` as for `single_run`."""
-        of, machine = self._buffers, self._data.machine
+        """Bind the launches of even and odd iterations, and those before the first; `tol` as for `single_run`."""
+        of, machine, plan = self._buffers, self._data.machine, self._plan
         self._tol = tol
         for array, byte in ((of.labels, 0xFF), (of.sums, 0)):
             machine.fill(array, byte)
-        self._bind_iterations(tol)
+        arguments = of.update_args(tol)
+        self._arguments = machine.on_gpu(arguments.view(np.uint8))  # (3, bytes of all fits)
+        fits, threads = len(plan.numbers), (CENTER_THREADS,)
+        self._first = machine.bind(self._prepare, (max(plan.columns), fits), threads, (self._arguments[0],))
+        self._label_rows, self._add_rows = self._bind_label(), self._bind_add()
+        self._launches = [
+            [
+                self._label_rows,
+                self._bind_rescore(now),
+                self._add_rows,
+                machine.bind(self._update, (max(plan.numbers), fits), threads, (self._arguments[1 + now], of.stopped)),
+            ]
+            for now in (0, 1)
+        ]
+        label, rescore, _, update = self._launches[0]
+        self._first_launches = [label, rescore, *self._bind_add_all(), update]
+        self._events = [machine.event() for _ in range(_AHEAD)]
 
     def run(
         self, starts: Sequence[np.ndarray], max_iter: int, report: Report | None = None
@@ -164,27 +180,6 @@ class Iterations:
                 if not going.any():
                     break
         return [one for _, one in sorted(ended.items())]
-
-    def _bind_iterations(self, tol: float) -> None:
-        """Bind the launches of even and odd iterations, and the launch before the first."""
-        of, machine, plan = self._buffers, self._data.machine, self._plan
-        arguments = of.update_args(tol)
-        self._arguments = machine.on_gpu(arguments.view(np.uint8))  # (3, bytes of all fits)
-        fits, threads = len(plan.numbers), (CENTER_THREADS,)
-        self._first = machine.bind(self._prepare, (max(plan.columns), fits), threads, (self._arguments[0],))
-        self._label_rows, self._add_rows = self._bind_label(), self._bind_add()
-        self._launches = [
-            [
-                self._label_rows,
-                self._bind_rescore(now),
-                self._add_rows,
-                machine.bind(self._update, (max(plan.numbers), fits), threads, (self._arguments[1 + now], of.stopped)),
-            ]
-            for now in (0, 1)
-        ]
-        label, rescore, _, update = self._launches[0]
-        self._first_launches = [label, rescore, *self._bind_add_all(), update]
-        self._events = [machine.event() for _ in range(_AHEAD)]
 
     def _bind_label(self) -> Launch:
         of, plan, half_copy = self._buffers, self._plan, self._half_copy
