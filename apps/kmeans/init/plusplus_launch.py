@@ -175,10 +175,12 @@ class BegunDraw:
     def begin(cls, data: DeviceData, numbers: Sequence[tuple[int, np.ndarray]]) -> "list[BegunDraw]":
         """Launch draws with these first samples and random numbers, which run side by side.
 
-        Draws that the kernels do not support, or of which steps are pruned, are left out. The current stream waits for
-        all of them, so that memory is not used again before.
+        Draws that the kernels do not support, of which steps are pruned, or that need a copy of X, are left out. The
+        current stream waits for all of them, so that memory is not used again before.
         """
-        begun, ends, machine = list[BegunDraw](), list[Any](), data.machine
+        begun, ends, machine, X = list[BegunDraw](), list[Any](), data.machine, _given_rows(data)
+        if X is None or not _needs_no_copy(data, X):
+            return begun
         for first, draws in numbers:
             stream, ready, end = machine.stream(), machine.event(), machine.event()
             draw = None if prunes(*draws.shape) or not len(draws) else greedy_draw(data, first, draws, stream.ptr)
@@ -257,15 +259,21 @@ def rows_to_draw(data: DeviceData) -> Any:
 
     If only its address keeps lanes from loading vectors, it is copied, because that changes the order of additions.
     """
-    X = data.rows_on_gpu if data.uncentered is None else data.uncentered
-    if X is None:
-        return None
-    wide = 16 // data.dtype.itemsize
-    if X.dtype == data.dtype and (data.n_features % wide or is_vectorizable(X, wide) or not data.fits(X.nbytes)):
+    X, size = _given_rows(data), data.n_samples * data.n_features * data.dtype.itemsize
+    if X is None or _needs_no_copy(data, X):
         return X
-    # A 16-bit type, or an address within a vector.
-    size = data.n_samples * data.n_features * data.dtype.itemsize
     return X.astype(data.dtype) if data.fits(size) else None
+
+
+def _given_rows(data: DeviceData) -> Any | None:
+    return data.rows_on_gpu if data.uncentered is None else data.uncentered
+
+
+def _needs_no_copy(data: DeviceData, X: Any) -> bool:
+    """Return False for a 16-bit type, and for an address within a vector."""
+    wide = 16 // data.dtype.itemsize
+    right_type = X.dtype == data.dtype
+    return right_type and bool(data.n_features % wide or is_vectorizable(X, wide) or not data.fits(X.nbytes))
 
 
 def plan_draw(data: DeviceData, trials: int, *, aligned: bool) -> PlusPlusPlan | None:

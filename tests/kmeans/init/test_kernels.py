@@ -7,8 +7,14 @@ import oracle
 import pytest
 from exhaustive import property_test
 from host_cuda import harness
+from host_cuda.machine import HostMachine, placed
 from hypothesis import strategies as st
 from kmeans.init.host_draw import H200, SHAPES, Seeding, blobs, data_of, drawn, plan_of, trials_of
+
+from tsapps.apps.kmeans.data.device_data import DeviceData
+from tsapps.apps.kmeans.data.rows import ArrayRows
+from tsapps.apps.kmeans.init.plan import first_pruned_step, prunes
+from tsapps.apps.kmeans.init.plusplus_launch import BegunDraw, draw_plus_plus
 
 
 def potentials(closest, weights, distances):
@@ -222,3 +228,27 @@ def test_an_array_that_passes_center_in_blocks_is_drawn_from_in_place(rng):
     data.center(X.mean(axis=0))
     assert data.held is None
     assert drawn(data, 3, draws) == expected
+
+
+def test_draws_begun_together_are_those_of_each(rng):
+    X = rng.standard_normal((500, 12)) + 5 * rng.integers(0, 2, (500, 12))
+    numbers = [(7, rng.random((5, 3))), (7, rng.random((11, 4))), (9, rng.random((1, 2)))]
+    begun = BegunDraw.begin(data_of(X, "float32"), numbers)
+    for one, (first, draws) in zip(begun, numbers, strict=True):
+        assert one.first == first
+        assert one.draws is draws
+        np.testing.assert_array_equal(one.samples(), draw_plus_plus(data_of(X, "float32"), first, draws))
+
+
+def test_draws_that_are_not_begun(rng):
+    X = rng.standard_normal((300, 12))
+    steps = first_pruned_step(4)
+    while not prunes(steps, 4):
+        steps += 1
+    # Of the first, steps are pruned; the second has none.
+    numbers = [(0, rng.random((steps, 4))), (0, np.empty((0, 2))), (0, rng.random((3, 2)))]
+    assert [one.draws.shape for one in BegunDraw.begin(data_of(X, "float32"), numbers)] == [(3, 2)]
+    # Rows of a 16-bit type would be copied.
+    rows = ArrayRows(placed(X.astype(np.float16)))
+    of_16_bit = DeviceData(rows, np.dtype(np.float32), None, HostMachine(), takes_16_bit=True)
+    assert BegunDraw.begin(of_16_bit, numbers) == []
