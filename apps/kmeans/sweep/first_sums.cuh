@@ -5,8 +5,8 @@
 //
 // A warp takes 32 rows. It has their places in all fits, the first sum of the cluster of each, in shared memory:
 //
-//   row       fit 0   fit 1   …            16 bits each; a lane reads those of four fits at a time
-//    0       [ place | place | … ]
+//   row       fit 0   fit 1   …            16 bits each; a lane reads those of four fits at a time. After the last fit,
+//    0       [ place | place | … ]         up to three places are those of a cluster that no fit has
 //    1       [ place | place | … ]
 //
 // Why it is fast: an element of X is loaded and converted to fixed point once for all fits. For each fit, it then takes
@@ -65,6 +65,7 @@ __global__ void __launch_bounds__(32 * kAllWarps, 1)
     const long long own = begin + lane;
     const auto weight = as_integer<Work>(kWeighted && lane < count ? rows.weights[own] : Work(1), scales[rows.d]);
     __syncwarp();  // the places of the rows before have been read
+    for (int fit = fits.count; fit % 4 != 0; ++fit) places[lane][fit] = (unsigned short)here.place(fits.clusters);
 #pragma unroll 4
     for (int fit = 0; fit < fits.count; ++fit) {
       const int label = lane < count ? fits.labels[fit * fits.labels_apart + own] : 0;
@@ -75,29 +76,30 @@ __global__ void __launch_bounds__(32 * kAllWarps, 1)
     __syncwarp();
     for (int i = lane >> fits.log2_lanes; i < count; i += kTogether * groups) {
       for (int column = first + (lane & (lanes - 1)); column < last; column += 2 * lanes) {
-        const bool both = column + lanes < last;
+        // A lane adds two columns. If there is no second, it adds zero to the first, without a branch.
+        const int columns[2] = {column, column + lanes < last ? column + lanes : column};
         typename Integer<kDigits>::Number numbers[kTogether][2];
 #pragma unroll
-        for (int j = 0; j < kTogether; ++j)
+        for (int j = 0; j < kTogether; ++j) {
+          const unsigned row = begin + (i + j * groups < count ? i + j * groups : 0);
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            const int row = i + j * groups < count ? i + j * groups : 0,
-                      at = c == 0 || both ? column + c * lanes : column;
-            const Work value = centered<T, Work>(rows.X[(begin + row) * rows.leading + at], rows.mean[at]);
-            numbers[j][c] = as_integer<Work>(kWeighted ? rows.weights[begin + row] * value : value, scales[at]);
+            const Work value = centered<T, Work>(rows.X[row * rows.leading + columns[c]], rows.mean[columns[c]]);
+            numbers[j][c] = as_integer<Work>(kWeighted ? rows.weights[row] * value : value, scales[columns[c]]);
           }
+          if (columns[1] == column) numbers[j][1] = 0;
+        }
 #pragma unroll
         for (int j = 0; j < kTogether; ++j) {
           if (i + j * groups >= count) break;
           const uint2* const of_row = reinterpret_cast<const uint2*>(places[i + j * groups]);
-          for (int four = 0; four < fits.count; four += 4) {
-            const uint2 word = of_row[four / 4];
+          for (int four = 0; four < (fits.count + 3) / 4; ++four) {
+            const uint2 words = of_row[four];
 #pragma unroll
             for (int fit = 0; fit < 4; ++fit) {
-              if (four + fit >= fits.count) break;
-              const int place = (fit < 2 ? word.x : word.y) >> fit % 2 * 16 & 0xffff;
-              here.add(place, column, numbers[j][0]);
-              if (both) here.add(place, column + lanes, numbers[j][1]);
+              const int place = (fit < 2 ? words.x : words.y) >> fit % 2 * 16 & 0xffff;
+#pragma unroll
+              for (int c = 0; c < 2; ++c) here.add(place, columns[c], numbers[j][c]);
             }
           }
         }

@@ -158,7 +158,7 @@ def all_rows_plan(d: int, clusters: int, digits: int, gpu: GpuSpec) -> AllRowsPl
     *larger, least = _BYTES_OF_SUMS
     size = next((one for one in larger if one + _BYTES_OF_PLACES <= gpu.shared_memory_per_block), least)
     sums = size // (4 * digits)
-    parts = -(-(d + 1) // (sums // clusters))
+    parts = -(-(d + 1) // (sums // (clusters + 1)))  # a cluster that no fit has pads the places of a row
     rows = max(1, gpu.multiprocessors // parts)
     return AllRowsPlan(sums, -(-(d + 1) // parts), (rows, parts), 4 * digits * sums + _BYTES_OF_PLACES)
 
