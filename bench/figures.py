@@ -22,6 +22,7 @@ from tsapps.bench.kmeans.batched import SHAPES as BATCHED_SHAPES
 from tsapps.bench.kmeans.gpu_table import gpu_table
 from tsapps.bench.kmeans.problems import GPU_SHAPES
 from tsapps.bench.kmeans.summary import FITS, OURS, OWN, PEERS, by_shape, fits, grid_cells, grid_text, without_wgmma
+from tsapps.bench.kmeans.sweep import sweep_table
 from tsapps.bench.scale.scale_tables import gpus_table, scale_table, workers_table
 
 __all__ = [
@@ -344,6 +345,7 @@ FIGURES: dict[str, tuple[str, Callable[[Sequence[dict[str, Any]]], str]]] = {
     "without wgmma": ("h200/kmeans-without-wgmma.json", without_wgmma),
     "batched": ("h200/kmeans-batched.json", batched_table),
     "against scikit-learn": ("h200/kmeans-small.json", scikit_learn_text),
+    "several k": ("h200/kmeans-sweep.json", sweep_table),
     "small data": ("h200/kmeans-small.json", small_table),
     "kinds of data": ("h100-80gb-hbm3/kmeans-data.json", kinds_table),
     "kinds of data in words": ("h100-80gb-hbm3/kmeans-data.json", kinds_text),

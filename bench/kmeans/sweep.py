@@ -26,7 +26,7 @@ from tsapps.bench.common.timing import Clock, GpuClock, median
 from tsapps.bench.kmeans.run import versions_of
 from tsapps.kernels.arrays import to_host
 
-__all__ = ["DATA", "FIELDS", "KEY", "checked", "drawn", "main", "measured"]
+__all__ = ["DATA", "FIELDS", "KEY", "checked", "drawn", "main", "measured", "sweep_table"]
 
 KEY = ("what", "engine", "data", "where", "n", "d", "k")
 FIELDS: dict[str, tuple[type, ...]] = {
@@ -36,6 +36,8 @@ FIELDS: dict[str, tuple[type, ...]] = {
 }
 DATA = ("blobs", "normal")
 _SHAPE, _LARGEST, _SEED = (1_000_000, 64), 20, 0
+# What the table calls them.
+_SAID = {"blobs": "12 blobs", "normal": "normal, no clusters", "host": "host memory", "gpu": "GPU memory"}
 # Rows whose silhouettes are compared with scikit-learn's.
 _CHECKED = 20_000
 
@@ -93,6 +95,20 @@ def measured(X: Any, largest: int, device: str, clock: Clock, repeats: int) -> d
         "sweep_ms": sweep_ms,
         "ratio": sweep_ms / fit_ms,
     }
+
+
+def sweep_table(records: Sequence[dict[str, Any]]) -> str:
+    """Return a Markdown table of the times of sweeps in ms."""
+    largest = records[0]["k"]
+    lines = [
+        f"| data | X in | fit of k = {largest} | fits of k = 2 to {largest}, one by one | `choose_k`, with scores | |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for one in records:
+        times = (f"{one[name]:.0f} ms" for name in ("fit_ms", "fits_ms", "sweep_ms"))
+        cells = _SAID[one["data"]], _SAID[one["where"]], *times, f"{one['ratio']:.1f} times the fit"
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -28,3 +28,9 @@ def test_what_is_wrong_is_not_stored(monkeypatch):
     monkeypatch.setattr(sweep, "to_host", lambda labels: np.zeros_like(labels))
     with pytest.raises(RuntimeError, match="the clustering of k = 2 is not that of a single fit"):
         sweep.measured(X, 3, "cpu", CpuClock(), 1)
+
+
+def test_table_by_hand():
+    one = {"data": "blobs", "where": "host", "k": 20, "fit_ms": 31.8, "fits_ms": 428.7, "sweep_ms": 57.7, "ratio": 1.81}
+    *_, last = sweep.sweep_table([one]).splitlines()
+    assert last == "| 12 blobs | host memory | 32 ms | 429 ms | 58 ms | 1.8 times the fit |"
