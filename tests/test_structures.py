@@ -192,7 +192,6 @@ CONSTANTS = {
     "32 * kmeans::kScatterWarps": ("apps/kmeans/update/scatter_add.cuh", launch._SCATTER_THREADS),
     "kmeans::kScatterWarps * 32": ("apps/kmeans/update/scatter_add.cuh", iterations._ADD_THREADS),
     "kmeans::kAllWarps * 32": ("apps/kmeans/sweep/first_sums.cuh", iterations._ADD_THREADS),
-    "kmeans::kMostByteBlocks * 8": ("apps/kmeans/sweep/candidate_bits.cuh", sweep._MOST_IN_BYTES),
     "kmeans::kMostPairBlocks * 4": ("apps/kmeans/sweep/candidate_bits.cuh", sweep._MOST_PAIRED),
     "kmeans::kMostFeatures": (_SMALL_D, small_d._MOST_ELEMENTS[-1][0]),
     "kmeans::kPlane<1>": ("apps/kmeans/update/scatter_add.cuh", fixed_point._PLANES // 4),

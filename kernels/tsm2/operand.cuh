@@ -215,18 +215,6 @@ struct Operand {
     }
   }
 
-  // With kMatrices: the address that this lane passes to ldmatrix in `words`, for kernels that keep it. If `words`
-  // called this, the compiler would order the loads of some products otherwise.
-  template <typename Depths, int kEights>
-  static __device__ const unsigned char* matrices(const unsigned char* tile, int first_outer, int e, int first_depth,
-                                                  int q) {
-    const int lane = threadIdx.x % 32;
-    const int eight = e + lane / 8 % 2 < kEights ? e + lane / 8 % 2 : e, row = lane % 8;
-    const int word = q + lane / 16 < Depths::kWords ? q + lane / 16 : q;
-    const int outer = first_outer + 8 * eight + (kAlongDepth ? row : 0);
-    return element<false>(tile, outer, first_depth + 4 * kPerWord * word + (kAlongDepth ? 0 : row));
-  }
-
  private:
   // The byte offset of element `at` of a line in the tile. A packed tile counts as one line, line 0.
   static __device__ int place(int line, int at) {

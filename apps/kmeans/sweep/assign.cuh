@@ -67,7 +67,7 @@ class LabelFits : ProductOfFits<Plan> {
       if (kHolds) {
 #pragma unroll
         for (int pair = 0; pair < kHeld; ++pair) this->load(tile.parts[pair], tile.stage, pair);
-        simt::sync_warp();  // the tile has left its stage
+        if (kAhead == Plan::kStages) simt::sync_warp();  // the tile has left its stage
       }
       tile.row = number * Plan::kTileM;
       const RowsAhead now = ahead;

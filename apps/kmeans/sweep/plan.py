@@ -65,14 +65,12 @@ ALL_FITS = np.dtype(
 _MOST_FEATURES = 256
 # Columns of a product are rounded up to a multiple of this number, so that few kernels are compiled.
 _COLUMNS = 64
-# Warps of a block, and whether they hold the fragments of a tile in registers for all fits (kHolds in
-# product_of_fits.cuh), which takes more registers, but fewer instructions: the fastest first.
-_TEAMS = ((20, False), *((teams, holds) for teams in (16, 12, 8) for holds in (True, False)), (4, False))
+# The largest number of registers of a tile's fragments that a warp holds (kHolds in assign.cuh).
+_MOST_HELD = 64
 # Rows of a tile.
 _ROWS = 32
-# Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0; and with a fit
-# of more clusters than have room in bytes of candidate bits (kMostByteBlocks in candidate_bits.cuh).
-_OTHER_REGISTERS, _OTHER_REGISTERS_WIDE, _MOST_IN_BYTES = 48, 60, 32
+# Registers per thread of label_fits besides fragments and sums, as compiled for compute capability 9.0.
+_OTHER_REGISTERS = 56
 # The largest number of clusters of a fit that is paired with another (kMostPairBlocks in candidate_bits.cuh).
 _MOST_PAIRED = 24
 # Static shared memory of a block (`Shared` in assign.cuh): bytes, bytes per fit, and per 8 columns.
@@ -181,10 +179,11 @@ def fits_plan(n: int, d: int, numbers: Sequence[int], gpu: GpuSpec) -> FitsPlan 
     problem = half_copy_problem(n, d, columns)
     tile_n, widest = -(-columns // _COLUMNS) * _COLUMNS, max(columns_of(max(numbers)), 8 * _blocks_of_two(numbers))
     fragments = 8 * -(-width // 16)  # registers of a tile, if a warp holds it
-    others = _OTHER_REGISTERS if max(numbers) <= _MOST_IN_BYTES else _OTHER_REGISTERS_WIDE
-    for teams, holds in _TEAMS:
-        registers = others + (fragments if holds else 8) + widest
-        plan = MmaPlan("float16", _ROWS, tile_n, width, teams=teams, stages=1 if holds else 2, keep_b=True, interval=0)
+    holds = fragments <= _MOST_HELD
+    registers = _OTHER_REGISTERS + (fragments if holds else 8) + widest
+    for teams in (20, 16, 12, 8) if holds else (8, 4):
+        stages = 1 if holds else 2
+        plan = MmaPlan("float16", _ROWS, tile_n, width, teams=teams, stages=stages, keep_b=True, interval=0)
         made = replace(instantiate(plan, problem), store=OWN_EPILOGUE)
         shared = made.shared_bytes + _STATIC + MOST_FITS * _STATIC_OF_FIT + tile_n // 8 * _STATIC_OF_COLUMNS
         memory = shared <= gpu.shared_memory_per_block and shared + RESERVED <= gpu.shared_memory

@@ -5,8 +5,8 @@
 //                   biases    −‖c‖²/2 of the columns, with which sums begin
 //                   bounds    of the errors of scores, for each fit
 //
-// Why it is fast: threads do not wait for the centers that they copy. Of short rows, fragments are loaded again for
-// each two fits, so that there are registers for 20 warps on a multiprocessor; of longer rows, registers hold them.
+// Why it is fast: threads do not wait for the centers that they copy. The fragments of a tile are in registers for all
+// fits, if they are few enough.
 #pragma once
 #include "apps/kmeans/sweep/fits_to_label.cuh"
 #include "kernels/tsm2/gemm_mma.cuh"
@@ -42,23 +42,17 @@ class ProductOfFits : public tsm2::GemmMma<Plan, ArgminEpilogue> {
     const int lane = threadIdx.x % 32;
     parts_ = simt::kept_shared(this->parts(0) + lane);
     biases_ = simt::kept_shared(here.biases[0] + lane % 4);
-#pragma unroll
-    for (int pair = 0; kKeepsAddresses && pair < kPairs; ++pair)
-      addresses_[pair] = simt::kept_shared(A::template matrices<Depths, kEights>(this->pipeline_, 0, 0, 0, 2 * pair));
   }
 
  protected:
   // Twice kLarge, and more than all roundings of E.
   static constexpr float kTwice = 2 * kLarge * 1.0001f;
-  // Whether the fragments of a tile stay in registers for all fits. If not, they are loaded again for each two fits,
-  // and the tile needs its stage until the last.
-  static constexpr bool kHolds = Plan::kStages == 1;
+  // Fragments of a tile that stay in registers, if they are few enough; of longer rows, each fit reads them again.
+  static constexpr bool kHolds = kPairs * kBlocks <= 16;
   static constexpr int kHeld = kHolds ? kPairs : 1;
-  // Number of tiles of which copies are in flight.
-  static constexpr int kAhead = kHolds ? 1 : Plan::kStages - 1;
-  // Whether a lane keeps the addresses, in the first stage, from which it loads fragments again.
-  static constexpr bool kKeepsAddresses = !kHolds && A::kMatrices && kPairs <= 4;
-  static constexpr int kAddresses = kKeepsAddresses ? kPairs : 1;
+  // Number of tiles of which copies are in flight. A tile in registers needs its stage no more.
+  static constexpr int kAhead = kHolds && Plan::kStages == 1 ? 1 : Plan::kStages - 1;
+  static_assert(kAhead > 0, "one stage is enough only for tiles in registers");
   // A tile. Lane (g, t) = (lane / 4, lane % 4) holds sums of rows g, g + 8, g + 16 and g + 24, of which `norms` are the
   // norms. `own_norm` is that of row 8·t + g, and `least_norm` the smallest of all.
   struct Tile {
@@ -125,18 +119,11 @@ class ProductOfFits : public tsm2::GemmMma<Plan, ArgminEpilogue> {
     return RowBound(most, fits_.first.tensor_error, fits_.first.rounding, of_half_square);
   }
 
-  // Loads the fragments of two words of the tile in a stage.
   __device__ __forceinline__ void load(Parts (&to)[kBlocks][4], const unsigned char* stage, int pair) const {
 #pragma unroll
     for (int i = 0; i < kBlocks; ++i) {
       typename A::Word words[4];
-      if constexpr (kKeepsAddresses) {
-        const auto in_first = addresses_[pair] + i * 16 * A::kLineBytes;
-        ptx::ldmatrix_x4(words, in_first + (stage - this->pipeline_));
-        if (2 * pair + 1 >= Depths::kWords) words[2] = words[3] = 0;
-      } else {
-        A::template words<Depths, kEights>(words, stage, 0, 2 * i, 0, 2 * pair);
-      }
+      A::template words<Depths, kEights>(words, stage, 0, 2 * i, 0, 2 * pair);
 #pragma unroll
       for (int j = 0; j < 4; ++j) to[i][j] = Unit::parts(words[j]);
     }
@@ -186,7 +173,6 @@ class ProductOfFits : public tsm2::GemmMma<Plan, ArgminEpilogue> {
  private:
   const PartsOfTwo* parts_;  // this lane's
   const float4* biases_;
-  const unsigned char* addresses_[kAddresses];
 };
 
 }  // namespace kmeans

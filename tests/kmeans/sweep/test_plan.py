@@ -19,7 +19,7 @@ def test_by_hand():
     plan = fits_plan(1_000_000, 64, range(20, 1, -1), KNOWN["H200"])
     assert plan.columns == [24] * 4 + [16] * 8 + [8] * 7
     assert (plan.problem.w, plan.product.tile_n) == (280, 320)  # columns in all, and rounded up to 64
-    assert (plan.product.teams, plan.lists, plan.stride) == (20, 132, 1_000_000)
+    assert (plan.product.teams, plan.lists, plan.stride) == (16, 132, 1_000_000)
     assert plan.list_bytes >= 19 * 16 * 1_000_000  # every row of every fit may be listed
 
 
