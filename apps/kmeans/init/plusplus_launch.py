@@ -78,8 +78,8 @@ class GreedyDraw:
         stream: int | None = None,
     ) -> None:
         (n, d), (steps, trials), weights = X.shape, draws.shape, data.sample_weight
-        self._stream = stream
         machine, xp, scalar = data.machine, data.xp, ELEMENT[data.dtype.name]
+        self._stream, self._bind = stream, machine.bind
         self._X, self._trials, self._first = X, trials, data.shard.first
         names = ("evaluate_candidates", "sample_candidates")
         expressions = (plan.kernel(name, scalar, weighted=weights is not None) for name in names)
@@ -98,7 +98,7 @@ class GreedyDraw:
         tried = *samples, self.points[0], *sizes, self.closest, own_sums
         blocks = min(data.gpu.multiprocessors * _TRY_BLOCKS, own_chunks)
         self._evaluate = machine.bind(by_rows, (blocks,), (TRY_THREADS,), tried, plan.shared_bytes)
-        added, self._bind = (self.all_sums, chunks, group_sums), machine.bind
+        added = self.all_sums, chunks, group_sums
         self._add_up = machine.bind(add_up, (groups,), (32 * trials,), added)
         self._read = *samples, self.closest, np.int64(self._first), chunk, chunks, self.all_sums, group_sums
         sampling = *self._read, self.points[0], self.draws, self.chosen, self.drawn[1]
@@ -178,24 +178,27 @@ class BegunDraw:
         Draws that the kernels do not support, of which steps are pruned, or that need a copy of X, are left out. The
         current stream waits for all of them, so that memory is not used again before.
         """
-        begun, ends, machine, X = list[BegunDraw](), list[Any](), data.machine, _given_rows(data)
+        begun, streams, machine, X = list[BegunDraw](), list[Any](), data.machine, _given_rows(data)
         if X is None or not _needs_no_copy(data, X):
             return begun
-        for first, draws in numbers:
-            stream, ready, end = machine.stream(), machine.event(), machine.event()
-            draw = None if prunes(*draws.shape) or not len(draws) else greedy_draw(data, first, draws, stream.ptr)
-            if draw is None:
-                continue
-            ready.record()
-            stream.wait_event(ready)
-            for step in range(len(draws) + 1):
-                draw.evaluate(step)
-                draw.sample(step)
-            end.record(stream)
-            begun.append(cls(draw, first, draws))
-            ends.append(end)
-        for end in ends:
-            machine.current_stream().wait_event(end)
+        try:
+            for first, draws in numbers:
+                stream, ready = machine.stream(), machine.event()
+                draw = None if prunes(*draws.shape) or not len(draws) else greedy_draw(data, first, draws, stream.ptr)
+                if draw is None:
+                    continue
+                begun.append(cls(draw, first, draws))
+                streams.append(stream)
+                ready.record()
+                stream.wait_event(ready)
+                for step in range(len(draws) + 1):
+                    draw.evaluate(step)
+                    draw.sample(step)
+        finally:
+            for stream in streams:
+                end = machine.event()
+                end.record(stream)
+                machine.current_stream().wait_event(end)
         return begun
 
     def samples(self) -> np.ndarray:
