@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tsapps.kernels.jit.cache import entry_of
 from tsapps.kernels.jit.compiler import INCLUDE_ROOT, build, cached
 from tsapps.kernels.system.cache import cache_directory, check_cache_writable
+from tsapps.kernels.system.task_pool import TaskPool
 
 __all__ = ["Compiled", "compile_into_cache"]
 
@@ -74,11 +74,9 @@ def compile_into_cache(sources: Iterable[tuple[Path | str, tuple[str, ...]]], ar
             raise OSError(f"{folder}: a compiled kernel could not be written: {_ADVICE}")
         return Compiled(_name_of(source), names, found.seconds, before is not None and before.path.parent == folder)
 
-    pool = ThreadPoolExecutor(os.cpu_count(), "tsapps-compiler")  # NVRTC releases Python's interpreter lock
-    try:
-        yield from pool.map(compiled, sources)
-    finally:
-        pool.shutdown(cancel_futures=True)
+    with TaskPool(os.cpu_count() or 1, "tsapps-compiler") as pool:  # NVRTC releases Python's interpreter lock
+        for one in [pool.submit(compiled, given) for given in sources]:
+            yield one.result()
 
 
 def _name_of(source: Path | str) -> str:

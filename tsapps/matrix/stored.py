@@ -5,7 +5,6 @@ The CPU never reads a mapped file: if another program truncates it, SIGBUS kills
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from mmap import PROT_READ, mmap
@@ -13,6 +12,7 @@ from os import PathLike, fspath
 
 import numpy as np
 
+from tsapps.kernels.system.task_pool import TaskPool
 from tsapps.matrix.base import Matrix
 from tsapps.matrix.checks import changed
 from tsapps.matrix.layout import Stored
@@ -240,7 +240,7 @@ class BytesReader:
 
 def read_ahead(blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
     """Yield blocks; a thread reads the next block while the caller uses the current block."""
-    with ThreadPoolExecutor(1, "tsapps-reader") as reader:
+    with TaskPool(1, "tsapps-reader") as reader:
         following = reader.submit(next, blocks, None)
         while (block := following.result()) is not None:
             following = reader.submit(next, blocks, None)

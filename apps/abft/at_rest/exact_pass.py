@@ -10,7 +10,7 @@ thread in parts (`source.parts`), and so are files with very long rows.
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import AbstractContextManager, closing, nullcontext
 from itertools import pairwise
 from threading import Event, Lock
@@ -25,6 +25,7 @@ from tsapps.apps.abft.at_rest.source import Progress, Source, parts
 from tsapps.apps.abft.at_rest.word_sums import SUMS, AddRows, add_by_blas
 from tsapps.kernels.blas.threads import one_blas_thread
 from tsapps.kernels.devices import available_cores
+from tsapps.kernels.system.task_pool import TaskPool
 
 __all__ = ["FileReader", "exact_pass"]
 
@@ -211,7 +212,7 @@ def _computed(
         yield from ((unit, sums_of(unit)) for unit in units)
         return
     waiting: deque[tuple[_Unit, Future[np.ndarray]]] = deque()
-    with ThreadPoolExecutor(threads, "tsapps-sums") as pool:
+    with TaskPool(threads, "tsapps-sums") as pool:
         try:
             for unit in units:
                 waiting.append((unit, pool.submit(sums_of, unit)))
@@ -222,7 +223,6 @@ def _computed(
                 yield unit, future.result()
         finally:  # also after an error or a signal, which arrive in the caller's thread
             stop.set()
-            pool.shutdown(wait=False, cancel_futures=True)
 
 
 def _join(

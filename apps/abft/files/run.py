@@ -2,13 +2,14 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from itertools import islice
 from threading import Event, Lock
 from typing import TypeVar
 
 from tsapps.apps.abft.files.scan import Step
 from tsapps.kernels.devices import available_cores
+from tsapps.kernels.system.task_pool import TaskPool
 
 __all__ = ["Progress", "Workers"]
 
@@ -50,16 +51,14 @@ class Workers:
         """Yield ``function(item, step)`` of every item, in their order. An exception stops the other threads."""
         waiting: deque[Future[_R]] = deque()
         left = iter(items)
-        pool = ThreadPoolExecutor(self.count)
-        try:
-            while True:
-                for item in islice(left, self.count * _AHEAD - len(waiting)):
-                    waiting.append(pool.submit(function, item, self.step))
-                if not waiting:
-                    break
-                yield waiting.popleft().result()
-        except BaseException:
-            self._stopped.set()
-            raise
-        finally:
-            pool.shutdown(cancel_futures=True)
+        with TaskPool(self.count) as pool:
+            try:
+                while True:
+                    for item in islice(left, self.count * _AHEAD - len(waiting)):
+                        waiting.append(pool.submit(function, item, self.step))
+                    if not waiting:
+                        break
+                    yield waiting.popleft().result()
+            except BaseException:
+                self._stopped.set()
+                raise

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from tsapps.apps.kmeans.data.rows import Reader, Rows, readers
 from tsapps.kernels.runtime.machine import Machine
+from tsapps.kernels.system.task_pool import TaskPool
 
 __all__ = ["buffer_rows", "stream_to_gpu"]
 
@@ -50,7 +50,7 @@ def stream_to_gpu(machine: Machine, source: Rows, rows: int) -> Iterator[tuple[i
     copies = machine.stream()
     parts = _cut(readers(source, rows), rows)
     try:
-        with ThreadPoolExecutor(_FILLERS) as fillers, ThreadPoolExecutor(1) as reader:
+        with TaskPool(_FILLERS) as fillers, TaskPool(1) as reader:
             filled = reader.submit(slots[0].fill, parts, fillers)
             turn = 0
             while (start := filled.result()) is not None:
@@ -75,11 +75,15 @@ def _cut(blocks: Iterator[tuple[int, int, Reader]], rows: int) -> Iterator[tuple
             begin = end
 
 
-def _read(read: Reader, part: slice, to: np.ndarray, fillers: ThreadPoolExecutor) -> None:
+def _read(read: Reader, part: slice, to: np.ndarray, fillers: TaskPool) -> None:
     """Copy the rows `part` of a block to an array, by several threads."""
     share = -(-len(to) // _FILLERS)
     pieces = (slice(first, min(first + share, len(to))) for first in range(0, len(to), share))
-    list(fillers.map(lambda piece: read(slice(part.start + piece.start, part.start + piece.stop), to[piece]), pieces))
+    started = [
+        fillers.submit(read, slice(part.start + piece.start, part.start + piece.stop), to[piece]) for piece in pieces
+    ]
+    for one in started:
+        one.result()
 
 
 class _Slot:
@@ -96,7 +100,7 @@ class _Slot:
         # The GPU buffer may reuse memory that earlier work on the current stream still reads.
         self.consumed.record()
 
-    def fill(self, parts: Iterator[tuple[int, slice, Reader]], fillers: ThreadPoolExecutor) -> int | None:
+    def fill(self, parts: Iterator[tuple[int, slice, Reader]], fillers: TaskPool) -> int | None:
         """Fill the pinned buffer with the next parts. Return the index of its first row; None if no part is left."""
         self.copied.synchronize()
         start, self.used = None, 0

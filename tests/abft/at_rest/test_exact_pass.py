@@ -166,6 +166,8 @@ def test_an_error_of_the_caller_ends_all_threads(threads, rng):
 
     with pytest.raises(KeyboardInterrupt):
         encode(A, code="exact", progress=progress)
+    for thread in sums_threads():  # whose tasks have ended
+        thread.join(10)
     assert not sums_threads()
 
 
