@@ -178,17 +178,17 @@ class LabelFits : ProductOfFits<Plan> {
     const unsigned first = __ballot_sync(simt::every_lane, wanted[0]),
                    second = __ballot_sync(simt::every_lane, wanted[1]);
     if ((first | second) == 0) return;
-    unsigned place = 0;
+    unsigned begin = 0;
     if ((lane & ~2) == 0)
-      place = atomicAdd(here_.listed + fit, (unsigned)(__popc(first & members) + __popc(second & members)));
-    place = simt::shuffle(place, lane & 2) + __popc(first & members & before);
+      begin = atomicAdd(here_.listed + fit, (unsigned)(__popc(first & members) + __popc(second & members)));
+    begin = simt::shuffle(begin, lane & 2);
     AmbiguousRow* const list = fits_.list(fit);
     const auto append = [&](int i, unsigned at) {
       const Candidates found = candidates_of_twelves(bits.at[i]);
       if (wanted[i]) list[at] = {row + 8 * i, labels.at[i], found.low, found.high};
     };
-    append(0, place);
-    append(1, place - __popc(first & members & before) + __popc(first & members) + __popc(second & members & before));
+    append(0, begin + __popc(first & members & before));
+    append(1, begin + __popc(first & members) + __popc(second & members & before));
   }
 
   // Labels the rows of a tile in a fit that has kFitBlocks blocks of columns by itself.

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -85,7 +85,7 @@ def fit_together(
         for plan in _groups(engine, served):
             iterations = Iterations(engine.data, plan)  # its kernels compile while centers are drawn
             clock.lap("prepare")
-            if choosing is None and _is_plus_plus(init):
+            if choosing is None and isinstance(init, str) and init == "k-means++":
                 _begin_draws(engine, plan.numbers, seed)
             iterations.bind(moments.variance * tol)  # while the GPU draws
             starts = _starts(engine, plan.numbers, init, seed, frame, choosing)
@@ -121,25 +121,13 @@ def _starts(
     frame: Frame,
     choosing: Callable[[int, int, int, int], None] | None,
 ) -> list[np.ndarray]:
-    """Return the initial centers of each fit.
-
-    Centers of k-means++ for fewer clusters are the first of those for more, if sums are added in the same order.
-    """
-    random_state, starts, drawn = np.random.RandomState(seed), list[np.ndarray](), dict[Any, np.ndarray]()
+    """Return the initial centers of each fit."""
+    random_state, starts = np.random.RandomState(seed), list[np.ndarray]()
     for k in numbers:
-        order = (engine.data.rounds_draws(k), *order_of_sums(k))
-        if _is_plus_plus(init) and order in drawn and len(drawn[order]) >= k:
-            starts.append(drawn[order][:k])
-            continue
         random_state.seed(seed)  # a new object takes 0.1 ms
         told = None if choosing is None else partial(choosing, k, 0)
-        drawn[order] = initial_centers(engine, k, init, random_state, frame, told)
-        starts.append(drawn[order])
+        starts.append(initial_centers(engine, k, init, random_state, frame, told))
     return starts
-
-
-def _is_plus_plus(init: Init) -> bool:
-    return isinstance(init, str) and init == "k-means++"
 
 
 def _groups(engine: "DeviceEngine", numbers: Sequence[int]) -> "Iterator[FitsPlan]":

@@ -13,6 +13,8 @@ struct FitsToLabel {
   int k[kMostFits], first_block[kMostFits];
   int count, tiles_apart;
 
+  // Number of blocks of columns that a fit has alone.
+  __device__ __forceinline__ int blocks(int fit) const { return (k[fit] + 7) / 8; }
   __device__ __forceinline__ const int* labels(int fit) const {
     return first.labels + 32ull * (unsigned)(fit * tiles_apart);
   }

@@ -121,7 +121,8 @@ class Iterations:
         self._arguments = machine.on_gpu(arguments.view(np.uint8))  # (3, bytes of all fits)
         fits, threads = len(plan.numbers), (CENTER_THREADS,)
         self._first = machine.bind(self._prepare, (max(plan.columns), fits), threads, (self._arguments[0],))
-        self._label_rows, self._add_rows = self._bind_label(), self._bind_add()
+        lists, chunks = self._fits_to_add()
+        self._label_rows, self._add_rows = self._bind_label(), self._bind_add(lists, chunks)
         self._launches = [
             [
                 self._label_rows,
@@ -132,7 +133,7 @@ class Iterations:
             for now in (0, 1)
         ]
         label, rescore, _, update = self._launches[0]
-        self._first_launches = [label, rescore, *self._bind_add_all(), update]
+        self._first_launches = [label, rescore, *self._bind_add_all(lists), update]
         self._events = [machine.event() for _ in range(_AHEAD)]
 
     def run(
@@ -230,13 +231,14 @@ class Iterations:
         grid = (max(of.fits, self._data.gpu.multiprocessors * RESIDENT_BLOCKS),)
         return self._data.machine.bind(self._rescore, grid, (RESCORE_THREADS,), (of.rows, given[()]))
 
-    def _bind_add(self) -> Launch:
-        data, (fits, chunks) = self._data, self._fits_to_add()
-        grid = max(self._buffers.fits, data.gpu.multiprocessors * _ADD_BLOCKS // chunks), chunks
-        arguments = self._buffers.rows, self._buffers.scales, fits
+    def _bind_add(self, lists: Any, chunks: int) -> Launch:
+        """Return the launch that adds up lists; arguments are the results of `_fits_to_add`."""
+        of, data = self._buffers, self._data
+        grid = max(of.fits, data.gpu.multiprocessors * _ADD_BLOCKS // chunks), chunks
+        arguments = of.rows, of.scales, lists
         return data.machine.bind(self._add, grid, (_ADD_THREADS,), arguments, self._integers.shared_bytes)
 
-    def _bind_add_all(self) -> list[Launch]:
+    def _bind_add_all(self, lists: Any) -> list[Launch]:
         """Return the launches of the first iteration in place of those of `_bind_add`."""
         of, plan, data, all_rows = self._buffers, self._plan, self._data, self._all_rows
         given = _structure(ALL_FITS, labels=of.labels, sums=of.sums, labels_apart=plan.stride, count=of.fits)
@@ -246,7 +248,7 @@ class Iterations:
         arguments = of.rows, of.scales, np.uint32(data.n_samples), given[()]
         bind, threads = data.machine.bind, (_ADD_THREADS,)
         return [
-            bind(self._place, (plan.lists, of.fits), (_PLACE_THREADS,), self._fits_to_add()[:1]),
+            bind(self._place, (plan.lists, of.fits), (_PLACE_THREADS,), (lists,)),
             bind(self._add_all, all_rows.grid, threads, arguments, all_rows.shared_bytes),
         ]
 

@@ -75,7 +75,7 @@ class ProductOfFits : public tsm2::GemmMma<Plan, ArgminEpilogue> {
     __syncthreads();
     for (int i = 0; i < here_.pair_count; ++i) {
       const FitPair pair = here_.pairs[i];
-      const int fit = pair.fit_of(lane / 4), columns = (fits_.k[fit] + 7) / 8 * 8;
+      const int fit = pair.fit_of(lane / 4), columns = 8 * fits_.blocks(fit);
       for (int part = warp; part < kPairs * pair.blocks; part += kThreads / 32) {
         const int words = part % kPairs, block = part / kPairs, center = pair.center_of(block, lane / 4);
         const auto* const from = this->b_.data + (8 * fits_.first_block[fit] + center) * this->b_.leading;
@@ -86,7 +86,7 @@ class ProductOfFits : public tsm2::GemmMma<Plan, ArgminEpilogue> {
       if (thread < 4 * pair.blocks) {
         const int block = thread / 4, of = pair.fit_of(2 * (thread % 4)), c = pair.center_of(block, 2 * (thread % 4));
         const float* const from = fits_.first.offsets + 8 * fits_.first_block[of] + c;
-        const bool exists = c < (fits_.k[of] + 7) / 8 * 8;
+        const bool exists = c < 8 * fits_.blocks(of);
         const float one = exists ? from[0] : -kInfinity, two = exists ? from[1] : -kInfinity;
         here_.biases[pair.first + block][thread % 4] = {one, two, one, two};
       }
